@@ -1,0 +1,332 @@
+"""Commands: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import yaml
+from click.shell_completion import get_completion_class
+
+from benchmd_ray import __version__
+from benchmd_ray.errors import BenchmdError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class Commands(click.Group):
+    """Prints errors that a user can mend without a traceback, and exits with 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except BenchmdError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(1)
+
+
+def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of datasets, for the shell."""
+    from benchmd_ray.data.cards import cards
+
+    return [name for name in cards() if name.startswith(incomplete)]
+
+
+def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of pretraining techniques, for the shell."""
+    from benchmd_ray.ssl import METHODS
+
+    return [name for name in METHODS if name.startswith(incomplete)]
+
+
+def execution_options(command: F) -> F:
+    """Options of every command that computes."""
+    for option in (
+        click.option(
+            "--address",
+            help="Work on the Ray cluster at this address (auto, host:port); else embedded.",
+        ),
+        click.option(
+            "--set",
+            "assignments",
+            multiple=True,
+            metavar="A.B=VALUE",
+            help="Change one setting, after --settings; `benchmd settings` lists them all.",
+        ),
+        click.option("--settings", "settings_file", type=FILE, help="YAML file of settings."),
+        click.option(
+            "--store",
+            type=FOLDER,
+            default=Path("runs"),
+            show_default=True,
+            help="Folder of all runs; on a cluster, one that all nodes see.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def load(settings_file: Path | None, assignments: tuple[str, ...]) -> Any:
+    """Settings of a command."""
+    from benchmd_ray.settings import load_settings
+
+    return load_settings(settings_file, assignments)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """BenchMD: one benchmark of modality-agnostic learning over medical modalities.
+
+    \b
+    The way of the data:
+      benchmd catalog build   raw files       -> a catalog (Parquet shards, manifest)
+      benchmd pretrain        source catalog  -> a pretrained encoder
+      benchmd transfer        labels          -> a classifier, scored on source and targets
+      benchmd report          predictions     -> the results table
+
+    Settings default to the fixed protocol of the paper. A run is named by the hash of what
+    determines it: repeated commands do nothing twice and go on where they were interrupted.
+
+    \b
+    Try it without any data:  benchmd demo
+    """
+
+
+@main.group()
+def catalog() -> None:
+    """Build catalogs from raw datasets, and inspect them."""
+
+
+@catalog.command("list")
+def catalog_list() -> None:
+    """List the datasets that have a card."""
+    from benchmd_ray.data.cards import cards
+
+    for card in cards().values():
+        click.echo(f"{card.name:18} {card.modality:6} {card.role:7} {card.title}")
+
+
+@catalog.command("show")
+@click.argument("name", shell_complete=complete_dataset)
+def catalog_show(name: str) -> None:
+    """Show what the dataset NAME is, where to get it and how its folder must look."""
+    from benchmd_ray.data.cards import dataset_card
+    from benchmd_ray.results.describe import describe_card
+
+    click.echo(describe_card(dataset_card(name)))
+
+
+@catalog.command("build")
+@click.argument("name", shell_complete=complete_dataset)
+@click.option("--raw", type=FOLDER, required=True, help="Folder with the raw files.")
+@click.option("--out", type=FOLDER, required=True, help="Folder of the catalog.")
+@click.option(
+    "--policy",
+    default="clean",
+    show_default=True,
+    help="clean: leak-free splits and labels. released: as BenchMD released them.",
+)
+@click.option(
+    "--split-table", type=FILE, help="BenchMD's released split table (--policy released)."
+)
+@click.option(
+    "--allow-missing", is_flag=True, help="Accept another number of records than the card expects."
+)
+@click.option(
+    "--max-quarantined",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
+    help="Largest accepted share of unreadable records.",
+)
+@click.option("--cpus", type=click.IntRange(1), default=None, help="CPUs of an embedded Ray.")
+@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+def catalog_build(name: str, raw: Path, out: Path, cpus: int | None, **options: Any) -> None:
+    """Build a catalog of the dataset NAME, or what is missing of it.
+
+    \b
+    benchmd catalog build ptb-xl --raw ~/data/ptb-xl --out catalogs/ptb-xl
+    """
+    from benchmd_ray.data.catalog import build
+    from benchmd_ray.results.describe import describe_catalog
+
+    click.echo(describe_catalog(build(name, raw, out, cpus=cpus or 1, **options)))
+
+
+@catalog.command("verify")
+@click.argument("path", type=FOLDER)
+def catalog_verify(path: Path) -> None:
+    """Check every shard of the catalog at PATH, and its counts against the card.
+
+    Exits with 1 when the catalog is damaged.
+    """
+    from benchmd_ray.data.catalog import open_catalog, verify
+
+    opened = open_catalog(path)
+    result = verify(opened)
+    for note in result.notes:
+        click.echo(f"note: {note}")
+    for fault in result.faults:
+        click.echo(f"fault: {fault}", err=True)
+    if result.faults:
+        sys.exit(1)
+    shards = len(opened.manifest["shards"])
+    click.echo(f"{path}: {opened.dataset}, {shards} shards, digest {opened.digest[:16]}: whole")
+
+
+@main.command()
+@click.option("--catalog", "path", type=FOLDER, required=True, help="Catalog of the source.")
+@click.option(
+    "--technique", required=True, shell_complete=complete_technique, help="e-mix, shed or mae."
+)
+@execution_options
+def pretrain(
+    path: Path,
+    technique: str,
+    store: Path,
+    settings_file: Path | None,
+    assignments: tuple[str, ...],
+    address: str | None,
+) -> None:
+    """Pretrain an encoder on the source's training split, without labels.
+
+    Prints the run's folder.
+
+    \b
+    benchmd pretrain --catalog catalogs/ptb-xl --technique mae
+    benchmd pretrain --catalog catalogs/ptb-xl --technique mae --set execution.workers=8
+    """
+    from benchmd_ray.service.execute import pretrain_run
+
+    settings = load(settings_file, assignments)
+    click.echo(pretrain_run(technique, path, store, settings, address).folder)
+
+
+@main.command()
+@click.option("--catalog", "path", type=FOLDER, required=True, help="Catalog of the source.")
+@click.option(
+    "--from", "upstream", type=FOLDER, help="Folder of a pretraining run; else from scratch."
+)
+@click.option(
+    "--target", "targets", type=FOLDER, multiple=True, help="Catalog to evaluate zero-shot."
+)
+@execution_options
+def transfer(
+    path: Path,
+    upstream: Path | None,
+    targets: tuple[Path, ...],
+    store: Path,
+    settings_file: Path | None,
+    assignments: tuple[str, ...],
+    address: str | None,
+) -> None:
+    """Train on the source's labels; score its validation and the targets.
+
+    Prints the run's folder.
+
+    \b
+    benchmd transfer --catalog catalogs/ptb-xl --from runs/pretrain-… --target catalogs/georgia
+    benchmd transfer --catalog catalogs/ptb-xl --set transfer.mode=finetune \\
+        --set transfer.labels=small
+    """
+    from benchmd_ray.service.execute import transfer_run
+
+    run = transfer_run(
+        path,
+        store,
+        load(settings_file, assignments),
+        upstream=upstream,
+        targets=targets,
+        address=address,
+    )
+    click.echo(run.folder)
+
+
+@main.command()
+@click.argument("run", type=FOLDER)
+@click.option("--catalog", "paths", type=FOLDER, multiple=True, required=True, help="Catalogs.")
+@click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
+@click.option("--address", help="Ray cluster for streamed catalogs; else embedded.")
+def evaluate(
+    run: Path, paths: tuple[Path, ...], assignments: tuple[str, ...], address: str | None
+) -> None:
+    """Score catalogs with the finished transfer RUN and write its predictions."""
+    from benchmd_ray.results.store import read_run
+    from benchmd_ray.service.execute import evaluate_run
+    from benchmd_ray.settings import load_settings
+
+    opened = read_run(run)
+    settings = load_settings(assignments=assignments, base=opened.settings)
+    for path in paths:
+        click.echo(evaluate_run(opened, path, settings, address))
+
+
+@main.command()
+@click.argument("paths", type=FOLDER, nargs=-1, required=True, metavar="RUNS...")
+@click.option(
+    "--out", type=FOLDER, default=Path("report"), show_default=True, help="Folder for the tables."
+)
+def report(paths: tuple[Path, ...], out: Path) -> None:
+    """Print the results table of RUNS (run folders or stores) and write it as CSV and Markdown."""
+    from benchmd_ray.results.store import runs
+
+    _report(runs(list(paths)), out)
+
+
+def _report(found: Any, out: Path) -> None:
+    from benchmd_ray.results import tables
+
+    cells = tables.all_cells([run for run in found if run.finished])
+    click.echo(tables.text(tables.display_frame(cells)))
+    click.echo()
+    for note in tables.notes(cells):
+        click.echo(note)
+    for path in tables.write_tables(cells, out):
+        click.echo(f"written: {path}")
+
+
+@main.command()
+@click.option(
+    "--out", type=FOLDER, default=Path("demo"), show_default=True, help="Folder for everything."
+)
+@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+def demo(out: Path, address: str | None) -> None:
+    """Run the whole benchmark on small synthetic ECGs, in a few minutes on two cores."""
+    from benchmd_ray.service.demo import demo as run_demo
+
+    _report(run_demo(out, click.echo, address), out / "report")
+
+
+@main.command()
+@click.option("--settings", "settings_file", type=FILE, help="YAML file of settings.")
+@click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
+def settings(settings_file: Path | None, assignments: tuple[str, ...]) -> None:
+    """Print all settings as YAML; without options these are the fixed protocol's."""
+    from benchmd_ray.settings import as_dict
+
+    click.echo(yaml.safe_dump(as_dict(load(settings_file, assignments)), sort_keys=False), nl=False)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for a SHELL.
+
+    \b
+    bash: eval "$(benchmd completion bash)"
+    """
+    found = get_completion_class(shell)
+    assert found is not None  # the choices are click's own
+    click.echo(found(main, {}, "benchmd", "_BENCHMD_COMPLETE").source())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Raw files to catalogs to batches."""

@@ -1,0 +1,198 @@
+"""What the ECG datasets share: leads, labels, and a waveform's way to records."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.readers.wfdb import Waveform, read_wfdb
+from benchmd_ray.data.records import (
+    OLDEST_AGE,
+    Record,
+    RecordError,
+    RecordLeftOut,
+    hashed_patient,
+)
+from benchmd_ray.data.transforms import quantise, resample, segments
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import MODALITIES
+
+ECG = MODALITIES["ecg"]
+LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
+PRECEDENCE = (
+    "atrial fibrillation/flutter",
+    "myocardial infarction",
+    "conduction disturbance",
+    "ischemic st-t changes",
+    "hypertrophy",
+    "other",
+    "normal",
+)
+"""Which class a record takes among equally likely ones (decision D8)."""
+
+RELEASED_SPLITS = {"train": "train", "val": "validation"}
+
+
+@dataclass(frozen=True)
+class RawItem:
+    """One raw file before it is read."""
+
+    path: str
+    """Relative to the raw folder."""
+    record_id: str
+    patient: str
+    split: str
+    label: str | None = None
+    """Its class where a table says so; else the file itself does."""
+    metadata: dict[str, float | str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What a raw folder holds."""
+
+    layout: str
+    items: list[RawItem]
+    missing: list[str] = field(default_factory=list)
+    """Files that a table names and that are not there."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Records that the policy leaves out before reading, by reason."""
+    patients_known: bool = True
+    """False where each record has to stand for a patient of its own."""
+
+
+def dominant_class(likelihoods: Mapping[str, float], classes: Mapping[str, str]) -> str:
+    """The one class of a record (decision D8).
+
+    Args:
+        likelihoods: Likelihood (0–100) of each diagnostic code of the record.
+        classes: Class of each code, empty where it has none.
+
+    Returns:
+        The abnormal class with the highest likelihood, ties by `PRECEDENCE`; ``normal`` when
+        nothing abnormal is coded.
+
+    Raises:
+        RecordLeftOut: No code maps to a class.
+    """
+    best: dict[str, float] = {}
+    for code, likelihood in likelihoods.items():
+        name = classes.get(code, "")
+        if name:
+            best[name] = max(best.get(name, 0.0), likelihood)
+    if not best:
+        raise RecordLeftOut("its codes map to no class")
+    abnormal = {name: value for name, value in best.items() if name != "normal"} or best
+    return min(abnormal, key=lambda name: (-abnormal[name], PRECEDENCE.index(name)))
+
+
+def released_labels(path: Path | None, card: DatasetCard) -> dict[str, tuple[str, str]]:
+    """Split and class of each record in a table that BenchMD released.
+
+    Raises:
+        BenchmdError: No file is named, or it is not such a table.
+    """
+    if path is None:
+        raise BenchmdError(
+            f"policy 'released' needs the split table that BenchMD released for {card.name} "
+            f"({card.split_table}); name it with --split-table FILE."
+        )
+    classes = {str(number): name for number, name in enumerate(ECG.classes)}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return {
+                row["patient"]: (RELEASED_SPLITS[row["split"]], classes[row["label"]])
+                for row in csv.DictReader(file)
+            }
+    except (OSError, KeyError, ValueError) as error:
+        raise BenchmdError(
+            f"{path} is no split table of BenchMD ({type(error).__name__}: {error}); expected a "
+            f"CSV like {card.split_table} with the columns patient, split (train or val) and "
+            f"label (0–{len(ECG.classes) - 1})."
+        ) from error
+
+
+def age(text: str) -> float | None:
+    """Age in years, at most `OLDEST_AGE`; None where there is no number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return min(value, OLDEST_AGE) if math.isfinite(value) and value >= 0 else None
+
+
+def twelve_leads(waveform: Waveform) -> npt.NDArray[np.int64]:
+    """Rows of the waveform that hold `LEADS`, in that order, found by name.
+
+    Raises:
+        RecordError: A lead is missing or there twice.
+    """
+    names = [name.strip().lower() for name in waveform.names]
+    counts = {lead: names.count(lead.lower()) for lead in LEADS}
+    wrong = [lead for lead, count in counts.items() if count != 1]
+    if wrong:
+        raise RecordError(
+            f"lead {wrong[0]} is there {counts[wrong[0]]} times, expected once; "
+            f"the {len(names)} channels are {', '.join(waveform.names)}"
+        )
+    return np.array([names.index(lead.lower()) for lead in LEADS])
+
+
+def stored_signal(waveform: Waveform) -> tuple[npt.NDArray[np.int16], float]:
+    """All 12 leads at 500 Hz as int16 (lead, time) and the millivolts of a step.
+
+    Digital samples are kept as they are where one step size serves all leads and no resampling
+    is needed; otherwise they are quantised anew to 16 bits.
+
+    Raises:
+        RecordError: Leads are missing, or the signal is constant.
+    """
+    rows = twelve_leads(waveform)
+    samples, steps = waveform.samples[rows], waveform.steps_per_mv[rows]
+    if (samples.max(axis=1) == samples.min(axis=1)).all():
+        raise RecordError("every lead is constant; expected an ECG")
+    assert ECG.rate is not None
+    fits = int(np.abs(samples).max()) <= 32767
+    if waveform.rate == ECG.rate and (steps == steps[0]).all() and fits:
+        return samples.astype(np.int16), float(1 / steps[0])
+    return quantise(resample(samples / steps[:, None], waveform.rate, ECG.rate))
+
+
+def read_records(root: Path, item: RawItem, card: DatasetCard, label: str) -> list[Record]:
+    """Records of one raw file: 10 s segments, the remainder dropped (decision D2).
+
+    Raises:
+        RecordError: The file cannot be read as a 12-lead ECG, or a segment is constant.
+        RecordLeftOut: It is shorter than 10 s.
+    """
+    signal, scale = stored_signal(read_wfdb(root / item.path))
+    length = ECG.stored_shape[1]
+    parts = segments(signal, length)
+    if not parts:
+        raise RecordLeftOut("it is shorter than 10 s")
+    target = [int(name == label) for name in ECG.classes]
+    records = []
+    for number, part in enumerate(parts):
+        if (part.max(axis=1) == part.min(axis=1)).all():
+            raise RecordError(f"segment {number} of {len(parts)} is constant; expected an ECG")
+        name = item.record_id if len(parts) == 1 else f"{item.record_id}-{number}"
+        records.append(
+            Record(
+                record_id=name,
+                group_id=hashed_patient(card.name, item.patient),
+                unit_id=name,
+                signal=np.ascontiguousarray(part, np.int16),
+                scale=scale,
+                valid_size=(length,),
+                target=target,
+                metadata=item.metadata,
+            )
+        )
+    return records

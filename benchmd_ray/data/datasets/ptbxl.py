@@ -1,0 +1,126 @@
+"""PTB-XL, as PhysioNet hands it out (1.0.3) and as the CinC challenges do (HR records).
+
+In both the table ``ptbxl_database.csv`` gives patients, folds, codes with likelihoods, age, sex
+and device. Record ``HRnnnnn`` of the challenges is ``ecg_id`` nnnnn.
+Source: https://physionet.org/content/ptb-xl/1.0.3/.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+from collections import Counter
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard, code_classes
+from benchmd_ray.data.datasets import cinc
+from benchmd_ray.data.datasets.ecg import (
+    Discovery,
+    RawItem,
+    age,
+    dominant_class,
+    read_records,
+    released_labels,
+)
+from benchmd_ray.data.records import Record, RecordError, RecordLeftOut
+from benchmd_ray.errors import BenchmdError
+
+DATABASE = "ptbxl_database.csv"
+COLUMNS = (
+    "ecg_id", "patient_id", "age", "sex", "site", "device", "scp_codes", "strat_fold",
+    "filename_hr",
+)  # fmt: skip
+SEXES = {"0": "male", "1": "female"}
+
+
+def fold_split(fold: int) -> str:
+    """Split of an official fold: 1–8 train, 9 validation, 10 test (decision D7)."""
+    return {9: "validation", 10: "test"}.get(fold, "train")
+
+
+def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | None) -> Discovery:
+    """List the records of either layout."""
+    rows = _database(root / DATABASE)
+    if not rows and policy == "released":
+        return cinc.discover(root, card, policy, split_table)
+    if not rows:
+        raise BenchmdError(
+            f"{root} has no {DATABASE}: policy 'clean' takes patients, folds and codes from it. "
+            "Put the file of PTB-XL 1.0.3 (PhysioNet) there, or build with --policy released."
+        )
+    layout = "physionet" if (root / "records500").is_dir() else "cinc"
+    found = cinc.headers(root, card.layouts["cinc"].pattern) if layout == "cinc" else {}
+    released = released_labels(split_table, card) if policy == "released" else {}
+    classes = code_classes(card.code_table)
+    items, missing, left_out = [], [], Counter[str]()
+    for row in rows:
+        name = f"HR{int(row['ecg_id']):05d}"
+        if layout == "cinc":
+            path = found.get(name, root / f"{name}.hea")
+        else:
+            path = root / f"{row['filename_hr']}.hea"
+        if not path.is_file():
+            missing.append(path.relative_to(root).as_posix())
+            continue
+        try:
+            if policy == "clean":
+                split, label = fold_split(int(row["strat_fold"])), _label(row, classes)
+            elif name in released:
+                split, label = released[name]
+            else:
+                raise RecordLeftOut("it is not in the released split table")
+        except RecordLeftOut as reason:
+            left_out[str(reason)] += 1
+            continue
+        items.append(
+            RawItem(
+                path=path.relative_to(root).as_posix(),
+                record_id=name,
+                patient=str(int(float(row["patient_id"]))),
+                split=split,
+                label=label,
+                metadata={
+                    "age": age(row["age"]),
+                    "sex": SEXES.get(row["sex"]),
+                    "site": row["site"].removesuffix(".0") or None,
+                    "device": " ".join(row["device"].split()) or None,
+                },
+            )
+        )
+    known = {f"HR{int(row['ecg_id']):05d}" for row in rows}
+    if foreign := len(found.keys() - known):
+        left_out[f"it is not in {DATABASE}"] += foreign
+    missing += [f"{name} (of the split table)" for name in sorted(released.keys() - known)]
+    return Discovery(layout, items, missing, dict(left_out))
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> list[Record]:
+    """Records of one file."""
+    if item.label is None:
+        raise RecordError("it has no label")
+    return read_records(root, item, card, item.label)
+
+
+def _label(row: dict[str, str], classes: dict[str, str]) -> str:
+    return dominant_class(ast.literal_eval(row["scp_codes"]), classes)
+
+
+def _database(path: Path) -> list[dict[str, str]]:
+    """Rows of ``ptbxl_database.csv``, none where it is missing."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        absent = [c for c in COLUMNS if c not in (reader.fieldnames or [])]
+        if absent:
+            raise BenchmdError(
+                f"{path} has no column {absent[0]!r}; expected the table of PTB-XL 1.0.3 with "
+                f"{', '.join(COLUMNS)}. Fetch it again."
+            )
+        rows = list(reader)
+    for number, row in enumerate(rows, 1):
+        if None in row.values():
+            raise BenchmdError(
+                f"{path} ends within record {number}: the file is cut off. Fetch it again."
+            )
+    return rows

@@ -1,0 +1,436 @@
+"""Catalog to device batches.
+
+Order is a pure function of (seed, epoch, step). *Resident*: the split lies once per node as a
+memory-mapped array in its stored type, or once on the GPU, and is gathered and normalised there;
+any number of workers sees the same batches together. *Streaming*: Ray Data reads each worker's
+shards, which are shuffled locally, for splits larger than memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+import torch
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.data.records import decode_signals, decode_targets
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import replacing
+from benchmd_ray.settings import ExecutionSettings, Settings
+
+Rows = npt.NDArray[np.int64]
+
+GPU_SHARE = 0.3
+"""A split goes to the GPU whole when it takes at most this share of its free memory."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One of the data-parallel workers."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One worker's share of a step."""
+
+    rows: Rows
+    """(batch,) row in the split; -1 where the share was padded."""
+    signals: torch.Tensor
+    """(batch, *input_shape), normalised float32, on the device."""
+    targets: torch.Tensor
+    """(batch, classes) int8, on the device."""
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """(batch,) float32: 1, or 0 for padding."""
+        return torch.from_numpy((self.rows >= 0).astype(np.float32)).to(self.signals.device)
+
+
+class Feed(Protocol):
+    """Batches of one split for one worker."""
+
+    rows: int
+    """Rows of all workers together."""
+
+    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
+        """Shuffled batches without end, from a step on; each epoch holds each row once.
+
+        Args:
+            batch_size: Examples of all workers together, a multiple of their number.
+            first_step: Step of the first batch.
+        """
+
+    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
+        """Shuffled batches of one epoch, each row once; shares are padded to equal length."""
+
+    def ordered(self, batch_size: int) -> Iterator[Batch]:
+        """Each row once, in a fixed order; shares are padded to equal length."""
+
+
+@functools.lru_cache(maxsize=4)
+def epoch_order(seed: int, epoch: int, rows: int) -> Rows:
+    """The rows of an epoch in their order: a permutation that depends on nothing else."""
+    order = np.random.default_rng([seed, epoch]).permutation(rows)
+    order.setflags(write=False)
+    return order
+
+
+def step_rows(seed: int, step: int, batch_size: int, rows: int) -> Rows:
+    """Rows of a step of the endless sequence of epochs, all workers together."""
+    position, parts, wanted = step * batch_size, [], batch_size
+    while wanted:
+        epoch, start = divmod(position, rows)
+        part = epoch_order(seed, epoch, rows)[start : start + wanted]
+        parts.append(part)
+        position, wanted = position + len(part), wanted - len(part)
+    return np.concatenate(parts)
+
+
+def share(rows: Rows, worker: Worker) -> Rows:
+    """A worker's contiguous share of a step, padded with -1 to the length of the others'."""
+    length = -(-len(rows) // worker.world)
+    padded = np.full(length * worker.world, -1, np.int64)
+    padded[: len(rows)] = rows
+    return padded[worker.rank * length : (worker.rank + 1) * length]
+
+
+def read_targets(catalog: Catalog, split: str) -> npt.NDArray[np.int8]:
+    """Targets of a split in row order: (rows, classes)."""
+    parts = [
+        decode_targets(pq.read_table(path, columns=["target"])["target"])
+        for path, _ in catalog.shards(split)
+    ]
+    return np.concatenate(parts)
+
+
+def cache_folder() -> Path:
+    """Where decoded splits are kept for memory mapping: ``BENCHMD_CACHE`` or ~/.cache/benchmd."""
+    return Path(os.environ.get("BENCHMD_CACHE") or Path.home() / ".cache" / "benchmd")
+
+
+def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
+    """Signals of a split, (rows, *stored_shape), memory-mapped and so shared within the node.
+
+    The first use decodes the shards into one file, named by the catalog's digest.
+    """
+    path = cache_folder() / f"{catalog.digest[:32]}-{split}.npy"
+    modality = catalog.modality
+    if not path.is_file():
+        shape = (catalog.rows(split), *modality.stored_shape)
+        with replacing(path) as partial:
+            array = np.lib.format.open_memmap(
+                partial, mode="w+", dtype=np.dtype(modality.dtype), shape=shape
+            )
+            start = 0
+            for shard, rows in catalog.shards(split):
+                table = pq.read_table(shard, columns=["signal"])
+                array[start : start + rows] = decode_signals(table["signal"], modality)
+                start += rows
+            array.flush()
+            del array
+    signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")
+    if len(signals) != catalog.rows(split):
+        raise BenchmdError(
+            f"the cached split {path} holds {len(signals)} rows, the catalog "
+            f"{catalog.rows(split)}: remove that file and run again."
+        )
+    return signals
+
+
+class _Block(NamedTuple):
+    """Rows on the way through a stream, as stored."""
+
+    rows: Rows
+    signals: npt.NDArray[Any]
+    targets: npt.NDArray[np.int8]
+
+    def at(self, index: Rows | slice) -> _Block:
+        return _Block(self.rows[index], self.signals[index], self.targets[index])
+
+    def then(self, other: _Block) -> _Block:
+        return _Block(
+            np.concatenate([self.rows, other.rows]),
+            np.concatenate([self.signals, other.signals]),
+            np.concatenate([self.targets, other.targets]),
+        )
+
+
+class ResidentFeed:
+    """A split, or some of its rows, held whole."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        split: str,
+        *,
+        seed: int,
+        worker: Worker | None = None,
+        subset: Rows | None = None,
+        targets: npt.NDArray[np.int8] | None = None,
+    ) -> None:
+        """Map the split.
+
+        Args:
+            catalog: The catalog.
+            split: The split.
+            seed: Seed of the order.
+            worker: Whose share to give.
+            subset: Rows to use; None takes all.
+            targets: Targets to use instead of the catalog's, (rows of the split, classes).
+        """
+        catalog.require_split(split)
+        self._seed, self._worker = seed, worker or Worker()
+        self._normalise = normaliser(catalog.modality)
+        targets = read_targets(catalog, split) if targets is None else targets
+        self._subset = np.arange(len(targets)) if subset is None else subset
+        self.rows = len(self._subset)
+        signals = resident_signals(catalog, split)
+        self._device_signals: torch.Tensor | None = None
+        device = self._worker.device
+        if device.type == "cuda" and self._fits(signals.nbytes):
+            self._device_signals = _to_device(signals, device)
+        self._signals = signals
+        self._targets = torch.from_numpy(targets).to(device)
+
+    def _fits(self, size: int) -> bool:
+        free, _ = torch.cuda.mem_get_info(self._worker.device)
+        return size <= GPU_SHARE * free
+
+    def _batch(self, positions: Rows) -> Batch:
+        device = self._worker.device
+        rows = np.where(positions < 0, -1, self._subset[positions])
+        index = np.where(rows < 0, self._subset[0], rows)
+        on_device = torch.from_numpy(index).to(device)
+        if self._device_signals is not None:
+            stored = self._device_signals[on_device]
+        else:
+            stored = torch.from_numpy(np.asarray(self._signals[index])).to(device)
+        return Batch(rows, self._normalise(stored), self._targets[on_device])
+
+    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
+        """See `Feed`."""
+        step = first_step
+        while True:
+            rows = step_rows(self._seed, step, batch_size, self.rows)
+            yield self._batch(share(rows, self._worker))
+            step += 1
+
+    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
+        """See `Feed`."""
+        yield from self._steps(epoch_order(self._seed, epoch, self.rows), batch_size)
+
+    def ordered(self, batch_size: int) -> Iterator[Batch]:
+        """See `Feed`."""
+        yield from self._steps(np.arange(self.rows), batch_size)
+
+    def _steps(self, order: Rows, batch_size: int) -> Iterator[Batch]:
+        for start in range(0, len(order), batch_size):
+            yield self._batch(share(order[start : start + batch_size], self._worker))
+
+
+def _to_device(signals: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Copy in pieces, so that the host never holds a second copy of the split."""
+    kind = {"int16": torch.int16, "uint8": torch.uint8}[signals.dtype.name]
+    result = torch.empty(signals.shape, dtype=kind, device=device)
+    rows = max(1, 2**28 // max(1, signals[0].nbytes))
+    for start in range(0, len(signals), rows):
+        result[start : start + rows] = torch.from_numpy(np.array(signals[start : start + rows]))
+    return result
+
+
+class StreamingFeed:
+    """A split read by Ray Data, shard by shard; needs a Ray that this process is connected to."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        split: str,
+        *,
+        seed: int,
+        worker: Worker | None = None,
+        shuffle_rows: int = 2048,
+    ) -> None:
+        """Assign shards to workers.
+
+        Args:
+            catalog: The catalog.
+            split: The split.
+            seed: Seed of the order.
+            worker: Whose share to give.
+            shuffle_rows: Rows of the local shuffle buffer.
+
+        Raises:
+            BenchmdError: There are fewer shards than workers.
+        """
+        catalog.require_split(split)
+        self._catalog, self._seed = catalog, seed
+        self._worker = worker or Worker()
+        self._shuffle_rows = shuffle_rows
+        self._normalise = normaliser(catalog.modality)
+        self._shards = catalog.shards(split)
+        self._starts = np.cumsum([0] + [rows for _, rows in self._shards])
+        self.rows = int(self._starts[-1])
+        if len(self._shards) < self._worker.world:
+            raise BenchmdError(
+                f"the split {split} of {catalog.path} has {len(self._shards)} shards for "
+                f"{self._worker.world} workers; stream to at most as many workers, or hold it "
+                "whole with --set execution.feed=resident."
+            )
+
+    def _own(self, order: Rows, rank: int) -> Rows:
+        """Numbers of a worker's shards in an order of all."""
+        return order[rank :: self._worker.world]
+
+    def _own_rows(self, order: Rows, rank: int) -> int:
+        return sum(self._shards[i][1] for i in self._own(order, rank))
+
+    def _read(self, order: Rows) -> Iterator[_Block]:
+        """Blocks of (rows, stored signals, targets) of this worker's shards, in their order."""
+        import ray
+
+        own = self._own(order, self._worker.rank)
+        rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in own])
+        context = ray.data.DataContext.get_current()
+        context.use_datasource_v2 = False
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
+        dataset = ray.data.read_parquet(
+            [str(self._shards[i][0].resolve()) for i in own],
+            columns=["signal", "target"],
+            override_num_blocks=len(own),
+        )
+        read = 0
+        for table in dataset.iter_batches(batch_size=256, batch_format="pyarrow"):
+            signals = decode_signals(table["signal"], self._catalog.modality)
+            own_rows = rows[read : read + len(signals)]
+            yield _Block(own_rows, signals, decode_targets(table["target"]))
+            read += len(signals)
+        if read != len(rows):
+            raise BenchmdError(
+                f"an epoch of {self._catalog.path} gave worker {self._worker.rank} {read} rows, "
+                f"expected {len(rows)}; check it with `benchmd catalog verify`."
+            )
+
+    def _shuffled(self, epoch: int) -> Iterator[_Block]:
+        """Blocks of an epoch through the shuffle buffer."""
+        generator = np.random.default_rng([self._seed, epoch, 1 + self._worker.rank])
+        held: _Block | None = None
+        for block in self._read(self._epoch_shards(epoch)):
+            held = held.then(block) if held else block
+            order = generator.permutation(len(held.rows))
+            out = max(0, len(order) - self._shuffle_rows)
+            if out:
+                yield held.at(order[:out])
+            held = held.at(order[out:])
+        if held:
+            yield held
+
+    def _batches(self, blocks: Iterator[_Block], size: int) -> Iterator[Batch]:
+        """Regroup blocks into batches of ``size``; the last one may be shorter."""
+        held: _Block | None = None
+        for block in blocks:
+            held = held.then(block) if held else block
+            while len(held.rows) >= size:
+                yield self._batch(held.at(slice(size)))
+                held = held.at(slice(size, None))
+        if held and len(held.rows):
+            yield self._batch(held)
+
+    def _batch(self, block: _Block) -> Batch:
+        device = self._worker.device
+        stored = torch.from_numpy(np.array(block.signals)).to(device)
+        targets = torch.from_numpy(np.array(block.targets)).to(device)
+        return Batch(block.rows, self._normalise(stored), targets)
+
+    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
+        """See `Feed`; a resumed stream reads the rows of its epoch that it skips."""
+        size = batch_size // self._worker.world
+        skip, epoch = first_step * size, 0
+        while skip >= (rows := self._own_rows(self._epoch_shards(epoch), self._worker.rank)):
+            skip, epoch = skip - rows, epoch + 1
+        yield from self._batches(self._from(epoch, skip), size)
+
+    def _epoch_shards(self, epoch: int) -> Rows:
+        return epoch_order(self._seed, epoch, len(self._shards))
+
+    def _from(self, epoch: int, skip: int) -> Iterator[_Block]:
+        """Blocks of all epochs from one on, without its first ``skip`` rows."""
+        while True:
+            for block in self._shuffled(epoch):
+                if skip < len(block.rows):
+                    yield block.at(slice(skip, None))
+                skip = max(0, skip - len(block.rows))
+            epoch += 1
+
+    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
+        """See `Feed`."""
+        yield from self._padded(
+            self._shuffled(epoch), self._epoch_shards(epoch), batch_size // self._worker.world
+        )
+
+    def ordered(self, batch_size: int) -> Iterator[Batch]:
+        """See `Feed`."""
+        order = np.arange(len(self._shards))
+        yield from self._padded(self._read(order), order, batch_size // self._worker.world)
+
+    def _padded(
+        self,
+        blocks: Iterator[_Block],
+        order: Rows,
+        size: int,
+    ) -> Iterator[Batch]:
+        """Batches of one epoch, as many and as long as the worker with most rows has."""
+        most = max(self._own_rows(order, rank) for rank in range(self._worker.world))
+        lengths = [min(size, most - start) for start in range(0, most, size)]
+        batches = self._batches(blocks, size)
+        last: Batch | None = None
+        for length in lengths:
+            batch = next(batches, None)
+            last = batch or last
+            assert last is not None  # every worker has at least one shard
+            yield _pad(batch, last, length)
+
+
+def _pad(batch: Batch | None, filler: Batch, length: int) -> Batch:
+    """A batch of ``length`` examples, filled up with an example of weight 0."""
+    held = 0 if batch is None else len(batch.rows)
+    if batch is not None and held == length:
+        return batch
+    rows = np.full(length, -1, np.int64)
+    index = torch.zeros(length, dtype=torch.long, device=filler.signals.device)
+    if batch is not None:
+        rows[:held] = batch.rows
+        index[:held] = torch.arange(held)
+    chosen = batch or filler
+    return Batch(rows, chosen.signals[index], chosen.targets[index])
+
+
+def streams(catalog: Catalog, split: str, execution: ExecutionSettings) -> bool:
+    """Whether a split is streamed: as the settings force it, or by its decoded size."""
+    if execution.feed != "auto":
+        return execution.feed == "streaming"
+    width = int(np.prod(catalog.modality.stored_shape))
+    size = catalog.rows(split) * width * np.dtype(catalog.modality.dtype).itemsize
+    return size > execution.resident_gib * 2**30
+
+
+def whole_split_feed(catalog: Catalog, split: str, settings: Settings, worker: Worker) -> Feed:
+    """The feed of all rows of a split, of the kind that `streams` says."""
+    execution, seed = settings.execution, settings.seed
+    if streams(catalog, split, execution):
+        rows = execution.shuffle_rows
+        return StreamingFeed(catalog, split, seed=seed, worker=worker, shuffle_rows=rows)
+    return ResidentFeed(catalog, split, seed=seed, worker=worker)

@@ -1,0 +1,1 @@
+"""Readers: a file to an array with its unit, nothing else."""

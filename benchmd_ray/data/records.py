@@ -1,0 +1,152 @@
+"""A record: one scored signal with its target, and how it lies in a catalog's Parquet shards."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from benchmd_ray.modalities import Modality
+
+METADATA: dict[str, pa.DataType] = {
+    "age": pa.float32(),
+    "sex": pa.string(),
+    "site": pa.string(),
+    "device": pa.string(),
+    "view": pa.string(),
+}
+"""Columns kept about the person and the acquisition, null where the source does not say."""
+
+OLDEST_AGE = 90.0
+"""Ages above are stored as this one: very high ages can identify a person."""
+
+UNKNOWN = -1
+"""Target value of a class that is not known; it is masked in losses and metrics."""
+
+
+class RecordError(Exception):
+    """One raw file cannot become a record; it is quarantined with this reason."""
+
+
+class RecordLeftOut(Exception):
+    """The protocol leaves the record out; it is counted under this reason."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One example of a catalog."""
+
+    record_id: str
+    """Unique in the dataset."""
+    group_id: str
+    """The patient, hashed; splits and bootstrap go by it."""
+    unit_id: str
+    """What is scored: the scan of a CT window, elsewhere the record itself."""
+    signal: npt.NDArray[np.int16] | npt.NDArray[np.uint8]
+    """Shape and type as the modality's ``stored_shape`` and ``dtype``."""
+    scale: float
+    """Physical value = stored value × scale, in the modality's unit."""
+    valid_size: tuple[int, ...]
+    """Extent of the signal along each axis but the channel's; beyond it lies padding."""
+    target: Sequence[int]
+    """One value per class: 1, 0, or -1 for unknown."""
+    metadata: dict[str, float | str | None] = field(default_factory=dict)
+    """Values for the columns of `METADATA`."""
+
+
+def hashed_patient(dataset: str, patient: str) -> str:
+    """A stable pseudonym of a patient, 16 hex digits.
+
+    The hash is keyed by the dataset's name and, where it is set, by the secret in the
+    environment variable ``BENCHMD_ID_KEY``: set it for data whose patient numbers could be
+    guessed and must not be found again by hashing all of them.
+    """
+    key = hashlib.blake2b(f"{dataset}:{os.environ.get('BENCHMD_ID_KEY', '')}".encode()).digest()
+    return hashlib.blake2b(patient.encode(), key=key, digest_size=8).hexdigest()
+
+
+def schema(modality: Modality) -> pa.Schema:
+    """Arrow schema of a shard. Signals are fixed-size binary, C order, native little-endian."""
+    width = int(np.prod(modality.stored_shape)) * np.dtype(modality.dtype).itemsize
+    signal = pa.field(
+        "signal",
+        pa.binary(width),
+        nullable=False,
+        metadata={
+            "dtype": modality.dtype,
+            "shape": ",".join(map(str, modality.stored_shape)),
+            "unit": modality.unit,
+        },
+    )
+    return pa.schema(
+        [
+            pa.field("record_id", pa.string(), nullable=False),
+            pa.field("group_id", pa.string(), nullable=False),
+            pa.field("unit_id", pa.string(), nullable=False),
+            pa.field("split", pa.string(), nullable=False),
+            signal,
+            pa.field("scale", pa.float32(), nullable=False),
+            pa.field("valid_size", pa.list_(pa.int32(), len(modality.stored_shape) - 1)),
+            pa.field("target", pa.list_(pa.int8(), len(modality.classes)), nullable=False),
+            *(pa.field(name, kind) for name, kind in METADATA.items()),
+        ]
+    )
+
+
+def to_table(records: Sequence[Record], split: str, modality: Modality) -> pa.Table:
+    """Records of one split as an Arrow table with `schema`."""
+    layout = schema(modality)
+    dtype = np.dtype(modality.dtype)
+    signals = np.empty((len(records), *modality.stored_shape), dtype)
+    for row, record in enumerate(records):
+        if record.signal.shape != modality.stored_shape or record.signal.dtype != dtype:
+            raise RecordError(
+                f"{record.record_id}: signal of shape {record.signal.shape} and type "
+                f"{record.signal.dtype}, expected {modality.stored_shape} and {dtype}"
+            )
+        signals[row] = record.signal
+    width = layout.field("signal").type.byte_width
+    columns: dict[str, pa.Array] = {
+        "signal": pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(width), len(records), [None, pa.py_buffer(signals)]
+        ),
+        "split": pa.array([split] * len(records), pa.string()),
+    }
+    for name in ("record_id", "group_id", "unit_id", "scale", "valid_size", "target"):
+        columns[name] = pa.array([getattr(r, name) for r in records], layout.field(name).type)
+    for name, kind in METADATA.items():
+        columns[name] = pa.array([r.metadata.get(name) for r in records], kind)
+    return pa.table({name: columns[name] for name in layout.names}, schema=layout)
+
+
+def decode_signals(
+    column: pa.ChunkedArray | pa.Array, modality: Modality
+) -> npt.NDArray[np.generic]:
+    """Signals of a table's ``signal`` column, (rows, *stored_shape); zero-copy for one chunk."""
+    if isinstance(column, pa.ChunkedArray):
+        chunks = [decode_signals(chunk, modality) for chunk in column.chunks]
+        if len(chunks) == 1:
+            return chunks[0]
+        empty = np.empty((0, *modality.stored_shape), modality.dtype)
+        return np.concatenate(chunks) if chunks else empty
+    dtype = np.dtype(modality.dtype)
+    width = column.type.byte_width
+    values = np.frombuffer(
+        column.buffers()[1],
+        dtype,
+        len(column) * width // dtype.itemsize,
+        column.offset * width,
+    )
+    return values.reshape(len(column), *modality.stored_shape)
+
+
+def decode_targets(column: pa.ChunkedArray) -> npt.NDArray[np.int8]:
+    """Targets of a table, (rows, classes)."""
+    rows, classes = len(column), column.type.list_size
+    flat: npt.NDArray[np.int8] = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(flat, np.int8).reshape(rows, classes)

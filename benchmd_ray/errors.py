@@ -1,0 +1,22 @@
+"""Errors a user can act on: what was wrong, where, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BenchmdError(Exception):
+    """Something the user can mend; commands print it without a traceback."""
+
+
+class BenchmdWarning(UserWarning):
+    """Something the user should know that does not stop the work."""
+
+
+def unknown_name(kind: str, got: str, valid: Iterable[str]) -> BenchmdError:
+    """An error for a name that does not exist, listing the valid ones and the nearest."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return BenchmdError(f"unknown {kind} {got!r}.{hint} Valid: {', '.join(names) or 'none'}.")

@@ -1,0 +1,102 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError
+
+TEMPORARY = ".partial-"
+"""Prefix of names under which files and folders are written before they are renamed."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, for a file or a folder; renamed to it on success.
+
+    Raises:
+        BenchmdError: The disk is full; nothing half-written stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    try:
+        yield partial
+        _flush(partial)
+        if path.is_dir() and partial.is_dir():
+            remove(path)
+        os.replace(partial, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise BenchmdError(
+            f"no space left while writing {path} ({shutil.disk_usage(path.parent).free:,} bytes "
+            "free). Nothing half-written was kept: free some space and run the command again."
+        ) from error
+    finally:
+        remove(partial)
+
+
+def _flush(path: Path) -> None:
+    """Force files to the disk, so that a rename never precedes its content."""
+    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what an interrupted process left half-written in ``folder``."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        remove(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(content: Any) -> str:
+    """SHA-256 of a JSON-serialisable value, hexadecimal; equal values have equal digests."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock file ``path``; it is freed when the process ends, however it ends.
+
+    Raises:
+        BenchmdError: Another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BenchmdError(
+                f"another process is working on {what} ({path}). Wait for it to end."
+            ) from None
+        yield

@@ -1,0 +1,124 @@
+"""The seven modalities of BenchMD: what a signal is, how it is cut into tokens, what is predicted.
+
+Source: BenchMD v2, section 3 and appendix C; ``docs/differences.md`` names where this departs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmd_ray.errors import unknown_name
+
+Task = Literal["single-label", "multi-label"]
+
+
+@dataclass(frozen=True)
+class Modality:
+    """One modality: geometry and unit of its signal, and its task."""
+
+    name: str
+    axes: tuple[str, ...]
+    """Names of the signal's axes; the first is the channel axis."""
+    stored_shape: tuple[int, ...]
+    """Shape of a signal in the catalog."""
+    input_shape: tuple[int, ...]
+    """Shape of a signal as the encoder sees it, channels first."""
+    dtype: Literal["int16", "uint8"]
+    """Type in the catalog: the narrowest that loses nothing."""
+    unit: str
+    """Physical unit of ``stored value × scale``."""
+    patch: tuple[int, ...]
+    """Extent of a patch along each axis but the channel's."""
+    task: Task
+    classes: tuple[str, ...]
+    """Class (or label) names in the order of targets, scores and tables."""
+    rate: float | None = None
+    """Sampling rate in Hz, for signals over time."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of patches the encoder sees, CLS not counted."""
+        return math.prod(s // p for s, p in zip(self.input_shape[1:], self.patch, strict=True))
+
+    @property
+    def patch_size(self) -> int:
+        """Number of values in a patch, all channels together."""
+        return self.input_shape[0] * math.prod(self.patch)
+
+
+def _image(name: str, channels: int, task: Task, classes: tuple[str, ...]) -> Modality:
+    shape = (channels, 224, 224)
+    axes = ("channel", "y", "x")
+    return Modality(name, axes, shape, shape, "uint8", "grey level", (16, 16), task, classes)
+
+
+MODALITIES: dict[str, Modality] = {
+    m.name: m
+    for m in (
+        Modality(
+            name="ecg",
+            axes=("lead", "time"),
+            stored_shape=(12, 5000),
+            input_shape=(12, 5000),
+            dtype="int16",
+            unit="mV",
+            patch=(25,),
+            task="single-label",
+            classes=(
+                "normal",
+                "conduction disturbance",
+                "myocardial infarction",
+                "ischemic st-t changes",
+                "other",
+                "atrial fibrillation/flutter",
+                "hypertrophy",
+            ),
+            rate=500.0,
+        ),
+        Modality(
+            name="eeg",
+            axes=("channel", "time"),
+            stored_shape=(2, 3750),
+            input_shape=(2, 3750),
+            dtype="int16",
+            unit="µV",
+            patch=(30,),
+            task="single-label",
+            classes=("wake", "n1", "n2", "n3", "rem"),
+            rate=125.0,
+        ),
+        _image(
+            "cxr",
+            1,
+            "multi-label",
+            ("atelectasis", "cardiomegaly", "consolidation", "edema", "pleural effusion"),
+        ),
+        _image("mammo", 1, "single-label", tuple(f"BI-RADS {i}" for i in range(1, 6))),
+        _image("derm", 3, "single-label", ("mel", "nev", "bcc", "akiec", "other")),
+        _image("fundus", 3, "single-label", tuple(f"ICDR {i}" for i in range(5))),
+        Modality(
+            name="ldct",
+            axes=("channel", "z", "y", "x"),
+            stored_shape=(1, 24, 256, 256),
+            input_shape=(1, 24, 224, 224),
+            dtype="int16",
+            unit="HU",
+            patch=(24, 16, 16),
+            task="multi-label",
+            classes=("small nodule", "large nodule"),
+        ),
+    )
+}
+
+
+def modality(name: str) -> Modality:
+    """The modality of that name.
+
+    Raises:
+        BenchmdError: There is none; the message lists the valid names.
+    """
+    if name not in MODALITIES:
+        raise unknown_name("modality", name, MODALITIES)
+    return MODALITIES[name]

@@ -1,0 +1,1 @@
+"""The encoder, its patches and heads."""

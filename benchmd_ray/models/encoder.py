@@ -1,0 +1,88 @@
+"""The benchmark's transformer encoder: pre-norm, CLS token, learned positions, mean pooling.
+
+Source: BenchMD v2, section 4.1 and appendix B.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmd_ray.modalities import Modality
+from benchmd_ray.models.patch import patchify
+from benchmd_ray.settings import EncoderSettings
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: attention, then MLP, each added to its input."""
+
+    def __init__(self, size: EncoderSettings) -> None:
+        super().__init__()
+        self.heads = size.heads
+        inner = size.heads * size.head_dim
+        self.attention_norm = nn.LayerNorm(size.width)
+        self.qkv = nn.Linear(size.width, 3 * inner, bias=False)
+        self.project = nn.Linear(inner, size.width)
+        self.mlp_norm = nn.LayerNorm(size.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(size.width, size.mlp),
+            nn.GELU(),
+            nn.Dropout(size.dropout),
+            nn.Linear(size.mlp, size.width),
+            nn.Dropout(size.dropout),
+        )
+        self.dropout = nn.Dropout(size.dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, width) to the same."""
+        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        mixed = functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        )
+        x = x + self.dropout(self.project(mixed.transpose(1, 2).flatten(2)))
+        added: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        return added
+
+
+class Encoder(nn.Module):
+    """Signals of one modality to one feature vector each."""
+
+    def __init__(self, modality: Modality, size: EncoderSettings) -> None:
+        super().__init__()
+        self.modality = modality
+        self.width = size.width
+        self.patch_embedding = nn.Linear(modality.patch_size, size.width)
+        self.cls = nn.Parameter(torch.randn(1, 1, size.width))
+        self.positions = nn.Parameter(torch.randn(1, modality.tokens + 1, size.width))
+        self.dropout = nn.Dropout(size.embedding_dropout)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
+
+    def patches(self, signals: torch.Tensor) -> torch.Tensor:
+        """Raw patches of signals: (batch, tokens, values of a patch)."""
+        return patchify(signals, self.modality.patch)
+
+    def embed(self, signals: torch.Tensor) -> torch.Tensor:
+        """Token embeddings without positions: (batch, tokens, width).
+
+        Args:
+            signals: (batch, *modality.input_shape), normalised.
+        """
+        tokens: torch.Tensor = self.patch_embedding(self.patches(signals))
+        return tokens
+
+    def encode(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embedded tokens to hidden states: (batch, 1 + tokens, width), CLS first."""
+        x = torch.cat([self.cls.to(tokens.dtype).expand(len(tokens), -1, -1), tokens], dim=1)
+        x = self.dropout(x + self.positions)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def pool(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Mean over all tokens, CLS included: (batch, width)."""
+        return hidden.mean(dim=1)
+
+    def forward(self, signals: torch.Tensor) -> torch.Tensor:
+        """Features: (batch, width)."""
+        return self.pool(self.encode(self.embed(signals)))

@@ -1,0 +1,42 @@
+"""Heads on pooled features."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmd_ray.data.records import UNKNOWN
+from benchmd_ray.modalities import Modality, Task
+from benchmd_ray.models.encoder import Encoder
+
+
+class Classifier(nn.Module):
+    """An encoder and a linear head: signals to logits."""
+
+    def __init__(self, encoder: Encoder, modality: Modality) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.width, len(modality.classes))
+
+    def forward(self, signals: torch.Tensor) -> torch.Tensor:
+        """Logits: (batch, classes)."""
+        return self.head(self.encoder(signals))  # type: ignore[no-any-return]
+
+
+def classification_loss(logits: torch.Tensor, targets: torch.Tensor, task: Task) -> torch.Tensor:
+    """Loss of each example: (batch,).
+
+    Args:
+        logits: (batch, classes).
+        targets: (batch, classes), 1, 0 or -1 (unknown).
+        task: Single-label takes the cross-entropy with the class whose target is 1; multi-label
+            the binary cross-entropy, mean over the example's known labels.
+    """
+    if task == "single-label":
+        return functional.cross_entropy(logits.float(), targets.argmax(dim=1), reduction="none")
+    known = (targets != UNKNOWN).float()
+    each = functional.binary_cross_entropy_with_logits(
+        logits.float(), targets.clamp(min=0).float(), reduction="none"
+    )
+    return (each * known).sum(dim=1) / known.sum(dim=1).clamp(min=1)

@@ -1,0 +1,245 @@
+"""The results table: technique × setting × dataset, ours with its interval, the paper's beside."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import pandas as pd
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.intervals import auroc_interval
+from benchmd_ray.evaluation.metrics import auroc
+from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.files import replacing
+from benchmd_ray.modalities import modality
+from benchmd_ray.results.store import Run
+
+TECHNIQUES = ("scratch", "e-mix", "shed", "mae")
+SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
+SPLITS = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Result of one run on one split of one dataset."""
+
+    modality: str
+    dataset: str
+    role: str
+    split: str
+    policy: str
+    technique: str
+    setting: str
+    protocol: str
+    """``fixed`` for the fixed protocol's settings, else ``custom``."""
+    seed: int
+    records: int
+    patients: int
+    auroc: float
+    """Unweighted mean over the classes that could be scored."""
+    low: float
+    """Lower end of the 95 % interval, bootstrap over patients."""
+    high: float
+    """Upper end."""
+    paper: float | None
+    """The paper's AUROC of this cell."""
+    unscored: tuple[str, ...]
+    """Classes without a positive or without a negative record."""
+    classes: tuple[tuple[str, float, float, float], ...]
+    """Per class: name, AUROC, low, high."""
+    run: str
+    """Name of the run's folder."""
+
+
+@functools.cache
+def paper_auroc() -> dict[tuple[str, str, str], float]:
+    """The paper's tables 1 and 2: (dataset, setting, technique) → AUROC."""
+    path = resources.files("benchmd_ray.results") / "reference" / "benchmd_auroc.csv"
+    rows = csv.DictReader(path.read_text("utf-8").splitlines())
+    return {(r["dataset"], r["setting"], r["technique"]): float(r["auroc"]) for r in rows}
+
+
+def cells(run: Run, resamples: int = 1000) -> list[Cell]:
+    """Results of a run, computed from its predictions."""
+    paths = sorted((run.folder / "predictions").glob("*.parquet"))
+    return [cell for path in paths for cell in _cells_of(run, path, resamples)]
+
+
+def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
+    predictions, about = read_predictions(path), run.description
+    dataset, kind = (
+        predictions.description["dataset"],
+        modality(predictions.description["modality"]),
+    )
+    for split in predictions.splits:
+        targets, scores, groups = predictions.of_split(split)
+        result = auroc(targets, scores)
+        spread = auroc_interval(targets, scores, groups, resamples=resamples)
+        published = predictions.description["role"] == "target" or split == "validation"
+        key = (dataset, about["setting"], about["technique"])
+        yield Cell(
+            modality=kind.name,
+            dataset=dataset,
+            role=predictions.description["role"],
+            split=split,
+            policy=predictions.description["policy"],
+            technique=about["technique"],
+            setting=about["setting"],
+            protocol="fixed" if about["fixed"] else "custom",
+            seed=about["seed"],
+            records=len(targets),
+            patients=len(set(groups.tolist())),
+            auroc=result.mean,
+            low=spread.low,
+            high=spread.high,
+            paper=paper_auroc().get(key) if published else None,
+            unscored=tuple(kind.classes[i] for i in result.unscored),
+            classes=tuple(
+                (name, value, *ends)
+                for name, value, ends in zip(
+                    kind.classes, result.per_class, spread.per_class, strict=True
+                )
+            ),
+            run=run.folder.name,
+        )
+
+
+def all_cells(found: Sequence[Run], resamples: int = 1000) -> list[Cell]:
+    """Results of all runs with predictions, in the table's order.
+
+    Raises:
+        BenchmdError: There are none.
+    """
+    result = [cell for run in found for cell in cells(run, resamples)]
+    if not result:
+        raise BenchmdError(
+            f"none of the {len(found)} runs has predictions. Run `benchmd transfer` first: it "
+            "evaluates the source and the targets that it is given."
+        )
+    return sorted(result, key=_order)
+
+
+def _order(cell: Cell) -> tuple[object, ...]:
+    def place(names: tuple[str, ...], name: str) -> tuple[int, str]:
+        return (names.index(name) if name in names else len(names), name)
+
+    return (
+        cell.modality,
+        cell.role != "source",
+        cell.dataset,
+        place(SPLITS, cell.split),
+        place(SETTINGS, cell.setting),
+        place(TECHNIQUES, cell.technique),
+        cell.seed,
+        cell.run,
+    )
+
+
+def number(value: float | None) -> str:
+    """Three decimals; a dash where there is no number."""
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def display_frame(found: Sequence[Cell]) -> pd.DataFrame:
+    """The table as people read it."""
+    return pd.DataFrame(
+        {
+            "dataset": c.dataset if c.role == "target" else f"{c.dataset} ({c.split})",
+            "setting": c.setting,
+            "technique": c.technique,
+            "AUROC [95 % interval]": f"{number(c.auroc)} [{number(c.low)}, {number(c.high)}]",
+            "paper": number(c.paper),
+            "classes": f"{len(c.classes) - len(c.unscored)}/{len(c.classes)}",
+            "records": c.records,
+            "patients": c.patients,
+            "policy": c.policy,
+            "protocol": c.protocol,
+            "seed": c.seed,
+            "run": c.run.rpartition("-")[2],
+        }
+        for c in found
+    )
+
+
+def notes(found: Sequence[Cell]) -> list[str]:
+    """What a reader of the table must know."""
+    lines = [
+        "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % interval "
+        "by bootstrap over patients.",
+    ]
+    if any(c.paper is not None for c in found):
+        lines.append(
+            "paper: BenchMD v2, table 1, on the full datasets with the released labels and splits."
+        )
+    if any(c.protocol == "custom" for c in found):
+        lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
+    missing = {(c.dataset, c.split, c.unscored) for c in found if c.unscored}
+    lines += [
+        f"Not scored in {dataset} ({split}), no positive or no negative record: {', '.join(names)}."
+        for dataset, split, names in sorted(missing)
+    ]
+    return lines
+
+
+def text(frame: pd.DataFrame) -> str:
+    """A frame as aligned text, columns of numbers to the right."""
+    rows = [list(map(str, frame.columns)), *([str(v) for v in row] for row in frame.to_numpy())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    right = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
+    lines = [
+        "  ".join(
+            v.rjust(w) if r else v.ljust(w) for v, w, r in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A frame as a Markdown table."""
+    rows = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
+    rows += [[str(value) for value in row] for row in frame.to_numpy()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def write_tables(found: Sequence[Cell], folder: Path) -> list[Path]:
+    """Write ``auroc.csv``, ``auroc_per_class.csv`` and ``auroc.md``."""
+    whole = pd.DataFrame(
+        [
+            {
+                **{k: v for k, v in vars(c).items() if k not in ("classes", "unscored")},
+                "unscored": "; ".join(c.unscored),
+            }
+            for c in found
+        ]
+    )
+    key = ["modality", "dataset", "split", "policy", "technique", "setting", "seed", "run"]
+    per_class = pd.DataFrame(
+        [
+            {
+                **{k: getattr(c, k) for k in key},
+                "class": name,
+                "auroc": value,
+                "low": low,
+                "high": high,
+            }
+            for c in found
+            for name, value, low, high in c.classes
+        ]
+    )
+    lines = [markdown(display_frame(found)), "", *notes(found)]
+    contents = {
+        "auroc.csv": whole.to_csv(index=False),
+        "auroc_per_class.csv": per_class.to_csv(index=False),
+        "auroc.md": "\n".join(lines) + "\n",
+    }
+    for name, content in contents.items():
+        with replacing(folder / name) as partial:
+            partial.write_text(content, "utf-8")
+    return [folder / name for name in contents]

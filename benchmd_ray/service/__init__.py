@@ -1,0 +1,1 @@
+"""Runs as users ask for them: opened in a store, launched, evaluated."""

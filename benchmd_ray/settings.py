@@ -1,0 +1,304 @@
+"""Settings of a run. The defaults are the fixed protocol: nothing else may call itself fixed.
+
+Source: BenchMD v2, section 4 and appendix B, with the decisions of ``docs/differences.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from benchmd_ray.errors import BenchmdError, unknown_name
+
+T = TypeVar("T")
+
+LABEL_SETTINGS: dict[str, int | None] = {"small": 8, "medium": 64, "large": 256, "full": None}
+"""Labels per class of each label setting; None takes all."""
+
+
+def _require(holds: bool, name: str, got: object, expected: str) -> None:
+    if not holds:
+        raise BenchmdError(f"setting {name} is {got!r}, expected {expected}.")
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """Size of the transformer encoder."""
+
+    width: int = 256
+    """Width of a token's embedding."""
+    depth: int = 12
+    """Number of transformer blocks."""
+    heads: int = 8
+    """Attention heads of a block."""
+    head_dim: int = 64
+    """Width of one head's queries, keys and values."""
+    mlp: int = 512
+    """Hidden width of a block's MLP."""
+    dropout: float = 0.1
+    """Dropout after attention and in the MLP."""
+    embedding_dropout: float = 0.1
+    """Dropout of the embedded tokens."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "heads", "head_dim", "mlp"):
+            _require(getattr(self, name) >= 1, f"encoder.{name}", getattr(self, name), "1 or more")
+        for name in ("dropout", "embedding_dropout"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, f"encoder.{name}", value, "a number in [0, 1)")
+
+
+ENCODERS: dict[str, EncoderSettings] = {
+    "tiny": EncoderSettings(width=32, depth=2, heads=2, head_dim=16, mlp=64),
+    "paper": EncoderSettings(),
+    "base": EncoderSettings(width=768, depth=12, heads=12, head_dim=64, mlp=3072),
+    "large": EncoderSettings(width=1024, depth=24, heads=16, head_dim=64, mlp=4096),
+}
+"""Named sizes: about 0.03, 9.6, 86 and 303 million parameters."""
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = 1e-4
+    """Peak learning rate."""
+    weight_decay: float = 1e-4
+    """Decoupled weight decay."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the warm-up: held, or cosine to zero at the last step."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up from zero."""
+
+    def __post_init__(self) -> None:
+        _require(0 < self.lr < math.inf, "optimiser.lr", self.lr, "a positive number")
+        _require(self.weight_decay >= 0, "optimiser.weight_decay", self.weight_decay, "0 or more")
+        _require(self.warmup_steps >= 0, "optimiser.warmup_steps", self.warmup_steps, "0 or more")
+
+    def lr_at(self, step: int, total: int) -> float:
+        """Learning rate of step ``step`` (from 0) of ``total``."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.lr
+        done = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """Pretraining on the source's training split, labels unused."""
+
+    steps: int = 100_000
+    """Optimiser steps."""
+    batch_size: int = 64
+    """Examples of a step, all workers together (32 for ldct)."""
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    """Optimiser and schedule."""
+    mixing_alpha: float = 1.0
+    """e-Mix: λ ~ Beta(α, α)."""
+    temperature: float = 0.2
+    """e-Mix: temperature of the cosine logits."""
+    corruption_rate: float = 0.85
+    """ShED: share of the tokens that are moved."""
+    mask_rate: float = 0.75
+    """MAE: share of the tokens that are masked."""
+
+    def __post_init__(self) -> None:
+        _require(self.steps >= 1, "pretrain.steps", self.steps, "1 or more")
+        _require(self.batch_size >= 2, "pretrain.batch_size", self.batch_size, "2 or more")
+        for name in ("corruption_rate", "mask_rate"):
+            value = getattr(self, name)
+            _require(0 < value < 1, f"pretrain.{name}", value, "a number in (0, 1)")
+        for name in ("mixing_alpha", "temperature"):
+            value = getattr(self, name)
+            _require(value > 0, f"pretrain.{name}", value, "a positive number")
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """Transfer to the source's labels: linear evaluation or fine-tuning."""
+
+    mode: Literal["linear", "finetune"] = "linear"
+    """Train the head alone on a frozen encoder, or head and encoder."""
+    labels: Literal["small", "medium", "large", "full"] = "full"
+    """Label setting: 8, 64 or 256 labels per class, or all."""
+    epochs: int = 100
+    """Passes over the chosen training records."""
+    batch_size: int = 64
+    """Examples of a step, all workers together; shrinks to the number of labels (ldct 32)."""
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    """Optimiser and schedule."""
+    shuffle_labels: bool = False
+    """Permute the training labels among the records: a sanity check that must score 0.5."""
+
+    def __post_init__(self) -> None:
+        _require(self.epochs >= 1, "transfer.epochs", self.epochs, "1 or more")
+        _require(self.batch_size >= 1, "transfer.batch_size", self.batch_size, "1 or more")
+
+    @property
+    def labels_per_class(self) -> int | None:
+        """Labels per class of the label setting; None takes all."""
+        return LABEL_SETTINGS[self.labels]
+
+    @property
+    def setting(self) -> str:
+        """Name of the transfer setting in tables: ``linear`` or ``finetune-<labels>``."""
+        whole = (self.mode, self.labels) == ("linear", "full")
+        return "linear" if whole else f"{self.mode}-{self.labels}"
+
+
+@dataclass(frozen=True)
+class ExecutionSettings:
+    """How and where a run is executed; nothing here changes what is computed, but `precision`."""
+
+    engine: Literal["auto", "torch", "deepspeed"] = "auto"
+    """auto: DeepSpeed on a GPU or with several workers, plain torch for one CPU process."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """auto: bf16 mixed precision on a GPU, float32 on a CPU."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage."""
+    workers: int = 1
+    """Data-parallel workers; several run as a Ray Train job."""
+    cpus_per_worker: int = 1
+    """CPUs that Ray reserves for each worker."""
+    feed: Literal["auto", "resident", "streaming"] = "auto"
+    """auto: resident while the split fits `resident_gib`, else streaming."""
+    resident_gib: float = 64.0
+    """Largest split that is held whole, in GiB."""
+    shuffle_rows: int = 2048
+    """Streaming: rows of the local shuffle buffer of each worker."""
+    log_every: int = 20
+    """Steps (pretraining) between lines of metrics."""
+    checkpoint_every: int = 1000
+    """Steps (pretraining) between checkpoints; transfer saves at the end of an epoch."""
+    checkpoint_seconds: float = 60.0
+    """Transfer: least time between two checkpoints."""
+    max_failures: int = 2
+    """How often Ray Train starts lost workers again."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "cpus_per_worker", "shuffle_rows", "log_every", "checkpoint_every"):
+            value = getattr(self, name)
+            _require(value >= 1, f"execution.{name}", value, "1 or more")
+        _require(
+            not (self.engine == "torch" and self.workers > 1),
+            "execution.engine",
+            self.engine,
+            "deepspeed or auto when execution.workers is above 1",
+        )
+        _require(
+            not (self.engine == "torch" and self.zero_stage > 0),
+            "execution.zero_stage",
+            self.zero_stage,
+            "0 with the torch engine",
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run."""
+
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
+    """Encoder size: fields, or one of the names tiny, paper, base, large."""
+    pretrain: PretrainSettings = field(default_factory=PretrainSettings)
+    """Pretraining."""
+    transfer: TransferSettings = field(default_factory=TransferSettings)
+    """Transfer."""
+    execution: ExecutionSettings = field(default_factory=ExecutionSettings)
+    """Engine, device, workers."""
+    seed: int = 0
+    """Seed of everything drawn: weights, order, masks, label settings."""
+
+
+def as_dict(settings: Any) -> dict[str, Any]:
+    """Settings as plain nested dicts, for YAML and JSON."""
+    return dataclasses.asdict(settings)
+
+
+def _coerce(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as ``kind`` (bool, int, float, str or a Literal)."""
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        for choice in choices:
+            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
+                return choice
+        raise unknown_name(f"value of {where}:", str(value), map(str, choices))
+    if kind is float and not isinstance(value, bool):
+        try:  # YAML 1.1 reads 1e-4 as a string
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    elif kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    elif isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
+        return value
+    raise BenchmdError(f"setting {where} is {value!r}, expected a value of type {kind.__name__}.")
+
+
+def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
+    """``settings`` with nested ``changes`` applied.
+
+    Raises:
+        BenchmdError: A key does not exist (the message lists the valid ones and the nearest), or
+            a value has another type or lies outside its range.
+    """
+    kinds = typing.get_type_hints(type(settings))
+    new: dict[str, Any] = {}
+    for key, value in changes.items():
+        path = f"{where}{key}"
+        if key not in kinds:
+            scope = f"in {where.rstrip('.')!r} " if where else ""
+            raise unknown_name(f"setting {scope}".strip(), key, kinds)
+        old = getattr(settings, key)
+        if not dataclasses.is_dataclass(old):
+            new[key] = _coerce(kinds[key], value, path)
+        elif kinds[key] is EncoderSettings and isinstance(value, str):
+            if value not in ENCODERS:
+                raise unknown_name("encoder size", value, ENCODERS)
+            new[key] = ENCODERS[value]
+        elif isinstance(value, Mapping):
+            new[key] = updated(old, value, f"{path}.")
+        else:
+            raise BenchmdError(
+                f"setting {path} is {value!r}, expected a group with the keys "
+                f"{', '.join(typing.get_type_hints(kinds[key]))}."
+            )
+    return dataclasses.replace(settings, **new)  # type: ignore[type-var]
+
+
+def load_settings(
+    path: Path | None = None, assignments: Iterable[str] = (), base: Settings | None = None
+) -> Settings:
+    """Settings from the defaults, then a YAML file, then ``a.b=c`` assignments.
+
+    Raises:
+        BenchmdError: The file cannot be read or a key or value is not valid.
+    """
+    settings = base or Settings()
+    if path is not None:
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise BenchmdError(f"cannot read the settings file {path}: {error}") from error
+        if not isinstance(content or {}, Mapping):
+            raise BenchmdError(f"{path} holds {type(content).__name__}, expected keys and values.")
+        settings = updated(settings, content or {})
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise BenchmdError(f"--set {assignment!r} is not of the form a.b=value.")
+        value: Any = yaml.safe_load(text)
+        for part in reversed(name.strip().split(".")):
+            value = {part: value}
+        settings = updated(settings, value)
+    return settings

@@ -1,0 +1,51 @@
+"""Masked autoencoding: predict the raw values of masked patches.
+
+Source: He et al. (https://arxiv.org/abs/2111.06377) as BenchMD v2, section 4.2, uses it: one
+encoder over all places, masked embeddings zero, no decoder.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.settings import PretrainSettings
+from benchmd_ray.ssl.method import Draws, Gather, alone
+
+
+def mae_loss(predicted: torch.Tensor, patches: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+    """Mean over masked tokens of the L2 norm of the residual.
+
+    Args:
+        predicted: (batch, tokens, values).
+        patches: (batch, tokens, values), the raw patches.
+        masked: (batch, tokens) bool, as many in each example.
+    """
+    norms: torch.Tensor = torch.linalg.vector_norm(predicted.float() - patches.float(), dim=2)
+    return (norms * masked).sum() / masked.sum()
+
+
+class MAE(nn.Module):
+    """Masked autoencoding with its head (ReLU and Linear)."""
+
+    def __init__(self, encoder: Encoder, settings: PretrainSettings) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.rate = settings.mask_rate
+        self.head = nn.Sequential(nn.ReLU(), nn.Linear(encoder.width, encoder.modality.patch_size))
+
+    def draw(self, batch: int, generator: torch.Generator) -> Draws:
+        """Which tokens are masked: the same number in each example."""
+        tokens = self.encoder.modality.tokens
+        count = min(tokens, max(1, round(self.rate * tokens)))
+        chosen = torch.rand(batch, tokens, generator=generator).argsort(dim=1)[:, :count]
+        return {"masked": torch.zeros(batch, tokens, dtype=torch.bool).scatter(1, chosen, True)}
+
+    def forward(self, signals: torch.Tensor, draws: Draws, gather: Gather = alone) -> torch.Tensor:
+        """The loss of the masked places."""
+        patches = self.encoder.patches(signals)
+        tokens = self.encoder.patch_embedding(patches)
+        visible = tokens.masked_fill(draws["masked"][:, :, None], 0.0)
+        predicted = self.head(self.encoder.encode(visible)[:, 1:])
+        return mae_loss(predicted, patches, draws["masked"])

@@ -1,0 +1,42 @@
+"""What a self-supervised method is to the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from benchmd_ray.models.encoder import Encoder
+
+Draws = dict[str, torch.Tensor]
+"""What a method draws for one step; every tensor has the batch as its first axis."""
+
+Gather = Callable[[torch.Tensor], torch.Tensor]
+"""Concatenates a tensor over all workers along the batch, in order of rank, differentiably."""
+
+
+def alone(x: torch.Tensor) -> torch.Tensor:
+    """`Gather` of a single worker."""
+    return x
+
+
+class Method(Protocol):
+    """A self-supervised method; an ``nn.Module`` that holds its encoder and its own head."""
+
+    encoder: Encoder
+
+    def draw(self, batch: int, generator: torch.Generator) -> Draws:
+        """Draw what one step needs, for the batch of all workers together, on the CPU."""
+
+    def __call__(self, signals: torch.Tensor, draws: Draws, gather: Gather = alone) -> torch.Tensor:
+        """Mean loss over this worker's examples.
+
+        Args:
+            signals: (batch, *input_shape), this worker's share, normalised.
+            draws: This worker's share of `draw`, on the device of ``signals``.
+            gather: Concatenates over workers.
+        """
+
+    def parameters(self) -> Any:
+        """Parameters of encoder and head."""

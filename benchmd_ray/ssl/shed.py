@@ -1,0 +1,59 @@
+"""ShED: detect which token embeddings were moved to another place.
+
+Source: Tamkin et al., DABS (https://arxiv.org/abs/2111.12062), section 4; BenchMD v2, section
+4.2; decision D14.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.settings import PretrainSettings
+from benchmd_ray.ssl.method import Draws, Gather, alone
+
+
+def derangement(
+    batch: int, tokens: int, rate: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which token takes which place, and which places changed.
+
+    A share ``rate`` of the places, at least two, is drawn for each example, and their tokens
+    are passed on in a random cycle, so that every one of them really moves.
+
+    Returns:
+        source (batch, tokens) int64: place ``t`` takes the token ``source[:, t]``;
+        moved (batch, tokens) bool.
+    """
+    count = min(tokens, max(2, round(rate * tokens)))
+    order = torch.rand(batch, tokens, generator=generator).argsort(dim=1)
+    chosen = order[:, :count]
+    source = torch.arange(tokens).repeat(batch, 1).scatter(1, chosen, chosen.roll(1, dims=1))
+    moved = torch.zeros(batch, tokens, dtype=torch.bool).scatter(1, chosen, True)
+    return source, moved
+
+
+class ShED(nn.Module):
+    """ShED with its linear classifier per token."""
+
+    def __init__(self, encoder: Encoder, settings: PretrainSettings) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.rate = settings.corruption_rate
+        self.head = nn.Linear(encoder.width, 1)
+
+    def draw(self, batch: int, generator: torch.Generator) -> Draws:
+        """Where each token goes."""
+        tokens = self.encoder.modality.tokens
+        source, moved = derangement(batch, tokens, self.rate, generator)
+        return {"source": source, "moved": moved}
+
+    def forward(self, signals: torch.Tensor, draws: Draws, gather: Gather = alone) -> torch.Tensor:
+        """Binary cross-entropy of 'this token was moved', mean over tokens (CLS left out)."""
+        tokens = self.encoder.embed(signals)
+        source = draws["source"][:, :, None].expand_as(tokens)
+        hidden = self.encoder.encode(tokens.gather(1, source))
+        logits = self.head(hidden[:, 1:]).squeeze(-1).float()
+        return functional.binary_cross_entropy_with_logits(logits, draws["moved"].float())

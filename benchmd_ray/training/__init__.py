@@ -1,0 +1,1 @@
+"""Pretraining and transfer, their engines, and where they run."""

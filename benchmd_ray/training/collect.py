@@ -1,0 +1,51 @@
+"""Outputs of a model over a whole split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from benchmd_ray.data.feed import Feed, Worker
+from benchmd_ray.training.engine import autocast, gather
+
+EVALUATION_BATCH = 256
+"""Examples of a step that takes no gradients, all workers together."""
+
+
+def collect(forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed) -> npt.NDArray[np.float32]:
+    """Outputs of every row in row order, without gradients; every worker gets all of them.
+
+    Args:
+        forward: (batch, *input_shape) → (batch, width); its module is in eval mode.
+        feed: Gives the rows.
+
+    Returns:
+        (rows, width) float32.
+    """
+    rows, outputs = [], []
+    with torch.inference_mode():
+        for batch in feed.ordered(EVALUATION_BATCH):
+            outputs.append(gather(forward(batch.signals).float()).cpu())
+            rows.append(gather(torch.from_numpy(batch.rows).to(batch.signals.device)).cpu())
+    row = torch.cat(rows).numpy()
+    output = torch.cat(outputs).numpy()[row >= 0]
+    result = np.empty_like(output)
+    order = np.argsort(row[row >= 0], kind="stable")
+    result[:] = output[order]
+    return result
+
+
+def evaluating(module: nn.Module, worker: Worker, precision: str) -> Callable[[torch.Tensor], Any]:
+    """A forward pass of a module on one process, in eval mode."""
+    module.to(worker.device).eval()
+
+    def forward(signals: torch.Tensor) -> Any:
+        with autocast(worker.device, precision):
+            return module(signals)
+
+    return forward

@@ -1,0 +1,320 @@
+"""Engines: what turns a loss into a step, on one process or on many.
+
+`TorchEngine` is plain PyTorch for one process; `DeepSpeedEngine` serves GPUs and several
+workers. With ZeRO stage 0 both write the same checkpoint, which loads at any number of workers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dist_nn  # differentiable collectives
+from torch import nn
+
+from benchmd_ray.data.feed import Worker
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
+
+STATE = "state.pt"
+"""Model and optimiser of a checkpoint, tensors only."""
+
+
+class Engine(Protocol):
+    """Steps a module's parameters."""
+
+    module: nn.Module
+    """The bare module."""
+    worker: Worker
+    """Who this process is."""
+    portable: bool
+    """Whether its checkpoints load at another number of workers and in another engine."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The module's forward pass, in the precision of the settings."""
+
+    def step(self, loss: torch.Tensor, lr: float) -> None:
+        """Backward pass and one optimiser step with learning rate ``lr``.
+
+        ``loss`` is this worker's; gradients are averaged over workers.
+        """
+
+    def save(self, folder: Path) -> None:
+        """Write model and optimiser into a folder; every worker calls it."""
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote."""
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Copies of all parameters and buffers on the CPU; every worker calls it."""
+
+
+def choose_device(choice: str, local_rank: int = 0) -> torch.device:
+    """The device of a worker.
+
+    Raises:
+        BenchmdError: A GPU is asked for and there is none.
+    """
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise BenchmdError(
+            "execution.device is cuda and PyTorch sees no GPU. Use --set execution.device=cpu, or "
+            "install the CUDA build of PyTorch."
+        )
+    if choice == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def uses_bf16(precision: str, device: torch.device) -> bool:
+    """Whether forward passes run in bf16 mixed precision."""
+    return precision == "bf16" or (precision == "auto" and device.type == "cuda")
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of a forward pass; weights and optimiser stay in float32."""
+    enabled = uses_bf16(precision, device)
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+
+
+def gather(x: torch.Tensor) -> torch.Tensor:
+    """Concatenate over workers along the first axis, in order of rank, differentiably."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return x
+    if x.requires_grad:
+        return torch.cat(dist_nn.all_gather(x.contiguous()))  # type: ignore[no-untyped-call]
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x.contiguous())
+    return torch.cat(parts)
+
+
+def barrier() -> None:
+    """Wait for all workers."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.barrier()
+
+
+class TorchEngine:
+    """Plain PyTorch, one process."""
+
+    portable = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimiser: OptimiserSettings,
+        execution: ExecutionSettings,
+        worker: Worker,
+    ) -> None:
+        self.module = module.to(worker.device)
+        self.worker = worker
+        self._precision = execution.precision
+        self._optimiser = torch.optim.AdamW(
+            trainable(module), lr=optimiser.lr, weight_decay=optimiser.weight_decay
+        )
+
+    def __call__(self, *inputs: Any) -> Any:
+        """See `Engine`."""
+        with autocast(self.worker.device, self._precision):
+            return self.module(*inputs)
+
+    def step(self, loss: torch.Tensor, lr: float) -> None:
+        """See `Engine`."""
+        set_lr(self._optimiser, lr)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimiser.step()
+
+    def save(self, folder: Path) -> None:
+        """See `Engine`."""
+        save_state(self.module, self._optimiser, folder)
+
+    def load(self, folder: Path) -> None:
+        """See `Engine`."""
+        load_state(self.module, self._optimiser, folder, self.worker.device)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """See `Engine`."""
+        return cpu_copy(self.module)
+
+
+class DeepSpeedEngine:
+    """DeepSpeed, any number of workers, any ZeRO stage."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimiser: OptimiserSettings,
+        execution: ExecutionSettings,
+        worker: Worker,
+    ) -> None:
+        deepspeed = import_deepspeed(worker.device)
+        _join_process_group(worker)
+        self.module = module.to(worker.device)
+        self.worker = worker
+        self.portable = execution.zero_stage == 0
+        self._stage, self._precision = execution.zero_stage, execution.precision
+        self._deepspeed = deepspeed
+        self._engine, *_ = deepspeed.initialize(
+            model=_Autocast(self.module, worker.device, execution.precision),
+            model_parameters=trainable(self.module),
+            config=deepspeed_config(optimiser, execution, worker),
+        )
+
+    def __call__(self, *inputs: Any) -> Any:
+        """See `Engine`."""
+        return self._engine(*inputs)
+
+    def step(self, loss: torch.Tensor, lr: float) -> None:
+        """See `Engine`."""
+        set_lr(self._engine.optimizer, lr)
+        self._engine.backward(loss)
+        self._engine.step()
+
+    def save(self, folder: Path) -> None:
+        """See `Engine`."""
+        if not self.portable:
+            self._engine.save_checkpoint(str(folder), tag="zero")
+        elif self.worker.rank == 0:
+            save_state(self.module, self._engine.optimizer, folder)
+
+    def load(self, folder: Path) -> None:
+        """See `Engine`."""
+        if self.portable:
+            load_state(self.module, self._engine.optimizer, folder, self.worker.device)
+        elif self._engine.load_checkpoint(str(folder), tag="zero")[0] is None:
+            raise BenchmdError(f"DeepSpeed finds no checkpoint in {folder}.")
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """See `Engine`."""
+        if self._stage < 3:
+            return cpu_copy(self.module)
+        with self._deepspeed.zero.GatheredParameters(list(self.module.parameters())):
+            return cpu_copy(self.module)
+
+
+class _Autocast(nn.Module):
+    """Runs a module in mixed precision inside DeepSpeed's engine, which knows of none."""
+
+    def __init__(self, module: nn.Module, device: torch.device, precision: str) -> None:
+        super().__init__()
+        self.module = module
+        self._device, self._precision = device, precision
+
+    def forward(self, *inputs: Any) -> Any:
+        with autocast(self._device, self._precision):
+            return self.module(*inputs)
+
+
+def make_engine(
+    module: nn.Module,
+    optimiser: OptimiserSettings,
+    execution: ExecutionSettings,
+    worker: Worker,
+) -> Engine:
+    """The engine of the settings: DeepSpeed on a GPU or with several workers, else PyTorch."""
+    choice = execution.engine
+    if choice == "auto":
+        single = worker.world == 1 and worker.device.type == "cpu" and execution.zero_stage == 0
+        choice = "torch" if single else "deepspeed"
+    engines: dict[str, Callable[..., Engine]] = {
+        "torch": TorchEngine,
+        "deepspeed": DeepSpeedEngine,
+    }
+    return engines[choice](module, optimiser, execution, worker)
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """DeepSpeed, without building its CPU communication extension, which needs a compiler."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    import deepspeed
+    import deepspeed.ops
+    from deepspeed.utils import logger
+
+    if device.type == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logger.setLevel("ERROR")
+    return deepspeed
+
+
+def deepspeed_config(
+    optimiser: OptimiserSettings, execution: ExecutionSettings, worker: Worker
+) -> dict[str, Any]:
+    """DeepSpeed's configuration, derived from the settings."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # only reported; batches come from the feed
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": execution.zero_stage},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": optimiser.lr,
+                "weight_decay": optimiser.weight_decay,
+                "torch_adam": True,
+            },
+        },
+        "gradient_clipping": 0.0,  # DeepSpeed clips at norm 1 unless told; the protocol never
+        "steps_per_print": 10**9,
+    }
+
+
+def _join_process_group(worker: Worker) -> None:
+    """Adopt the process group there is, or make one of this process alone, for its whole life."""
+    if dist.is_initialized():
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    dist.init_process_group("nccl" if worker.device.type == "cuda" else "gloo")
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters that take gradients."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def set_lr(optimiser: Any, lr: float) -> None:
+    """Set the learning rate of every parameter group."""
+    for group in optimiser.param_groups:
+        group["lr"] = lr
+
+
+def cpu_copy(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of a module, copied to the CPU."""
+    return {
+        name: value.detach().cpu().clone().contiguous()
+        for name, value in module.state_dict().items()
+    }
+
+
+def save_state(module: nn.Module, optimiser: Any, folder: Path) -> None:
+    """Write the state of a module and its optimiser."""
+    torch.save({"model": module.state_dict(), "optimiser": optimiser.state_dict()}, folder / STATE)
+
+
+def load_state(module: nn.Module, optimiser: Any, folder: Path, device: torch.device) -> None:
+    """Read what `save_state` wrote; only tensors are unpickled.
+
+    Raises:
+        BenchmdError: The file is missing or of another architecture.
+    """
+    try:
+        state = torch.load(folder / STATE, map_location=device, weights_only=True)
+        module.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise BenchmdError(
+            f"the checkpoint {folder} cannot be loaded: {error}. It is damaged or of another "
+            "architecture; remove it to go on from the one before."
+        ) from error

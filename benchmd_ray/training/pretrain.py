@@ -1,0 +1,126 @@
+"""Pretraining: one loop for every engine and any number of workers; knows no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.feed import Batch, Worker, whole_split_feed
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.settings import Settings
+from benchmd_ray.ssl import METHODS, require_method
+from benchmd_ray.ssl.method import Draws
+from benchmd_ray.training.checkpoints import export_model, load_checkpoint, save_checkpoint
+from benchmd_ray.training.engine import Engine, gather, make_engine
+from benchmd_ray.training.reporter import Reporter, require_finite
+from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
+
+
+@dataclass(frozen=True)
+class PretrainJob:
+    """What one pretraining run does."""
+
+    settings: Settings
+    technique: str
+    catalog: Path
+    folder: Path
+    """Folder of the run, on storage that all workers see."""
+
+
+def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
+    """Refuse what cannot work before anything starts.
+
+    Raises:
+        BenchmdError: Technique unknown, a target's catalog, no training record, or a batch that
+            the workers cannot share.
+    """
+    require_method(job.technique)
+    require_source(catalog)
+    batch, workers = job.settings.pretrain.batch_size, job.settings.execution.workers
+    if batch % workers:
+        raise BenchmdError(
+            f"pretrain.batch_size is {batch} and execution.workers {workers}: expected a multiple, "
+            f"such as {batch - batch % workers or workers}."
+        )
+
+
+def require_source(catalog: Catalog) -> None:
+    """Refuse to train on a target or without training records.
+
+    Raises:
+        BenchmdError: The catalog is a target's or has no training split.
+    """
+    if catalog.manifest["role"] != "source":
+        raise BenchmdError(
+            f"{catalog.path} is a catalog of the target {catalog.dataset}: targets are never "
+            "trained on. Name the source's catalog."
+        )
+    catalog.require_split("train")
+
+
+def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
+    """Pretrain an encoder, from the newest checkpoint on where there is one.
+
+    Writes ``checkpoints/``, and at the end ``model.safetensors`` with encoder and method head.
+
+    Raises:
+        BenchmdError: The loss is no number, or a checkpoint or catalog does not fit.
+    """
+    settings, total = job.settings, job.settings.pretrain.steps
+    catalog = open_catalog(job.catalog)
+    require_pretrainable(job, catalog)
+    torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
+    encoder = Encoder(catalog.modality, settings.encoder)
+    method = METHODS[job.technique](encoder, settings.pretrain)
+    engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
+    first = int(load_checkpoint(job.folder, engine).get("step", 0))
+    feed = whole_split_feed(catalog, "train", settings, worker)
+    reporter.start(f"pretrain {job.technique}", total, "steps", first)
+    engine.module.train()
+    batches = feed.endless(settings.pretrain.batch_size, first)
+    losses: list[torch.Tensor] = []
+    for step in range(first, total):
+        losses.append(_step(engine, batches, settings, step))
+        done = step + 1
+        save = done % settings.execution.checkpoint_every == 0 or done == total
+        if save or done % settings.execution.log_every == 0:
+            lr = settings.pretrain.optimiser.lr_at(step, total)
+            reporter.report(done, {"loss": _mean_loss(losses, done, worker, lr), "lr": lr})
+            losses = []
+        if save:
+            save_checkpoint(job.folder, done, engine, {})
+    reporter.finish()
+    weights = engine.weights()
+    if worker.rank == 0:
+        export_model(job.folder, weights, settings.encoder, catalog.modality.name)
+
+
+def _step(engine: Engine, batches: Iterator[Batch], settings: Settings, step: int) -> torch.Tensor:
+    """One optimiser step; the detached loss of this worker."""
+    batch, worker = next(batches), engine.worker
+    draws = step_draws(engine, settings, step)
+    seed_step(settings.seed, step, worker.rank)
+    loss: torch.Tensor = engine(batch.signals, draws, gather)
+    engine.step(loss, settings.pretrain.optimiser.lr_at(step, settings.pretrain.steps))
+    return loss.detach()
+
+
+def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
+    """This worker's share of what the method draws for a step."""
+    worker, size = engine.worker, settings.pretrain.batch_size
+    draws = engine.module.draw(size, generator(DRAWS, settings.seed, step))  # type: ignore[operator]
+    share = size // worker.world
+    start = worker.rank * share
+    return {name: x[start : start + share].to(worker.device) for name, x in draws.items()}
+
+
+def _mean_loss(losses: list[torch.Tensor], done: int, worker: Worker, lr: float) -> float:
+    """Mean loss over steps and workers, after a check that all are finite."""
+    each = gather(torch.stack(losses).float()[None]).mean(dim=0)
+    require_finite(each, done - len(losses) + 1, lr)
+    return float(each.mean())

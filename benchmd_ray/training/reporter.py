@@ -1,0 +1,114 @@
+"""What a training loop reports: metrics to a file, progress to the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import replacing
+from benchmd_ray.progress import Progress, SilentProgress, progress
+
+METRICS = "metrics.jsonl"
+
+
+class Reporter(Protocol):
+    """Takes what a loop reports."""
+
+    def start(self, what: str, total: int, unit: str, done: int) -> None:
+        """Work of ``total`` units begins, of which ``done`` were done before."""
+
+    def report(self, done: int, values: Mapping[str, float]) -> None:
+        """``done`` units are done; ``values`` are the current metrics."""
+
+    def finish(self) -> None:
+        """The work is done."""
+
+
+class RunReporter:
+    """Writes ``metrics.jsonl`` into a run's folder and shows progress."""
+
+    def __init__(self, folder: Path, *, silent: bool = False) -> None:
+        self._path = folder / METRICS
+        self._silent = silent
+        self._display: Progress = SilentProgress()
+        self._before = (0, time.monotonic())
+
+    def start(self, what: str, total: int, unit: str, done: int) -> None:
+        """Drop what an interrupted run reported after its last checkpoint, and show progress."""
+        kept = [line for line in read_metrics(self._path.parent) if line["done"] <= done]
+        with replacing(self._path) as partial:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
+        if not self._silent:
+            self._display = progress(what, total, unit, done)
+        self._before = (done, time.monotonic())
+
+    def report(self, done: int, values: Mapping[str, float]) -> None:
+        """Append a line and move the display."""
+        now = time.monotonic()
+        rate = (done - self._before[0]) / max(now - self._before[1], 1e-9)
+        self._before = (done, now)
+        line = {"done": done, **values, "per_second": round(rate, 3)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._display.update(done, values)
+
+    def finish(self) -> None:
+        """Close the display."""
+        self._display.close()
+
+
+class SilentReporter:
+    """Takes everything and keeps nothing: for workers other than the first."""
+
+    def start(self, what: str, total: int, unit: str, done: int) -> None:
+        """Nothing."""
+
+    def report(self, done: int, values: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """Lines of a run's ``metrics.jsonl``; a line that was cut off is left out."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text("utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def require_finite(losses: torch.Tensor, first_step: int, lr: float) -> None:
+    """Stop a run whose loss is no number.
+
+    Args:
+        losses: (steps,) losses of consecutive steps.
+        first_step: Number of the first of them.
+        lr: Learning rate in use.
+
+    Raises:
+        BenchmdError: A loss is NaN or infinite; the message names the step.
+    """
+    wrong = (~torch.isfinite(losses)).nonzero()
+    if len(wrong):
+        index = int(wrong[0])
+        value = float(losses[index])
+        name = "NaN" if math.isnan(value) else "infinite"
+        raise BenchmdError(
+            f"the loss became {name} at step {first_step + index} with learning rate {lr:g}. "
+            "Lower the learning rate (optimiser.lr), add warm-up (optimiser.warmup_steps), or "
+            "use execution.precision=float32."
+        )

@@ -1,0 +1,24 @@
+"""Seeds as a function of what they are for, so that a resumed run draws what it would have."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+WEIGHTS, DRAWS, DROPOUT = 1, 2, 3
+"""What is drawn."""
+
+
+def derived_seed(*parts: int) -> int:
+    """A 63-bit seed that depends on all parts."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def generator(*parts: int) -> torch.Generator:
+    """A CPU generator seeded by all parts."""
+    return torch.Generator().manual_seed(derived_seed(*parts))
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed the global generators of this process for one step, for dropout."""
+    torch.manual_seed(derived_seed(DROPOUT, seed, step, rank))

@@ -1,0 +1,94 @@
+"""Cards and code tables: complete, consistent, the paper's counts."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+import yaml
+
+from benchmd_ray.data import cards
+from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import MODALITIES
+
+FOLDER = cards.resource_folder("data_catalog")
+FILES = sorted(FOLDER.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_card_loads_and_names_only_what_exists(path):
+    card = cards.dataset_card(path.stem)
+    assert card.name == path.stem
+    assert card.name in DATASETS
+    assert card.kind is MODALITIES[card.modality]
+    assert (FOLDER / "tables" / card.code_table).is_file()
+    assert set(card.evaluation_splits) == set(cards.POLICIES)
+    assert "train" not in {s for splits in card.evaluation_splits.values() for s in splits}
+    assert all(layout.records > 0 and layout.pattern for layout in card.layouts.values())
+    first_line = path.read_text().splitlines()[1]
+    assert first_line.startswith(f"#   benchmd catalog build {card.name} ")
+
+
+def test_every_dataset_has_its_card():
+    assert set(cards.cards()) == set(DATASETS) == {path.stem for path in FILES}
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "total"),
+    [
+        ("ptb-xl", "train", 17476),
+        ("ptb-xl", "validation", 4361),
+        ("chapman-shaoxing", "validation", 2051),
+        ("georgia", "validation", 2067),
+        ("cpsc", "validation", 1377),
+    ],
+)
+def test_expected_counts_sum_to_the_papers_totals(name, split, total):
+    card = cards.dataset_card(name)
+    counts = card.expected["released"][split]
+    assert tuple(counts) == card.kind.classes
+    assert sum(counts.values()) == total
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "tables").glob("*.csv")), ids=lambda p: p.stem)
+def test_code_table_names_only_classes_and_each_code_once(path):
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["class"] for row in rows} <= {*MODALITIES["ecg"].classes, ""}
+    keys = [(row.get("dataset"), row["code"]) for row in rows]
+    assert len(keys) == len(set(keys))
+    assert all(code == code.strip() and code for _, code in keys)
+    for row in rows:
+        assert cards.code_classes(path.name, row.get("dataset"))[row["code"]] == row["class"]
+
+
+@pytest.mark.parametrize("name", ["cpsc", "georgia", "chapman-shaoxing"])
+def test_atrial_fibrillation_is_atrial_fibrillation_everywhere(name):
+    classes = cards.code_classes("ecg_snomed.csv", name)
+    assert classes["164889003"] == "atrial fibrillation/flutter"
+    assert classes["426783006"] == "normal"
+
+
+def test_unknown_dataset_suggests_the_nearest():
+    with pytest.raises(BenchmdError, match=r"unknown dataset 'ptbxl'\. Did you mean 'ptb-xl'\?"):
+        cards.dataset_card("ptbxl")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"licens": "MIT"}, "key in x.yaml: 'licens'. Did you mean 'licence'"),
+        ({"modality": "ekg"}, "unknown modality 'ekg'.*Valid: .*ecg"),
+        ({"expected": {"clean": {"test": {"norml": 1}}}}, "class in x.yaml, clean, test: 'norml'"),
+        ({"title": None}, r"x\.yaml is incomplete: .*title"),
+        ({"layouts": {"cinc": {"description": "d"}}}, r"x\.yaml is incomplete: .*records"),
+        ({"layouts": None}, r"x\.yaml is incomplete: 'layouts'"),
+    ],
+)
+def test_faulty_card_is_named(tmp_path, change, message):
+    content = yaml.safe_load((FOLDER / "georgia.yaml").read_text()) | change
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
+    with pytest.raises(BenchmdError, match=message):
+        cards._card(path)

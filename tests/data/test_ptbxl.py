@@ -1,0 +1,141 @@
+"""PTB-XL: what the table says, against an independent reading of it."""
+
+from __future__ import annotations
+
+import ast
+import csv
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmd_ray.data.cards import dataset_card, resource_folder
+from benchmd_ray.data.datasets import ptbxl
+from benchmd_ray.errors import BenchmdError
+
+CARD = dataset_card("ptb-xl")
+ORDER = ["atrial fibrillation/flutter", "myocardial infarction", "conduction disturbance",
+         "ischemic st-t changes", "hypertrophy", "other"]  # fmt: skip
+
+
+@pytest.fixture
+def table(synthetic_raw) -> pd.DataFrame:
+    return pd.read_csv(synthetic_raw["ptb-xl"] / "ptbxl_database.csv", index_col="ecg_id")
+
+
+@pytest.fixture
+def raw(tmp_path, synthetic_raw) -> Path:
+    """A folder with the table alone and empty stand-ins for the records."""
+    content = (synthetic_raw["ptb-xl"] / "ptbxl_database.csv").read_text()
+    (tmp_path / "ptbxl_database.csv").write_text(content)
+    for row in csv.DictReader(content.splitlines()):
+        header = tmp_path / f"{row['filename_hr']}.hea"
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.touch()
+    return tmp_path
+
+
+def expected_label(scp_codes: str) -> str:
+    rows = pd.read_csv(resource_folder("data_catalog") / "tables" / "ptbxl_scp.csv")
+    classes = dict(zip(rows["code"], rows["class"], strict=True))
+    found = [(classes[code], value) for code, value in ast.literal_eval(scp_codes).items()]
+    abnormal = [(-value, ORDER.index(name)) for name, value in found if name != "normal"]
+    return ORDER[min(abnormal)[1]] if abnormal else "normal"
+
+
+def test_labels_splits_and_patients_are_those_of_the_table(synthetic_raw, table):
+    found = ptbxl.discover(synthetic_raw["ptb-xl"], CARD, "clean", None)
+    assert (found.layout, found.missing, found.left_out) == ("physionet", [], {})
+    assert len(found.items) == len(table) == 140
+    for item in found.items:
+        row = table.loc[int(item.record_id.removeprefix("HR"))]
+        split = {9: "validation", 10: "test"}.get(row["strat_fold"], "train")
+        assert item.split == split
+        assert item.label == expected_label(row["scp_codes"])
+        assert int(item.patient) == row["patient_id"]
+        assert item.path == f"{row['filename_hr']}.hea"
+
+
+def test_metadata_are_those_of_the_table(synthetic_raw, table):
+    for item in ptbxl.discover(synthetic_raw["ptb-xl"], CARD, "clean", None).items:
+        row = table.loc[int(item.record_id.removeprefix("HR"))]
+        assert item.metadata == {
+            "age": min(row["age"], 90.0),
+            "sex": ["male", "female"][row["sex"]],
+            "site": str(int(row["site"])),
+            "device": {"CS-12   E": "CS-12 E", "AT-6 C 5.5": "AT-6 C 5.5"}[row["device"]],
+        }
+    assert (table["age"] == 300).any()
+
+
+def test_read_gives_the_samples_of_the_file(synthetic_raw):
+    root = synthetic_raw["ptb-xl"]
+    item = ptbxl.discover(root, CARD, "clean", None).items[3]
+    (record,) = ptbxl.read(root, item, CARD)
+    samples = np.fromfile((root / item.path).with_suffix(".dat"), "<i2").reshape(-1, 12).T
+    assert np.array_equal(record.signal, samples)
+    assert record.scale == pytest.approx(0.001)
+    assert CARD.kind.classes[int(np.argmax(record.target))] == item.label
+
+
+def test_folds_give_the_official_splits():
+    splits = [ptbxl.fold_split(fold) for fold in range(1, 11)]
+    assert splits == ["train"] * 8 + ["validation", "test"]
+
+
+def test_missing_files_are_named(raw):
+    (raw / "records500/00000/00007_hr.hea").unlink()
+    found = ptbxl.discover(raw, CARD, "clean", None)
+    assert found.missing == ["records500/00000/00007_hr.hea"]
+    assert len(found.items) == 139
+
+
+def test_released_takes_split_and_label_from_its_table(raw, tmp_path):
+    split_table = tmp_path / "ptbxl_splits.csv"
+    split_table.write_text("patient,split,label\nHR00001,val,2\nHR00002,train,6\nHR90000,train,0\n")
+    found = ptbxl.discover(raw, CARD, "released", split_table)
+    assert [(i.record_id, i.split, i.label) for i in found.items] == [
+        ("HR00001", "validation", "myocardial infarction"),
+        ("HR00002", "train", "hypertrophy"),
+    ]
+    assert found.left_out == {"it is not in the released split table": 138}
+    assert found.missing == ["HR90000 (of the split table)"]
+    assert found.patients_known
+
+
+def test_released_needs_its_table(raw):
+    with pytest.raises(BenchmdError, match=r"needs the split table .*ptbxl_splits\.csv"):
+        ptbxl.discover(raw, CARD, "released", None)
+
+
+def test_clean_needs_the_database(tmp_path):
+    with pytest.raises(BenchmdError, match=r"has no ptbxl_database\.csv.*--policy released"):
+        ptbxl.discover(tmp_path, CARD, "clean", None)
+
+
+def test_table_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "ptbxl_database.csv").write_text("patient,split,label\nHR00001,train,0\n")
+    with pytest.raises(BenchmdError, match="has no column 'ecg_id'; expected the table of PTB-XL"):
+        ptbxl.discover(tmp_path, CARD, "clean", None)
+
+
+def test_table_that_is_cut_off_is_refused(raw):
+    path = raw / "ptbxl_database.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:50], lines[50][:60]]))
+    with pytest.raises(BenchmdError, match="ends within record 50: the file is cut off"):
+        ptbxl.discover(raw, CARD, "clean", None)
+
+
+def test_challenge_records_that_ptbxl_removed_are_counted(tmp_path, synthetic_raw):
+    content = (synthetic_raw["ptb-xl"] / "ptbxl_database.csv").read_text().splitlines()
+    (tmp_path / "ptbxl_database.csv").write_text("\n".join(content[:4]) + "\n")
+    for number in (1, 2, 3, 137):
+        path = tmp_path / "g1" / f"HR{number:05d}.hea"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    found = ptbxl.discover(tmp_path, CARD, "clean", None)
+    assert found.layout == "cinc"
+    assert [item.path for item in found.items] == [f"g1/HR0000{i}.hea" for i in (1, 2, 3)]
+    assert found.left_out == {"it is not in ptbxl_database.csv": 1}

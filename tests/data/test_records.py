@@ -1,0 +1,110 @@
+"""Records to Arrow, to Parquet and back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmd_ray.data.catalog import write_shard
+from benchmd_ray.data.records import (
+    METADATA,
+    Record,
+    RecordError,
+    decode_signals,
+    decode_targets,
+    hashed_patient,
+    schema,
+    to_table,
+)
+from benchmd_ray.modalities import MODALITIES
+
+
+def example(modality, row: int) -> Record:
+    rng = np.random.default_rng(row)
+    dtype = np.dtype(modality.dtype)
+    bounds = np.iinfo(dtype)
+    return Record(
+        record_id=f"r{row}",
+        group_id=f"g{row // 2}",
+        unit_id=f"u{row}",
+        signal=rng.integers(bounds.min, bounds.max, modality.stored_shape, dtype),
+        scale=0.25 + row,
+        valid_size=tuple(size - row for size in modality.stored_shape[1:]),
+        target=rng.integers(-1, 2, len(modality.classes)).tolist(),
+        metadata={"age": 40.5 + row, "site": "7"} if row else {},
+    )
+
+
+@pytest.mark.parametrize("name", ["ecg", "cxr", "ldct"])
+def test_round_trip_through_parquet_keeps_every_value(tmp_path, name):
+    modality = MODALITIES[name]
+    records = [example(modality, row) for row in range(3)]
+    path = tmp_path / "shard.parquet"
+    write_shard(to_table(records, "train", modality), path, modality)
+    assert pq.read_schema(path) == schema(modality)
+    table = pq.read_table(path)
+    assert np.array_equal(
+        decode_signals(table["signal"], modality), np.stack([r.signal for r in records])
+    )
+    assert decode_targets(table["target"]).tolist() == [list(r.target) for r in records]
+    assert table["scale"].to_pylist() == [0.25, 1.25, 2.25]
+    assert table["valid_size"].to_pylist() == [list(r.valid_size) for r in records]
+    assert table["split"].to_pylist() == ["train"] * 3
+    assert table["group_id"].to_pylist() == ["g0", "g0", "g1"]
+    assert table["age"].to_pylist() == [None, 41.5, 42.5]
+    assert table["site"].to_pylist() == [None, "7", "7"]
+    assert table["sex"].null_count == 3
+
+
+def test_one_chunk_is_decoded_without_a_copy_and_slices_point_right():
+    modality = MODALITIES["ecg"]
+    records = [example(modality, row) for row in range(4)]
+    column = to_table(records, "train", modality)["signal"]
+    decoded = decode_signals(column, modality)
+    assert decoded.ctypes.data == column.chunk(0).buffers()[1].address
+    assert not decoded.flags.owndata
+    sliced = decode_signals(column.slice(2, 1), modality)
+    assert np.array_equal(sliced[0], records[2].signal)
+
+
+def test_several_chunks_and_none_are_decoded_in_order():
+    modality = MODALITIES["cxr"]
+    tables = [to_table([example(modality, row)], "train", modality) for row in range(2)]
+    column = pa.concat_tables(tables)["signal"]
+    assert column.num_chunks == 2
+    expected = np.stack([example(modality, row).signal for row in range(2)])
+    assert np.array_equal(decode_signals(column, modality), expected)
+    empty = decode_signals(pa.chunked_array([], column.type), modality)
+    assert empty.shape == (0, 1, 224, 224)
+
+
+def test_schema_states_what_a_signal_is():
+    field = schema(MODALITIES["ecg"]).field("signal")
+    assert field.type == pa.binary(12 * 5000 * 2)
+    assert field.metadata == {b"dtype": b"int16", b"shape": b"12,5000", b"unit": b"mV"}
+    names = schema(MODALITIES["ecg"]).names
+    assert names[:5] == ["record_id", "group_id", "unit_id", "split", "signal"]
+    assert names[-len(METADATA) :] == ["age", "sex", "site", "device", "view"]
+
+
+@pytest.mark.parametrize("change", [lambda s: s[:, :-1], lambda s: s.astype(np.int32)])
+def test_signal_of_another_shape_or_type_is_refused(change):
+    record = example(MODALITIES["ecg"], 1)
+    wrong = dataclasses.replace(record, signal=change(record.signal))
+    with pytest.raises(RecordError, match=r"r1: signal of shape .* expected \(12, 5000\) and"):
+        to_table([wrong], "train", MODALITIES["ecg"])
+
+
+def test_patients_are_hashed_per_dataset_and_key(monkeypatch):
+    plain = hashed_patient("ptb-xl", "15709")
+    assert plain == hashed_patient("ptb-xl", "15709")
+    assert len(plain) == 16
+    assert set(plain) <= set("0123456789abcdef")
+    assert plain != hashed_patient("georgia", "15709")
+    assert len({hashed_patient("ptb-xl", str(i)) for i in range(20_000)}) == 20_000
+    monkeypatch.setenv("BENCHMD_ID_KEY", "secret")
+    assert hashed_patient("ptb-xl", "15709") != plain

@@ -1,0 +1,132 @@
+"""The WFDB reader, against what was written and against independent reading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import wfdb
+from scipy.io import loadmat
+
+from benchmd_ray.data.readers.wfdb import read_comments, read_wfdb
+from benchmd_ray.data.records import RecordError
+
+
+def test_samples_names_rate_and_gain_are_those_of_the_files(tmp_path, write_cinc, ecg_signal):
+    waveform = read_wfdb(write_cinc(tmp_path, "E1", ecg_signal, gain="200.0(0)/uV"))
+    assert np.array_equal(waveform.samples, ecg_signal)
+    assert np.array_equal(waveform.samples, loadmat(tmp_path / "E1.mat")["val"])
+    assert waveform.names[:4] == ("I", "II", "III", "aVR")
+    assert waveform.rate == 500.0
+    assert waveform.steps_per_mv == pytest.approx(np.full(12, 200_000.0))
+
+
+@pytest.mark.parametrize(
+    ("unit", "per_mv"), [("mV", 50.0), ("mv", 50.0), ("V", 0.05), ("uV", 50e3), ("nV", 50e6)]
+)
+def test_every_voltage_unit_is_turned_into_millivolts(
+    tmp_path, write_cinc, ecg_signal, unit, per_mv
+):
+    waveform = read_wfdb(write_cinc(tmp_path, "E1", ecg_signal, gain=f"50/{unit}"))
+    assert waveform.steps_per_mv == pytest.approx(np.full(12, per_mv))
+
+
+def test_baseline_is_taken_off(tmp_path, write_cinc, ecg_signal):
+    waveform = read_wfdb(write_cinc(tmp_path, "E1", ecg_signal, gain="1000(-250)/mV"))
+    assert np.array_equal(waveform.samples, ecg_signal.astype(int) + 250)
+
+
+def test_dat_files_of_wfdb_itself_read_back(tmp_path, ecg_signal):
+    wfdb.wrsamp(
+        "r", 500, ["mV"] * 12, [f"c{i}" for i in range(12)], d_signal=ecg_signal.T.astype(int),
+        fmt=["16"] * 12, adc_gain=[1000.0] * 12, baseline=[0] * 12, write_dir=str(tmp_path),
+    )  # fmt: skip
+    assert np.array_equal(read_wfdb(tmp_path / "r.hea").samples, ecg_signal)
+
+
+def test_record_name_with_its_files_ending_is_mended(tmp_path, write_cinc, ecg_signal):
+    header = write_cinc(tmp_path, "E1", ecg_signal, first="E1.mat")
+    with pytest.raises(wfdb.io.header.HeaderSyntaxError):
+        wfdb.rdrecord(str(header.with_suffix("")))
+    assert np.array_equal(read_wfdb(header).samples, ecg_signal)
+
+
+def test_checksums_may_be_signed_or_unsigned(tmp_path, write_cinc, ecg_signal):
+    header = write_cinc(tmp_path, "E1", ecg_signal)
+    lines = header.read_text().splitlines()
+    for i in range(1, 13):
+        fields = lines[i].split()
+        fields[6] = str(int(fields[6]) % 65536)
+        lines[i] = " ".join(fields)
+    header.write_text("\n".join(lines) + "\n")
+    assert np.array_equal(read_wfdb(header).samples, ecg_signal)
+
+
+def test_damaged_samples_are_refused(tmp_path, write_cinc, ecg_signal):
+    header = write_cinc(tmp_path, "E1", ecg_signal)
+    content = bytearray((tmp_path / "E1.mat").read_bytes())
+    content[24 + 2 * (12 * 1000 + 3)] ^= 1  # lead 3, sample 1000
+    (tmp_path / "E1.mat").write_bytes(content)
+    with pytest.raises(RecordError, match=r"channel aVR: the samples' checksum .* fetch it again"):
+        read_wfdb(header)
+
+
+@pytest.mark.parametrize("kept", [0, 30_000, 120_023])
+def test_truncated_samples_are_refused(tmp_path, write_cinc, ecg_signal, kept):
+    header = write_cinc(tmp_path, "E1", ecg_signal)
+    content = (tmp_path / "E1.mat").read_bytes()
+    (tmp_path / "E1.mat").write_bytes(content[:kept])
+    with pytest.raises(RecordError, match="not a readable WFDB record"):
+        read_wfdb(header)
+
+
+@pytest.mark.parametrize("first", ["E1", "E1.mat"])
+def test_missing_samples_are_refused(tmp_path, write_cinc, ecg_signal, first):
+    header = write_cinc(tmp_path, "E1", ecg_signal, first=first)
+    (tmp_path / "E1.mat").unlink()
+    with pytest.raises(RecordError, match="FileNotFoundError"):
+        read_wfdb(header)
+
+
+def test_invalid_samples_are_refused(tmp_path, write_cinc, ecg_signal):
+    ecg_signal[4, 100:103] = -32768
+    with pytest.raises(RecordError, match=r"3 samples are marked invalid \(NaN\)"):
+        read_wfdb(write_cinc(tmp_path, "E1", ecg_signal))
+
+
+def test_unit_that_is_no_voltage_is_refused(tmp_path, write_cinc, ecg_signal):
+    with pytest.raises(RecordError, match="unit 'mmHg' is no voltage"):
+        read_wfdb(write_cinc(tmp_path, "E1", ecg_signal, gain="100/mmHg"))
+
+
+@pytest.mark.parametrize("text", ["", "\n", "E1 twelve 500\n", "E1 12 500 5000\n", "\0\1\2"])
+def test_broken_headers_are_refused(tmp_path, text):
+    (tmp_path / "E1.hea").write_text(text)
+    with pytest.raises(RecordError):
+        read_wfdb(tmp_path / "E1.hea")
+
+
+def test_header_without_signals_is_refused(tmp_path):
+    (tmp_path / "E1.hea").write_text("E1 0 500 5000\n")
+    with pytest.raises(RecordError, match=r"no signal|not a readable"):
+        read_wfdb(tmp_path / "E1.hea")
+
+
+@pytest.mark.parametrize("line", ["# Dx: 1,2", "#Dx: 1,2", "#\tdx :1,2  ", "# DX:1,2"])
+def test_comments_are_read_however_they_are_written(tmp_path, line):
+    path = tmp_path / "E1.hea"
+    path.write_text(f"E1 12 500 5000\n{line}\n# Age: 61\n")
+    assert read_comments(path) == {"dx": "1,2", "age": "61"}
+
+
+def test_empty_comment_does_not_take_the_next_line(tmp_path: Path):
+    path = tmp_path / "E1.hea"
+    path.write_text("E1 12 500 5000\r\n# Age:\r\n# Sex: \n#\n# Dx: 1\n")
+    assert read_comments(path) == {"age": "", "sex": "", "dx": "1"}
+
+
+def test_header_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "E1.hea").write_bytes(b"\xff\xfe# Dx: 1\n")
+    with pytest.raises(RecordError, match="the header cannot be read"):
+        read_comments(tmp_path / "E1.hea")

@@ -1,0 +1,251 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation import intervals
+from benchmd_ray.evaluation.intervals import (
+    auroc_interval,
+    bootstrap_auroc,
+    group_multiplicities,
+    interval,
+    mean_auroc_interval,
+    mean_over_classes,
+)
+from benchmd_ray.evaluation.metrics import auroc_per_class
+
+
+def random_predictions(seed, *, rows=50, classes=3, levels=6, patients=15):
+    """Targets with unknowns, scores with many ties, several rows per patient."""
+    rng = np.random.default_rng(seed)
+    targets = rng.choice([1, 0, -1], size=(rows, classes), p=[0.3, 0.5, 0.2]).astype(np.int8)
+    targets[:, 0] = rng.random(rows) < 0.8  # here the negatives are the rarer side
+    scores = rng.integers(0, levels, (rows, classes)) / levels
+    return targets, scores, np.array([f"p{i:03}" for i in rng.integers(0, patients, rows)])
+
+
+def pair_auroc(target, score, weight):
+    """Slow reference: the weighted share of (positive, negative) pairs in the right order."""
+    p, n = target == 1, target == 0
+    pairs = weight[p][:, None] * weight[n][None, :]
+    better = score[p][:, None] - score[n][None, :]
+    won = np.where(better > 0, 1.0, np.where(better == 0, 0.5, 0.0))
+    return (won * pairs).sum() / pairs.sum() if pairs.sum() else np.nan
+
+
+def binormal(rng, rows, separation=1.2, share=0.5):
+    """One class whose AUROC is Phi(separation / sqrt 2)."""
+    target = (rng.random(rows) < share).astype(np.int8)
+    return target[:, None], (rng.normal(size=rows) + separation * target)[:, None]
+
+
+def binormal_auroc(separation):
+    return 0.5 * (1 + math.erf(separation / 2))
+
+
+@pytest.mark.parametrize("levels", [1, 3, 1000])
+def test_agrees_with_scikit_learn_and_counting_pairs(levels):
+    targets, scores, groups = random_predictions(0, levels=levels)
+    names, group_of_row = np.unique(groups, return_inverse=True)
+    got = bootstrap_auroc(targets, scores, groups, resamples=60, seed=5)
+    multiplicities = group_multiplicities(len(names), range(60), seed=5)
+    for row, counts in zip(got, multiplicities, strict=True):
+        weight = counts[group_of_row]
+        for value, target, score in zip(row, targets.T, scores.T, strict=True):
+            assert value == pytest.approx(pair_auroc(target, score, weight), nan_ok=True)
+            drawn = (target >= 0) & (weight > 0)
+            if len(set(target[drawn])) == 2:
+                expected = roc_auc_score(target[drawn], score[drawn], sample_weight=weight[drawn])
+                assert value == pytest.approx(expected)
+            else:
+                assert np.isnan(value)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 30), st.integers(2, 12), st.integers(1, 6))
+def test_agrees_with_counting_pairs_on_anything(seed, rows, patients, levels):
+    targets, scores, groups = random_predictions(seed, rows=rows, patients=patients, levels=levels)
+    names, group_of_row = np.unique(groups, return_inverse=True)
+    got = bootstrap_auroc(targets, scores, groups, resamples=4)
+    for row, counts in zip(got, group_multiplicities(len(names), range(4)), strict=True):
+        expected = [
+            pair_auroc(t, s, counts[group_of_row]) for t, s in zip(targets.T, scores.T, strict=True)
+        ]
+        if len(names) > 1:
+            np.testing.assert_allclose(row, expected, atol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32))
+def test_negated_scores_give_one_minus_auroc(seed):
+    targets, scores, groups = random_predictions(seed)
+    np.testing.assert_allclose(
+        bootstrap_auroc(targets, -scores, groups, resamples=5),
+        1 - bootstrap_auroc(targets, scores, groups, resamples=5),
+        atol=1e-12,
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([np.exp, np.arctan, lambda s: 3 * s - 7]))
+def test_monotone_transform_changes_nothing(seed, transform):
+    targets, scores, groups = random_predictions(seed)
+    np.testing.assert_array_equal(
+        bootstrap_auroc(targets, transform(scores), groups, resamples=5),
+        bootstrap_auroc(targets, scores, groups, resamples=5),
+    )
+
+
+def test_row_order_does_not_matter():
+    targets, scores, groups = random_predictions(1)
+    order = np.random.default_rng(0).permutation(len(groups))
+    np.testing.assert_array_equal(
+        bootstrap_auroc(targets, scores, groups, resamples=50),
+        bootstrap_auroc(targets[order], scores[order], groups[order], resamples=50),
+    )
+
+
+def test_chunks_do_not_change_the_values(monkeypatch):
+    predictions = random_predictions(2)
+    whole = bootstrap_auroc(*predictions, resamples=50)
+    monkeypatch.setattr(intervals, "_CHUNK_ELEMENTS", 7 * 50)
+    np.testing.assert_array_equal(bootstrap_auroc(*predictions, resamples=50), whole)
+    monkeypatch.setattr(intervals, "_CHUNK_ELEMENTS", 1)
+    np.testing.assert_array_equal(bootstrap_auroc(*predictions, resamples=50), whole)
+
+
+def test_draws_depend_on_seed_and_number_only():
+    counts = group_multiplicities(20, range(100), seed=3)
+    assert (counts.sum(axis=1) == 20).all()
+    assert len(np.unique(counts, axis=0)) == 100
+    np.testing.assert_array_equal(group_multiplicities(20, range(40, 50), seed=3), counts[40:50])
+    assert (group_multiplicities(20, range(100), seed=4) != counts).any()
+    # every group is equally likely: mean 1, standard error about 0.1 over 100 draws
+    np.testing.assert_allclose(counts.mean(axis=0), 1, atol=0.5)
+
+
+def test_same_patients_give_paired_resamples():
+    targets, scores, groups = random_predictions(4, levels=1000)
+    a = bootstrap_auroc(targets, scores, groups, resamples=200)
+    noise = np.random.default_rng(0).normal(scale=0.01, size=scores.shape)
+    b = bootstrap_auroc(targets, scores + noise, groups, resamples=200)
+    paired = np.nanstd(mean_over_classes(a) - mean_over_classes(b))
+    assert paired < 0.3 * np.nanstd(mean_over_classes(a))
+
+
+def test_class_without_positives_is_not_scored():
+    targets, scores, groups = random_predictions(5)
+    targets[:, 1] = 0
+    result = auroc_interval(targets, scores, groups, resamples=100)
+    assert np.isnan(result.per_class[1]).all()
+    assert result.scored[1] == 0
+    kept = [0, 2]
+    without = auroc_interval(targets[:, kept], scores[:, kept], groups, resamples=100)
+    assert (result.low, result.high) == (without.low, without.high)
+
+
+def test_class_lost_in_a_resample_is_left_out_of_its_mean():
+    targets, scores, groups = random_predictions(6)
+    targets[:, 1] = groups == groups[0]  # one patient carries the class
+    values = bootstrap_auroc(targets, scores, groups, resamples=300)
+    lost = np.isnan(values[:, 1])
+    drawn = group_multiplicities(len(set(groups)), range(300))[
+        :, sorted(set(groups)).index(groups[0])
+    ]
+    np.testing.assert_array_equal(lost, drawn == 0)
+    np.testing.assert_allclose(
+        mean_over_classes(values)[lost], np.nanmean(values[lost][:, [0, 2]], axis=1)
+    )
+    result = auroc_interval(targets, scores, groups, resamples=300)
+    assert result.scored[1] == pytest.approx(1 - lost.mean())
+    assert 0.5 < result.scored[1] < 0.75  # 1 - 1/e in the limit
+
+
+@pytest.mark.parametrize("rows", [0, 1, 12])
+def test_one_patient_gives_no_interval(rows):
+    targets = np.resize(np.array([[1], [0]], np.int8), (rows, 1))
+    result = auroc_interval(targets, np.arange(rows)[:, None], np.full(rows, "p"), resamples=10)
+    assert np.isnan([result.low, result.high, *result.per_class[0]]).all()
+    assert result.scored == (0.0,)
+
+
+def test_one_bootstrap_gives_the_mean_and_the_classes():
+    targets, scores, groups = random_predictions(7, rows=200, patients=80)
+    result = auroc_interval(targets, scores, groups, resamples=400, seed=2, level=0.8)
+    values = bootstrap_auroc(targets, scores, groups, resamples=400, seed=2)
+    for column, expected in zip(values.T, result.per_class, strict=True):
+        assert interval(column, 0.8) == expected
+    mean = mean_auroc_interval(targets, scores, groups, resamples=400, seed=2, level=0.8)
+    assert mean == (result.low, result.high)
+    assert result.scored == (1.0, 1.0, 1.0)
+    for point, (low, high) in zip(auroc_per_class(targets, scores), result.per_class, strict=True):
+        assert low < point < high
+
+
+def test_interval_is_the_percentile_interval():
+    values = np.append(np.arange(101.0), [np.nan, np.nan])
+    assert interval(values, 0.9) == pytest.approx((5, 95))
+    assert interval(values, 0.5) == pytest.approx((25, 75))
+    assert np.isnan(interval([np.nan, np.nan])).all()
+    assert np.isnan(interval([])).all()
+
+
+def test_mean_over_classes_leaves_out_nan():
+    got = mean_over_classes(np.array([[0.5, 0.7], [np.nan, 0.7], [np.nan, np.nan]]))
+    np.testing.assert_allclose(got, [0.6, 0.7, np.nan])
+
+
+def test_interval_shrinks_with_patients():
+    rng = np.random.default_rng(0)
+    widths = []
+    for rows in (100, 400, 1600):
+        low, high = mean_auroc_interval(*binormal(rng, rows), np.arange(rows), resamples=400)
+        widths.append(high - low)
+    assert 1.4 < widths[0] / widths[1] < 2.9  # about 2, as one over the root of n
+    assert 1.4 < widths[1] / widths[2] < 2.9
+
+
+def test_copies_of_a_patients_records_do_not_shrink_the_interval():
+    targets, scores = binormal(np.random.default_rng(1), 150)
+    patients = np.arange(150)
+    once = auroc_interval(targets, scores, patients, resamples=400)
+    copies = [np.repeat(a, 9, axis=0) for a in (targets, scores, patients)]
+    assert auroc_interval(*copies, resamples=400) == once
+    naive = auroc_interval(copies[0], copies[1], np.arange(1350), resamples=400)
+    assert naive.high - naive.low < 0.5 * (once.high - once.low)  # a third, in the limit
+
+
+@pytest.mark.parametrize("records", [1, 4])
+def test_coverage(records):
+    """Intervals hold the true AUROC about as often as they say, also with correlated records."""
+    rng = np.random.default_rng(11)
+    separation, patients, held, trials = 1.2, 120, 0, 200
+    for trial in range(trials):
+        targets, scores = binormal(rng, patients, separation)
+        groups = np.repeat(np.arange(patients), records)
+        # the patient's own share of the variance is 0.7, the record's 0.3
+        own = (scores - separation * targets)[groups]
+        error = own if records == 1 else 0.7**0.5 * own + rng.normal(0, 0.3**0.5, own.shape)
+        observed = separation * targets[groups] + error
+        low, high = mean_auroc_interval(
+            targets[groups], observed, groups, resamples=300, seed=trial
+        )
+        held += low <= binormal_auroc(separation) <= high
+    assert 0.88 <= held / trials <= 0.99
+
+
+def test_arguments_out_of_range_are_refused():
+    targets, scores, groups = random_predictions(8)
+    with pytest.raises(BenchmdError, match=r"groups have shape \(49,\), expected \(50,\)"):
+        bootstrap_auroc(targets, scores, groups[1:])
+    with pytest.raises(BenchmdError, match=r"resamples must be at least 1, but got 0"):
+        bootstrap_auroc(targets, scores, groups, resamples=0)
+    for level in (0.0, 1.0, 95):
+        with pytest.raises(BenchmdError, match=r"level must lie between 0 and 1, but got"):
+            auroc_interval(targets, scores, groups, level=level)
+    with pytest.raises(BenchmdError, match=r"scores are not finite in 50 of 50 rows"):
+        bootstrap_auroc(targets, scores * np.nan, groups)
