@@ -303,6 +303,7 @@ def demo(out: Path, address: str | None) -> None:
     from benchmd_ray.service.demo import demo as run_demo
 
     _report(run_demo(out, click.echo, address), out / "report")
+    click.echo("The data are synthetic: the numbers show that everything works, and nothing else.")
 
 
 @main.command()

@@ -13,6 +13,9 @@ from benchmd_ray.errors import unknown_name
 
 Task = Literal["single-label", "multi-label"]
 
+UNKNOWN = -1
+"""Target value of a class that is not known; it is masked in losses and metrics."""
+
 
 @dataclass(frozen=True)
 class Modality:

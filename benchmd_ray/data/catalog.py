@@ -310,7 +310,7 @@ def _run(
 
 def _map(chunks: list[_Chunk]) -> Iterator[dict[str, Any]]:
     """Parts of the chunks as they are built by a Ray Data job."""
-    import ray
+    import ray.data
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     rows = [{"chunk": json.dumps(dataclasses.asdict(chunk))} for chunk in chunks]

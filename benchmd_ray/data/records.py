@@ -25,9 +25,6 @@ METADATA: dict[str, pa.DataType] = {
 OLDEST_AGE = 90.0
 """Ages above are stored as this one: very high ages can identify a person."""
 
-UNKNOWN = -1
-"""Target value of a class that is not known; it is masked in losses and metrics."""
-
 
 class RecordError(Exception):
     """One raw file cannot become a record; it is quarantined with this reason."""

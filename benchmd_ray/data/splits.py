@@ -7,9 +7,8 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.records import UNKNOWN
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Task
+from benchmd_ray.modalities import UNKNOWN, Task
 
 
 def stable_fraction(key: str) -> float:

@@ -22,6 +22,15 @@ from benchmd_ray.settings import Settings
 from benchmd_ray.training.checkpoints import load_classifier
 from benchmd_ray.training.collect import collect, evaluating
 
+DESCRIPTION = (
+    "dataset",
+    "modality",
+    "role",
+    "policy",
+    "catalog",
+    "raw_records",
+    "raw_expected",
+)
 IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
 
 
@@ -32,7 +41,7 @@ class Predictions:
     table: pa.Table
     """record_id, unit_id, group_id, split, scores, target and the metadata columns."""
     description: dict[str, str]
-    """dataset, modality, policy, catalog (digest)."""
+    """What `DESCRIPTION` names; ``catalog`` is its digest."""
 
     @property
     def splits(self) -> list[str]:
@@ -95,6 +104,8 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         "role": str(catalog.manifest["role"]),
         "policy": str(catalog.manifest["policy"]),
         "catalog": catalog.digest,
+        "raw_records": str(catalog.manifest["raw"]["records"]),
+        "raw_expected": str(catalog.manifest["raw"]["expected"]),
     }
     table = pa.concat_tables(parts).replace_schema_metadata(description)
     path = predictions_path(run, catalog.dataset)
@@ -127,10 +138,10 @@ def read_predictions(path: Path) -> Predictions:
     try:
         table = pq.read_table(path)
         metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-        description = {key: metadata[key] for key in ("dataset", "modality", "policy", "catalog")}
+        description = {key: metadata[key] for key in DESCRIPTION}
     except (OSError, pa.ArrowException, KeyError) as error:
         raise BenchmdError(
             f"{path} holds no predictions ({type(error).__name__}: {error}). Remove it and run "
             "`benchmd evaluate` again."
         ) from error
-    return Predictions(table, description | {"role": metadata.get("role", "")})
+    return Predictions(table, description)

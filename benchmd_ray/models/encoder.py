@@ -77,7 +77,8 @@ class Encoder(nn.Module):
         x = self.dropout(x + self.positions)
         for block in self.blocks:
             x = block(x)
-        return x
+        hidden: torch.Tensor = x
+        return hidden
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         """Mean over all tokens, CLS included: (batch, width)."""

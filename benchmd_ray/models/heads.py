@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmd_ray.data.records import UNKNOWN
-from benchmd_ray.modalities import Modality, Task
+from benchmd_ray.modalities import UNKNOWN, Modality, Task
 from benchmd_ray.models.encoder import Encoder
 
 

@@ -53,6 +53,8 @@ class Cell:
     """Classes without a positive or without a negative record."""
     classes: tuple[tuple[str, float, float, float], ...]
     """Per class: name, AUROC, low, high."""
+    raw: tuple[int, int]
+    """Raw records that the catalog was built from, and those of the whole dataset."""
     run: str
     """Name of the run's folder."""
 
@@ -105,6 +107,10 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
                 for name, value, ends in zip(
                     kind.classes, result.per_class, spread.per_class, strict=True
                 )
+            ),
+            raw=(
+                int(predictions.description["raw_records"]),
+                int(predictions.description["raw_expected"]),
             ),
             run=run.folder.name,
         )
@@ -179,6 +185,11 @@ def notes(found: Sequence[Cell]) -> list[str]:
         )
     if any(c.protocol == "custom" for c in found):
         lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
+    partial = {(c.dataset, *c.raw) for c in found if c.raw[0] != c.raw[1]}
+    lines += [
+        f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."
+        for dataset, held, whole in sorted(partial)
+    ]
     missing = {(c.dataset, c.split, c.unscored) for c in found if c.unscored}
     lines += [
         f"Not scored in {dataset} ({split}), no positive or no negative record: {', '.join(names)}."
@@ -213,7 +224,7 @@ def write_tables(found: Sequence[Cell], folder: Path) -> list[Path]:
     whole = pd.DataFrame(
         [
             {
-                **{k: v for k, v in vars(c).items() if k not in ("classes", "unscored")},
+                **{k: v for k, v in vars(c).items() if k not in ("classes", "unscored", "raw")},
                 "unscored": "; ".join(c.unscored),
             }
             for c in found

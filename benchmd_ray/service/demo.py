@@ -16,8 +16,8 @@ from benchmd_ray.ssl import METHODS
 SETTINGS = updated(
     Settings(encoder=ENCODERS["tiny"]),
     {
-        "pretrain": {"steps": 240, "batch_size": 32, "optimiser": {"lr": 1e-3}},
-        "transfer": {"epochs": 20, "batch_size": 32, "optimiser": {"lr": 1e-3}},
+        "pretrain": {"steps": 150, "batch_size": 32, "optimiser": {"lr": 1e-3}},
+        "transfer": {"epochs": 15, "batch_size": 32, "optimiser": {"lr": 1e-3}},
     },
 )
 """Small enough for two cores and a few minutes."""

@@ -187,7 +187,8 @@ def test_killed_build_goes_on_where_it_stopped(synthetic_raw, tmp_path, monkeypa
     def killed_after_two(chunks):
         yield from map(catalog.build_chunk, chunks[:2])
         chunks[2].shard.write_bytes(b"half a shard")  # renamed, but its part not yet written
-        (out / "shards" / ".partial-1-test-00003.parquet").write_bytes(b"half a shard")
+        for folder in ("shards", "parts", "."):
+            (out / folder / ".partial-1-test-00003").write_bytes(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -78,6 +78,11 @@ def test_rows_that_count_for_several_classes_displace_none():
         assert small < medium <= large
 
 
+def test_class_that_other_classes_filled_draws_no_more():
+    targets = np.ones((10, 3), np.int8)
+    assert len(label_subset(targets, 4, "multi-label", 0)) == 4
+
+
 def test_unlabelled_rows_are_never_drawn():
     targets = np.array([[-1, -1], [1, 0], [-1, 0], [-1, -1], [0, 1]], np.int8)
     assert label_subset(targets, None, "multi-label", 0).tolist() == [1, 2, 4]

@@ -1,0 +1,1 @@
+"""Speed of the package against straightforward peers, measured side by side."""

@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.models.heads import Classifier, classification_loss
+from benchmd_ray.settings import ENCODERS
+
+
+def slow_cross_entropy(logits, target):
+    return math.log(sum(math.exp(x) for x in logits)) - logits[target.index(1)]
+
+
+def slow_masked_bce(logits, target):
+    """Mean over known labels; a label that is not known (-1) plays no part."""
+    terms = []
+    for x, y in zip(logits, target, strict=True):
+        if y >= 0:
+            p = 1 / (1 + math.exp(-x))
+            terms.append(-math.log(p if y == 1 else 1 - p))
+    return sum(terms) / len(terms) if terms else 0.0
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(1, 2), (5, 7), (9, 5)])
+def test_single_label_agrees_with_the_formula(batch, classes):
+    generator = torch.Generator().manual_seed(batch)
+    logits = torch.randn(batch, classes, generator=generator) * 3
+    chosen = torch.randint(classes, (batch,), generator=generator)
+    targets = torch.nn.functional.one_hot(chosen, classes).to(torch.int8)
+    expected = [
+        slow_cross_entropy(x, y) for x, y in zip(logits.tolist(), targets.tolist(), strict=True)
+    ]
+    found = classification_loss(logits, targets, "single-label")
+    assert found.shape == (batch,)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(1, 2), (6, 5), (40, 3)])
+def test_multi_label_agrees_with_the_formula_and_masks_unknown_labels(batch, classes):
+    generator = torch.Generator().manual_seed(batch)
+    logits = torch.randn(batch, classes, generator=generator) * 3
+    targets = torch.randint(-1, 2, (batch, classes), generator=generator).to(torch.int8)
+    targets[0] = torch.tensor([-1] + [1] * (classes - 1))
+    expected = [
+        slow_masked_bce(x, y) for x, y in zip(logits.tolist(), targets.tolist(), strict=True)
+    ]
+    found = classification_loss(logits, targets, "multi-label")
+    assert found.shape == (batch,)
+    assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_an_example_without_a_known_label_costs_nothing():
+    logits = torch.randn(1, 3, requires_grad=True)
+    targets = torch.full((1, 3), -1, dtype=torch.int8)
+    loss = classification_loss(logits, targets, "multi-label")
+    loss.sum().backward()
+    assert loss.tolist() == [0.0]
+    assert logits.grad.tolist() == [[0.0] * 3]
+
+
+def test_equal_logits_cost_the_logarithm_of_the_number_of_classes():
+    targets = torch.eye(7, dtype=torch.int8)
+    found = classification_loss(torch.zeros(7, 7), targets, "single-label")
+    assert found.tolist() == pytest.approx([math.log(7)] * 7)
+    found = classification_loss(torch.zeros(7, 7), targets, "multi-label")
+    assert found.tolist() == pytest.approx([math.log(2)] * 7)
+
+
+def test_losses_of_bf16_logits_are_float32():
+    targets = torch.eye(2, dtype=torch.int8)
+    for task in ("single-label", "multi-label"):
+        found = classification_loss(torch.zeros(2, 2, dtype=torch.bfloat16), targets, task)
+        assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("name", "classes"), [("ecg", 7), ("ldct", 2)])
+def test_a_classifier_is_a_linear_map_of_the_features(name, classes):
+    modality = MODALITIES[name]
+    model = Classifier(Encoder(modality, ENCODERS["tiny"]), modality).eval()
+    signals = torch.randn(2, *modality.input_shape)
+    logits = model(signals)
+    assert logits.shape == (2, classes)
+    expected = model.encoder(signals) @ model.head.weight.T + model.head.bias
+    torch.testing.assert_close(logits, expected)

@@ -1,0 +1,108 @@
+import csv
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.results import tables
+from benchmd_ray.results.store import open_run
+
+ECG = MODALITIES["ecg"]
+
+
+def make_run(store, dataset="georgia", role="target", technique="shed", split="test", seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 6, 300)  # the last class, hypertrophy, never occurs
+    targets = np.eye(7, dtype=np.int8)[labels]
+    scores = rng.dirichlet(np.ones(7), 300) + 0.3 * targets
+    about = {
+        "technique": technique,
+        "setting": "linear",
+        "fixed": False,
+        "seed": 0,
+        "determinants": [dataset, technique, split, seed],
+    }
+    run = open_run(store, f"transfer-ecg-{technique}", about)
+    table = pa.table(
+        {
+            "split": [split] * 300,
+            "group_id": [f"p{i // 2}" for i in range(300)],
+            "scores": pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), 7),
+            "target": pa.FixedSizeListArray.from_arrays(pa.array(targets.ravel()), 7),
+        }
+    ).replace_schema_metadata(
+        {
+            "dataset": dataset,
+            "modality": "ecg",
+            "policy": "clean",
+            "catalog": "d",
+            "role": role,
+            "raw_records": "300",
+            "raw_expected": "10344",
+        }
+    )
+    (run.folder / "predictions").mkdir(exist_ok=True)
+    pq.write_table(table, run.folder / "predictions" / f"{dataset}.parquet")
+    return run, targets, scores
+
+
+def test_every_number_is_computed_from_the_predictions(tmp_path):
+    run, targets, scores = make_run(tmp_path)
+    (cell,) = tables.cells(run)
+    expected = [roc_auc_score(targets[:, c], scores[:, c]) for c in range(6)]
+    assert cell.auroc == pytest.approx(np.mean(expected))
+    assert [value for _, value, _, _ in cell.classes[:6]] == pytest.approx(expected)
+    assert cell.low < cell.auroc < cell.high
+    assert (cell.records, cell.patients) == (300, 150)
+
+
+def test_a_class_that_cannot_be_scored_is_named(tmp_path):
+    run, *_ = make_run(tmp_path)
+    (cell,) = tables.cells(run)
+    assert cell.unscored == ("hypertrophy",)
+    assert any("Not scored in georgia (test)" in note for note in tables.notes([cell]))
+    assert tables.display_frame([cell])["classes"][0] == "6/7"
+
+
+def test_a_table_says_when_a_dataset_is_not_whole(tmp_path):
+    run, *_ = make_run(tmp_path)
+    expected = "georgia: built from 300 raw records, the whole dataset has 10,344."
+    assert expected in tables.notes(tables.cells(run))
+
+
+def test_the_papers_number_stands_beside_its_own_cell_only(tmp_path):
+    target, *_ = make_run(tmp_path)
+    held_out, *_ = make_run(tmp_path, dataset="ptb-xl", role="source", split="test")
+    source, *_ = make_run(tmp_path, dataset="ptb-xl", role="source", split="validation")
+    assert tables.cells(target)[0].paper == tables.paper_auroc()["georgia", "linear", "shed"]
+    assert tables.cells(source)[0].paper == 0.737
+    assert tables.cells(held_out)[0].paper is None
+
+
+def test_tables_are_written_as_csv_and_markdown(tmp_path):
+    run, *_ = make_run(tmp_path / "runs")
+    other, *_ = make_run(tmp_path / "runs", technique="scratch", seed=1)
+    found = tables.all_cells([run, other])
+    assert [cell.technique for cell in found] == ["scratch", "shed"]
+    paths = tables.write_tables(found, tmp_path / "out")
+    rows = list(csv.DictReader(paths[0].open()))
+    assert float(rows[1]["auroc"]) == pytest.approx(found[1].auroc)
+    assert len(list(csv.DictReader(paths[1].open()))) == 14
+    assert paths[2].read_text("utf-8").count("\n| georgia |") == 2
+
+
+def test_text_columns_line_up(tmp_path):
+    run, *_ = make_run(tmp_path)
+    lines = tables.text(tables.display_frame(tables.cells(run))).splitlines()
+    start = lines[0].index("technique")
+    assert lines[2][start:].startswith("shed")
+
+
+def test_runs_without_predictions_are_refused(tmp_path):
+    run = open_run(tmp_path, "r", {"determinants": {}})
+    with pytest.raises(BenchmdError, match="none of the 1 runs has predictions"):
+        tables.all_cells([run])

@@ -1,0 +1,183 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from benchmd_ray.data.catalog import Catalog, build, open_catalog
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.results.store import runs
+from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.settings import ENCODERS, Settings, updated
+
+SMALL = updated(
+    Settings(encoder=ENCODERS["tiny"]),
+    {"pretrain": {"steps": 3, "batch_size": 8}, "transfer": {"epochs": 3, "batch_size": 16}},
+)
+FINETUNE = updated(SMALL, {"transfer": {"mode": "finetune", "labels": "small"}})
+
+pytestmark = pytest.mark.ray  # the catalogs are built on Ray
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="module")
+def done(ecg_catalogs, tmp_path_factory):
+    store = tmp_path_factory.mktemp("runs")
+    source = ecg_catalogs["ptb-xl"].path
+    upstream = pretrain_run("mae", source, store, SMALL)
+    target = ecg_catalogs["georgia"].path
+    run = transfer_run(source, store, SMALL, upstream=upstream.folder, targets=(target,))
+    return store, upstream, run
+
+
+def test_predictions_hold_every_record_of_the_evaluation_splits(done, ecg_catalogs):
+    _, _, run = done
+    for name in ("ptb-xl", "georgia"):
+        catalog = ecg_catalogs[name]
+        table = pq.read_table(run.folder / "predictions" / f"{name}.parquet")
+        assert len(table) == sum(catalog.rows(s) for s in catalog.evaluation_splits)
+        assert len(set(table["record_id"].to_pylist())) == len(table)
+        assert np.allclose(np.array(table["scores"].to_pylist()).sum(axis=1), 1)
+    assert read_predictions(run.folder / "predictions" / "ptb-xl.parquet").splits == [
+        "test",
+        "validation",
+    ]
+
+
+def test_the_table_scores_the_validation_as_training_selected_it(done):
+    _, _, run = done
+    predictions = read_predictions(run.folder / "predictions" / "ptb-xl.parquet")
+    targets, scores, _ = predictions.of_split("validation")
+    scorable = [c for c in range(7) if 0 < (targets[:, c] == 1).sum() < len(targets)]
+    mean = np.mean([roc_auc_score(targets[:, c] == 1, scores[:, c]) for c in scorable])
+    selected = json.loads((run.folder / "training.json").read_text())["validation_auroc"]
+    assert mean == pytest.approx(selected, abs=1e-6)
+
+
+def test_a_finished_run_is_not_done_twice(done, ecg_catalogs):
+    store, upstream, _ = done
+    source = ecg_catalogs["ptb-xl"].path
+    stamps = {p: p.stat().st_mtime_ns for p in store.rglob("*") if p.is_file()}
+    again = pretrain_run("mae", source, store, SMALL)
+    assert again.folder == upstream.folder
+    target = ecg_catalogs["georgia"].path
+    transfer_run(source, store, SMALL, upstream=upstream.folder, targets=(target,))
+    assert {p: p.stat().st_mtime_ns for p in store.rglob("*") if p.is_file()} == stamps
+
+
+def test_how_a_run_is_executed_does_not_name_it_but_what_it_computes_does(done, ecg_catalogs):
+    store, upstream, _ = done
+    source = ecg_catalogs["ptb-xl"].path
+    elsewhere = updated(SMALL, {"execution": {"log_every": 7, "checkpoint_every": 3}})
+    assert pretrain_run("mae", source, store, elsewhere).folder == upstream.folder
+    seeded = replace(SMALL, seed=1)
+    assert pretrain_run("mae", source, store, seeded).folder != upstream.folder
+
+
+def test_fine_tuning_starts_from_the_pretrained_encoder(done, ecg_catalogs):
+    store, upstream, _ = done
+    source = ecg_catalogs["ptb-xl"].path
+    scratch = transfer_run(source, store, FINETUNE)
+    pretrained = transfer_run(source, store, FINETUNE, upstream=upstream.folder)
+    assert scratch.description["technique"] == "scratch"
+    assert pretrained.description["technique"] == "mae"
+    weights = [(r.folder / "model.safetensors").read_bytes() for r in (scratch, pretrained)]
+    assert weights[0] != weights[1]
+
+
+def test_a_transfer_takes_the_encoder_size_of_its_upstream(done, ecg_catalogs, tmp_path):
+    _, upstream, _ = done
+    settings = updated(SMALL, {"encoder": "paper"})
+    run = transfer_run(ecg_catalogs["ptb-xl"].path, tmp_path, settings, upstream=upstream.folder)
+    assert run.description["settings"]["encoder"]["depth"] == ENCODERS["tiny"].depth
+
+
+def test_only_the_protocols_own_settings_are_called_fixed(done):
+    _, upstream, run = done
+    assert not upstream.description["fixed"]
+    assert not run.description["fixed"]
+
+
+def test_a_target_is_evaluated_later_with_the_same_scores(done, ecg_catalogs):
+    _, _, run = done
+    path = evaluate_run(run, ecg_catalogs["cpsc"].path, SMALL)
+    assert path.is_file()
+    again = evaluate_run(run, ecg_catalogs["cpsc"].path, SMALL)
+    assert again == path
+
+
+def test_what_does_not_fit_is_refused(done, ecg_catalogs, tmp_path):
+    store, upstream, run = done
+    source, target = ecg_catalogs["ptb-xl"].path, ecg_catalogs["georgia"].path
+    with pytest.raises(BenchmdError, match="targets are never trained on"):
+        transfer_run(target, store, SMALL)
+    with pytest.raises(BenchmdError, match="is no finished pretraining run"):
+        transfer_run(source, store, SMALL, upstream=run.folder)
+    with pytest.raises(BenchmdError, match="is a pretraining run: name a transfer run"):
+        evaluate_run(upstream, source, SMALL)
+    with pytest.raises(BenchmdError, match="Did you mean 'shed'"):
+        pretrain_run("shet", source, store, SMALL)
+
+
+def test_catalogs_of_two_policies_are_not_mixed(done, ecg_catalogs, tmp_path, synthetic_raw):
+    _, _, run = done
+    names = sorted(p.stem for p in synthetic_raw["georgia"].rglob("*.hea"))
+    table = tmp_path / "Ga_splits.csv"
+    rows = [f"{name},{'val' if i % 4 else 'train'},{i % 7}" for i, name in enumerate(names)]
+    table.write_text("\n".join(["patient,split,label", *rows]) + "\n")
+    released = build(
+        "georgia",
+        synthetic_raw["georgia"],
+        tmp_path / "georgia",
+        policy="released",
+        split_table=table,
+        allow_missing=True,
+    )
+    with pytest.raises(BenchmdError, match="built with policy released, the source with clean"):
+        evaluate_run(run, released.path, SMALL)
+
+
+def test_a_model_with_a_foreign_architecture_is_refused(done, ecg_catalogs, tmp_path):
+    import shutil
+
+    _, upstream, _ = done
+    copy = tmp_path / upstream.folder.name
+    shutil.copytree(upstream.folder, copy)
+    model = json.loads((copy / "model.json").read_text())
+    model["encoder"]["width"] = 48
+    (copy / "model.json").write_text(json.dumps(model))
+    with pytest.raises(BenchmdError, match=r"weights of another architecture.*expected"):
+        transfer_run(ecg_catalogs["ptb-xl"].path, tmp_path, SMALL, upstream=copy)
+
+
+def test_an_interrupted_transfer_leaves_no_run_that_counts_as_done(ecg_catalogs, tmp_path):
+    source = ecg_catalogs["ptb-xl"].path
+    diverging = updated(FINETUNE, {"transfer": {"optimiser": {"lr": 1e30}}})
+    with pytest.raises(BenchmdError, match=r"loss became (NaN|infinite) at step \d+ .*1e\+30"):
+        transfer_run(source, tmp_path, diverging)
+    (run,) = runs([tmp_path])
+    assert not run.finished
+    assert not (run.folder / "predictions").exists()
+
+
+def test_no_patient_and_no_raw_path_reaches_the_predictions(done, synthetic_raw):
+    _, _, run = done
+    content = (run.folder / "predictions" / "ptb-xl.parquet").read_bytes()
+    assert str(synthetic_raw["ptb-xl"]).encode() not in content
+    columns = pq.read_table(run.folder / "predictions" / "ptb-xl.parquet").column_names
+    assert set(columns) == {
+        "record_id", "unit_id", "group_id", "split", "scores", "target",
+        "age", "sex", "site", "device", "view",
+    }  # fmt: skip
+
+
+def test_an_opened_catalog_is_the_one_that_was_built(ecg_catalogs):
+    built: Catalog = ecg_catalogs["cpsc"]
+    assert open_catalog(built.path).digest == built.digest

@@ -1,0 +1,87 @@
+"""The project's own files: the wheel, the cluster file, the reference numbers."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.slow
+def test_the_wheel_works_outside_the_checkout(tmp_path):
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(tmp_path)]
+    subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    code = (
+        "import benchmd_ray, yaml\n"
+        "from benchmd_ray.data.cards import cards, code_classes, resource_folder\n"
+        "from benchmd_ray.results.tables import paper_auroc\n"
+        "print(benchmd_ray.__file__)\n"
+        "print(len(cards()), len(code_classes('ptbxl_scp.csv')), len(paper_auroc()))\n"
+        "print(sorted(p.stem for p in resource_folder('search_spaces').glob('*.yaml')))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    out = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert out[0].startswith(str(site))
+    assert out[1] == "4 71 460"
+    assert out[2] == "['e-mix', 'finetune', 'linear', 'mae', 'shed']"
+
+
+def test_the_cluster_file_is_valid_for_the_ray_launcher():
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    from benchmd_ray.cluster import ENVIRONMENT
+
+    content = yaml.safe_load((ROOT / "cluster.yaml").read_text("utf-8"))
+    validate_config(prepare_config(dict(content)))
+    for name in ("head_start_ray_commands", "worker_start_ray_commands"):
+        start = content[name][-1]
+        for variable in ("RAY_USAGE_STATS_ENABLED", "RAY_DATA_USE_DATASOURCE_V2"):
+            assert f"{variable}={ENVIRONMENT[variable]}" in start
+
+
+def test_constraints_pin_every_dependency():
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text("utf-8"), re.M)
+    names = {name.lower().replace("_", "-") for name in pinned}
+    wanted = re.search(r"install_requires =\n(.*?)\n\n", (ROOT / "setup.cfg").read_text(), re.S)
+    assert wanted is not None
+    for line in wanted[1].splitlines():
+        assert re.split(r"[\[>=]", line.strip())[0].lower() in names
+
+
+def test_the_papers_table_holds_the_published_cells():
+    from benchmd_ray.results.tables import paper_auroc
+
+    path = ROOT / "benchmd_ray/results/reference/benchmd_auroc.csv"
+    rows = list(csv.DictReader(path.read_text("utf-8").splitlines()))
+    assert len(rows) == len(paper_auroc()) == 460
+    assert paper_auroc()["ptb-xl", "linear", "shed"] == 0.737
+
+
+def test_the_project_speaks_of_no_machine():
+    files = subprocess.run(
+        ["git", "ls-files", "*.py", "*.md", "*.yaml", "*.cfg", "*.toml", "Makefile"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split()
+    for name in files:
+        content = (ROOT / name).read_text("utf-8")
+        assert str(ROOT.parent) + "/" not in content, name
