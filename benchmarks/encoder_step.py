@@ -150,13 +150,13 @@ def main(arguments: list[str] | None = None) -> None:
     measure.add_device(options)
     options.add_argument("--size", choices=sorted(ENCODERS), default="paper", help="(paper)")
     options.add_argument("--modality", choices=sorted(MODALITIES), default="ecg", help="(ecg)")
-    options.add_argument("--batch", type=int, help="samples of a step (64; 8 on a CPU)")
+    options.add_argument("--batch", type=int, help="samples of a step (64; 4 on a CPU)")
     options.add_argument("--steps", type=int, help="steps of a repetition (20; 1 on a CPU)")
     options.add_argument("--peak-tflops", type=float, help="peak of the device, dense bf16")
     options.add_argument("--no-compile", dest="compile", action="store_false")
     chosen = measure.parsed(options, arguments)
     on_gpu = chosen.device == "cuda"
-    chosen.batch = chosen.batch or (64 if on_gpu else 8)
+    chosen.batch = chosen.batch or (64 if on_gpu else 4)
     chosen.steps = chosen.steps or (20 if on_gpu else 1)
     modality, size = MODALITIES[chosen.modality], ENCODERS[chosen.size]
     signals = torch.randn(chosen.batch, *modality.input_shape, device=chosen.device)
@@ -196,16 +196,16 @@ def figures(seconds: measure.Seconds, flops: int, arguments: argparse.Namespace)
     achieved = {name: flops / s / 1e12 for name, s in medians.items() if "+" not in name}
     found: dict[str, Any] = {
         "flops_per_step": flops,
-        "tflops_per_second": {name: round(value, 4) for name, value in achieved.items()},
+        "tflops_per_second": {name: measure.rounded(value) for name, value in achieved.items()},
         "hours_per_100000_steps": {
-            name.removesuffix("+adamw"): round(s * PROTOCOL_STEPS / 3600, 3)
+            name.removesuffix("+adamw"): measure.rounded(s * PROTOCOL_STEPS / 3600)
             for name, s in medians.items()
             if name.endswith("+adamw")
         },
     }
     if arguments.peak_tflops:
         found["share_of_peak"] = {
-            name: round(value / arguments.peak_tflops, 4) for name, value in achieved.items()
+            name: measure.rounded(value / arguments.peak_tflops) for name, value in achieved.items()
         }
     return found
 

@@ -28,7 +28,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--repetitions", type=int, default=5, help="measured repetitions (5)")
-    options.add_argument("--warm-up", type=int, default=1, help="repetitions before them (1)")
+    options.add_argument("--warm-up", type=int, default=1, help="repetitions before them")
     options.add_argument("--threads", type=int, help="threads of PyTorch (its own default)")
     options.add_argument("--seed", type=int, default=0, help="seed of everything drawn (0)")
     return options
@@ -90,7 +90,12 @@ def alternating(
 def spread(values: list[float]) -> dict[str, float]:
     """Median and range of the repetitions."""
     figures = {"median": statistics.median(values), "least": min(values), "most": max(values)}
-    return {name: float(f"{value:.5g}") for name, value in figures.items()}
+    return {name: rounded(value) for name, value in figures.items()}
+
+
+def rounded(value: float) -> float:
+    """A figure to five significant digits."""
+    return float(f"{value:.5g}")
 
 
 def rates(seconds: Seconds, units: float) -> dict[str, dict[str, float]]:
@@ -111,10 +116,15 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
         "device_type": device,
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": cpus(),
         "threads": torch.get_num_threads(),
         "load_at_end": round(os.getloadavg()[0], 2),
     }
+
+
+def cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _processor() -> str:
@@ -148,6 +158,7 @@ def report(
         "peer": peer,
         "ratio": compared["median"],
         "ratio_range": [compared["least"], compared["most"]],
+        "ratio_of_fastest": rounded(min(seconds[peer]) / min(seconds[ours])),
         **more,
     }
     json.dump(result, sys.stdout, indent=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,11 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BenchmdError as error:
             click.echo(f"error: {error}", err=True)
-            ctx.exit(1)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            click.echo(f"error: {error}. Free some space and run the command again.", err=True)
+        ctx.exit(1)
 
 
 def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,20 @@ ENVIRONMENT = {
 
 EMBEDDED_STORE_BYTES = 512 * 2**20
 """Object store of an embedded Ray: shards are written by tasks and do not pass through it."""
+
+
+CONNECT_SECONDS = 5.0
+
+
+def _require_listening(address: str) -> None:
+    """Fail soon where nothing listens: Ray itself tries for minutes.
+
+    Raises:
+        OSError: Nothing listens at host:port.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
 
 
 @contextmanager
@@ -49,6 +64,7 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
         }
         try:
             if address:
+                _require_listening(address)
                 ray.init(address=address, **common)
             else:
                 ray.init(
@@ -58,10 +74,13 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
                     object_store_memory=EMBEDDED_STORE_BYTES,
                     **common,
                 )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
+            if not address:
+                raise
             raise BenchmdError(
-                f"cannot reach Ray at {address or 'an embedded address'}: {error}. Start one with "
-                "`ray start --head`, or leave --address out to run embedded."
+                f"cannot reach Ray at {address}: {error}. Start it with `ray start --head`, set "
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what that cluster was started with, or "
+                "leave --address out to run embedded."
             ) from error
     try:
         available = ray.cluster_resources().get("CPU", 0)
@@ -74,3 +93,15 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
     finally:
         if started:
             ray.shutdown()
+
+
+def ray_data() -> Any:
+    """The module ``ray.data``, set to keep order, to read by the V1 reader and to be quiet."""
+    import ray.data
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.use_datasource_v2 = False
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    return ray.data

@@ -28,21 +28,43 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
-    try:
+    with removed_on_failure(partial, path):
         yield partial
         _flush(partial)
         if path.is_dir() and partial.is_dir():
             remove(path)
         os.replace(partial, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+
+
+@contextmanager
+def removed_on_failure(partial: Path, path: Path) -> Iterator[None]:
+    """Remove ``partial``, which is to become ``path``, when writing it fails.
+
+    Raises:
+        BenchmdError: The disk is full.
+    """
+    try:
+        yield
+    except BaseException as error:
+        full = is_disk_full(error, path.parent)
+        remove(partial)
+        if not full:
             raise
         raise BenchmdError(
             f"no space left while writing {path} ({shutil.disk_usage(path.parent).free:,} bytes "
             "free). Nothing half-written was kept: free some space and run the command again."
         ) from error
-    finally:
-        remove(partial)
+
+
+def is_disk_full(error: BaseException, folder: Path) -> bool:
+    """Whether an error while writing into a folder is that of a full disk.
+
+    Libraries that write by themselves raise errors of their own; those count when the disk has
+    less than a mebibyte left.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return isinstance(error, Exception) and shutil.disk_usage(folder).free < 2**20
 
 
 def _flush(path: Path) -> None:

@@ -18,7 +18,7 @@ ROOMS = {
     "service": FOUNDATION
     | {"cluster", "data", "ssl", "training", "evaluation", "results", "service"},
 }
-RAY = {"cluster.py", "data/catalog.py", "data/feed.py", "training/launch.py"}
+RAY = {"cluster.py", "training/launch.py"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

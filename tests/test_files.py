@@ -1,5 +1,6 @@
 import errno
 import json
+import shutil
 import subprocess
 import sys
 
@@ -49,31 +50,42 @@ def test_a_folder_is_replaced_whole(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_an_error_leaves_the_old_and_nothing_half_written(tmp_path, folder):
-    path = tmp_path / "kept"
-    path.write_text("old")
-    with pytest.raises(KeyError), replacing(path) as partial:
+def write_and_fail(path, error, folder=False):
+    """Fail with ``error`` when ``path``, a file or a folder, is half-written."""
+    with replacing(path) as partial:
         if folder:
             partial.mkdir()
-            (partial / "half").write_text("half")
-        else:
-            partial.write_text("half")
-        raise KeyError("stop")
+            partial = partial / "half"
+        partial.write_text("half")
+        raise error
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_an_error_leaves_the_old_and_nothing_half_written(tmp_path, folder, error):
+    path = tmp_path / "kept"
+    path.write_text("old")
+    with pytest.raises(error):
+        write_and_fail(path, error(), folder)
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_named_with_what_to_do(tmp_path, number):
-    with (
-        pytest.raises(
-            BenchmdError, match=r"no space left .*big \([\d,]+ bytes free\).* run the co"
-        ),
-        replacing(tmp_path / "big") as partial,
-    ):
-        partial.write_text("half")
-        raise OSError(number, "full")
+    message = r"no space left .*big \([\d,]+ bytes free\).* run the command again"
+    with pytest.raises(BenchmdError, match=message):
+        write_and_fail(tmp_path / "big", OSError(number, "full"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("free", "named"), [(2**19, True), (2**30, False)])
+def test_a_library_that_fails_on_a_full_disk_is_understood(tmp_path, monkeypatch, free, named):
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    error = RuntimeError("stream write failed")
+    with pytest.raises(BenchmdError if named else RuntimeError):
+        write_and_fail(tmp_path / "big", error)
     assert not list(tmp_path.iterdir())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.cluster import connected
+from benchmd_ray.cluster import connected, ray_data
 from benchmd_ray.data.cards import POLICIES, DatasetCard, dataset_card, resource_folder
 from benchmd_ray.data.datasets import DATASETS, Discovery, RawItem
 from benchmd_ray.data.records import (
@@ -310,11 +309,8 @@ def _run(
 
 def _map(chunks: list[_Chunk]) -> Iterator[dict[str, Any]]:
     """Parts of the chunks as they are built by a Ray Data job."""
-    import ray.data
-
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
     rows = [{"chunk": json.dumps(dataclasses.asdict(chunk))} for chunk in chunks]
-    dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(_build_row)
+    dataset = ray_data().from_items(rows, override_num_blocks=len(rows)).map(_build_row)
     for row in dataset.iter_rows():
         yield json.loads(row["part"])
 

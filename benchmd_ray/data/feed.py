@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 import torch
 
+from benchmd_ray.cluster import ray_data
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.data.records import decode_signals, decode_targets
@@ -130,17 +131,16 @@ def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
     modality = catalog.modality
     if not path.is_file():
         shape = (catalog.rows(split), *modality.stored_shape)
-        with replacing(path) as partial:
-            array = np.lib.format.open_memmap(
-                partial, mode="w+", dtype=np.dtype(modality.dtype), shape=shape
-            )
-            start = 0
-            for shard, rows in catalog.shards(split):
+        header = {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(modality.dtype)),
+            "fortran_order": False,
+            "shape": shape,
+        }
+        with replacing(path) as partial, partial.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for shard, _ in catalog.shards(split):
                 table = pq.read_table(shard, columns=["signal"])
-                array[start : start + rows] = decode_signals(table["signal"], modality)
-                start += rows
-            array.flush()
-            del array
+                file.write(np.ascontiguousarray(decode_signals(table["signal"], modality)).data)
     signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")
     if len(signals) != catalog.rows(split):
         raise BenchmdError(
@@ -299,15 +299,9 @@ class StreamingFeed:
 
     def _read(self, order: Rows) -> Iterator[_Block]:
         """Blocks of (rows, stored signals, targets) of this worker's shards, in their order."""
-        import ray
-
         own = self._own(order, self._worker.rank)
         rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in own])
-        context = ray.data.DataContext.get_current()
-        context.use_datasource_v2 = False
-        context.execution_options.preserve_order = True
-        context.enable_progress_bars = False
-        dataset = ray.data.read_parquet(
+        dataset = ray_data().read_parquet(
             [str(self._shards[i][0].resolve()) for i in own],
             columns=["signal", "target"],
             override_num_blocks=len(own),
@@ -377,22 +371,21 @@ class StreamingFeed:
 
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
         """See `Feed`."""
-        yield from self._padded(
-            self._shuffled(epoch), self._epoch_shards(epoch), batch_size // self._worker.world
-        )
+        yield from self._padded(self._shuffled(epoch), self._epoch_shards(epoch), batch_size)
 
     def ordered(self, batch_size: int) -> Iterator[Batch]:
         """See `Feed`."""
         order = np.arange(len(self._shards))
-        yield from self._padded(self._read(order), order, batch_size // self._worker.world)
+        yield from self._padded(self._read(order), order, batch_size)
 
     def _padded(
         self,
         blocks: Iterator[_Block],
         order: Rows,
-        size: int,
+        batch_size: int,
     ) -> Iterator[Batch]:
         """Batches of one epoch, as many and as long as the worker with most rows has."""
+        size = -(-batch_size // self._worker.world)
         most = max(self._own_rows(order, rank) for rank in range(self._worker.world))
         lengths = [min(size, most - start) for start in range(0, most, size)]
         batches = self._batches(blocks, size)

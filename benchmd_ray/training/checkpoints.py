@@ -19,7 +19,7 @@ from torch import nn
 
 from benchmd_ray import __version__
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY, remove, replacing, write_json
+from benchmd_ray.files import TEMPORARY, remove, removed_on_failure, replacing, write_json
 from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
@@ -63,25 +63,38 @@ def save_checkpoint(
         remove(partial)
         partial.mkdir(parents=True)
     barrier()
-    engine.save(partial)
+    with removed_on_failure(partial, final):
+        engine.save(partial)
     barrier()
     if engine.worker.rank == 0:
-        for name, write in (files or {}).items():
-            write(partial / name)
-        description = {
-            "step": step,
-            "position": position,
-            "workers": engine.worker.world,
-            "portable": engine.portable,
-            "versions": versions(),
-        }
-        write_json(partial / CHECKPOINT, description)
+        with removed_on_failure(partial, final):
+            _complete(partial, step, engine, position, files or {})
         remove(final)
         partial.rename(final)
         for older in folder.iterdir():
             if older != final:
                 remove(older)
     barrier()
+
+
+def _complete(
+    partial: Path,
+    step: int,
+    engine: Engine,
+    position: dict[str, Any],
+    files: Mapping[str, Callable[[Path], None]],
+) -> None:
+    """Write what a checkpoint holds beside the engine's state, its description last."""
+    for name, write in files.items():
+        write(partial / name)
+    description = {
+        "step": step,
+        "position": position,
+        "workers": engine.worker.world,
+        "portable": engine.portable,
+        "versions": versions(),
+    }
+    write_json(partial / CHECKPOINT, description)
 
 
 def latest_checkpoint(run: Path) -> Path | None:

@@ -7,6 +7,7 @@ workers. With ZeRO stage 0 both write the same checkpoint, which loads at any nu
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
 
 STATE = "state.pt"
 """Model and optimiser of a checkpoint, tensors only."""
+ZERO = "zero"
+"""Folder of a checkpoint that DeepSpeed splits over the workers (ZeRO stage 1 and above)."""
 
 
 class Engine(Protocol):
@@ -178,7 +181,7 @@ class DeepSpeedEngine:
     def save(self, folder: Path) -> None:
         """See `Engine`."""
         if not self.portable:
-            self._engine.save_checkpoint(str(folder), tag="zero")
+            self._engine.save_checkpoint(str(folder), tag=ZERO)
         elif self.worker.rank == 0:
             save_state(self.module, self._engine.optimizer, folder)
 
@@ -186,8 +189,14 @@ class DeepSpeedEngine:
         """See `Engine`."""
         if self.portable:
             load_state(self.module, self._engine.optimizer, folder, self.worker.device)
-        elif self._engine.load_checkpoint(str(folder), tag="zero")[0] is None:
-            raise BenchmdError(f"DeepSpeed finds no checkpoint in {folder}.")
+        elif (
+            not (folder / ZERO).is_dir()
+            or self._engine.load_checkpoint(str(folder), tag=ZERO)[0] is None
+        ):
+            raise BenchmdError(
+                f"DeepSpeed finds no checkpoint in {folder}. Remove that folder to start the run "
+                "anew."
+            )
 
     def weights(self) -> dict[str, torch.Tensor]:
         """See `Engine`."""
@@ -313,8 +322,18 @@ def load_state(module: nn.Module, optimiser: Any, folder: Path, device: torch.de
         state = torch.load(folder / STATE, map_location=device, weights_only=True)
         module.load_state_dict(state["model"])
         optimiser.load_state_dict(state["optimiser"])
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        KeyError,
+        ValueError,
+        pickle.UnpicklingError,
+    ) as error:
+        reason = " ".join(str(error).split("\n\t")[:2]).rstrip(".")  # of many, the first mismatch
+        if isinstance(error, EOFError | pickle.UnpicklingError):
+            reason = f"{STATE} holds no tensors"
         raise BenchmdError(
-            f"the checkpoint {folder} cannot be loaded: {error}. It is damaged or of another "
-            "architecture; remove it to go on from the one before."
+            f"the checkpoint {folder} cannot be loaded: {reason}. It is damaged or of another "
+            "architecture; remove it to start the run anew."
         ) from error

@@ -35,7 +35,7 @@ from benchmd_ray.evaluation.metrics import auroc, probabilities, require_scorabl
 from benchmd_ray.files import write_json
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.training.checkpoints import (
     export_model,
     latest_checkpoint,
@@ -112,13 +112,28 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> None:
             "--set execution.workers=1."
         )
     if job.upstream is not None:
-        held = model_description(job.upstream)["modality"]
-        if held != catalog.modality.name:
-            raise BenchmdError(
-                f"{job.upstream} was pretrained on {held}, the catalog {catalog.path} is of "
-                f"{catalog.modality.name}: name a run of the same modality."
-            )
+        _require_same_architecture(job, job.upstream, catalog)
     _labels(job.settings, catalog)
+
+
+def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalog) -> None:
+    held = model_description(upstream)
+    if held["modality"] != catalog.modality.name:
+        raise BenchmdError(
+            f"{upstream} was pretrained on {held['modality']}, the catalog {catalog.path} is of "
+            f"{catalog.modality.name}: name a run of the same modality."
+        )
+    wanted = as_dict(job.settings.encoder)
+    differing = [
+        f"{name} is {held['encoder'][name]} there and {value} here"
+        for name, value in wanted.items()
+        if held["encoder"][name] != value
+    ]
+    if differing:
+        raise BenchmdError(
+            f"the encoder of {upstream} is another one: {', '.join(differing)}. Use the encoder "
+            "settings of that run."
+        )
 
 
 def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:

@@ -221,7 +221,7 @@ def test_the_projection_is_a_layer_norm_and_a_linear_map_to_128():
 
 
 def test_golden_losses_of_four_steps():
-    """Frozen once from this test's own output; a change means that results move."""
+    # Computed once by this very test (float32, CPU) and frozen: a change moves results.
     emix = method(seed=11)
     optimiser = torch.optim.AdamW(emix.parameters(), lr=1e-3, weight_decay=1e-4)
     signals = torch.randn(4, 8, 2, 24, generator=torch.Generator().manual_seed(12))
@@ -232,4 +232,4 @@ def test_golden_losses_of_four_steps():
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    assert losses == pytest.approx([0.0, 0.0, 0.0, 0.0], abs=1e-4)
+    assert losses == pytest.approx([1.8289, 1.8916, 1.9379, 1.8254], abs=1e-4)

@@ -152,7 +152,7 @@ def test_what_is_masked_is_not_seen():
 
 
 def test_golden_losses_of_four_steps():
-    """Frozen once from this test's own output; a change means that results move."""
+    # Computed once by this very test (float32, CPU) and frozen: a change moves results.
     mae = method(seed=11)
     optimiser = torch.optim.AdamW(mae.parameters(), lr=1e-3, weight_decay=1e-4)
     signals = torch.randn(4, 8, 2, 40, generator=torch.Generator().manual_seed(12))
@@ -163,4 +163,4 @@ def test_golden_losses_of_four_steps():
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    assert losses == pytest.approx([0.0, 0.0, 0.0, 0.0], abs=1e-4)
+    assert losses == pytest.approx([2.9686, 2.5542, 3.0798, 2.8804], abs=1e-4)

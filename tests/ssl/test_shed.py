@@ -146,7 +146,7 @@ def test_the_order_of_the_examples_does_not_matter():
 
 
 def test_golden_losses_of_four_steps():
-    """Frozen once from this test's own output; a change means that results move."""
+    # Computed once by this very test (float32, CPU) and frozen: a change moves results.
     shed = method(seed=11)
     optimiser = torch.optim.AdamW(shed.parameters(), lr=1e-3, weight_decay=1e-4)
     signals = torch.randn(4, 8, 2, 40, generator=torch.Generator().manual_seed(12))
@@ -157,4 +157,4 @@ def test_golden_losses_of_four_steps():
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    assert losses == pytest.approx([0.0, 0.0, 0.0, 0.0], abs=1e-4)
+    assert losses == pytest.approx([0.7764, 0.6994, 0.7562, 0.7288], abs=1e-4)

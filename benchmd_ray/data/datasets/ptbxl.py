@@ -54,44 +54,59 @@ def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | Non
     classes = code_classes(card.code_table)
     items, missing, left_out = [], [], Counter[str]()
     for row in rows:
-        name = f"HR{int(row['ecg_id']):05d}"
+        name = record_name(row)
+        path = root / f"{row['filename_hr']}.hea"
         if layout == "cinc":
-            path = found.get(name, root / f"{name}.hea")
-        else:
-            path = root / f"{row['filename_hr']}.hea"
+            path = found.pop(name, root / f"{name}.hea")
         if not path.is_file():
             missing.append(path.relative_to(root).as_posix())
             continue
         try:
-            if policy == "clean":
-                split, label = fold_split(int(row["strat_fold"])), _label(row, classes)
-            elif name in released:
-                split, label = released[name]
-            else:
-                raise RecordLeftOut("it is not in the released split table")
+            split, label = _released(released, name) if released else _clean(row, classes)
         except RecordLeftOut as reason:
             left_out[str(reason)] += 1
             continue
-        items.append(
-            RawItem(
-                path=path.relative_to(root).as_posix(),
-                record_id=name,
-                patient=str(int(float(row["patient_id"]))),
-                split=split,
-                label=label,
-                metadata={
-                    "age": age(row["age"]),
-                    "sex": SEXES.get(row["sex"]),
-                    "site": row["site"].removesuffix(".0") or None,
-                    "device": " ".join(row["device"].split()) or None,
-                },
-            )
-        )
-    known = {f"HR{int(row['ecg_id']):05d}" for row in rows}
-    if foreign := len(found.keys() - known):
-        left_out[f"it is not in {DATABASE}"] += foreign
-    missing += [f"{name} (of the split table)" for name in sorted(released.keys() - known)]
+        items.append(_item(row, path.relative_to(root).as_posix(), split, label))
+    # The challenges also hold the 38 records that PTB-XL 1.0.3 removed: no patient is known.
+    for name, path in found.items():
+        if name in released:
+            items.append(RawItem(path.relative_to(root).as_posix(), name, name, *released[name]))
+        else:
+            left_out[f"it is not in {DATABASE}"] += 1
     return Discovery(layout, items, missing, dict(left_out))
+
+
+def record_name(row: dict[str, str]) -> str:
+    """Name of a record in both layouts' catalogs: the challenges' one."""
+    return f"HR{int(row['ecg_id']):05d}"
+
+
+def _item(row: dict[str, str], path: str, split: str, label: str) -> RawItem:
+    return RawItem(
+        path=path,
+        record_id=record_name(row),
+        patient=str(int(float(row["patient_id"]))),
+        split=split,
+        label=label,
+        metadata={
+            "age": age(row["age"]),
+            "sex": SEXES.get(row["sex"]),
+            "site": row["site"].removesuffix(".0") or None,
+            "device": " ".join(row["device"].split()) or None,
+        },
+    )
+
+
+def _clean(row: dict[str, str], classes: dict[str, str]) -> tuple[str, str]:
+    """Split by official fold and class by likelihood."""
+    label = dominant_class(ast.literal_eval(row["scp_codes"]), classes)
+    return fold_split(int(row["strat_fold"])), label
+
+
+def _released(released: dict[str, tuple[str, str]], name: str) -> tuple[str, str]:
+    if name not in released:
+        raise RecordLeftOut("it is not in the released split table")
+    return released[name]
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> list[Record]:
@@ -99,10 +114,6 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> list[Record]:
     if item.label is None:
         raise RecordError("it has no label")
     return read_records(root, item, card, item.label)
-
-
-def _label(row: dict[str, str], classes: dict[str, str]) -> str:
-    return dominant_class(ast.literal_eval(row["scp_codes"]), classes)
 
 
 def _database(path: Path) -> list[dict[str, str]]:

@@ -1,0 +1,152 @@
+"""Each benchmark runs from the project's root and prints one JSON object with a ratio."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PROJECT = Path(__file__).resolve().parents[2]
+COMMON = {
+    "benchmark",
+    "settings",
+    "machine",
+    "unit",
+    "rates",
+    "ours",
+    "peer",
+    "ratio",
+    "ratio_range",
+    "ratio_of_fastest",
+}
+BLOCKED = """
+import runpy, sys
+for name in {names!r}:
+    sys.modules[name] = None
+sys.argv = {arguments!r}
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def run(command: list[str], folder: Path) -> dict[str, Any]:
+    """The JSON that a command prints; nothing else may be on standard output."""
+    environment = os.environ | {"BENCHMD_CACHE": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def benchmark(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    """A benchmark's JSON with small sizes, its common part checked."""
+    small = ["--repetitions", "2", "--threads", "1", *arguments]
+    result = run(["-m", f"benchmarks.{name}", *small], folder)
+    require_common(result, name)
+    return result
+
+
+def require_common(result: dict[str, Any], name: str) -> None:
+    """Check what every benchmark prints."""
+    assert result.keys() >= COMMON
+    assert result["benchmark"] == name
+    assert result["rates"].keys() >= {result["ours"], result["peer"]}
+    assert all(rate["least"] > 0 for rate in result["rates"].values())
+    least, most = result["ratio_range"]
+    assert 0 < least <= result["ratio"] <= most
+    assert result["machine"]["torch"] == torch.__version__
+    assert result["machine"]["threads"] == 1
+    assert "/" not in json.dumps(result["settings"])  # no path of the machine
+
+
+def test_encoder_step_compares_with_einsum_attention(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--size", "tiny", "--batch", "2", "--peak-tflops", "1"]
+    result = benchmark("encoder_step", tmp_path, *small)
+    assert result["flops_per_step"] == 2 * encoder_flops(result["parameters"])
+    assert result["hours_per_100000_steps"]["ours_float32"] > 0
+    for name, achieved in result["tflops_per_second"].items():
+        assert result["share_of_peak"][name] == pytest.approx(achieved, rel=1e-3)
+
+
+def encoder_flops(parameters: int) -> int:
+    """Matrix products of one ECG through the tiny encoder and head, forward and backward."""
+    width, inner, mlp, patch, tokens, classes, depth = 32, 32, 64, 300, 201, 7, 2
+    block = 4 * width * inner + 2 * width * mlp
+    norms_and_biases = 4 * width + width + mlp + width
+    assert parameters == (
+        patch * width + width + width + tokens * width + depth * (block + norms_and_biases)
+    )
+    attention = 2 * tokens * tokens * inner
+    blocks = 3 * depth * (tokens * block + attention)
+    embedding = 2 * (tokens - 1) * patch * width  # signals take no gradient
+    return 2 * (blocks + embedding + 3 * width * classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "missing"),
+    [
+        ("encoder_step", ["--size", "tiny", "--batch", "2"], []),
+        ("feed", ["--arrays", "--records", "8", "--batch", "4", "--workers", "0"], ["yaml"]),
+    ],
+)
+def test_benchmark_of_the_device_needs_little_more_than_torch(
+    name: str, arguments: list[str], missing: list[str], tmp_path: Path
+) -> None:
+    names = ["ray", "pyarrow", "deepspeed", "wfdb", "click", "tqdm", "scipy", "sklearn", "pandas"]
+    small = ["--device", "cpu", "--repetitions", "1", "--threads", "1", *arguments]
+    code = BLOCKED.format(
+        names=names + missing, arguments=[name, *small], module=f"benchmarks.{name}"
+    )
+    require_common(run(["-c", code], tmp_path), name)
+
+
+def test_feed_of_arrays_compares_with_a_dataloader(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--records", "10", "--batch", "4", "--workers", "1"]
+    result = benchmark("feed", tmp_path, "--arrays", *small)
+    assert result["source"] == "arrays"
+
+
+@pytest.mark.ray
+def test_feed_compares_with_a_dataloader_of_raw_files(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--records", "40", "--batch", "8", "--workers", "1"]
+    result = benchmark("feed", tmp_path, *small)
+    assert result["source"] == "synthetic"
+    assert 0 < result["settings"]["records"] < 40  # the training split's
+
+
+@pytest.mark.ray
+def test_catalog_build_compares_with_one_process(tmp_path: Path) -> None:
+    result = benchmark("catalog_build", tmp_path, "--records", "40")
+    assert result["start_up_seconds"] > 0
+    assert result["including_start_up"] > 0
+
+
+def test_linear_evaluation_compares_with_the_frozen_encoder(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--size", "tiny", "--records", "12", "--batch", "5"]
+    result = benchmark("linear_evaluation", tmp_path, *small, "--epochs", "10")
+    assert result["epochs_measured"] == {"encoded_once": 10, "through_the_encoder": 2}
+    assert result["peer_is_extrapolated"]
+    assert result["largest_difference_of_heads"] < 1e-4
+
+
+def test_linear_evaluation_measures_all_epochs_where_told(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--size", "tiny", "--records", "4", "--batch", "2"]
+    result = benchmark(
+        "linear_evaluation", tmp_path, *small, "--epochs", "2", "--epochs-measured", "2"
+    )
+    assert not result["peer_is_extrapolated"]

@@ -1,0 +1,231 @@
+import pytest
+import torch
+from torch import nn
+
+from benchmd_ray.data.feed import Worker
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
+from benchmd_ray.training.engine import (
+    STATE,
+    DeepSpeedEngine,
+    TorchEngine,
+    choose_device,
+    deepspeed_config,
+    gather,
+    make_engine,
+    uses_bf16,
+)
+
+ENGINES = {"torch": TorchEngine, "deepspeed": DeepSpeedEngine}
+OPTIMISER = OptimiserSettings(lr=1e-2, weight_decay=0.1)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+
+
+def engine(name, module=None, optimiser=OPTIMISER, **execution):
+    settings = ExecutionSettings(engine=name, **execution)
+    return ENGINES[name](module or network(), optimiser, settings, Worker())
+
+
+def steps(stepper, first=0, count=6, scale=1.0):
+    """Train on fixed batches with a rate that changes; the losses."""
+    losses = []
+    for step in range(first, first + count):
+        generator = torch.Generator().manual_seed(step)
+        x, y = torch.randn(2, 16, 5, generator=generator)
+        loss = scale * ((stepper(x).float() - y[:, :3]) ** 2).mean()
+        stepper.step(loss, 1e-2 / (1 + step))
+        losses.append(loss.item())
+    return losses
+
+
+def require_equal(one, other, tolerance=1e-6):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], atol=tolerance, rtol=0, msg=name)
+
+
+def slow_adamw(module, first, count, weight_decay):
+    """AdamW by its formula (Loshchilov and Hutter), on the same batches as `steps`."""
+    parameters = list(module.parameters())
+    means, squares = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    for step in range(first, first + count):
+        x, y = torch.randn(2, 16, 5, generator=torch.Generator().manual_seed(step))
+        loss = ((module(x) - y[:, :3]) ** 2).mean()
+        lr, t = 1e-2 / (1 + step), step - first + 1
+        for p, g, m, v in zip(
+            parameters, torch.autograd.grad(loss, parameters), means, squares, strict=True
+        ):
+            m.mul_(0.9).add_(g, alpha=0.1)
+            v.mul_(0.999).add_(g * g, alpha=0.001)
+            update = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+            p.data = p.data * (1 - lr * weight_decay) - lr * update
+    return {name: value.detach() for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_steps_are_adamw_with_decoupled_decay_and_the_given_rate(name):
+    stepper = engine(name)
+    steps(stepper)
+    require_equal(stepper.weights(), slow_adamw(network(), 0, 6, weight_decay=0.1))
+
+
+def test_both_engines_give_the_same_losses_and_weights():
+    one, other = engine("torch"), engine("deepspeed")
+    assert steps(one) == pytest.approx(steps(other), abs=1e-6)
+    require_equal(one.weights(), other.weights())
+
+
+def largest_difference(one, other):
+    return max((value - other[name]).abs().max().item() for name, value in one.items())
+
+
+def test_gradients_are_not_clipped():
+    # Adam takes out a factor that all gradients share, so the factor changes after the first step.
+    found = {}
+    for name in ENGINES:
+        stepper = engine(name)
+        steps(stepper, 0, 1)
+        steps(stepper, 1, 5, scale=1e3)
+        found[name] = stepper.weights()
+    require_equal(found["torch"], found["deepspeed"])
+
+    clipped = engine("torch")
+    parameters, norms = list(clipped.module.parameters()), []
+    clip = torch.nn.utils.clip_grad_norm_
+    clipped._optimiser.register_step_pre_hook(lambda *_: norms.append(clip(parameters, 1.0)))
+    steps(clipped, 0, 1)
+    steps(clipped, 1, 5, scale=1e3)
+    assert max(norms) > 100
+    assert largest_difference(clipped.weights(), found["torch"]) > 1e-3
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_is_configured_from_the_settings(stage):
+    config = deepspeed_config(OPTIMISER, ExecutionSettings(zero_stage=stage), Worker())
+    assert config["zero_optimization"] == {"stage": stage}
+    assert config["gradient_clipping"] == 0.0
+    assert config["optimizer"]["params"]["weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_bf16_runs_the_forward_pass_and_keeps_float32_weights(name):
+    stepper, seen = engine(name, precision="bf16"), []
+    stepper.module[0].register_forward_hook(lambda m, inputs, output: seen.append(output.dtype))
+    losses = steps(stepper)
+    assert set(seen) == {torch.bfloat16}
+    assert {value.dtype for value in stepper.weights().values()} == {torch.float32}
+    exact = steps(engine(name, precision="float32"))
+    assert losses == pytest.approx(exact, rel=0.02)
+    assert losses != exact
+
+
+def test_bf16_is_the_default_on_a_gpu_only():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    found = [uses_bf16(p, d) for p in ("auto", "float32", "bf16") for d in (cpu, gpu)]
+    assert found == [False, True, False, False, True, True]
+
+
+@pytest.mark.parametrize("reads", ENGINES)
+@pytest.mark.parametrize("writes", ENGINES)
+def test_a_state_saved_by_one_engine_goes_on_in_the_other(writes, reads, tmp_path):
+    writer = engine(writes)
+    steps(writer, 0, 4)
+    writer.save(tmp_path)
+    expected = steps(writer, 4, 4)
+    reader = engine(reads, network(seed=9))
+    reader.load(tmp_path)
+    assert steps(reader, 4, 4) == pytest.approx(expected, abs=0 if reads == writes else 1e-6)
+    require_equal(reader.weights(), writer.weights(), 0 if reads == writes else 1e-6)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"nothing of the kind"),
+        lambda path: path.write_bytes(path.read_bytes()[:1000]),
+    ],
+    ids=["missing", "empty", "foreign", "cut off"],
+)
+def test_a_damaged_state_is_named(name, damage, tmp_path):
+    stepper = engine(name)
+    stepper.save(tmp_path)
+    damage(tmp_path / STATE)
+    with pytest.raises(BenchmdError, match=r"the checkpoint .* cannot be loaded.*remove it"):
+        stepper.load(tmp_path)
+
+
+def test_a_state_of_another_architecture_is_refused(tmp_path):
+    engine("torch").save(tmp_path)
+    other = engine("torch", nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 3)))
+    with pytest.raises(BenchmdError, match="another architecture"):
+        other.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_frozen_parameters_stay(name):
+    module = network()
+    module[0].requires_grad_(False)
+    before = module[0].weight.detach().clone()
+    stepper = engine(name, module)
+    steps(stepper)
+    assert torch.equal(stepper.weights()["0.weight"], before)
+    assert not torch.equal(stepper.weights()["3.weight"], network()[3].weight)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_weights_are_copies(name):
+    stepper = engine(name)
+    held = stepper.weights()
+    before = held["0.weight"].clone()
+    steps(stepper, count=1)
+    assert torch.equal(held["0.weight"], before)
+    assert not torch.equal(stepper.weights()["0.weight"], before)
+
+
+def test_zero_stages_of_one_process_agree_with_torch(tmp_path):
+    exact = steps(engine("torch"))
+    for stage in (1, 2):
+        stepper = engine("deepspeed", zero_stage=stage)
+        assert not stepper.portable
+        assert steps(stepper) == pytest.approx(exact, abs=1e-6)
+        folder = tmp_path / str(stage)
+        stepper.save(folder)
+        expected = steps(stepper, 6, 2)
+        again = engine("deepspeed", network(seed=9), zero_stage=stage)
+        again.load(folder)
+        assert steps(again, 6, 2) == pytest.approx(expected, abs=1e-7)
+    with pytest.raises(BenchmdError, match="DeepSpeed finds no checkpoint"):
+        again.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "worker", "kind"),
+    [
+        ({}, Worker(), TorchEngine),
+        ({"engine": "torch"}, Worker(), TorchEngine),
+        ({"engine": "deepspeed"}, Worker(), DeepSpeedEngine),
+        ({"zero_stage": 1}, Worker(), DeepSpeedEngine),
+    ],
+)
+def test_auto_takes_plain_torch_for_one_cpu_process(settings, worker, kind):
+    made = make_engine(network(), OPTIMISER, ExecutionSettings(**settings), worker)
+    assert isinstance(made, kind)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")
+def test_a_missing_gpu_is_named():
+    with pytest.raises(BenchmdError, match=r"execution\.device is cuda .* no GPU"):
+        choose_device("cuda")
+    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+
+
+def test_gathering_alone_gives_the_tensor_itself():
+    x = torch.randn(3)
+    assert gather(x) is x
