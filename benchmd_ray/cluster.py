@@ -76,7 +76,7 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
                 )
         except (OSError, RuntimeError, ValueError) as error:
             if not address:
-                raise
+                raise BenchmdError(f"cannot start Ray on this machine: {error}") from error
             raise BenchmdError(
                 f"cannot reach Ray at {address}: {error}. Start it with `ray start --head`, set "
                 "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what that cluster was started with, or "
@@ -104,4 +104,6 @@ def ray_data() -> Any:
     context.use_datasource_v2 = False
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
+    # With reservation on, tasks of a short job start one by one for the first second.
+    context.op_resource_reservation_enabled = False
     return ray.data

@@ -570,6 +570,12 @@ def _notes(catalog: Catalog) -> list[str]:
         notes.append(f"{raw['records']:,} raw records, the card expects {raw['expected']:,}")
     if not raw["patients_known"]:
         notes.append("the source names no patients: each record stands for one")
+    notes += [
+        f"{split} holds no record of {name}: it cannot be {'learnt' if split == 'train' else 'scored'}"
+        for split, held in manifest["splits"].items()
+        for name, count in held["classes"].items()
+        if not count
+    ]
     for split, expected in card.expected.get(manifest["policy"], {}).items():
         held = manifest["splits"].get(split, {}).get("classes", {})
         notes += [

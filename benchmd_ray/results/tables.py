@@ -37,7 +37,8 @@ class Cell:
     technique: str
     setting: str
     protocol: str
-    """``fixed`` for the fixed protocol's settings, else ``custom``."""
+    """``fixed`` for the fixed protocol's settings, ``shuffled`` for shuffled training labels, else
+    ``custom``."""
     seed: int
     records: int
     patients: int
@@ -83,7 +84,9 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
         targets, scores, groups = predictions.of_split(split)
         result = auroc(targets, scores)
         spread = auroc_interval(targets, scores, groups, resamples=resamples)
-        published = predictions.description["role"] == "target" or split == "validation"
+        published = not run.settings.transfer.shuffle_labels and (
+            predictions.description["role"] == "target" or split == "validation"
+        )
         key = (dataset, about["setting"], about["technique"])
         yield Cell(
             modality=kind.name,
@@ -93,7 +96,7 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
             policy=predictions.description["policy"],
             technique=about["technique"],
             setting=about["setting"],
-            protocol="fixed" if about["fixed"] else "custom",
+            protocol=_protocol(run),
             seed=about["seed"],
             records=len(targets),
             patients=len(set(groups.tolist())),
@@ -114,6 +117,12 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
             ),
             run=run.folder.name,
         )
+
+
+def _protocol(run: Run) -> str:
+    if run.settings.transfer.shuffle_labels:
+        return "shuffled"
+    return "fixed" if run.description["fixed"] else "custom"
 
 
 def all_cells(found: Sequence[Run], resamples: int = 1000) -> list[Cell]:
@@ -185,6 +194,8 @@ def notes(found: Sequence[Cell]) -> list[str]:
         )
     if any(c.protocol == "custom" for c in found):
         lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
+    if any(c.protocol == "shuffled" for c in found):
+        lines.append("shuffled: trained on labels shuffled among the records, a sanity check.")
     partial = {(c.dataset, *c.raw) for c in found if c.raw[0] != c.raw[1]}
     lines += [
         f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."

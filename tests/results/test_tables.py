@@ -14,7 +14,9 @@ from benchmd_ray.results.store import open_run
 ECG = MODALITIES["ecg"]
 
 
-def make_run(store, dataset="georgia", role="target", technique="shed", split="test", seed=0):
+def make_run(
+    store, dataset="georgia", role="target", technique="shed", split="test", seed=0, shuffled=False
+):
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 6, 300)  # the last class, hypertrophy, never occurs
     targets = np.eye(7, dtype=np.int8)[labels]
@@ -24,7 +26,8 @@ def make_run(store, dataset="georgia", role="target", technique="shed", split="t
         "setting": "linear",
         "fixed": False,
         "seed": 0,
-        "determinants": [dataset, technique, split, seed],
+        "settings": {"transfer": {"shuffle_labels": shuffled}},
+        "determinants": [dataset, technique, split, seed, shuffled],
     }
     run = open_run(store, f"transfer-ecg-{technique}", about)
     table = pa.table(
@@ -66,6 +69,12 @@ def test_a_class_that_cannot_be_scored_is_named(tmp_path):
     assert cell.unscored == ("hypertrophy",)
     assert any("Not scored in georgia (test)" in note for note in tables.notes([cell]))
     assert tables.display_frame([cell])["classes"][0] == "6/7"
+
+
+def test_shuffled_labels_are_named_and_never_stand_beside_the_paper(tmp_path):
+    run, *_ = make_run(tmp_path, shuffled=True)
+    (cell,) = tables.cells(run)
+    assert (cell.protocol, cell.paper) == ("shuffled", None)
 
 
 def test_a_table_says_when_a_dataset_is_not_whole(tmp_path):

@@ -95,15 +95,13 @@ def make_catalog(tmp_path: Path):
     return write
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all training tests keep decoded splits."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCHMD_CACHE", str(cache))
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where decoded splits are kept; of the session's scope as the runs that use it are."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCHMD_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")
