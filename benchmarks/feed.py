@@ -10,8 +10,8 @@ By default a small synthetic raw dataset is written to a temporary folder and it
 (on an embedded Ray, not timed). Real data: ``--catalog FOLDER --raw FOLDER``, policy ``clean``.
 
 ``--arrays`` needs PyTorch and NumPy alone: random int16 signals, one ``.npy`` file per
-record behind the ``DataLoader``, against one array of them all, memory-mapped (on a GPU: resident
-there), gathered and normalised as the resident feed does it.
+record behind the ``DataLoader``, against the resident feed over one array of them all,
+memory-mapped (on a GPU: resident there).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks import measure
+from benchmd_ray.data.batches import ResidentFeed, Worker, epoch_order
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.modalities import MODALITIES, Modality
 
@@ -98,11 +99,6 @@ class FilesFeed:
             yield batch.to(self._device, non_blocking=True)
 
 
-def shuffled(seed: int, rows: int) -> Callable[[int], Any]:
-    """The order of each epoch: the feed's, `benchmd_ray.data.feed.epoch_order`."""
-    return lambda epoch: np.random.default_rng([seed, epoch]).permutation(rows)
-
-
 def load_stored(path: Path) -> Any:
     """The stored signal of a ``.npy`` file."""
     return np.load(path)
@@ -123,20 +119,15 @@ def array_feeds(
         np.save(path, whole[row])
     whole.flush()
     mapped = np.load(folder / "signals.npy", mmap_mode="r")
-    device, order = torch.device(arguments.device), shuffled(arguments.seed, rows)
-    on_gpu = torch.from_numpy(np.array(mapped)).to(device) if device.type == "cuda" else None
-    normalise = normaliser(modality)
-
-    def ours(epoch: int) -> Signals:
-        """As `benchmd_ray.data.feed.ResidentFeed` does, which cannot be imported everywhere."""
-        for start in range(0, rows, arguments.batch):
-            index = order(epoch)[start : start + arguments.batch]
-            if on_gpu is not None:
-                yield normalise(on_gpu[torch.from_numpy(index).to(device)])
-            else:
-                yield normalise(torch.from_numpy(np.asarray(mapped[index])))
-
-    return ours, FilesFeed(RawRecords(load_stored, files, modality), order, arguments).epoch
+    targets = np.zeros((rows, len(modality.classes)), np.int8)
+    worker = Worker(device=torch.device(arguments.device))
+    feed = ResidentFeed(mapped, targets, modality, seed=arguments.seed, worker=worker)
+    peer = FilesFeed(
+        RawRecords(load_stored, files, modality),
+        lambda epoch: epoch_order(arguments.seed, epoch, rows),
+        arguments,
+    )
+    return lambda epoch: (b.signals for b in feed.epoch(arguments.batch, epoch)), peer.epoch
 
 
 def catalog_feeds(
@@ -144,7 +135,7 @@ def catalog_feeds(
 ) -> tuple[Callable[[int], Signals], Callable[[int], Signals]]:
     """Ours and the peer on a catalog and the raw files it was built from."""
     from benchmd_ray.data.catalog import build, open_catalog  # not needed by --arrays
-    from benchmd_ray.data.feed import ResidentFeed, Worker, epoch_order
+    from benchmd_ray.data.feed import resident_feed
     from benchmd_ray.data.synthetic import write_ecg
 
     os.environ.setdefault("BENCHMD_CACHE", str(folder / "cache"))
@@ -156,7 +147,7 @@ def catalog_feeds(
         ]
         catalog = build("ptb-xl", raw, folder / "catalog", allow_missing=True)
     rows = min(arguments.records, catalog.rows("train"))
-    feed = ResidentFeed(
+    feed = resident_feed(
         catalog,
         "train",
         seed=arguments.seed,

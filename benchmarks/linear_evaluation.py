@@ -14,9 +14,8 @@ Scoring the validation split after each epoch is left out of both.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,9 @@ import torch
 from torch import nn
 
 from benchmarks import measure
+from benchmd_ray.data.batches import ResidentFeed, Worker
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.data.feed import (
-    Batch,
-    ResidentFeed,
-    Rows,
-    Worker,
-    epoch_order,
-    read_targets,
-    share,
-)
-from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.data.feed import read_targets, resident_feed
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import classification_loss
@@ -48,36 +39,13 @@ LR = 1e-2
 """Learning rate: every step moves the weights by about a hundred times the tolerance."""
 
 
-class ArrayFeed:
-    """Random signals in memory, with the resident feed's order."""
-
-    def __init__(self, records: int, seed: int, worker: Worker) -> None:
-        """Draw them."""
-        self.rows = records
-        self._seed, self._worker = seed, worker
-        self._modality = MODALITIES["ecg"]
-        generator = np.random.default_rng(seed)
-        shape = (records, *self._modality.stored_shape)
-        stored = generator.integers(-2000, 2000, shape, np.int16)
-        self._signals = torch.from_numpy(stored).to(worker.device)
-        classes = generator.integers(len(self._modality.classes), size=records)
-        self.targets = np.eye(len(self._modality.classes), dtype=np.int8)[classes]
-
-    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        """Shuffled batches of one epoch."""
-        yield from self._batches(epoch_order(self._seed, epoch, self.rows), batch_size)
-
-    def ordered(self, batch_size: int) -> Iterator[Batch]:
-        """Each row once, in order."""
-        yield from self._batches(np.arange(self.rows), batch_size)
-
-    def _batches(self, order: Rows, size: int) -> Iterator[Batch]:
-        normalise, targets = normaliser(self._modality), torch.from_numpy(self.targets)
-        for start in range(0, len(order), size):
-            rows = share(order[start : start + size], self._worker)
-            index = torch.from_numpy(rows)
-            signals = normalise(self._signals[index.to(self._signals.device)])
-            yield Batch(rows, signals, targets[index].to(signals.device))
+def random_feed(records: int, seed: int, worker: Worker) -> tuple[ResidentFeed, Any]:
+    """The resident feed of random signals, and their targets (records, classes)."""
+    modality, generator = MODALITIES["ecg"], np.random.default_rng(seed)
+    signals = generator.integers(-2000, 2000, (records, *modality.stored_shape), np.int16)
+    classes = len(modality.classes)
+    targets = np.eye(classes, dtype=np.int8)[generator.integers(classes, size=records)]
+    return ResidentFeed(signals, targets, modality, seed=seed, worker=worker), targets
 
 
 class Evaluation:
@@ -97,21 +65,19 @@ class Evaluation:
             },
         )
         self.worker = Worker(device=torch.device(arguments.device))
-        self.feed: Any
+        modality = MODALITIES["ecg"]
         if arguments.catalog:
-            self.catalog: Any = open_catalog(arguments.catalog)
-            held = read_targets(self.catalog, "train")
+            catalog = open_catalog(arguments.catalog)
+            modality, held = catalog.modality, read_targets(catalog, "train")
             rows = np.arange(min(arguments.records, len(held)))
-            self.feed = ResidentFeed(
-                self.catalog, "train", seed=arguments.seed, worker=self.worker, subset=rows
+            self.feed = resident_feed(
+                catalog, "train", seed=arguments.seed, worker=self.worker, subset=rows
             )
             targets = held[rows]
         else:
-            self.feed = ArrayFeed(arguments.records, arguments.seed, self.worker)
-            self.catalog = SimpleNamespace(modality=MODALITIES["ecg"])  # all that is asked of it
-            targets = self.feed.targets
+            self.feed, targets = random_feed(arguments.records, arguments.seed, self.worker)
+        self.task = modality.task
         self.targets = torch.from_numpy(targets).to(self.worker.device)
-        modality = self.catalog.modality
         encoder = Encoder(modality, self.settings.encoder).requires_grad_(False)
         self.encode = evaluating(encoder, self.worker, "float32")
         self.first = nn.Linear(encoder.width, len(modality.classes)).state_dict()
@@ -132,18 +98,18 @@ class Evaluation:
         features = torch.from_numpy(collect(self.encode, self.feed)).to(self.worker.device)
         head, optimiser = self.head()
         for epoch in range(epochs):
-            head_epoch(head, optimiser, features, self.targets, self.settings, epoch, self.catalog)
+            head_epoch(head, optimiser, features, self.targets, self.settings, epoch, self.task)
         return head
 
     def through_the_encoder(self, epochs: int) -> nn.Linear:
         """The peer: the head after some epochs through the frozen encoder."""
         head, optimiser = self.head()
-        task, size = self.catalog.modality.task, self.settings.transfer.batch_size
+        size = self.settings.transfer.batch_size
         for epoch in range(epochs):
             for batch in self.feed.epoch(min(size, self.feed.rows), epoch):
                 with torch.no_grad():
                     features = self.encode(batch.signals)
-                loss = classification_loss(head(features), batch.targets, task).mean()
+                loss = classification_loss(head(features), batch.targets, self.task).mean()
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 optimiser.step()

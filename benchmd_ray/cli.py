@@ -173,7 +173,8 @@ def catalog_verify(path: Path) -> None:
 
     Exits with 1 when the catalog is damaged.
     """
-    from benchmd_ray.data.catalog import open_catalog, verify
+    from benchmd_ray.data.catalog import open_catalog
+    from benchmd_ray.data.verify import verify
 
     opened = open_catalog(path)
     result = verify(opened)

@@ -37,6 +37,11 @@ def _require_listening(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
 
 
+def _cache() -> dict[str, str]:
+    """The cache folder of this process, for workers of a cluster that was started elsewhere."""
+    return {name: os.environ[name] for name in ("BENCHMD_CACHE",) if name in os.environ}
+
+
 @contextmanager
 def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
     """A Ray to work on: the cluster at ``address``, or an embedded one for the time being.
@@ -60,7 +65,7 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
         common: dict[str, Any] = {
             "log_to_driver": False,
             "logging_level": logging.ERROR,
-            "runtime_env": {"env_vars": ENVIRONMENT},
+            "runtime_env": {"env_vars": ENVIRONMENT | _cache()},
         }
         try:
             if address:

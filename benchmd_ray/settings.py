@@ -73,13 +73,18 @@ class OptimiserSettings:
     weight_decay: float = 1e-4
     """Decoupled weight decay."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up: held, or cosine to zero at the last step."""
+    """Learning rate after the warm-up: held, or falling to zero after the last step by a cosine."""
     warmup_steps: int = 0
     """Steps of linear warm-up from zero."""
 
     def __post_init__(self) -> None:
         _require(0 < self.lr < math.inf, "optimiser.lr", self.lr, "a positive number")
-        _require(self.weight_decay >= 0, "optimiser.weight_decay", self.weight_decay, "0 or more")
+        _require(
+            0 <= self.weight_decay < math.inf,
+            "optimiser.weight_decay",
+            self.weight_decay,
+            "0 or more",
+        )
         _require(self.warmup_steps >= 0, "optimiser.warmup_steps", self.warmup_steps, "0 or more")
 
     def lr_at(self, step: int, total: int) -> float:
@@ -190,6 +195,9 @@ class ExecutionSettings:
         for name in ("workers", "cpus_per_worker", "shuffle_rows", "log_every", "checkpoint_every"):
             value = getattr(self, name)
             _require(value >= 1, f"execution.{name}", value, "1 or more")
+        for name in ("resident_gib", "checkpoint_seconds", "max_failures"):
+            value = getattr(self, name)
+            _require(0 <= value < math.inf, f"execution.{name}", value, "0 or more")
         _require(
             not (self.engine == "torch" and self.workers > 1),
             "execution.engine",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.io import savemat
 
 from benchmd_ray.cluster import connected
@@ -27,8 +28,18 @@ def real_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Decoded splits go to a folder of this session; small models run fastest on one thread."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCHMD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
+def ray_cluster(surroundings: None) -> Iterator[None]:
     """One local Ray for all tests; what connects later uses it."""
     with connected(cpus=3):
         yield

@@ -1,19 +1,16 @@
 """Catalog to device batches.
 
-Order is a pure function of (seed, epoch, step). *Resident*: the split lies once per node as a
-memory-mapped array in its stored type, or once on the GPU, and is gathered and normalised there;
-any number of workers sees the same batches together. *Streaming*: Ray Data reads each worker's
-shards, which are shuffled locally, for splits larger than memory.
+*Resident*: the split lies once per node as a memory-mapped array in its stored type, or once on the
+GPU, and is gathered and normalised there. *Streaming*: Ray Data reads each worker's shards, which
+are shuffled locally, for splits larger than memory.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,91 +18,13 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmd_ray.cluster import ray_data
+from benchmd_ray.data.batches import Batch, Feed, ResidentFeed, Rows, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import replacing
 from benchmd_ray.settings import ExecutionSettings, Settings
-
-Rows = npt.NDArray[np.int64]
-
-GPU_SHARE = 0.3
-"""A split goes to the GPU whole when it takes at most this share of its free memory."""
-
-
-@dataclass(frozen=True)
-class Worker:
-    """One of the data-parallel workers."""
-
-    rank: int = 0
-    world: int = 1
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One worker's share of a step."""
-
-    rows: Rows
-    """(batch,) row in the split; -1 where the share was padded."""
-    signals: torch.Tensor
-    """(batch, *input_shape), normalised float32, on the device."""
-    targets: torch.Tensor
-    """(batch, classes) int8, on the device."""
-
-    @property
-    def weights(self) -> torch.Tensor:
-        """(batch,) float32: 1, or 0 for padding."""
-        return torch.from_numpy((self.rows >= 0).astype(np.float32)).to(self.signals.device)
-
-
-class Feed(Protocol):
-    """Batches of one split for one worker."""
-
-    rows: int
-    """Rows of all workers together."""
-
-    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
-        """Shuffled batches without end, from a step on; each epoch holds each row once.
-
-        Args:
-            batch_size: Examples of all workers together, a multiple of their number.
-            first_step: Step of the first batch.
-        """
-
-    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        """Shuffled batches of one epoch, each row once; shares are padded to equal length."""
-
-    def ordered(self, batch_size: int) -> Iterator[Batch]:
-        """Each row once, in a fixed order; shares are padded to equal length."""
-
-
-@functools.lru_cache(maxsize=4)
-def epoch_order(seed: int, epoch: int, rows: int) -> Rows:
-    """The rows of an epoch in their order: a permutation that depends on nothing else."""
-    order = np.random.default_rng([seed, epoch]).permutation(rows)
-    order.setflags(write=False)
-    return order
-
-
-def step_rows(seed: int, step: int, batch_size: int, rows: int) -> Rows:
-    """Rows of a step of the endless sequence of epochs, all workers together."""
-    position, parts, wanted = step * batch_size, [], batch_size
-    while wanted:
-        epoch, start = divmod(position, rows)
-        part = epoch_order(seed, epoch, rows)[start : start + wanted]
-        parts.append(part)
-        position, wanted = position + len(part), wanted - len(part)
-    return np.concatenate(parts)
-
-
-def share(rows: Rows, worker: Worker) -> Rows:
-    """A worker's contiguous share of a step, padded with -1 to the length of the others'."""
-    length = -(-len(rows) // worker.world)
-    padded = np.full(length * worker.world, -1, np.int64)
-    padded[: len(rows)] = rows
-    return padded[worker.rank * length : (worker.rank + 1) * length]
 
 
 def read_targets(catalog: Catalog, split: str) -> npt.NDArray[np.int8]:
@@ -150,6 +69,39 @@ def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
     return signals
 
 
+def resident_feed(
+    catalog: Catalog,
+    split: str,
+    *,
+    seed: int,
+    worker: Worker | None = None,
+    subset: Rows | None = None,
+    targets: npt.NDArray[np.int8] | None = None,
+) -> ResidentFeed:
+    """The feed of a split, or of some of its rows, held whole.
+
+    Args:
+        catalog: The catalog.
+        split: The split.
+        seed: Seed of the order.
+        worker: Whose share to give.
+        subset: Rows to use; None takes all.
+        targets: Targets to use instead of the catalog's, (rows of the split, classes).
+
+    Raises:
+        BenchmdError: The split has no record.
+    """
+    catalog.require_split(split)
+    return ResidentFeed(
+        resident_signals(catalog, split),
+        read_targets(catalog, split) if targets is None else targets,
+        catalog.modality,
+        seed=seed,
+        worker=worker,
+        subset=subset,
+    )
+
+
 class _Block(NamedTuple):
     """Rows on the way through a stream, as stored."""
 
@@ -166,89 +118,6 @@ class _Block(NamedTuple):
             np.concatenate([self.signals, other.signals]),
             np.concatenate([self.targets, other.targets]),
         )
-
-
-class ResidentFeed:
-    """A split, or some of its rows, held whole."""
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        split: str,
-        *,
-        seed: int,
-        worker: Worker | None = None,
-        subset: Rows | None = None,
-        targets: npt.NDArray[np.int8] | None = None,
-    ) -> None:
-        """Map the split.
-
-        Args:
-            catalog: The catalog.
-            split: The split.
-            seed: Seed of the order.
-            worker: Whose share to give.
-            subset: Rows to use; None takes all.
-            targets: Targets to use instead of the catalog's, (rows of the split, classes).
-        """
-        catalog.require_split(split)
-        self._seed, self._worker = seed, worker or Worker()
-        self._normalise = normaliser(catalog.modality)
-        targets = read_targets(catalog, split) if targets is None else targets
-        self._subset = np.arange(len(targets)) if subset is None else subset
-        self.rows = len(self._subset)
-        signals = resident_signals(catalog, split)
-        self._device_signals: torch.Tensor | None = None
-        device = self._worker.device
-        if device.type == "cuda" and self._fits(signals.nbytes):
-            self._device_signals = _to_device(signals, device)
-        self._signals = signals
-        self._targets = torch.from_numpy(targets).to(device)
-
-    def _fits(self, size: int) -> bool:
-        free, _ = torch.cuda.mem_get_info(self._worker.device)
-        return size <= GPU_SHARE * free
-
-    def _batch(self, positions: Rows) -> Batch:
-        device = self._worker.device
-        rows = np.where(positions < 0, -1, self._subset[positions])
-        index = np.where(rows < 0, self._subset[0], rows)
-        on_device = torch.from_numpy(index).to(device)
-        if self._device_signals is not None:
-            stored = self._device_signals[on_device]
-        else:
-            stored = torch.from_numpy(np.asarray(self._signals[index])).to(device)
-        return Batch(rows, self._normalise(stored), self._targets[on_device])
-
-    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
-        """See `Feed`."""
-        step = first_step
-        while True:
-            rows = step_rows(self._seed, step, batch_size, self.rows)
-            yield self._batch(share(rows, self._worker))
-            step += 1
-
-    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        """See `Feed`."""
-        yield from self._steps(epoch_order(self._seed, epoch, self.rows), batch_size)
-
-    def ordered(self, batch_size: int) -> Iterator[Batch]:
-        """See `Feed`."""
-        yield from self._steps(np.arange(self.rows), batch_size)
-
-    def _steps(self, order: Rows, batch_size: int) -> Iterator[Batch]:
-        for start in range(0, len(order), batch_size):
-            yield self._batch(share(order[start : start + batch_size], self._worker))
-
-
-def _to_device(signals: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Copy in pieces, so that the host never holds a second copy of the split."""
-    kind = {"int16": torch.int16, "uint8": torch.uint8}[signals.dtype.name]
-    result = torch.empty(signals.shape, dtype=kind, device=device)
-    rows = max(1, 2**28 // max(1, signals[0].nbytes))
-    for start in range(0, len(signals), rows):
-        result[start : start + rows] = torch.from_numpy(np.array(signals[start : start + rows]))
-    return result
 
 
 class StreamingFeed:
@@ -426,4 +295,4 @@ def whole_split_feed(catalog: Catalog, split: str, settings: Settings, worker: W
     if streams(catalog, split, execution):
         rows = execution.shuffle_rows
         return StreamingFeed(catalog, split, seed=seed, worker=worker, shuffle_rows=rows)
-    return ResidentFeed(catalog, split, seed=seed, worker=worker)
+    return resident_feed(catalog, split, seed=seed, worker=worker)

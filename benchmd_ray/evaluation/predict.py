@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.feed import Worker, whole_split_feed
+from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.records import METADATA, decode_targets
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import probabilities

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.cluster import connected
+from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.feed import Worker, streams
+from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import predict, predictions_path, read_predictions
 from benchmd_ray.results.store import Run, open_run, read_run, working

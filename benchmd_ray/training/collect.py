@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from benchmd_ray.data.feed import Feed, Worker
+from benchmd_ray.data.batches import Feed, Worker
 from benchmd_ray.training.engine import autocast, gather
 
 EVALUATION_BATCH = 256

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as dist_nn  # differentiable collectives
 from torch import nn
 
-from benchmd_ray.data.feed import Worker
+from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
 

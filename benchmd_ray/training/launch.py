@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.cluster import connected
+from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.data.feed import Worker, streams
+from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import remove, write_json
 from benchmd_ray.progress import progress
@@ -72,8 +73,9 @@ def _launch_on_ray(job: Job) -> None:
             f"{ray.cluster_resources().get('GPU', 0):g}. Take fewer workers or "
             "--set execution.device=cpu."
         )
-    remove(job.folder / ERROR)
     storage = job.folder / "ray_train"
+    for leftover in (job.folder / ERROR, storage):
+        remove(leftover)
     trainer = TorchTrainer(
         worker_loop,
         train_loop_config={"job": job},

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.feed import Batch, Worker, whole_split_feed
+from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import Settings

@@ -19,20 +19,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from benchmd_ray.data.batches import Feed, Rows, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.feed import (
-    Feed,
-    ResidentFeed,
-    Rows,
-    Worker,
-    epoch_order,
-    read_targets,
-    whole_split_feed,
-)
+from benchmd_ray.data.feed import read_targets, resident_feed, whole_split_feed
 from benchmd_ray.data.splits import label_subset
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import auroc, probabilities, require_scorable
 from benchmd_ray.files import write_json
+from benchmd_ray.modalities import Task
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import Settings, as_dict
@@ -207,7 +201,7 @@ def _linear(
     features, validation = (
         torch.from_numpy(collect(forward, feed)).to(worker.device)
         for feed in (
-            ResidentFeed(catalog, "train", seed=settings.seed, worker=worker, subset=data.rows),
+            resident_feed(catalog, "train", seed=settings.seed, worker=worker, subset=data.rows),
             whole_split_feed(catalog, "validation", settings, worker),
         )
     )
@@ -218,7 +212,9 @@ def _linear(
     )
     reporter.start("linear evaluation", transfer.epochs, "epochs", 0)
     for epoch in range(transfer.epochs):
-        loss = head_epoch(head, optimiser, features, targets, settings, epoch, catalog)
+        loss = head_epoch(
+            head, optimiser, features, targets, settings, epoch, catalog.modality.task
+        )
         with torch.inference_mode():
             score = _score(head(validation).cpu().numpy(), data, catalog)
         best.offer(score, epoch, lambda: cpu_copy(model))
@@ -234,7 +230,7 @@ def head_epoch(
     targets: torch.Tensor,
     settings: Settings,
     epoch: int,
-    catalog: Catalog,
+    task: Task,
 ) -> float:
     """One epoch of a head on encoded features.
 
@@ -245,7 +241,7 @@ def head_epoch(
         targets: (rows, classes).
         settings: Batch size, schedule, seed.
         epoch: Number of the epoch.
-        catalog: Gives the task.
+        task: Single-label or multi-label.
 
     Returns:
         Mean loss over the rows.
@@ -258,7 +254,7 @@ def head_epoch(
     for number, index in enumerate(torch.split(order.to(features.device), size)):
         done = epoch * steps + number
         lr = optimiser_settings.lr_at(done, steps * settings.transfer.epochs)
-        each = classification_loss(head(features[index]), targets[index], catalog.modality.task)
+        each = classification_loss(head(features[index]), targets[index], task)
         set_lr(optimiser, lr)
         optimiser.zero_grad(set_to_none=True)
         each.mean().backward()  # type: ignore[no-untyped-call]
@@ -317,7 +313,7 @@ def _training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: _
     whole = len(data.rows) == catalog.rows("train") and not settings.transfer.shuffle_labels
     if whole:
         return whole_split_feed(catalog, "train", settings, worker)
-    return ResidentFeed(
+    return resident_feed(
         catalog,
         "train",
         seed=settings.seed,

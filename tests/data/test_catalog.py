@@ -16,6 +16,7 @@ import pytest
 
 from benchmd_ray.data import catalog
 from benchmd_ray.data.records import decode_signals, schema
+from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest, write_json
 
@@ -95,7 +96,7 @@ def test_manifest_counts_are_those_of_the_rows(ecg_catalogs):
             assert list(stated["classes"].values()) == positives.tolist()
             assert stated["records"] == len(rows) == built.rows(split) == positives.sum()
             assert stated["patients"] == rows["group_id"].nunique()
-        assert not catalog.verify(built).faults
+        assert not verify(built).faults
 
 
 def test_statistics_are_those_of_the_training_signals_in_mv(ecg_catalogs):
@@ -202,7 +203,7 @@ def test_killed_build_goes_on_where_it_stopped(synthetic_raw, tmp_path, monkeypa
     resumed = build_georgia(raw, out)
     assert resumed.digest == whole.digest
     assert not partial_files(out)
-    assert not catalog.verify(resumed).faults
+    assert not verify(resumed).faults
     for name, modified in done.items():
         assert (out / "shards" / name).stat().st_mtime_ns == modified
 
@@ -218,7 +219,7 @@ def test_part_whose_shard_was_lost_or_cut_is_built_again(synthetic_raw, tmp_path
     (out / "shards" / "test-00001.parquet").write_bytes(b"cut")
     (out / "shards" / "test-00009.parquet").write_bytes(b"of an earlier attempt")
     resumed = build_georgia(raw, out)
-    assert not catalog.verify(resumed).faults
+    assert not verify(resumed).faults
     assert len(list((out / "shards").iterdir())) == 4
 
 
@@ -324,7 +325,7 @@ def test_released_policy_needs_and_follows_its_table(georgia, tmp_path):
     assert built.manifest["left_out"] == {"it is not in the released split table": 18}
     assert built.manifest["raw"]["missing"] == 1
     assert built.evaluation_splits == ("validation",)
-    notes = catalog.verify(built).notes
+    notes = verify(built).notes
     assert "validation, normal: 0 records, published 725 (-725)" in notes
 
 
@@ -338,7 +339,7 @@ def test_folder_with_another_catalog_is_not_overwritten(georgia, tmp_path):
 
 
 def test_verify_accepts_what_was_built_and_notes_departures(built):
-    found = catalog.verify(built)
+    found = verify(built)
     assert found.faults == ()
     assert found.notes[0] == "35 raw records, the card expects 10,344"
     assert "the source names no patients: each record stands for one" in found.notes
@@ -350,7 +351,7 @@ def first_shard(built: catalog.Catalog) -> Path:
 
 def test_verify_finds_a_missing_shard(built):
     first_shard(built).unlink()
-    (fault,) = catalog.verify(built).faults
+    (fault,) = verify(built).faults
     assert re.fullmatch(r"shards/test-00000\.parquet: missing; build the catalog again", fault)
 
 
@@ -358,13 +359,13 @@ def test_verify_finds_an_altered_shard(built):
     content = bytearray(first_shard(built).read_bytes())
     content[len(content) // 2] ^= 1
     first_shard(built).write_bytes(content)
-    (fault,) = catalog.verify(built).faults
+    (fault,) = verify(built).faults
     assert "its SHA-256 differs from the manifest's" in fault
 
 
 def test_verify_finds_a_foreign_shard(built):
     shutil.copy(first_shard(built), built.path / "shards" / "test-00007.parquet")
-    (fault,) = catalog.verify(built).faults
+    (fault,) = verify(built).faults
     assert fault.startswith("shards/test-00007.parquet: not named in manifest.json")
 
 
@@ -378,7 +379,7 @@ def edited(built: catalog.Catalog, *, with_digest: bool, **changes) -> catalog.C
 
 
 def test_verify_finds_an_edited_manifest(built):
-    (fault,) = catalog.verify(edited(built, with_digest=False, left_out={})).faults
+    (fault,) = verify(edited(built, with_digest=False, left_out={})).faults
     assert "its digest does not match its content" in fault
 
 
@@ -389,7 +390,7 @@ def test_verify_finds_counts_that_are_not_those_of_the_shards(built, key):
         splits["test"]["classes"]["normal"] += 1
     else:
         splits["test"][key] += 1
-    (fault,) = catalog.verify(edited(built, with_digest=True, splits=splits)).faults
+    (fault,) = verify(edited(built, with_digest=True, splits=splits)).faults
     assert fault == "split test: the shards' counts are not those of manifest.json"
 
 
@@ -410,7 +411,7 @@ def test_verify_finds_patients_in_two_splits(built):
         shards=[*built.manifest["shards"], entry],
         splits=built.manifest["splits"] | {"train": stated},
     )
-    assert catalog.verify(changed).faults == ("3 patients are both in test and in train",)
+    assert verify(changed).faults == ("3 patients are both in test and in train",)
 
 
 def test_folder_without_catalog_damaged_and_foreign_ones_are_refused(built, tmp_path):

@@ -27,7 +27,7 @@ def test_clean_scores_every_record_of_a_target(synthetic_raw, name):
     headers = sorted(path.stem for path in synthetic_raw[name].rglob("*.hea"))
     assert [i.record_id for i in found.items] == headers
     assert {i.split for i in found.items} == {"test"}
-    assert len({i.patient for i in found.items}) == 35
+    assert len({i.group_id for i in found.items}) == 35
     assert not found.patients_known
 
 

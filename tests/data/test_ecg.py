@@ -171,7 +171,6 @@ def test_record_holds_signal_scale_target_and_group(tmp_path, write_cinc, ecg_si
     assert record.scale == pytest.approx(0.002)
     assert list(record.target) == [0, 0, 0, 0, 0, 0, 1]
     assert (record.record_id, record.unit_id, record.valid_size) == ("E1", "E1", (5000,))
-    assert "p1" not in record.group_id
     assert record.metadata == {"age": 61.0}
 
 

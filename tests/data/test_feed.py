@@ -6,16 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmd_ray.data.batches import ResidentFeed, Worker, epoch_order, share, step_rows
 from benchmd_ray.data.catalog import Catalog, write_shard
 from benchmd_ray.data.feed import (
-    ResidentFeed,
     StreamingFeed,
-    Worker,
     cache_folder,
-    epoch_order,
     read_targets,
-    share,
-    step_rows,
+    resident_feed,
     streams,
     whole_split_feed,
 )
@@ -160,7 +157,7 @@ def test_shares_together_are_the_batch_and_equally_long(world, rows):
 
 
 def test_resident_signals_and_targets_are_those_of_their_rows(catalog, stored):
-    feed = ResidentFeed(catalog, "train", seed=0)
+    feed = resident_feed(catalog, "train", seed=0)
     assert feed.rows == ROWS
     batches = list(feed.ordered(8))
     assert flat(batches) == list(range(ROWS))
@@ -169,13 +166,13 @@ def test_resident_signals_and_targets_are_those_of_their_rows(catalog, stored):
 
 
 def test_each_ecg_spans_exactly_one(catalog):
-    for batch in ResidentFeed(catalog, "train", seed=0).ordered(8):
+    for batch in resident_feed(catalog, "train", seed=0).ordered(8):
         span = batch.signals.amax(dim=(1, 2)) - batch.signals.amin(dim=(1, 2))
         assert span.tolist() == pytest.approx([1.0] * len(span), abs=1e-6)
 
 
 def test_a_resident_epoch_holds_every_row_once_in_its_order(catalog, stored):
-    feed = ResidentFeed(catalog, "train", seed=4)
+    feed = resident_feed(catalog, "train", seed=4)
     batches = list(feed.epoch(8, 2))
     assert flat(batches) == epoch_order(4, 2, ROWS).tolist()
     assert flat(feed.epoch(8, 3)) != flat(batches)
@@ -184,8 +181,8 @@ def test_a_resident_epoch_holds_every_row_once_in_its_order(catalog, stored):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_any_number_of_workers_sees_the_same_batches(catalog, stored, world):
-    alone = ResidentFeed(catalog, "train", seed=1)
-    feeds = [ResidentFeed(catalog, "train", seed=1, worker=worker) for worker in workers(world)]
+    alone = resident_feed(catalog, "train", seed=1)
+    feeds = [resident_feed(catalog, "train", seed=1, worker=worker) for worker in workers(world)]
     for give in (
         lambda feed: feed.epoch(8, 0),
         lambda feed: feed.ordered(8),
@@ -202,14 +199,14 @@ def test_any_number_of_workers_sees_the_same_batches(catalog, stored, world):
 
 @pytest.mark.parametrize("first", [1, 3, 11])
 def test_going_on_from_a_step_is_skipping(catalog, first):
-    feed = ResidentFeed(catalog, "train", seed=6)
+    feed = resident_feed(catalog, "train", seed=6)
     skipped = itertools.islice(feed.endless(8), first, first + 5)
     assert batch_rows(itertools.islice(feed.endless(8, first), 5)) == batch_rows(skipped)
 
 
 def test_a_subset_gives_its_own_rows_only(catalog, stored):
     subset = np.array([2, 5, 11, 20, 24])
-    feed = ResidentFeed(catalog, "train", seed=0, subset=subset)
+    feed = resident_feed(catalog, "train", seed=0, subset=subset)
     assert feed.rows == 5
     assert flat(feed.ordered(2)) == subset.tolist()
     assert flat(feed.epoch(2, 1)) == subset[epoch_order(0, 1, 5)].tolist()
@@ -219,7 +216,7 @@ def test_a_subset_gives_its_own_rows_only(catalog, stored):
 
 def test_padding_of_a_subset_stays_in_the_subset(catalog, stored):
     subset = np.array([9, 13, 17])
-    feed = ResidentFeed(catalog, "train", seed=0, subset=subset, worker=Worker(rank=1, world=2))
+    feed = resident_feed(catalog, "train", seed=0, subset=subset, worker=Worker(rank=1, world=2))
     (batch,) = feed.ordered(8)
     assert batch.rows.tolist() == [17, -1]
     np.testing.assert_allclose(batch.signals[1].numpy(), normalised(stored[0][9]), atol=1e-6)
@@ -227,7 +224,7 @@ def test_padding_of_a_subset_stays_in_the_subset(catalog, stored):
 
 def test_targets_can_be_replaced(catalog, stored):
     other = stored[1][::-1].copy()
-    feed = ResidentFeed(catalog, "train", seed=0, targets=other)
+    feed = resident_feed(catalog, "train", seed=0, targets=other)
     for batch in feed.ordered(8):
         assert batch.targets.tolist() == other[batch.rows].tolist()
 
@@ -239,11 +236,11 @@ def test_targets_are_read_in_row_order(catalog, stored):
 def test_a_split_is_decoded_once_and_mapped(catalog, monkeypatch, tmp_path):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "new"))
     assert cache_folder() == tmp_path / "new"
-    ResidentFeed(catalog, "train", seed=0)
+    resident_feed(catalog, "train", seed=0)
     (file,) = (tmp_path / "new").iterdir()
     assert catalog.digest.startswith(file.name.split("-")[0])
     before = file.stat().st_mtime_ns
-    ResidentFeed(catalog, "train", seed=0)
+    resident_feed(catalog, "train", seed=0)
     assert file.stat().st_mtime_ns == before
 
 
@@ -251,10 +248,10 @@ def test_a_cached_split_of_another_length_is_named(catalog, monkeypatch, tmp_pat
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
     np.save(tmp_path / f"{catalog.digest[:32]}-train.npy", np.zeros((2, 12, 5000), np.int16))
     with pytest.raises(BenchmdError, match=rf"holds 2 rows, the catalog {ROWS}: remove that file"):
-        ResidentFeed(catalog, "train", seed=0)
+        resident_feed(catalog, "train", seed=0)
 
 
-@pytest.mark.parametrize("kind", [ResidentFeed, StreamingFeed])
+@pytest.mark.parametrize("kind", [resident_feed, StreamingFeed])
 def test_a_split_without_records_is_refused(catalog, kind):
     with pytest.raises(BenchmdError, match=r"no record in split 'validation'; it holds train"):
         kind(catalog, "validation", seed=0)

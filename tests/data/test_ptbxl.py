@@ -12,6 +12,7 @@ import pytest
 
 from benchmd_ray.data.cards import dataset_card, resource_folder
 from benchmd_ray.data.datasets import ptbxl
+from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.errors import BenchmdError
 
 CARD = dataset_card("ptb-xl")
@@ -53,7 +54,7 @@ def test_labels_splits_and_patients_are_those_of_the_table(synthetic_raw, table)
         split = {9: "validation", 10: "test"}.get(row["strat_fold"], "train")
         assert item.split == split
         assert item.label == expected_label(row["scp_codes"])
-        assert int(item.patient) == row["patient_id"]
+        assert item.group_id == hashed_patient("ptb-xl", str(int(row["patient_id"])))
         assert item.path == f"{row['filename_hr']}.hea"
 
 

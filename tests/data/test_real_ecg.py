@@ -58,10 +58,10 @@ def test_ptbxl_splits_patients_and_ages(real_data):
     root = real_data / "ptb-xl-500"
     items = ptbxl.discover(root, dataset_card("ptb-xl"), "clean", None).items
     assert Counter(i.split for i in items) == {"train": 353, "validation": 81, "test": 66}
-    assert len({i.patient for i in items}) == 466
+    assert len({i.group_id for i in items}) == 466
     splits: dict[str, set[str]] = {}
     for item in items:
-        splits.setdefault(item.patient, set()).add(item.split)
+        splits.setdefault(item.group_id, set()).add(item.split)
     assert all(len(own) == 1 for own in splits.values())
     with (root / "ptbxl_database.csv").open(newline="") as file:
         ages = [float(row["age"]) if row["age"] else None for row in csv.DictReader(file)]

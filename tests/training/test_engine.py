@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmd_ray.data.feed import Worker
+from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.engine import (

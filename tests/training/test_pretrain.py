@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmd_ray.data.feed import ResidentFeed, Worker
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.models.encoder import Encoder
@@ -65,7 +66,7 @@ def test_losses_are_those_of_a_plain_loop(run, source, technique):
     optimiser = torch.optim.AdamW(method.parameters(), weight_decay=0.1)
     rates = [settings.pretrain.optimiser.lr_at(step, 6) for step in range(6)]
     losses = []
-    batches = ResidentFeed(source, "train", seed=3).endless(8)
+    batches = resident_feed(source, "train", seed=3).endless(8)
     for step, batch in zip(range(6), batches, strict=False):
         loss = method(batch.signals, method.draw(8, generator(DRAWS, 3, step)))
         optimiser.param_groups[0]["lr"] = rates[step]

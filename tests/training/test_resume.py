@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from benchmd_ray.data.feed import ResidentFeed, Worker
+from benchmd_ray.data.batches import ResidentFeed, Worker
 from benchmd_ray.files import sha256
 from benchmd_ray.training import transfer as transfer_module
 from benchmd_ray.training.checkpoints import MODEL, latest_checkpoint

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmd_ray.data.feed import Batch, ResidentFeed, Worker, epoch_order
+from benchmd_ray.data.batches import Batch, Worker, epoch_order
+from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import auroc, probabilities
@@ -67,7 +68,7 @@ def fresh_classifier(source, settings, upstream=None):
 
 
 def all_of(source, split):
-    batches = list(ResidentFeed(source, split, seed=0).ordered(64))
+    batches = list(resident_feed(source, split, seed=0).ordered(64))
     return torch.cat([b.signals for b in batches]), torch.cat([b.targets for b in batches])
 
 
@@ -386,7 +387,7 @@ def test_outputs_are_collected_in_row_order(source, world, monkeypatch):
     signals, _ = all_of(source, "train")
     expected = signals.flatten(1)[:, :5].numpy()
     feeds = [
-        ResidentFeed(source, "train", seed=0, worker=Worker(rank=rank, world=world))
+        resident_feed(source, "train", seed=0, worker=Worker(rank=rank, world=world))
         for rank in range(world)
     ]
     steps = [list(feed.ordered(20)) for feed in feeds]

@@ -20,7 +20,7 @@ from benchmd_ray.data.datasets.ecg import (
     released_labels,
 )
 from benchmd_ray.data.readers.wfdb import read_comments
-from benchmd_ray.data.records import Record, RecordError
+from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import patient_split
 
 SEXES = {"male": "male", "m": "male", "female": "female", "f": "female"}
@@ -50,7 +50,8 @@ def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | Non
             split = "test"
         else:
             split = patient_split(card.name, name)
-        items.append(RawItem(path.relative_to(root).as_posix(), name, name, split, label))
+        patient = hashed_patient(card.name, name)
+        items.append(RawItem(path.relative_to(root).as_posix(), name, patient, split, label))
     missing = sorted(released.keys() - found.keys())
     return Discovery("cinc", items, missing, dict(left_out), patients_known=False)
 

@@ -18,7 +18,6 @@ from benchmd_ray.data.records import (
     Record,
     RecordError,
     RecordLeftOut,
-    hashed_patient,
 )
 from benchmd_ray.data.transforms import quantise, resample, segments
 from benchmd_ray.errors import BenchmdError
@@ -47,7 +46,8 @@ class RawItem:
     path: str
     """Relative to the raw folder."""
     record_id: str
-    patient: str
+    group_id: str
+    """The patient, hashed."""
     split: str
     label: str | None = None
     """Its class where a table says so; else the file itself does."""
@@ -186,7 +186,7 @@ def read_records(root: Path, item: RawItem, card: DatasetCard, label: str) -> li
         records.append(
             Record(
                 record_id=name,
-                group_id=hashed_patient(card.name, item.patient),
+                group_id=item.group_id,
                 unit_id=name,
                 signal=np.ascontiguousarray(part, np.int16),
                 scale=scale,

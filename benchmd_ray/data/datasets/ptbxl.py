@@ -22,7 +22,7 @@ from benchmd_ray.data.datasets.ecg import (
     read_records,
     released_labels,
 )
-from benchmd_ray.data.records import Record, RecordError, RecordLeftOut
+from benchmd_ray.data.records import Record, RecordError, RecordLeftOut, hashed_patient
 from benchmd_ray.errors import BenchmdError
 
 DATABASE = "ptbxl_database.csv"
@@ -70,7 +70,9 @@ def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | Non
     # The challenges also hold the 38 records that PTB-XL 1.0.3 removed: no patient is known.
     for name, path in found.items():
         if name in released:
-            items.append(RawItem(path.relative_to(root).as_posix(), name, name, *released[name]))
+            patient = hashed_patient(card.name, name)
+            where = path.relative_to(root).as_posix()
+            items.append(RawItem(where, name, patient, *released[name]))
         else:
             left_out[f"it is not in {DATABASE}"] += 1
     return Discovery(layout, items, missing, dict(left_out))
@@ -85,7 +87,7 @@ def _item(row: dict[str, str], path: str, split: str, label: str) -> RawItem:
     return RawItem(
         path=path,
         record_id=record_name(row),
-        patient=str(int(float(row["patient_id"]))),
+        group_id=hashed_patient("ptb-xl", str(int(float(row["patient_id"])))),
         split=split,
         label=label,
         metadata={

@@ -1,0 +1,118 @@
+"""Verification of a catalog: its shards against its manifest, its counts against the card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from benchmd_ray.data.catalog import MANIFEST, Catalog
+from benchmd_ray.data.records import decode_targets, schema
+from benchmd_ray.files import digest, sha256
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found."""
+
+    faults: tuple[str, ...]
+    """What makes the catalog unusable."""
+    notes: tuple[str, ...]
+    """Departures from the published counts, and what else a reader of results should know."""
+
+
+def verify(catalog: Catalog) -> Verification:
+    """Check the shards against the manifest, and the counts against the card."""
+    faults: list[str] = []
+    content = {key: value for key, value in catalog.manifest.items() if key != "digest"}
+    if digest(content) != catalog.digest:
+        faults.append(f"{MANIFEST}: its digest does not match its content; it was altered")
+    named = {shard["file"] for shard in catalog.manifest["shards"]}
+    present = {f"shards/{path.name}" for path in (catalog.path / "shards").glob("*")}
+    faults += [f"{file}: not named in {MANIFEST}; remove it" for file in sorted(present - named)]
+    groups: dict[str, set[str]] = {}
+    counts: dict[str, np.ndarray[Any, Any]] = {}
+    for shard in catalog.manifest["shards"]:
+        fault = _shard_fault(catalog, shard, groups, counts)
+        if fault:
+            faults.append(f"{shard['file']}: {fault}; build the catalog again")
+    if not faults:
+        faults += _count_faults(catalog, groups, counts)
+    shared = _shared_patients(groups)
+    if catalog.manifest["policy"] == "clean":
+        faults += shared
+    return Verification(tuple(faults), tuple(_notes(catalog) + (shared if not faults else [])))
+
+
+def _shard_fault(
+    catalog: Catalog,
+    shard: dict[str, Any],
+    groups: dict[str, set[str]],
+    counts: dict[str, np.ndarray[Any, Any]],
+) -> str | None:
+    """What is wrong with a shard; adds its patients and class counts."""
+    path, split = catalog.path / shard["file"], shard["split"]
+    if not path.is_file():
+        return "missing"
+    if sha256(path) != shard["sha256"]:
+        return "its SHA-256 differs from the manifest's; it was altered or damaged"
+    table = pq.read_table(path, columns=["group_id", "split", "target"])
+    if pq.read_schema(path) != schema(catalog.modality):
+        return "its schema is not that of the modality"
+    if len(table) != shard["rows"] or set(table["split"].to_pylist()) != {split}:
+        return f"holds {len(table)} rows, the manifest says {shard['rows']} of split {split}"
+    groups.setdefault(split, set()).update(table["group_id"].to_pylist())
+    positives = (decode_targets(table["target"]) == 1).sum(axis=0)
+    counts[split] = counts.get(split, 0) + positives
+    return None
+
+
+def _count_faults(
+    catalog: Catalog, groups: dict[str, set[str]], counts: dict[str, np.ndarray[Any, Any]]
+) -> list[str]:
+    faults = []
+    for split, stated in catalog.manifest["splits"].items():
+        held = dict(zip(catalog.modality.classes, counts[split].tolist(), strict=True))
+        rows = sum(rows for _, rows in catalog.shards(split))
+        stated_sizes = (stated["records"], stated["patients"])
+        if held != stated["classes"] or (rows, len(groups[split])) != stated_sizes:
+            faults.append(f"split {split}: the shards' counts are not those of {MANIFEST}")
+    return faults
+
+
+def _shared_patients(groups: dict[str, set[str]]) -> list[str]:
+    names = sorted(groups)
+    return [
+        f"{len(both)} patients are both in {first} and in {second}"
+        for i, first in enumerate(names)
+        for second in names[i + 1 :]
+        if (both := groups[first] & groups[second])
+    ]
+
+
+def _notes(catalog: Catalog) -> list[str]:
+    """Departures from the card."""
+    manifest, card = catalog.manifest, catalog.card
+    raw = manifest["raw"]
+    notes = []
+    if raw["records"] != raw["expected"]:
+        notes.append(f"{raw['records']:,} raw records, the card expects {raw['expected']:,}")
+    if not raw["patients_known"]:
+        notes.append("the source names no patients: each record stands for one")
+    notes += [
+        f"{split} holds no record of {name}"
+        for split, held in manifest["splits"].items()
+        for name, count in held["classes"].items()
+        if not count
+    ]
+    for split, expected in card.expected.get(manifest["policy"], {}).items():
+        held = manifest["splits"].get(split, {}).get("classes", {})
+        notes += [
+            f"{split}, {name}: {held.get(name, 0):,} records, published {count:,} "
+            f"({held.get(name, 0) - count:+,})"
+            for name, count in expected.items()
+            if held.get(name, 0) != count
+        ]
+    return notes
