@@ -90,17 +90,48 @@ class Catalog:
             if shard["split"] == split
         ]
 
-    def require_split(self, split: str) -> None:
-        """Make sure that a split has records.
+    def altered_shards(self, split: str | None = None) -> list[str]:
+        """Shards of a split, or of all, that are missing or of another size than stated."""
+        return [
+            str(shard["file"])
+            for shard in self.manifest["shards"]
+            if split in (None, shard["split"])
+            and not _has_size(self.path / shard["file"], shard["bytes"])
+        ]
+
+    def require_unaltered(self, path: Path) -> None:
+        """Make sure that a shard is the one that the build wrote.
 
         Raises:
-            BenchmdError: It has none.
+            BenchmdError: Its SHA-256 differs from the manifest's.
         """
+        stated = {self.path / s["file"]: s["sha256"] for s in self.manifest["shards"]}
+        if sha256(path) != stated[path]:
+            raise BenchmdError(
+                f"{path} is not the shard that was built: its SHA-256 differs from {MANIFEST}'s. "
+                "Remove it and build the catalog again."
+            )
+
+    def require_split(self, split: str) -> None:
+        """Make sure that a split has records and that its shards are there.
+
+        Raises:
+            BenchmdError: It has none, or a shard is missing or of another size.
+        """
+        if altered := self.altered_shards(split):
+            raise BenchmdError(
+                f"{self.path / altered[0]} is missing or of another size than {MANIFEST} states; "
+                "see `benchmd catalog verify`, and build the catalog again to mend it."
+            )
         if not self.rows(split):
             held = ", ".join(f"{k} ({v['records']})" for k, v in self.manifest["splits"].items())
             raise BenchmdError(
                 f"the catalog {self.path} has no record in split {split!r}; it holds {held}."
             )
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
 
 
 def open_catalog(path: Path) -> Catalog:
@@ -213,7 +244,9 @@ def build(
                     "built from other raw files, policy or version. Choose another --out, or "
                     "remove that folder."
                 )
-            return catalog
+            if not catalog.altered_shards():
+                return catalog
+            remove(out / MANIFEST)  # it is built anew
         for folder in (out, out / "shards", out / "parts"):
             remove_partial(folder)
         chunks = _chunks(found, card, raw, out, plan)
@@ -348,10 +381,7 @@ def build_chunk(chunk: _Chunk) -> dict[str, Any]:
     }
     if records:
         table = to_table(records, chunk.split, card.kind)
-        write_shard(table, chunk.shard, card.kind)
-        part |= {
-            "bytes": chunk.shard.stat().st_size,
-            "sha256": sha256(chunk.shard),
+        part |= write_shard(table, chunk.shard, card.kind) | {
             "groups": sorted(set(table["group_id"].to_pylist())),
             "positives": (decode_targets(table["target"]) == 1).sum(axis=0).tolist(),
             "statistics": _sums(table, card.kind),
@@ -360,8 +390,12 @@ def build_chunk(chunk: _Chunk) -> dict[str, Any]:
     return part
 
 
-def write_shard(table: pa.Table, path: Path, modality: Modality) -> None:
-    """Write a shard, whole or not at all. Images hardly compress; time series and CT do."""
+def write_shard(table: pa.Table, path: Path, modality: Modality) -> dict[str, Any]:
+    """Write a shard, whole or not at all. Images hardly compress; time series and CT do.
+
+    Returns:
+        ``bytes`` and ``sha256`` of the file.
+    """
     width = table.schema.field("signal").type.byte_width
     with replacing(path) as partial:
         pq.write_table(
@@ -372,6 +406,7 @@ def write_shard(table: pa.Table, path: Path, modality: Modality) -> None:
             use_dictionary=False,
             write_statistics=False,
         )
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _sums(table: pa.Table, modality: Modality) -> dict[str, list[float]]:

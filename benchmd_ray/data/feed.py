@@ -58,6 +58,7 @@ def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
         with replacing(path) as partial, partial.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             for shard, _ in catalog.shards(split):
+                catalog.require_unaltered(shard)
                 table = pq.read_table(shard, columns=["signal"])
                 file.write(np.ascontiguousarray(decode_signals(table["signal"], modality)).data)
     signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")

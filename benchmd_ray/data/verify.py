@@ -13,6 +13,9 @@ from benchmd_ray.data.records import decode_targets, schema
 from benchmd_ray.files import digest, sha256
 
 
+MISSING = "missing"
+
+
 @dataclass(frozen=True)
 class Verification:
     """What `verify` found."""
@@ -37,7 +40,8 @@ def verify(catalog: Catalog) -> Verification:
     for shard in catalog.manifest["shards"]:
         fault = _shard_fault(catalog, shard, groups, counts)
         if fault:
-            faults.append(f"{shard['file']}: {fault}; build the catalog again")
+            remove = "" if fault == MISSING else "remove it and "
+            faults.append(f"{shard['file']}: {fault}; {remove}build the catalog again")
     if not faults:
         faults += _count_faults(catalog, groups, counts)
     shared = _shared_patients(groups)
@@ -55,7 +59,7 @@ def _shard_fault(
     """What is wrong with a shard; adds its patients and class counts."""
     path, split = catalog.path / shard["file"], shard["split"]
     if not path.is_file():
-        return "missing"
+        return MISSING
     if sha256(path) != shard["sha256"]:
         return "its SHA-256 differs from the manifest's; it was altered or damaged"
     table = pq.read_table(path, columns=["group_id", "split", "target"])

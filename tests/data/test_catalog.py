@@ -431,3 +431,12 @@ def test_split_without_records_is_named(ecg_catalogs):
     with pytest.raises(BenchmdError, match=r"has no record in split 'train'; it holds test \(33\)"):
         ecg_catalogs["georgia"].require_split("train")
     assert ecg_catalogs["ptb-xl"].evaluation_splits == ("validation", "test")
+
+
+def test_a_finished_catalog_that_lost_a_shard_is_built_anew(built, tmp_path, synthetic_raw):
+    before = built.digest
+    (shard,) = (built.path / built.manifest["shards"][0]["file"],)
+    shard.unlink()
+    again = catalog.build("georgia", synthetic_raw["georgia"], built.path, allow_missing=True)
+    assert again.digest == before
+    assert not verify(again).faults

@@ -1,4 +1,5 @@
 import itertools
+import shutil
 
 import numpy as np
 import pytest
@@ -48,8 +49,8 @@ def catalog(stored, tmp_path_factory):
             for i in range(start, start + rows)
         ]
         file = f"shards/train-{number:05d}.parquet"
-        write_shard(to_table(records, "train", ECG), path / file, ECG)
-        shards.append({"file": file, "split": "train", "rows": rows})
+        written = write_shard(to_table(records, "train", ECG), path / file, ECG)
+        shards.append({"file": file, "split": "train", "rows": rows, **written})
         start += rows
     manifest = {
         "dataset": "ptb-xl",
@@ -255,6 +256,24 @@ def test_a_cached_split_of_another_length_is_named(catalog, monkeypatch, tmp_pat
 def test_a_split_without_records_is_refused(catalog, kind):
     with pytest.raises(BenchmdError, match=r"no record in split 'validation'; it holds train"):
         kind(catalog, "validation", seed=0)
+
+
+def test_an_altered_shard_is_refused_before_it_is_used(catalog, tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(catalog.path, tmp_path / "copy")
+    catalog = Catalog(tmp_path / "copy", catalog.manifest)
+    shard = catalog.shards("train")[0][0]
+    content = shard.read_bytes()
+    shard.write_bytes(content + b"x")
+    with pytest.raises(BenchmdError, match="is missing or of another size than manifest"):
+        resident_feed(catalog, "train", seed=0)
+    middle = len(content) // 2
+    shard.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    with pytest.raises(BenchmdError, match="its SHA-256 differs from manifest"):
+        resident_feed(catalog, "train", seed=0)
+    shard.unlink()
+    with pytest.raises(BenchmdError, match="is missing or of another size"):
+        StreamingFeed(catalog, "train", seed=0)
 
 
 # --- choice ----------------------------------------------------------------------------------

@@ -42,8 +42,9 @@ def write_catalog(path, splits, dataset="ptb-xl", shards=2):
     for split, records in splits.items():
         for number, part in enumerate(np.array_split(np.arange(len(records)), shards)):
             file = f"shards/{split}-{number:05d}.parquet"
-            write_shard(to_table([records[i] for i in part], split, ECG), path / file, ECG)
-            named.append({"file": file, "split": split, "rows": len(part)})
+            table = to_table([records[i] for i in part], split, ECG)
+            written = write_shard(table, path / file, ECG)
+            named.append({"file": file, "split": split, "rows": len(part), **written})
     manifest = {
         "format": FORMAT,
         "dataset": dataset,
