@@ -12,7 +12,6 @@ from benchmd_ray.data.catalog import MANIFEST, Catalog
 from benchmd_ray.data.records import decode_targets, schema
 from benchmd_ray.files import digest, sha256
 
-
 MISSING = "missing"
 
 
