@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,10 +29,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BenchmdError as error:
             click.echo(f"error: {error}", err=True)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            click.echo(f"error: {error}. Free some space and run the command again.", err=True)
+        except OSError as error:  # a full disk, a folder that cannot be written, …
+            click.echo(f"error: {error}", err=True)
         ctx.exit(1)
 
 
@@ -290,10 +287,10 @@ def report(paths: tuple[Path, ...], out: Path) -> None:
 def _report(found: Any, out: Path) -> None:
     from benchmd_ray.results import tables
 
-    cells = tables.all_cells([run for run in found if run.finished])
+    cells = tables.all_cells(found)
     click.echo(tables.text(tables.display_frame(cells)))
     click.echo()
-    for note in tables.notes(cells):
+    for note in [*tables.notes(cells), *tables.unfinished(found)]:
         click.echo(note)
     for path in tables.write_tables(cells, out):
         click.echo(f"written: {path}")

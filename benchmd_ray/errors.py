@@ -10,10 +10,6 @@ class BenchmdError(Exception):
     """Something the user can mend; commands print it without a traceback."""
 
 
-class BenchmdWarning(UserWarning):
-    """Something the user should know that does not stop the work."""
-
-
 def unknown_name(kind: str, got: str, valid: Iterable[str]) -> BenchmdError:
     """An error for a name that does not exist, listing the valid ones and the nearest."""
     names = sorted(valid)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,18 +22,16 @@ TEMPORARY = ".partial-"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, for a file or a folder; renamed to it on success.
+    """A temporary path beside the file ``path``, renamed to it on success.
 
     Raises:
         BenchmdError: The disk is full; nothing half-written stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    partial = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}")
     with removed_on_failure(partial, path):
         yield partial
-        _flush(partial)
-        if path.is_dir() and partial.is_dir():
-            remove(path)
+        flush(partial)
         os.replace(partial, path)
 
 
@@ -67,7 +66,7 @@ def is_disk_full(error: BaseException, folder: Path) -> bool:
     return isinstance(error, Exception) and shutil.disk_usage(folder).free < 2**20
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Force files to the disk, so that a rename never precedes its content."""
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         with file.open("rb") as opened:
@@ -107,18 +106,24 @@ def digest(content: Any) -> str:
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
+def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock file ``path``; it is freed when the process ends, however it ends.
 
     Raises:
-        BenchmdError: Another process holds it.
+        BenchmdError: Another process holds it (unless told to wait), or the file system has no
+            locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise BenchmdError(
                 f"another process is working on {what} ({path}). Wait for it to end."
             ) from None
+        except OSError as error:
+            raise BenchmdError(
+                f"the file system of {path} cannot lock files ({error}): choose a folder on one "
+                "that can, or mount it with locks."
+            ) from error
         yield

@@ -162,7 +162,11 @@ class TransferSettings:
 
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """How and where a run is executed; nothing here changes what is computed, but `precision`."""
+    """How and where a run is executed.
+
+    Nothing here changes what is computed, but rounding, which values dropout draws, the order of a
+    streaming feed and `precision`.
+    """
 
     engine: Literal["auto", "torch", "deepspeed"] = "auto"
     """auto: DeepSpeed on a GPU or with several workers, plain torch for one CPU process."""
@@ -227,6 +231,9 @@ class Settings:
     seed: int = 0
     """Seed of everything drawn: weights, order, masks, label settings."""
 
+    def __post_init__(self) -> None:
+        _require(self.seed >= 0, "seed", self.seed, "0 or more")
+
 
 def as_dict(settings: Any) -> dict[str, Any]:
     """Settings as plain nested dicts, for YAML and JSON."""
@@ -262,7 +269,7 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
     """
     kinds = typing.get_type_hints(type(settings))
     new: dict[str, Any] = {}
-    for key, value in changes.items():
+    for key, value in ((str(k), v) for k, v in changes.items()):
         path = f"{where}{key}"
         if key not in kinds:
             scope = f"in {where.rstrip('.')!r} " if where else ""
@@ -296,7 +303,7 @@ def load_settings(
     if path is not None:
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise BenchmdError(f"cannot read the settings file {path}: {error}") from error
         if not isinstance(content or {}, Mapping):
             raise BenchmdError(f"{path} holds {type(content).__name__}, expected keys and values.")
@@ -305,7 +312,10 @@ def load_settings(
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
             raise BenchmdError(f"--set {assignment!r} is not of the form a.b=value.")
-        value: Any = yaml.safe_load(text)
+        try:
+            value: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise BenchmdError(f"--set {assignment!r} holds no YAML value: {error}") from error
         for part in reversed(name.strip().split(".")):
             value = {part: value}
         settings = updated(settings, value)

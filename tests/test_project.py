@@ -43,6 +43,33 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     assert out[2] == "['e-mix', 'finetune', 'linear', 'mae', 'shed']"
 
 
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.data
+def test_the_readmes_commands_on_real_ecgs_run_as_written(real_data, tmp_path):
+    readme = (ROOT / "README.md").read_text("utf-8")
+    section = readme.split("<!-- commands: real-ecg -->")[1].split("## Data")[0]
+    script = "\n".join(re.findall(r"^```\n(.*?)^```", section, re.M | re.S))
+    for written, short in (("steps: 400", "steps: 2"), ("epochs: 15", "epochs: 1")):
+        assert written in script
+        script = script.replace(written, short)
+    assert "DATA=../shared/data" in script
+    script = script.replace("DATA=../shared/data", f"DATA={real_data}")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    table = (tmp_path / "ecg/report/auroc.md").read_text("utf-8")
+    assert table.count("| mae |") == table.count("| scratch |") == 4
+    assert "| shuffled |" in (tmp_path / "ecg/report-shuffled/auroc.md").read_text("utf-8")
+
+
 def test_the_cluster_file_is_valid_for_the_ray_launcher():
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -80,8 +107,9 @@ def test_the_project_speaks_of_no_machine():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
     ).stdout.split()
+    assert "README.md" in files
     for name in files:
         content = (ROOT / name).read_text("utf-8")
         assert str(ROOT.parent) + "/" not in content, name

@@ -7,6 +7,7 @@ The same raw files, policy and versions give the same bytes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -99,18 +100,21 @@ class Catalog:
             and not _has_size(self.path / shard["file"], shard["bytes"])
         ]
 
-    def require_unaltered(self, path: Path) -> None:
-        """Make sure that a shard is the one that the build wrote.
+    def require_unaltered(self, split: str) -> None:
+        """Make sure that a split's shards are those that the build wrote.
+
+        A shard is read once per process for this, unless the file changes.
 
         Raises:
-            BenchmdError: Its SHA-256 differs from the manifest's.
+            BenchmdError: The SHA-256 of one differs from the manifest's.
         """
-        stated = {self.path / s["file"]: s["sha256"] for s in self.manifest["shards"]}
-        if sha256(path) != stated[path]:
-            raise BenchmdError(
-                f"{path} is not the shard that was built: its SHA-256 differs from {MANIFEST}'s. "
-                "Remove it and build the catalog again."
-            )
+        for shard in self.manifest["shards"]:
+            path = self.path / shard["file"]
+            if shard["split"] == split and _sha256_once(path, *_stamp(path)) != shard["sha256"]:
+                raise BenchmdError(
+                    f"{path} is not the shard that was built: its SHA-256 differs from "
+                    f"{MANIFEST}'s. Remove it and build the catalog again."
+                )
 
     def require_split(self, split: str) -> None:
         """Make sure that a split has records and that its shards are there.
@@ -132,6 +136,15 @@ class Catalog:
 
 def _has_size(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, path.stat().st_mtime_ns
+
+
+@functools.lru_cache(maxsize=100_000)
+def _sha256_once(path: Path, size: int, changed: int) -> str:
+    return sha256(path)
 
 
 def open_catalog(path: Path) -> Catalog:
@@ -161,7 +174,8 @@ def open_catalog(path: Path) -> Catalog:
     if content["card_version"] != catalog.card.version:
         raise BenchmdError(
             f"{path} was built by version {content['card_version']} of the card "
-            f"{catalog.dataset}, which is now {catalog.card.version}: build it again."
+            f"{catalog.dataset}, which is now {catalog.card.version}: build it again, elsewhere or "
+            "after removing that folder."
         )
     return catalog
 
@@ -255,6 +269,12 @@ def build(
         _require_records(parts, found, out)
         manifest = _manifest(card, policy, plan, found, parts)
         wanted = {out / shard["file"] for shard in manifest["shards"]}
+        lost = [s["file"] for s in manifest["shards"] if not _has_size(out / s["file"], s["bytes"])]
+        if lost:
+            raise BenchmdError(
+                f"{out / lost[0]} was written by a worker and cannot be seen here: choose an --out "
+                "on storage that all nodes of the cluster share."
+            )
         for stray in set((out / "shards").glob("*")) - wanted:
             remove(stray)
         write_json(out / MANIFEST, manifest)
@@ -370,6 +390,10 @@ def build_chunk(chunk: _Chunk) -> dict[str, Any]:
             left_out[str(reason)] += 1
         except RecordError as error:
             quarantined.append({"file": item.path, "reason": str(error)})
+        except MemoryError:
+            raise
+        except Exception as error:  # a file may be broken in ways that no reader foresees
+            quarantined.append({"file": item.path, "reason": f"{type(error).__name__}: {error}"})
     part: dict[str, Any] = {
         "name": chunk.name,
         "split": chunk.split,

@@ -23,12 +23,18 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import replacing
+from benchmd_ray.files import TEMPORARY, locked, remove, replacing
 from benchmd_ray.settings import ExecutionSettings, Settings
 
 
 def read_targets(catalog: Catalog, split: str) -> npt.NDArray[np.int8]:
-    """Targets of a split in row order: (rows, classes)."""
+    """Targets of a split in row order: (rows, classes).
+
+    Raises:
+        BenchmdError: The split has no record, or a shard was altered.
+    """
+    catalog.require_split(split)
+    catalog.require_unaltered(split)
     parts = [
         decode_targets(pq.read_table(path, columns=["target"])["target"])
         for path, _ in catalog.shards(split)
@@ -47,27 +53,74 @@ def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
     The first use decodes the shards into one file, named by the catalog's digest.
     """
     path = cache_folder() / f"{catalog.digest[:32]}-{split}.npy"
-    modality = catalog.modality
-    if not path.is_file():
-        shape = (catalog.rows(split), *modality.stored_shape)
-        header = {
-            "descr": np.lib.format.dtype_to_descr(np.dtype(modality.dtype)),
-            "fortran_order": False,
-            "shape": shape,
-        }
-        with replacing(path) as partial, partial.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for shard, _ in catalog.shards(split):
-                catalog.require_unaltered(shard)
-                table = pq.read_table(shard, columns=["signal"])
-                file.write(np.ascontiguousarray(decode_signals(table["signal"], modality)).data)
-    signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")
+    with locked(path.with_suffix(".lock"), f"the cached split {path}", wait=True):
+        if not path.is_file():
+            for leftover in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
+                remove(leftover)
+            _decode_split(catalog, split, path)
+    try:
+        signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")
+    except ValueError as error:
+        raise BenchmdError(
+            f"the cached split {path} is damaged ({error}): remove that file and run again."
+        ) from error
     if len(signals) != catalog.rows(split):
         raise BenchmdError(
             f"the cached split {path} holds {len(signals)} rows, the catalog "
             f"{catalog.rows(split)}: remove that file and run again."
         )
     return signals
+
+
+def _decode_split(catalog: Catalog, split: str, path: Path) -> None:
+    """Write the signals of a split as one array."""
+    catalog.require_unaltered(split)
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(catalog.modality.dtype)),
+        "fortran_order": False,
+        "shape": (catalog.rows(split), *catalog.modality.stored_shape),
+    }
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for shard, _ in catalog.shards(split):
+            file.write(np.ascontiguousarray(_shard_signals(catalog, shard)).data)
+
+
+def _shard_signals(catalog: Catalog, shard: Path) -> npt.NDArray[np.generic]:
+    return decode_signals(pq.read_table(shard, columns=["signal"])["signal"], catalog.modality)
+
+
+def chosen_rows_feed(
+    catalog: Catalog,
+    split: str,
+    rows: Rows,
+    targets: npt.NDArray[np.int8],
+    settings: Settings,
+    worker: Worker,
+) -> ResidentFeed:
+    """The feed of some rows of a split; where the split streams, only those rows are held.
+
+    Args:
+        catalog: The catalog.
+        split: The split.
+        rows: Rows to use, ascending.
+        targets: (rows of the split, classes), which need not be the catalog's.
+        settings: Seed, and whether the split streams.
+        worker: Whose share to give.
+    """
+    if not streams(catalog, split, settings.execution):
+        return resident_feed(
+            catalog, split, seed=settings.seed, worker=worker, subset=rows, targets=targets
+        )
+    catalog.require_unaltered(split)
+    parts, start = [], 0
+    for shard, held in catalog.shards(split):
+        own = rows[(rows >= start) & (rows < start + held)] - start
+        if len(own):
+            parts.append(_shard_signals(catalog, shard)[own])
+        start += held
+    signals = np.concatenate(parts)
+    return ResidentFeed(signals, targets[rows], catalog.modality, seed=settings.seed, worker=worker)
 
 
 def resident_feed(

@@ -121,6 +121,7 @@ def _split_table(
     forward = evaluating(model, worker, settings.execution.precision)
     logits = collect(forward, whole_split_feed(catalog, split, settings, worker))
     scores = probabilities(logits, catalog.modality.task)
+    catalog.require_unaltered(split)
     columns = [*IDENTIFIERS, "target", *METADATA]
     table = pa.concat_tables(
         pq.read_table(path, columns=columns) for path, _ in catalog.shards(split)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import digest, locked, remove_partial, write_json
+from benchmd_ray.files import digest, locked, remove, remove_partial, write_json
 from benchmd_ray.settings import Settings, updated
 
 RUN = "run.json"
@@ -65,6 +65,8 @@ def open_run(store: Path, name: str, description: dict[str, Any]) -> Run:
 def working(run: Run) -> Iterator[None]:
     """Work on a run, alone; it is marked finished when the work ends without an error.
 
+    The checkpoints of a finished run are removed: its weights are exported.
+
     Raises:
         BenchmdError: Another process works on it.
     """
@@ -72,6 +74,7 @@ def working(run: Run) -> Iterator[None]:
         remove_partial(run.folder)
         yield
         write_json(run.folder / DONE, {"finished": True})
+        remove(run.folder / "checkpoints")
 
 
 def read_run(folder: Path) -> Run:

@@ -131,11 +131,11 @@ def all_cells(found: Sequence[Run], resamples: int = 1000) -> list[Cell]:
     Raises:
         BenchmdError: There are none.
     """
-    result = [cell for run in found for cell in cells(run, resamples)]
+    result = [cell for run in found if run.finished for cell in cells(run, resamples)]
     if not result:
         raise BenchmdError(
-            f"none of the {len(found)} runs has predictions. Run `benchmd transfer` first: it "
-            "evaluates the source and the targets that it is given."
+            f"none of the {len(found)} runs is finished and has predictions. Run "
+            "`benchmd transfer` first: it evaluates the source and the targets that it is given."
         )
     return sorted(result, key=_order)
 
@@ -154,6 +154,12 @@ def _order(cell: Cell) -> tuple[object, ...]:
         cell.seed,
         cell.run,
     )
+
+
+def unfinished(found: Sequence[Run]) -> list[str]:
+    """Names the runs that a table leaves out because they are not finished."""
+    names = [run.folder.name for run in found if not run.finished]
+    return [f"Not finished, left out: {', '.join(names)}."] if names else []
 
 
 def number(value: float | None) -> str:
@@ -190,7 +196,7 @@ def notes(found: Sequence[Cell]) -> list[str]:
     ]
     if any(c.paper is not None for c in found):
         lines.append(
-            "paper: BenchMD v2, table 1, on the full datasets with the released labels and splits."
+            "paper: BenchMD v2, tables 1 and 2, full datasets with the released labels and splits."
         )
     if any(c.protocol == "custom" for c in found):
         lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")

@@ -55,7 +55,7 @@ def demo(folder: Path, say: Callable[[str], None], address: str | None = None) -
             settings = SETTINGS
             if technique == ON_RAY:
                 settings = updated(SETTINGS, {"execution": {"workers": 2}})
-            upstreams.append(pretrain_run(technique, source, store, settings).folder)
+            upstreams.append(pretrain_run(technique, source, store, settings, address).folder)
     say("4/4 transfer to the source's labels, zero-shot evaluation on the targets")
     return [
         transfer_run(
@@ -64,6 +64,7 @@ def demo(folder: Path, say: Callable[[str], None], address: str | None = None) -
             updated(SETTINGS, {"transfer": dict(transfer)}),
             upstream=upstream,
             targets=tuple(targets),
+            address=address,
         )
         for transfer in TRANSFERS
         for upstream in upstreams

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmd_ray.cluster import connected
 from benchmd_ray.data.batches import Worker
@@ -12,10 +17,11 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import predict, predictions_path, read_predictions
+from benchmd_ray.files import sha256
 from benchmd_ray.results.store import Run, open_run, read_run, working
-from benchmd_ray.settings import Settings, as_dict, updated
+from benchmd_ray.settings import EncoderSettings, ExecutionSettings, Settings, as_dict, updated
 from benchmd_ray.ssl import SCRATCH, require_method
-from benchmd_ray.training.checkpoints import versions
+from benchmd_ray.training.checkpoints import MODEL, versions
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.launch import Job, launch
 from benchmd_ray.training.pretrain import PretrainJob
@@ -32,21 +38,23 @@ def pretrain_run(
         catalog: The source's catalog.
         store: Folder of all runs.
         settings: The run's settings.
-        address: Ray cluster for several workers; None works embedded.
+        address: Ray cluster to work on; None works embedded.
 
     Raises:
         BenchmdError: Something named does not exist or fit, or the work failed.
     """
     require_method(technique)
+    catalog, store = catalog.resolve(), store.resolve()  # workers have folders of their own
     source = open_catalog(catalog)
-    determinants = _determinants(settings, source, "pretrain") | {"technique": technique}
-    about = {"kind": "pretrain", "technique": technique, "setting": "pretrain"}
-    run = open_run(
-        store,
-        f"pretrain-{source.modality.name}-{technique}",
-        _description(settings, source, "pretrain", about, determinants),
-    )
-    _finish(run, PretrainJob(settings, technique, catalog, run.folder), address)
+    with _place(settings, address) as (settings, on_cluster):
+        determinants = _determinants(settings, source, "pretrain") | {"technique": technique}
+        about = {"kind": "pretrain", "technique": technique, "setting": "pretrain"}
+        run = open_run(
+            store,
+            f"pretrain-{source.modality.name}-{technique}",
+            _description(settings, source, "pretrain", about, determinants),
+        )
+        _finish(run, PretrainJob(settings, technique, catalog, run.folder), on_cluster)
     return run
 
 
@@ -64,39 +72,42 @@ def transfer_run(
     Args:
         catalog: The source's catalog.
         store: Folder of all runs.
-        settings: The run's settings; the encoder's size is the upstream's where there is one.
+        settings: The run's settings; the encoder's architecture is the upstream's, where there
+            is one, its dropout these settings'.
         upstream: Folder of a finished pretraining run; None starts from scratch.
         targets: Catalogs to evaluate zero-shot.
-        address: Ray cluster for several workers; None works embedded.
+        address: Ray cluster to work on; None works embedded.
 
     Raises:
         BenchmdError: Something named does not exist or fit, or the work failed.
     """
+    catalog, store = catalog.resolve(), store.resolve()
     source = open_catalog(catalog)
-    pretrained = _upstream(upstream)
+    pretrained = None if upstream is None else _upstream(upstream.resolve(), source)
     technique = SCRATCH if pretrained is None else str(pretrained.description["technique"])
     if pretrained is not None:
-        size = pretrained.description["settings"]["encoder"]
-        settings = updated(settings, {"encoder": size})
-    determinants = _determinants(settings, source, "transfer") | {
-        "upstream": None if pretrained is None else pretrained.digest
-    }
-    about = {
-        "kind": "transfer",
-        "technique": technique,
-        "setting": settings.transfer.setting,
-        "upstream": None if pretrained is None else pretrained.folder.name,
-    }
-    description = _description(settings, source, "transfer", about, determinants)
-    if pretrained is not None:
-        description["fixed"] &= pretrained.description["fixed"]
-    name = f"transfer-{source.modality.name}-{technique}-{settings.transfer.setting}"
+        settings = replace(settings, encoder=_encoder(settings.encoder, pretrained))
     for target in targets:
-        _require_same_policy(open_catalog(target), description["policy"])
-    run = open_run(store, name, description)
-    _finish(run, TransferJob(settings, catalog, run.folder, upstream), address)
-    for path in (catalog, *targets):
-        evaluate_run(run, path, settings, address)
+        _require_same_policy(open_catalog(target), source.manifest["policy"])
+    with _place(settings, address) as (settings, on_cluster):
+        determinants = _determinants(settings, source, "transfer") | {
+            "upstream": None if pretrained is None else sha256(pretrained.folder / MODEL)
+        }
+        about = {
+            "kind": "transfer",
+            "technique": technique,
+            "setting": settings.transfer.setting,
+            "upstream": None if pretrained is None else pretrained.folder.name,
+        }
+        description = _description(settings, source, "transfer", about, determinants)
+        if pretrained is not None:
+            description["fixed"] &= pretrained.description["fixed"]
+        name = f"transfer-{source.modality.name}-{technique}-{settings.transfer.setting}"
+        run = open_run(store, name, description)
+        folder = None if pretrained is None else pretrained.folder
+        _finish(run, TransferJob(settings, catalog, run.folder, folder), on_cluster)
+        for path in (catalog, *targets):
+            _evaluate(run, path.resolve(), settings, on_cluster)
     return run
 
 
@@ -113,34 +124,113 @@ def evaluate_run(run: Run, catalog: Path, settings: Settings, address: str | Non
         raise BenchmdError(f"{run.folder} is a pretraining run: name a transfer run.")
     if not run.finished:
         raise BenchmdError(f"{run.folder} is not finished: run its `benchmd transfer` again.")
+    run = replace(run, folder=run.folder.resolve())
+    with _place(settings, address) as (settings, on_cluster):
+        return _evaluate(run, catalog.resolve(), settings, on_cluster)
+
+
+@contextlib.contextmanager
+def _place(settings: Settings, address: str | None) -> Iterator[tuple[Settings, bool]]:
+    """Join the cluster where one is named, and settle device and precision for where it runs.
+
+    Yields:
+        The settings without ``auto`` for device and precision, and whether all computing belongs
+        on the cluster instead of in this process.
+    """
+    on_cluster = bool(address or os.environ.get("RAY_ADDRESS"))
+    with connected(address) if on_cluster else contextlib.nullcontext():
+        execution = settings.execution
+        device = execution.device
+        if device == "auto":
+            device = "cuda" if _has_gpu(on_cluster) else "cpu"
+        precision = execution.precision
+        if precision == "auto":
+            precision = "bf16" if device == "cuda" else "float32"
+        settled = replace(execution, device=device, precision=precision)
+        yield replace(settings, execution=settled), on_cluster
+
+
+def _has_gpu(on_cluster: bool) -> bool:
+    if not on_cluster:
+        return torch.cuda.is_available()
+    import ray
+
+    return bool(ray.cluster_resources().get("GPU", 0))
+
+
+def _evaluate(run: Run, catalog: Path, settings: Settings, on_cluster: bool) -> Path:
     opened = open_catalog(catalog)
     _require_same_policy(opened, run.description["policy"])
     path = predictions_path(run.folder, opened.dataset)
     if path.is_file() and read_predictions(path).description["catalog"] == opened.digest:
         return path
     execution = settings.execution
+    if on_cluster:
+        import ray
+
+        gpus = int(execution.device == "cuda")
+        task = ray.remote(num_cpus=1, num_gpus=gpus)(_predict)
+        try:
+            return ray.get(task.remote(run.folder, opened, settings))  # type: ignore[no-any-return]
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, BenchmdError):
+                raise error.cause from error
+            raise
     streaming = any(streams(opened, split, execution) for split in opened.evaluation_splits)
-    with connected(address, cpus=2) if streaming else contextlib.nullcontext():
-        worker = Worker(device=choose_device(execution.device))
-        return predict(run.folder, opened, settings, worker)
+    with connected(cpus=2) if streaming else contextlib.nullcontext():
+        return _predict(run.folder, opened, settings)
 
 
-def _upstream(folder: Path | None) -> Run | None:
-    if folder is None:
-        return None
+def _predict(folder: Path, catalog: Catalog, settings: Settings) -> Path:
+    worker = Worker(device=choose_device(settings.execution.device))
+    return predict(folder, catalog, settings, worker)
+
+
+def _upstream(folder: Path, source: Catalog) -> Run:
+    """A finished pretraining run on this very catalog.
+
+    Raises:
+        BenchmdError: It is none. One on a catalog of other splits may have seen this one's
+            validation and test patients.
+    """
     run = read_run(folder)
     if run.description["kind"] != "pretrain" or not run.finished:
         raise BenchmdError(
             f"{folder} is no finished pretraining run: name one that `benchmd pretrain` printed."
         )
+    if run.description["determinants"]["catalog"] != source.digest:
+        held = f"{run.description['source']}, policy {run.description['policy']}"
+        raise BenchmdError(
+            f"{folder} was pretrained on another catalog ({held}) than {source.path} "
+            f"({source.dataset}, policy {source.manifest['policy']}), and may have seen its "
+            "validation or test patients: pretrain on this catalog."
+        )
     return run
 
 
-def _finish(run: Run, job: Job, address: str | None) -> None:
+def _encoder(chosen: EncoderSettings, pretrained: Run) -> EncoderSettings:
+    """The upstream's architecture with the chosen dropout.
+
+    Raises:
+        BenchmdError: Another architecture was chosen, neither the default nor the upstream's.
+    """
+    held = updated(EncoderSettings(), pretrained.description["settings"]["encoder"])
+    dropout = (chosen.dropout, chosen.embedding_dropout)
+    result = replace(held, dropout=dropout[0], embedding_dropout=dropout[1])
+    default = replace(EncoderSettings(), dropout=dropout[0], embedding_dropout=dropout[1])
+    if chosen not in (result, default):
+        raise BenchmdError(
+            f"the settings choose another encoder than {pretrained.folder.name} has: leave "
+            "encoder.width, depth, heads, head_dim and mlp out, they are the upstream's."
+        )
+    return result
+
+
+def _finish(run: Run, job: Job, on_cluster: bool) -> None:
     if run.finished:
         return
     with working(run):
-        launch(job, address)
+        launch(job, on_ray=on_cluster)
 
 
 def _require_same_policy(catalog: Catalog, policy: str) -> None:
@@ -152,16 +242,27 @@ def _require_same_policy(catalog: Catalog, policy: str) -> None:
 
 
 def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, Any]:
-    """What decides a run's result; how it is executed does not."""
-    everything = as_dict(settings)
+    """What decides a run's result.
+
+    The number of workers, the engine and ZeRO's stage are left out: they change rounding and
+    which values dropout draws. With a streaming feed the workers decide the order.
+    """
+    everything, execution = as_dict(settings), settings.execution
     return {
         "stage": stage,
         "encoder": everything["encoder"],
         stage: everything[stage],
-        "precision": settings.execution.precision,
+        "precision": execution.precision,
+        "order": _order(source, execution),
         "seed": settings.seed,
         "catalog": source.digest,
     }
+
+
+def _order(source: Catalog, execution: ExecutionSettings) -> list[int]:
+    """What decides the order of the training records beside the seed: nothing, when resident."""
+    streaming = streams(source, "train", execution)
+    return [execution.workers, execution.shuffle_rows] if streaming else []
 
 
 def _description(

@@ -19,7 +19,7 @@ from torch import nn
 
 from benchmd_ray import __version__
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY, remove, removed_on_failure, replacing, write_json
+from benchmd_ray.files import TEMPORARY, flush, remove, removed_on_failure, replacing, write_json
 from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
@@ -69,6 +69,7 @@ def save_checkpoint(
     if engine.worker.rank == 0:
         with removed_on_failure(partial, final):
             _complete(partial, step, engine, position, files or {})
+            flush(partial)
         remove(final)
         partial.rename(final)
         for older in folder.iterdir():

@@ -16,7 +16,6 @@ from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import remove, write_json
 from benchmd_ray.progress import progress
-from benchmd_ray.settings import Settings
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.pretrain import PretrainJob, pretrain, require_pretrainable
 from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter, read_metrics
@@ -30,12 +29,12 @@ ERROR = "error.json"
 SPLITS = ("train", "validation")
 
 
-def launch(job: Job, address: str | None = None) -> None:
+def launch(job: Job, *, on_ray: bool = False) -> None:
     """Run a job to its end, from its newest checkpoint on where there is one.
 
     Args:
-        job: What to do.
-        address: Ray cluster for several workers or a streaming feed; None works embedded.
+        job: What to do. Its paths are absolute: workers have working folders of their own.
+        on_ray: Run a single worker on Ray too, on the cluster this process is connected to.
 
     Raises:
         BenchmdError: The job cannot work as the settings say, or its work failed.
@@ -46,13 +45,13 @@ def launch(job: Job, address: str | None = None) -> None:
         require_pretrainable(job, catalog)
     else:
         require_transferable(job, catalog)
-    if execution.workers > 1:
+    if execution.workers > 1 or on_ray:
         # A spare CPU: Ray Data starves where workers hold them all.
-        with connected(address, cpus=execution.workers * execution.cpus_per_worker + 1):
+        with connected(cpus=execution.workers * execution.cpus_per_worker + 1):
             _launch_on_ray(job)
         return
     streaming = any(streams(catalog, split, execution) for split in SPLITS)
-    with connected(address, cpus=2) if streaming else contextlib.nullcontext():
+    with connected(cpus=2) if streaming else contextlib.nullcontext():
         worker = Worker(device=choose_device(execution.device))
         CORES[type(job)](job, worker, RunReporter(job.folder))
 
@@ -125,7 +124,7 @@ def worker_loop(config: dict[str, Any]) -> None:
     worker = Worker(
         rank=context.get_world_rank(),
         world=context.get_world_size(),
-        device=choose_device(_worker_device(job.settings)),
+        device=choose_device(job.settings.execution.device, context.get_local_rank()),
     )
     first = worker.rank == 0
     reporter: Reporter = RunReporter(job.folder, silent=True) if first else SilentReporter()
@@ -134,13 +133,6 @@ def worker_loop(config: dict[str, Any]) -> None:
     except BenchmdError as error:
         write_json(job.folder / ERROR, {"message": str(error)})
         raise
-
-
-def _worker_device(settings: Settings) -> str:
-    import torch
-
-    choice = settings.execution.device
-    return choice if choice != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @contextlib.contextmanager

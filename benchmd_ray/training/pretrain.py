@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -91,7 +92,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
         save = done % settings.execution.checkpoint_every == 0 or done == total
         if save or done % settings.execution.log_every == 0:
             lr = settings.pretrain.optimiser.lr_at(step, total)
-            reporter.report(done, {"loss": _mean_loss(losses, done, worker, lr), "lr": lr})
+            reporter.report(done, {"loss": _mean_loss(losses, done, worker, settings), "lr": lr})
             losses = []
         if save:
             save_checkpoint(job.folder, done, engine, {})
@@ -120,8 +121,10 @@ def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
     return {name: x[start : start + share].to(worker.device) for name, x in draws.items()}
 
 
-def _mean_loss(losses: list[torch.Tensor], done: int, worker: Worker, lr: float) -> float:
+def _mean_loss(losses: list[torch.Tensor], done: int, worker: Worker, settings: Settings) -> float:
     """Mean loss over steps and workers, after a check that all are finite."""
     each = gather(torch.stack(losses).float()[None]).mean(dim=0)
-    require_finite(each, done - len(losses) + 1, lr)
+    chosen = settings.pretrain
+    lr_of = partial(chosen.optimiser.lr_at, total=chosen.steps)
+    require_finite(each, done - len(losses) + 1, lr_of)
     return float(each.mean())

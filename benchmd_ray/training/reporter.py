@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -91,13 +91,13 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     return lines
 
 
-def require_finite(losses: torch.Tensor, first_step: int, lr: float) -> None:
+def require_finite(losses: torch.Tensor, first_step: int, lr_of: Callable[[int], float]) -> None:
     """Stop a run whose loss is no number.
 
     Args:
         losses: (steps,) losses of consecutive steps.
         first_step: Number of the first of them.
-        lr: Learning rate in use.
+        lr_of: Learning rate of a step, numbered from 0.
 
     Raises:
         BenchmdError: A loss is NaN or infinite; the message names the step.
@@ -108,7 +108,8 @@ def require_finite(losses: torch.Tensor, first_step: int, lr: float) -> None:
         value = float(losses[index])
         name = "NaN" if math.isnan(value) else "infinite"
         raise BenchmdError(
-            f"the loss became {name} at step {first_step + index} with learning rate {lr:g}. "
+            f"the loss became {name} at step {first_step + index} with learning rate "
+            f"{lr_of(first_step + index - 1):g}. "
             "Lower the learning rate (optimiser.lr), add warm-up (optimiser.warmup_steps), or "
             "use execution.precision=float32."
         )

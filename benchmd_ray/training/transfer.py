@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmd_ray.data.batches import Feed, Rows, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.feed import read_targets, resident_feed, whole_split_feed
+from benchmd_ray.data.feed import chosen_rows_feed, read_targets, whole_split_feed
 from benchmd_ray.data.splits import label_subset
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import auroc, probabilities, require_scorable
@@ -31,10 +31,11 @@ from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.training.checkpoints import (
+    MODEL,
     export_model,
     latest_checkpoint,
     load_checkpoint,
-    load_encoder,
+    load_weights,
     model_description,
     save_checkpoint,
 )
@@ -121,7 +122,7 @@ def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalo
     differing = [
         f"{name} is {held['encoder'][name]} there and {value} here"
         for name, value in wanted.items()
-        if held["encoder"][name] != value
+        if held["encoder"][name] != value and not name.endswith("dropout")
     ]
     if differing:
         raise BenchmdError(
@@ -145,7 +146,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
     encoder = Encoder(catalog.modality, settings.encoder)
     if job.upstream is not None:
-        encoder = load_encoder(job.upstream)
+        load_weights(encoder, job.upstream / MODEL, "encoder.")
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
     model = Classifier(encoder, catalog.modality)
     train = _linear if settings.transfer.mode == "linear" else _finetune
@@ -201,7 +202,7 @@ def _linear(
     features, validation = (
         torch.from_numpy(collect(forward, feed)).to(worker.device)
         for feed in (
-            resident_feed(catalog, "train", seed=settings.seed, worker=worker, subset=data.rows),
+            _training_feed(catalog, settings, worker, data),
             whole_split_feed(catalog, "validation", settings, worker),
         )
     )
@@ -217,9 +218,11 @@ def _linear(
         )
         with torch.inference_mode():
             score = _score(head(validation).cpu().numpy(), data, catalog)
-        best.offer(score, epoch, lambda: cpu_copy(model))
+        best.offer(score, epoch, partial(cpu_copy, head))
         reporter.report(epoch + 1, {"loss": loss, "validation_auroc": score})
     reporter.finish()
+    held = {f"head.{name}": value for name, value in best.weights.items()}
+    best.weights = cpu_copy(model) | held
     return best
 
 
@@ -261,7 +264,8 @@ def head_epoch(
         optimiser.step()
         sums.append(each.detach().sum())
     losses = torch.stack(sums)
-    require_finite(losses, epoch * steps + 1, optimiser_settings.lr)
+    total = steps * settings.transfer.epochs
+    require_finite(losses, epoch * steps + 1, lambda step: optimiser_settings.lr_at(step, total))
     return float(losses.sum()) / rows
 
 
@@ -309,18 +313,11 @@ def _saved_best(folder: Path) -> Weights:
 
 
 def _training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: _Data) -> Feed:
-    """Streaming where the whole split is used and too large to hold, else resident."""
+    """Streaming where the whole split is used and too large to hold; else the rows are held."""
     whole = len(data.rows) == catalog.rows("train") and not settings.transfer.shuffle_labels
     if whole:
         return whole_split_feed(catalog, "train", settings, worker)
-    return resident_feed(
-        catalog,
-        "train",
-        seed=settings.seed,
-        worker=worker,
-        subset=data.rows,
-        targets=data.targets,
-    )
+    return chosen_rows_feed(catalog, "train", data.rows, data.targets, settings, worker)
 
 
 def _finetune_epoch(
@@ -342,5 +339,6 @@ def _finetune_epoch(
         engine.step(each.sum() * worker.world / rows, lr)
         sums.append(each.detach().sum())
     losses = gather(torch.stack(sums)[None]).sum(dim=0)
-    require_finite(losses, epoch * steps + 1, transfer.optimiser.lr)
+    total = steps * transfer.epochs
+    require_finite(losses, epoch * steps + 1, lambda step: transfer.optimiser.lr_at(step, total))
     return float(losses.sum()) / feed.rows

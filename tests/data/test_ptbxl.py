@@ -81,7 +81,7 @@ def test_read_gives_the_samples_of_the_file(synthetic_raw):
 
 
 def test_folds_give_the_official_splits():
-    splits = [ptbxl.fold_split(fold) for fold in range(1, 11)]
+    splits = [ptbxl.FOLDS[str(fold)] for fold in range(1, 11)]
     assert splits == ["train"] * 8 + ["validation", "test"]
 
 

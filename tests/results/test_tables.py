@@ -49,6 +49,7 @@ def make_run(
         }
     )
     (run.folder / "predictions").mkdir(exist_ok=True)
+    (run.folder / "done.json").write_text("{}")
     pq.write_table(table, run.folder / "predictions" / f"{dataset}.parquet")
     return run, targets, scores
 
@@ -104,6 +105,14 @@ def test_tables_are_written_as_csv_and_markdown(tmp_path):
     assert paths[2].read_text("utf-8").count("\n| georgia |") == 2
 
 
+def test_unfinished_runs_are_left_out_and_named(tmp_path):
+    run, *_ = make_run(tmp_path)
+    begun, *_ = make_run(tmp_path, seed=5)
+    (begun.folder / "done.json").unlink()
+    assert [cell.run for cell in tables.all_cells([run, begun])] == [run.folder.name]
+    assert tables.unfinished([run, begun]) == [f"Not finished, left out: {begun.folder.name}."]
+
+
 def test_text_columns_line_up(tmp_path):
     run, *_ = make_run(tmp_path)
     lines = tables.text(tables.display_frame(tables.cells(run))).splitlines()
@@ -113,5 +122,5 @@ def test_text_columns_line_up(tmp_path):
 
 def test_runs_without_predictions_are_refused(tmp_path):
     run = open_run(tmp_path, "r", {"determinants": {}})
-    with pytest.raises(BenchmdError, match="none of the 1 runs has predictions"):
+    with pytest.raises(BenchmdError, match="none of the 1 runs is finished and has predictions"):
         tables.all_cells([run])

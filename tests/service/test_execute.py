@@ -94,9 +94,15 @@ def test_fine_tuning_starts_from_the_pretrained_encoder(done, ecg_catalogs):
 
 def test_a_transfer_takes_the_encoder_size_of_its_upstream(done, ecg_catalogs, tmp_path):
     _, upstream, _ = done
+    source = ecg_catalogs["ptb-xl"].path
     settings = updated(SMALL, {"encoder": "paper"})
-    run = transfer_run(ecg_catalogs["ptb-xl"].path, tmp_path, settings, upstream=upstream.folder)
+    settings = updated(settings, {"encoder": {"dropout": 0.3}})
+    run = transfer_run(source, tmp_path, settings, upstream=upstream.folder)
     assert run.description["settings"]["encoder"]["depth"] == ENCODERS["tiny"].depth
+    assert run.description["settings"]["encoder"]["dropout"] == 0.3
+    other = updated(SMALL, {"encoder": {"width": 48}})
+    with pytest.raises(BenchmdError, match="choose another encoder than"):
+        transfer_run(source, tmp_path, other, upstream=upstream.folder)
 
 
 def test_only_the_protocols_own_settings_are_called_fixed(done):
@@ -142,6 +148,43 @@ def test_catalogs_of_two_policies_are_not_mixed(done, ecg_catalogs, tmp_path, sy
     )
     with pytest.raises(BenchmdError, match="built with policy released, the source with clean"):
         evaluate_run(run, released.path, SMALL)
+
+
+def test_a_pretraining_on_other_splits_is_refused(done, ecg_catalogs, tmp_path, synthetic_raw):
+    _, upstream, _ = done
+    names = [f"HR{i:05d}" for i in range(1, 141)]
+    table = tmp_path / "ptbxl_splits.csv"
+    rows = [f"{name},{'val' if i % 4 else 'train'},{i % 7}" for i, name in enumerate(names)]
+    table.write_text("\n".join(["patient,split,label", *rows]) + "\n")
+    other = build(
+        "ptb-xl",
+        synthetic_raw["ptb-xl"],
+        tmp_path / "ptb-xl",
+        policy="released",
+        split_table=table,
+        allow_missing=True,
+    )
+    with pytest.raises(BenchmdError, match="may have seen its validation or test patients"):
+        transfer_run(other.path, tmp_path, SMALL, upstream=upstream.folder)
+
+
+def test_paths_may_be_relative_to_the_working_folder(ecg_catalogs, tmp_path, monkeypatch):
+    source = ecg_catalogs["ptb-xl"].path
+    monkeypatch.chdir(source.parent)
+    relative = type(source)(source.name)
+    two = updated(SMALL, {"execution": {"workers": 2}})
+    run = pretrain_run("shed", relative, type(source)("../relative-runs"), two)
+    assert run.finished
+    assert (run.folder / "model.safetensors").is_file()
+
+
+def test_a_clusters_address_puts_even_one_worker_on_the_cluster(ecg_catalogs, tmp_path):
+    source = ecg_catalogs["ptb-xl"].path
+    run = transfer_run(source, tmp_path, FINETUNE, address="auto")
+    alone = transfer_run(source, tmp_path / "alone", FINETUNE)
+    names = ("model.safetensors", "predictions/ptb-xl.parquet")
+    for name in names:
+        assert (run.folder / name).read_bytes() == (alone.folder / name).read_bytes()
 
 
 def test_a_model_with_a_foreign_architecture_is_refused(done, ecg_catalogs, tmp_path):

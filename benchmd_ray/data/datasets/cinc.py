@@ -6,6 +6,8 @@ Source: https://physionet.org/content/challenge-2021/.
 
 from __future__ import annotations
 
+import fnmatch
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,12 @@ SEXES = {"male": "male", "m": "male", "female": "female", "f": "female"}
 def headers(root: Path, pattern: str) -> dict[str, Path]:
     """Header files below ``root`` by record name, in order of name; the first of equal names."""
     found: dict[str, Path] = {}
-    for path in sorted(root.rglob(pattern), key=lambda p: (p.stem, p.as_posix())):
+    paths = [
+        Path(folder, name)
+        for folder, _, names in os.walk(root, followlinks=True)
+        for name in fnmatch.filter(names, pattern)
+    ]
+    for path in sorted(paths, key=lambda p: (p.stem, p.as_posix())):
         found.setdefault(path.stem, path)
     return found
 

@@ -107,10 +107,13 @@ def released_labels(path: Path | None, card: DatasetCard) -> dict[str, tuple[str
     classes = {str(number): name for number, name in enumerate(ECG.classes)}
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return {
+            labels = {
                 row["patient"]: (RELEASED_SPLITS[row["split"]], classes[row["label"]])
                 for row in csv.DictReader(file)
             }
+        if not labels:
+            raise ValueError("it holds no record")
+        return labels
     except (OSError, KeyError, ValueError) as error:
         raise BenchmdError(
             f"{path} is no split table of BenchMD ({type(error).__name__}: {error}); expected a "

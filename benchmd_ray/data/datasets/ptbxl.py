@@ -33,17 +33,16 @@ COLUMNS = (
 SEXES = {"0": "male", "1": "female"}
 
 
-def fold_split(fold: int) -> str:
-    """Split of an official fold: 1–8 train, 9 validation, 10 test (decision D7)."""
-    return {9: "validation", 10: "test"}.get(fold, "train")
+FOLDS = {**{str(fold): "train" for fold in range(1, 9)}, "9": "validation", "10": "test"}
+"""Split of each official fold (decision D7)."""
 
 
 def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | None) -> Discovery:
     """List the records of either layout."""
     rows = _database(root / DATABASE)
-    if not rows and policy == "released":
+    if rows is None and policy == "released":
         return cinc.discover(root, card, policy, split_table)
-    if not rows:
+    if rows is None:
         raise BenchmdError(
             f"{root} has no {DATABASE}: policy 'clean' takes patients, folds and codes from it. "
             "Put the file of PTB-XL 1.0.3 (PhysioNet) there, or build with --policy released."
@@ -62,7 +61,9 @@ def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | Non
             missing.append(path.relative_to(root).as_posix())
             continue
         try:
-            split, label = _released(released, name) if released else _clean(row, classes)
+            split, label = (
+                _released(released, name) if policy == "released" else _clean(row, classes)
+            )
         except RecordLeftOut as reason:
             left_out[str(reason)] += 1
             continue
@@ -80,7 +81,7 @@ def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | Non
 
 def record_name(row: dict[str, str]) -> str:
     """Name of a record in both layouts' catalogs: the challenges' one."""
-    return f"HR{int(row['ecg_id']):05d}"
+    return f"HR{int(float(row['ecg_id'])):05d}"
 
 
 def _item(row: dict[str, str], path: str, split: str, label: str) -> RawItem:
@@ -102,7 +103,7 @@ def _item(row: dict[str, str], path: str, split: str, label: str) -> RawItem:
 def _clean(row: dict[str, str], classes: dict[str, str]) -> tuple[str, str]:
     """Split by official fold and class by likelihood."""
     label = dominant_class(ast.literal_eval(row["scp_codes"]), classes)
-    return fold_split(int(row["strat_fold"])), label
+    return FOLDS[row["strat_fold"]], label
 
 
 def _released(released: dict[str, tuple[str, str]], name: str) -> tuple[str, str]:
@@ -118,22 +119,69 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> list[Record]:
     return read_records(root, item, card, item.label)
 
 
-def _database(path: Path) -> list[dict[str, str]]:
-    """Rows of ``ptbxl_database.csv``, none where it is missing."""
+def _database(path: Path) -> list[dict[str, str]] | None:
+    """Rows of ``ptbxl_database.csv``, checked; None where it is missing.
+
+    Raises:
+        BenchmdError: It is another table, empty, cut off, or a value of a row cannot be used.
+    """
     if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        absent = [c for c in COLUMNS if c not in (reader.fieldnames or [])]
-        if absent:
-            raise BenchmdError(
-                f"{path} has no column {absent[0]!r}; expected the table of PTB-XL 1.0.3 with "
-                f"{', '.join(COLUMNS)}. Fetch it again."
-            )
-        rows = list(reader)
+        return None
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            columns, rows = reader.fieldnames or [], list(reader)
+    except UnicodeDecodeError as error:
+        raise BenchmdError(f"{path} is no UTF-8 text ({error}). Fetch it again.") from error
+    absent = [c for c in COLUMNS if c not in columns]
+    if absent:
+        raise BenchmdError(
+            f"{path} has no column {absent[0]!r}; expected the table of PTB-XL 1.0.3 with "
+            f"{', '.join(COLUMNS)}. Fetch it again."
+        )
+    if not rows:
+        raise BenchmdError(f"{path} holds no record. Fetch it again.")
+    seen: set[str] = set()
     for number, row in enumerate(rows, 1):
         if None in row.values():
             raise BenchmdError(
                 f"{path} ends within record {number}: the file is cut off. Fetch it again."
             )
+        for column, usable in CHECKS.items():
+            if not usable(row[column]):
+                raise BenchmdError(
+                    f"{path}, record {number}: {column} is {row[column]!r}, expected "
+                    f"{(usable.__doc__ or '').rstrip('.')}. Fetch the file again."
+                )
+        if record_name(row) in seen:
+            raise BenchmdError(f"{path}, record {number}: ecg_id {row['ecg_id']} is there twice.")
+        seen.add(record_name(row))
     return rows
+
+
+def _whole_number(text: str) -> bool:
+    """A whole number."""
+    return text.isascii() and text.removesuffix(".0").isdigit()
+
+
+def _fold(text: str) -> bool:
+    """A fold from 1 to 10."""
+    return text in FOLDS
+
+
+def _codes(text: str) -> bool:
+    """A dictionary of codes and likelihoods."""
+    try:
+        codes = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return False
+    return isinstance(codes, dict) and all(isinstance(v, int | float) for v in codes.values())
+
+
+CHECKS = {
+    "ecg_id": _whole_number,
+    "patient_id": _whole_number,
+    "strat_fold": _fold,
+    "scp_codes": _codes,
+}
+"""What a value of a column must be."""

@@ -47,8 +47,11 @@ def read_wfdb(header: Path) -> Waveform:
             hold invalid samples, or do not match the header's checksums.
     """
     record = _decode(header)
-    if record.d_signal is None or record.sig_name is None:
-        raise RecordError("the header describes no signal")
+    if record.d_signal is None or record.sig_name is None or None in record.sig_name:
+        raise RecordError("the header describes no signal, or one without a name")
+    gains = np.asarray(record.adc_gain, np.float64)
+    if not (np.isfinite(gains) & (gains > 0)).all():
+        raise RecordError(f"a gain of {gains.min():g} steps per unit; expected positive numbers")
     digital = np.asarray(record.d_signal, np.int64).T
     invalid = int(np.count_nonzero(digital == -32768)) if "16" in record.fmt else 0
     if invalid:
@@ -60,7 +63,7 @@ def read_wfdb(header: Path) -> Waveform:
     millivolts = np.array([VOLTAGE[unit.lower()] for unit in record.units])
     return Waveform(
         samples=(digital - np.asarray(record.baseline)[:, None]).astype(np.int32),
-        steps_per_mv=np.asarray(record.adc_gain, np.float64) / millivolts,
+        steps_per_mv=gains / millivolts,
         names=tuple(record.sig_name),
         rate=float(record.fs),
         comments=tuple(record.comments),
@@ -86,6 +89,7 @@ def _decode(header: Path) -> Any:
     try:
         lines = header.read_text(encoding="utf-8").splitlines()
         name, space, rest = lines[0].partition(" ") if lines else ("", "", "")
+        _require_rate(rest)
         if "." not in name:
             return wfdb.rdrecord(str(header.with_suffix("")), physical=False)
         # CinC 2020 headers name the record with its file's ending, which WFDB does not allow.
@@ -101,6 +105,13 @@ def _decode(header: Path) -> Any:
         raise
     except Exception as error:  # wfdb raises whatever its parsing meets
         raise RecordError(f"not a readable WFDB record: {type(error).__name__}: {error}") from error
+
+
+def _require_rate(record_line: str) -> None:
+    """WFDB's default would silently stand for a rate that cannot be read."""
+    fields = record_line.split()
+    if len(fields) > 1 and not re.match(r"(?!0+(\.0*)?([/(]|$))\d+(\.\d*)?([/(]|$)", fields[1]):
+        raise RecordError(f"a sampling rate of {fields[1]!r}; expected a positive number of Hz")
 
 
 def _verify_checksums(
