@@ -39,17 +39,6 @@ def test_a_file_is_replaced(tmp_path):
     assert path.read_text() == "new"
 
 
-def test_a_folder_is_replaced_whole(tmp_path):
-    path = tmp_path / "folder"
-    (path / "deep").mkdir(parents=True)
-    (path / "deep" / "old").write_text("old")
-    with replacing(path) as partial:
-        (partial / "deep").mkdir(parents=True)
-        (partial / "deep" / "new").write_text("new")
-    assert [str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()] == ["deep/new"]
-    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
-
-
 def write_and_fail(path, error, folder=False):
     """Fail with ``error`` when ``path``, a file or a folder, is half-written."""
     with replacing(path) as partial:

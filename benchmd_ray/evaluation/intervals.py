@@ -76,20 +76,6 @@ def auroc_interval(
     )
 
 
-def mean_auroc_interval(
-    targets: npt.ArrayLike,
-    scores: npt.ArrayLike,
-    groups: npt.ArrayLike,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> tuple[float, float]:
-    """Interval of the mean AUROC alone; arguments and errors as `auroc_interval`."""
-    both = auroc_interval(targets, scores, groups, resamples=resamples, seed=seed, level=level)
-    return both.low, both.high
-
-
 def bootstrap_auroc(
     targets: npt.ArrayLike,
     scores: npt.ArrayLike,

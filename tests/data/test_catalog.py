@@ -440,3 +440,45 @@ def test_a_finished_catalog_that_lost_a_shard_is_built_anew(built, tmp_path, syn
     again = catalog.build("georgia", synthetic_raw["georgia"], built.path, allow_missing=True)
     assert again.digest == before
     assert not verify(again).faults
+
+
+def test_an_error_that_no_reader_foresees_quarantines_its_file(
+    in_process, tmp_path, synthetic_raw, monkeypatch
+):
+    dataset = catalog.DATASETS["georgia"]
+
+    def read(root, item, card):
+        if item.record_id == "E00003":
+            raise ZeroDivisionError("rate 0")
+        return dataset.read(root, item, card)
+
+    odd = dataclasses.replace(dataset, read=read)
+    monkeypatch.setitem(catalog.DATASETS, "georgia", odd)
+    built = build_georgia(synthetic_raw["georgia"], tmp_path / "out", max_quarantined=0.1)
+    (entry,) = built.manifest["quarantined"]
+    assert entry["reason"] == "ZeroDivisionError: rate 0"
+
+
+def test_raw_folders_behind_links_are_read(in_process, tmp_path, synthetic_raw):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "linked").symlink_to(synthetic_raw["georgia"], target_is_directory=True)
+    linked = build_georgia(tmp_path / "raw", tmp_path / "a")
+    assert linked.rows("test") == build_georgia(synthetic_raw["georgia"], tmp_path / "b").rows(
+        "test"
+    )
+
+
+def test_shards_that_another_node_wrote_elsewhere_are_missed(
+    in_process, tmp_path, synthetic_raw, monkeypatch
+):
+    part = catalog.build_chunk
+
+    def elsewhere(chunk):
+        result = part(chunk)
+        chunk.shard.unlink()
+        return result
+
+    monkeypatch.setattr(catalog, "build_chunk", elsewhere)
+    with pytest.raises(BenchmdError, match="storage that all nodes of the cluster share"):
+        build_georgia(synthetic_raw["georgia"], tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()

@@ -12,6 +12,7 @@ from benchmd_ray.data.catalog import Catalog, write_shard
 from benchmd_ray.data.feed import (
     StreamingFeed,
     cache_folder,
+    chosen_rows_feed,
     read_targets,
     resident_feed,
     streams,
@@ -238,7 +239,7 @@ def test_a_split_is_decoded_once_and_mapped(catalog, monkeypatch, tmp_path):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "new"))
     assert cache_folder() == tmp_path / "new"
     resident_feed(catalog, "train", seed=0)
-    (file,) = (tmp_path / "new").iterdir()
+    (file,) = (tmp_path / "new").glob("*.npy")
     assert catalog.digest.startswith(file.name.split("-")[0])
     before = file.stat().st_mtime_ns
     resident_feed(catalog, "train", seed=0)
@@ -274,6 +275,30 @@ def test_an_altered_shard_is_refused_before_it_is_used(catalog, tmp_path, monkey
     shard.unlink()
     with pytest.raises(BenchmdError, match="is missing or of another size"):
         StreamingFeed(catalog, "train", seed=0)
+
+
+def test_chosen_rows_are_the_same_whether_the_split_streams_or_not(catalog, stored):
+    signals, targets = stored
+    rows = np.array([1, 8, 9, 20])
+    for feed in ("resident", "streaming"):
+        settings = Settings(execution=ExecutionSettings(feed=feed))
+        chosen = chosen_rows_feed(catalog, "train", rows, targets, settings, Worker())
+        (batch,) = chosen.ordered(8)
+        expected = np.stack([normalised(signals[row]) for row in rows])
+        np.testing.assert_allclose(batch.signals.numpy(), expected, atol=1e-6)
+        np.testing.assert_array_equal(batch.targets.numpy(), targets[rows])
+
+
+def test_targets_of_an_altered_shard_are_refused(catalog, tmp_path):
+    shutil.copytree(catalog.path, tmp_path / "copy")
+    copy = Catalog(tmp_path / "copy", catalog.manifest)
+    assert len(read_targets(copy, "train")) == ROWS
+    shard = copy.shards("train")[1][0]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(bytes(content))
+    with pytest.raises(BenchmdError, match="its SHA-256 differs"):
+        read_targets(copy, "train")
 
 
 # --- choice ----------------------------------------------------------------------------------

@@ -140,3 +140,33 @@ def test_challenge_records_that_ptbxl_removed_are_counted(tmp_path, synthetic_ra
     assert found.layout == "cinc"
     assert [item.path for item in found.items] == [f"g1/HR0000{i}.hea" for i in (1, 2, 3)]
     assert found.left_out == {"it is not in ptbxl_database.csv": 1}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("strat_fold", "17", "strat_fold is '17', expected a fold from 1 to 10"),
+        ("scp_codes", "{'NORM': ", "scp_codes is .*expected a dictionary of codes"),
+        ("patient_id", "", "patient_id is '', expected a whole number"),
+        ("ecg_id", "2", "ecg_id 2 is there twice"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(synthetic_raw, tmp_path, column, value, message):
+    table = pd.read_csv(synthetic_raw["ptb-xl"] / "ptbxl_database.csv", dtype=str)
+    table.loc[2, column] = value
+    table.to_csv(tmp_path / "ptbxl_database.csv", index=False)
+    with pytest.raises(BenchmdError, match=message):
+        ptbxl.discover(tmp_path, CARD, "clean", None)
+
+
+def test_an_empty_table_is_no_missing_one(synthetic_raw, tmp_path):
+    text = (synthetic_raw["ptb-xl"] / "ptbxl_database.csv").read_text()
+    (tmp_path / "ptbxl_database.csv").write_text(text.splitlines()[0] + "\n")
+    with pytest.raises(BenchmdError, match="holds no record"):
+        ptbxl.discover(tmp_path, CARD, "clean", None)
+
+
+def test_an_empty_released_table_never_gives_clean_labels(synthetic_raw, tmp_path):
+    (tmp_path / "splits.csv").write_text("patient,split,label\n")
+    with pytest.raises(BenchmdError, match="it holds no record"):
+        ptbxl.discover(synthetic_raw["ptb-xl"], CARD, "released", tmp_path / "splits.csv")

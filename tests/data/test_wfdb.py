@@ -130,3 +130,18 @@ def test_header_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "E1.hea").write_bytes(b"\xff\xfe# Dx: 1\n")
     with pytest.raises(RecordError, match="the header cannot be read"):
         read_comments(tmp_path / "E1.hea")
+
+
+@pytest.mark.parametrize("rate", ["0", "-500", "nan", "abc"])
+def test_a_rate_that_cannot_be_read_is_no_default_rate(tmp_path, write_cinc, ecg_signal, rate):
+    header = write_cinc(tmp_path, "E1", ecg_signal)
+    header.write_text(header.read_text().replace("E1 12 500 ", f"E1 12 {rate} ", 1))
+    with pytest.raises(RecordError, match=r"a sampling rate of|not a readable WFDB record"):
+        read_wfdb(header)
+
+
+@pytest.mark.parametrize("rate", ["500", "500.0", "500/1000", "360.5(0)"])
+def test_rates_of_the_format_are_read(tmp_path, write_cinc, ecg_signal, rate):
+    header = write_cinc(tmp_path, "E1", ecg_signal)
+    header.write_text(header.read_text().replace("E1 12 500 ", f"E1 12 {rate} ", 1))
+    assert read_wfdb(header).rate == float(rate.split("/")[0].split("(")[0])

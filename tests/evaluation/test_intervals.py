@@ -13,7 +13,6 @@ from benchmd_ray.evaluation.intervals import (
     bootstrap_auroc,
     group_multiplicities,
     interval,
-    mean_auroc_interval,
     mean_over_classes,
 )
 from benchmd_ray.evaluation.metrics import auroc_per_class
@@ -179,8 +178,7 @@ def test_one_bootstrap_gives_the_mean_and_the_classes():
     values = bootstrap_auroc(targets, scores, groups, resamples=400, seed=2)
     for column, expected in zip(values.T, result.per_class, strict=True):
         assert interval(column, 0.8) == expected
-    mean = mean_auroc_interval(targets, scores, groups, resamples=400, seed=2, level=0.8)
-    assert mean == (result.low, result.high)
+    assert interval(mean_over_classes(values), 0.8) == (result.low, result.high)
     assert result.scored == (1.0, 1.0, 1.0)
     for point, (low, high) in zip(auroc_per_class(targets, scores), result.per_class, strict=True):
         assert low < point < high
@@ -203,8 +201,8 @@ def test_interval_shrinks_with_patients():
     rng = np.random.default_rng(0)
     widths = []
     for rows in (100, 400, 1600):
-        low, high = mean_auroc_interval(*binormal(rng, rows), np.arange(rows), resamples=400)
-        widths.append(high - low)
+        found = auroc_interval(*binormal(rng, rows), np.arange(rows), resamples=400)
+        widths.append(found.high - found.low)
     assert 1.4 < widths[0] / widths[1] < 2.9  # about 2, as one over the root of n
     assert 1.4 < widths[1] / widths[2] < 2.9
 
@@ -231,10 +229,8 @@ def test_coverage(records):
         own = (scores - separation * targets)[groups]
         error = own if records == 1 else 0.7**0.5 * own + rng.normal(0, 0.3**0.5, own.shape)
         observed = separation * targets[groups] + error
-        low, high = mean_auroc_interval(
-            targets[groups], observed, groups, resamples=300, seed=trial
-        )
-        held += low <= binormal_auroc(separation) <= high
+        found = auroc_interval(targets[groups], observed, groups, resamples=300, seed=trial)
+        held += found.low <= binormal_auroc(separation) <= found.high
     assert 0.88 <= held / trials <= 0.99
 
 

@@ -229,3 +229,10 @@ def test_a_missing_gpu_is_named():
 def test_gathering_alone_gives_the_tensor_itself():
     x = torch.randn(3)
     assert gather(x) is x
+
+
+def test_each_worker_of_a_node_takes_its_own_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert [choose_device("auto", rank).index for rank in range(4)] == [0, 1, 2, 3]
+    assert choose_device("cpu", 3).type == "cpu"

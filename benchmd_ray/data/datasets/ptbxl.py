@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import csv
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard, code_classes
@@ -147,11 +148,11 @@ def _database(path: Path) -> list[dict[str, str]] | None:
             raise BenchmdError(
                 f"{path} ends within record {number}: the file is cut off. Fetch it again."
             )
-        for column, usable in CHECKS.items():
+        for column, (usable, expected) in CHECKS.items():
             if not usable(row[column]):
                 raise BenchmdError(
-                    f"{path}, record {number}: {column} is {row[column]!r}, expected "
-                    f"{(usable.__doc__ or '').rstrip('.')}. Fetch the file again."
+                    f"{path}, record {number}: {column} is {row[column]!r}, expected {expected}. "
+                    "Fetch the file again."
                 )
         if record_name(row) in seen:
             raise BenchmdError(f"{path}, record {number}: ecg_id {row['ecg_id']} is there twice.")
@@ -160,17 +161,10 @@ def _database(path: Path) -> list[dict[str, str]] | None:
 
 
 def _whole_number(text: str) -> bool:
-    """A whole number."""
     return text.isascii() and text.removesuffix(".0").isdigit()
 
 
-def _fold(text: str) -> bool:
-    """A fold from 1 to 10."""
-    return text in FOLDS
-
-
 def _codes(text: str) -> bool:
-    """A dictionary of codes and likelihoods."""
     try:
         codes = ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -178,10 +172,10 @@ def _codes(text: str) -> bool:
     return isinstance(codes, dict) and all(isinstance(v, int | float) for v in codes.values())
 
 
-CHECKS = {
-    "ecg_id": _whole_number,
-    "patient_id": _whole_number,
-    "strat_fold": _fold,
-    "scp_codes": _codes,
+CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
+    "ecg_id": (_whole_number, "a whole number"),
+    "patient_id": (_whole_number, "a whole number"),
+    "strat_fold": (FOLDS.__contains__, "a fold from 1 to 10"),
+    "scp_codes": (_codes, "a dictionary of codes and their likelihoods"),
 }
 """What a value of a column must be."""
