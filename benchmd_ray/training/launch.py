@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmd_ray.cluster import connected
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
@@ -126,6 +128,8 @@ def worker_loop(config: dict[str, Any]) -> None:
         world=context.get_world_size(),
         device=choose_device(job.settings.execution.device, context.get_local_rank()),
     )
+    if worker.device.type == "cuda":
+        torch.cuda.set_device(worker.device)  # for NCCL
     first = worker.rank == 0
     reporter: Reporter = RunReporter(job.folder, silent=True) if first else SilentReporter()
     try:
