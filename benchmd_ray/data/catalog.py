@@ -42,7 +42,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 ROW_GROUP_BYTES = 6 * 2**20
 """Signal bytes of a row group: small enough to stream, large enough to read fast."""
-CHUNK_BYTES = 32 * 2**20
+CHUNK_BYTES = 16 * 2**20
 """Signal bytes of a shard, about."""
 
 
@@ -349,7 +349,8 @@ def _run(
         done = total - sum(len(chunk.items) for chunk in todo)
         shown = progress(f"catalog {card.name}", total, "records", done)
         with connected(address, cpus=cpus):
-            for part in _map(todo):
+            # the largest first, so that no worker is left with one at the end
+            for part in _map(sorted(todo, key=lambda chunk: -len(chunk.items))):
                 if "error" in part:
                     raise BenchmdError(part["error"])
                 parts[part["name"]] = part
