@@ -29,6 +29,9 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BenchmdError as error:
             click.echo(f"error: {error}", err=True)
+        except KeyboardInterrupt:
+            click.echo("interrupted: the same command goes on from the newest checkpoint", err=True)
+            ctx.exit(130)
         except OSError as error:  # a full disk, a folder that cannot be written, …
             click.echo(f"error: {error}", err=True)
         ctx.exit(1)

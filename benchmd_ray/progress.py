@@ -58,6 +58,7 @@ class LineProgress:
         self._first = self._done = done
         self._start = self._shown = time.monotonic()
         self._values: Mapping[str, float] = {}
+        self._written = -1
 
     def update(self, done: int, values: Mapping[str, float] | None = None) -> None:
         """Write a line when the interval has passed."""
@@ -66,14 +67,15 @@ class LineProgress:
             self._write()
 
     def close(self) -> None:
-        """Write the last line."""
-        self._write()
+        """Write the last line, unless it stands there."""
+        if self._written != self._done:
+            self._write()
 
     def _write(self) -> None:
-        self._shown = time.monotonic()
+        self._shown, self._written = time.monotonic(), self._done
         elapsed = self._shown - self._start
         rate = (self._done - self._first) / elapsed if elapsed > 0 else 0.0
-        left = f"{(self._total - self._done) / rate:.0f} s left" if rate > 0 else "?"
+        left = f"{(self._total - self._done) / rate:.0f} s left" if rate > 0 else "starting"
         values = "".join(f", {k} {v:.4g}" for k, v in self._values.items())
         share = self._done / max(1, self._total)
         sys.stderr.write(

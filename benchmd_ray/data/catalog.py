@@ -156,9 +156,11 @@ def open_catalog(path: Path) -> Catalog:
     """
     manifest = path / MANIFEST
     if not manifest.is_file():
-        state = "an unfinished catalog" if (path / "shards").is_dir() else "no catalog"
+        state, what = "no catalog", "make one"
+        if (path / "shards").is_dir():
+            state, what = "an unfinished catalog", "finish it"
         raise BenchmdError(
-            f"{path} holds {state} (no {MANIFEST}). Run `benchmd catalog build` to finish it."
+            f"{path} holds {state} (no {MANIFEST}). Run `benchmd catalog build` to {what}."
         )
     try:
         content = json.loads(manifest.read_text("utf-8"))

@@ -54,7 +54,11 @@ def describe_catalog(catalog: Catalog) -> str:
     ]
     lines += [f"{row:32}" + "".join(f"{n:12,}" for n in counts) for row, counts in rows]
     lines += [f"left out: {n:,}, {reason}" for reason, n in manifest["left_out"].items()]
-    lines.append(f"missing files: {manifest['raw']['missing']:,}")
+    raw = manifest["raw"]
+    lines.append(
+        f"raw records: {raw['records']:,} of {raw['expected']:,}; files that tables name and that "
+        f"are missing: {raw['missing']:,}"
+    )
     lines.append(f"quarantined: {len(manifest['quarantined']):,}")
     lines += [f"  {entry['file']}: {entry['reason']}" for entry in manifest["quarantined"][:20]]
     return "\n".join(lines)

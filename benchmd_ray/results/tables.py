@@ -24,6 +24,9 @@ TECHNIQUES = ("scratch", "e-mix", "shed", "mae")
 SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
 SPLITS = ("validation", "test")
 
+FEW = 10
+"""A class with fewer positive records is named below the table: its AUROC says little."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -54,6 +57,8 @@ class Cell:
     """Classes without a positive or without a negative record."""
     classes: tuple[tuple[str, float, float, float], ...]
     """Per class: name, AUROC, low, high."""
+    positives: tuple[int, ...]
+    """Positive records of each class."""
     raw: tuple[int, int]
     """Raw records that the catalog was built from, and those of the whole dataset."""
     run: str
@@ -111,6 +116,7 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
                     kind.classes, result.per_class, spread.per_class, strict=True
                 )
             ),
+            positives=tuple((targets == 1).sum(axis=0).tolist()),
             raw=(
                 int(predictions.description["raw_records"]),
                 int(predictions.description["raw_expected"]),
@@ -207,6 +213,15 @@ def notes(found: Sequence[Cell]) -> list[str]:
         f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."
         for dataset, held, whole in sorted(partial)
     ]
+    few = {
+        (c.dataset, c.split, f"{name} ({count})")
+        for c in found
+        for (name, *_), count in zip(c.classes, c.positives, strict=True)
+        if 0 < count < FEW
+    }
+    for dataset, split in sorted({(dataset, split) for dataset, split, _ in few}):
+        names = ", ".join(name for d, s, name in sorted(few) if (d, s) == (dataset, split))
+        lines.append(f"Fewer than {FEW} positive records in {dataset} ({split}): {names}.")
     missing = {(c.dataset, c.split, c.unscored) for c in found if c.unscored}
     lines += [
         f"Not scored in {dataset} ({split}), no positive or no negative record: {', '.join(names)}."
@@ -241,7 +256,11 @@ def write_tables(found: Sequence[Cell], folder: Path) -> list[Path]:
     whole = pd.DataFrame(
         [
             {
-                **{k: v for k, v in vars(c).items() if k not in ("classes", "unscored", "raw")},
+                **{
+                    k: v
+                    for k, v in vars(c).items()
+                    if k not in ("classes", "unscored", "raw", "positives")
+                },
                 "unscored": "; ".join(c.unscored),
             }
             for c in found
@@ -253,15 +272,16 @@ def write_tables(found: Sequence[Cell], folder: Path) -> list[Path]:
             {
                 **{k: getattr(c, k) for k in key},
                 "class": name,
+                "positives": positives,
                 "auroc": value,
                 "low": low,
                 "high": high,
             }
             for c in found
-            for name, value, low, high in c.classes
+            for (name, value, low, high), positives in zip(c.classes, c.positives, strict=True)
         ]
     )
-    lines = [markdown(display_frame(found)), "", *notes(found)]
+    lines = [markdown(display_frame(found)), "", *(f"- {note}" for note in notes(found))]
     contents = {
         "auroc.csv": whole.to_csv(index=False),
         "auroc_per_class.csv": per_class.to_csv(index=False),

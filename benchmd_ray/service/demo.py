@@ -45,7 +45,8 @@ def demo(folder: Path, say: Callable[[str], None], address: str | None = None) -
         say("2/4 catalogs: Ray Data")
         for name, path in folders.items():
             catalog = build(name, path, folder / "catalogs" / name, allow_missing=True)
-            counts = {k: v["records"] for k, v in catalog.manifest["splits"].items()}
+            splits = catalog.manifest["splits"].items()
+            counts = ", ".join(f"{split} {held['records']}" for split, held in splits)
             say(f"    {name}: {counts}, {len(catalog.manifest['quarantined'])} quarantined")
         source, *targets = (folder / "catalogs" / name for name in folders)
         say("3/4 pretraining: each technique; mae on two workers by Ray Train and DeepSpeed")

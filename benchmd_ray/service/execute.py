@@ -88,7 +88,7 @@ def transfer_run(
     if pretrained is not None:
         settings = replace(settings, encoder=_encoder(settings.encoder, pretrained))
     for target in targets:
-        _require_same_policy(open_catalog(target), source.manifest["policy"])
+        _require_target(open_catalog(target), source)
     with _place(settings, address) as (settings, on_cluster):
         determinants = _determinants(settings, source, "transfer") | {
             "upstream": None if pretrained is None else sha256(pretrained.folder / MODEL)
@@ -231,6 +231,15 @@ def _finish(run: Run, job: Job, on_cluster: bool) -> None:
         return
     with working(run):
         launch(job, on_ray=on_cluster)
+
+
+def _require_target(target: Catalog, source: Catalog) -> None:
+    if target.manifest["role"] != "target":
+        raise BenchmdError(
+            f"{target.path} is a catalog of the source {target.dataset}, which is scored anyway: "
+            "name catalogs of targets."
+        )
+    _require_same_policy(target, source.manifest["policy"])
 
 
 def _require_same_policy(catalog: Catalog, policy: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from benchmd_ray import __version__
@@ -135,7 +135,7 @@ def export_model(
     """Write float32 weights and what architecture they are of."""
     floats = {name: value.float().contiguous() for name, value in weights.items()}
     with replacing(folder / MODEL) as partial:
-        save_file(floats, partial)
+        partial.write_bytes(save(floats))  # save_file makes a file that its owner alone can read
     write_json(folder / DESCRIPTION, {"encoder": as_dict(encoder), "modality": modality_name})
 
 

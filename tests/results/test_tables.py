@@ -1,4 +1,5 @@
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -103,6 +104,18 @@ def test_tables_are_written_as_csv_and_markdown(tmp_path):
     assert float(rows[1]["auroc"]) == pytest.approx(found[1].auroc)
     assert len(list(csv.DictReader(paths[1].open()))) == 14
     assert paths[2].read_text("utf-8").count("\n| georgia |") == 2
+
+
+def test_classes_with_few_positives_are_named(tmp_path):
+    run, targets, _ = make_run(tmp_path)
+    (cell,) = tables.cells(run)
+    assert cell.positives == tuple(targets.sum(axis=0))
+    assert not any("Fewer than" in note for note in tables.notes([cell]))
+    few = replace(cell, positives=(1, 20, 3, 20, 20, 20, 0))
+    expected = (
+        "Fewer than 10 positive records in georgia (test): myocardial infarction (3), normal (1)."
+    )
+    assert expected in tables.notes([few])
 
 
 def test_unfinished_runs_are_left_out_and_named(tmp_path):

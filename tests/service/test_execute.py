@@ -124,6 +124,8 @@ def test_what_does_not_fit_is_refused(done, ecg_catalogs, tmp_path):
     source, target = ecg_catalogs["ptb-xl"].path, ecg_catalogs["georgia"].path
     with pytest.raises(BenchmdError, match="targets are never trained on"):
         transfer_run(target, store, SMALL)
+    with pytest.raises(BenchmdError, match="name catalogs of targets"):
+        transfer_run(source, store, SMALL, targets=(source,))
     with pytest.raises(BenchmdError, match="is no finished pretraining run"):
         transfer_run(source, store, SMALL, upstream=run.folder)
     with pytest.raises(BenchmdError, match="is a pretraining run: name a transfer run"):
