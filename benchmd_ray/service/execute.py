@@ -288,8 +288,12 @@ def _description(
     if stage == "transfer":  # the mode and the label setting are the protocol's own axes
         for key in ("mode", "labels"):
             standard[stage][key] = chosen[stage][key]
+    # The run may be evaluated on another machine: where it ran is recorded, not set.
+    device = everything["execution"]["device"]
+    everything["execution"]["device"] = "auto"
     return {
         **about,
+        "device": device,
         "modality": source.modality.name,
         "source": source.dataset,
         "policy": source.manifest["policy"],

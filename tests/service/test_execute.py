@@ -134,20 +134,31 @@ def test_what_does_not_fit_is_refused(done, ecg_catalogs, tmp_path):
         pretrain_run("shet", source, store, SMALL)
 
 
-def test_catalogs_of_two_policies_are_not_mixed(done, ecg_catalogs, tmp_path, synthetic_raw):
-    _, _, run = done
-    names = sorted(p.stem for p in synthetic_raw["georgia"].rglob("*.hea"))
-    table = tmp_path / "Ga_splits.csv"
+def build_released(dataset, names, raw, folder):
+    table = folder / "splits.csv"
     rows = [f"{name},{'val' if i % 4 else 'train'},{i % 7}" for i, name in enumerate(names)]
     table.write_text("\n".join(["patient,split,label", *rows]) + "\n")
-    released = build(
-        "georgia",
-        synthetic_raw["georgia"],
-        tmp_path / "georgia",
+    return build(
+        dataset,
+        raw[dataset],
+        folder / dataset,
         policy="released",
         split_table=table,
         allow_missing=True,
     )
+
+
+def test_where_a_run_was_trained_does_not_bind_its_evaluation(ecg_catalogs, tmp_path):
+    chosen = updated(SMALL, {"execution": {"device": "cpu"}})
+    run = transfer_run(ecg_catalogs["ptb-xl"].path, tmp_path, chosen)
+    assert (run.description["device"], run.settings.execution.device) == ("cpu", "auto")
+    assert run.settings.execution.precision == "float32"
+
+
+def test_catalogs_of_two_policies_are_not_mixed(done, ecg_catalogs, tmp_path, synthetic_raw):
+    _, _, run = done
+    names = sorted(p.stem for p in synthetic_raw["georgia"].rglob("*.hea"))
+    released = build_released("georgia", names, synthetic_raw, tmp_path)
     with pytest.raises(BenchmdError, match="built with policy released, the source with clean"):
         evaluate_run(run, released.path, SMALL)
 
@@ -155,17 +166,7 @@ def test_catalogs_of_two_policies_are_not_mixed(done, ecg_catalogs, tmp_path, sy
 def test_a_pretraining_on_other_splits_is_refused(done, ecg_catalogs, tmp_path, synthetic_raw):
     _, upstream, _ = done
     names = [f"HR{i:05d}" for i in range(1, 141)]
-    table = tmp_path / "ptbxl_splits.csv"
-    rows = [f"{name},{'val' if i % 4 else 'train'},{i % 7}" for i, name in enumerate(names)]
-    table.write_text("\n".join(["patient,split,label", *rows]) + "\n")
-    other = build(
-        "ptb-xl",
-        synthetic_raw["ptb-xl"],
-        tmp_path / "ptb-xl",
-        policy="released",
-        split_table=table,
-        allow_missing=True,
-    )
+    other = build_released("ptb-xl", names, synthetic_raw, tmp_path)
     with pytest.raises(BenchmdError, match="may have seen its validation or test patients"):
         transfer_run(other.path, tmp_path, SMALL, upstream=upstream.folder)
 

@@ -118,7 +118,8 @@ def _verify_checksums(
     digital: npt.NDArray[np.int64], expected: list[int | None] | None, names: list[str]
 ) -> None:
     """Compare with the header's 16-bit sums of all samples, written signed or unsigned."""
-    for channel, name, checksum in zip(digital, names, expected or [], strict=False):
+    expected = expected or [None] * len(names)
+    for channel, name, checksum in zip(digital, names, expected, strict=True):
         if checksum is not None and (int(channel.sum()) - checksum) % 65536:
             raise RecordError(
                 f"channel {name}: the samples' checksum is {int(channel.sum()) % 65536}, "
