@@ -1,6 +1,6 @@
 r"""``python -m benchmarks.catalog_build --records 600`` from the project's root.
 
-Building a catalog, in raw records a second: `benchmd_ray.data.catalog.build` (Ray Data, embedded,
+Building a catalog, in raw records a second: `benchmd_ray.data.build.build` (Ray Data, embedded,
 as many tasks at once as there are CPUs) against one process that finds and reads the same files
 with the same functions and writes the same shards in a loop. The shards of both are compared byte
 by byte. The package also writes checksums, counts and statistics into its manifest, the loop does
@@ -23,9 +23,10 @@ from pathlib import Path
 
 from benchmarks import measure
 from benchmd_ray.cluster import connected
+from benchmd_ray.data.build import CHUNK_BYTES, build, write_shard
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.catalog import CHUNK_BYTES, build, write_shard
-from benchmd_ray.data.datasets import DATASETS, RawItem
+from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.data.raw import Choices, RawItem
 from benchmd_ray.data.records import Record, RecordError, RecordLeftOut, schema, to_table
 from benchmd_ray.data.synthetic import write_ecg
 from benchmd_ray.files import sha256
@@ -37,7 +38,7 @@ def read(dataset: str, raw: Path, items: list[RawItem]) -> list[Record]:
     records: list[Record] = []
     for item in items:
         try:
-            records += DATASETS[dataset].read(raw, item, card)
+            records += DATASETS[dataset].read(raw, item, card).records
         except (RecordError, RecordLeftOut):
             continue
     return records
@@ -46,15 +47,17 @@ def read(dataset: str, raw: Path, items: list[RawItem]) -> list[Record]:
 def build_in_one_process(dataset: str, raw: Path, out: Path) -> int:
     """The peer; the number of raw files."""
     card = dataset_card(dataset)
-    found = DATASETS[dataset].discover(raw, card, "clean", None).items
-    size = CHUNK_BYTES // schema(card.kind).field("signal").type.byte_width
+    choices = Choices(options={name: option.default for name, option in card.options.items()})
+    discovery = DATASETS[dataset].discover(raw, card, choices)
+    found, rows = discovery.items, card.layouts[discovery.layout].rows_per_record
+    size = max(1, CHUNK_BYTES // (rows * schema(card).field("signal").type.byte_width))
     for split in sorted({item.split for item in found}):
         items = [item for item in found if item.split == split]
         for number, start in enumerate(range(0, len(items), size)):
             records = read(dataset, raw, items[start : start + size])
             if records:
                 shard = out / "shards" / f"{split}-{number:05d}.parquet"
-                write_shard(to_table(records, split, card.kind), shard, card.kind)
+                write_shard(to_table(records, split, card), shard, card.kind)
     return len(found)
 
 

@@ -28,8 +28,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks import measure
-from benchmd_ray.data.batches import ResidentFeed, Worker, epoch_order
-from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.data.batches import Columns, ResidentFeed, Worker, epoch_order
+from benchmd_ray.data.normalise import NORMALISERS, normaliser
 from benchmd_ray.modalities import MODALITIES, Modality
 
 Signals = Iterator[torch.Tensor]
@@ -42,7 +42,8 @@ class RawRecords(Dataset[torch.Tensor]):
     def __init__(self, read: Callable[[Any], Any], items: Sequence[Any], modality: Modality):
         """Take how an item becomes a stored signal, and the items in row order."""
         self._read, self._items = read, items
-        self._normalise = normaliser(modality)
+        self._normalise = NORMALISERS[modality.name]  # can be sent to the DataLoader's workers
+        self._sizes = torch.tensor([modality.stored_shape[1:]])
 
     def __len__(self) -> int:
         """Number of records."""
@@ -51,7 +52,7 @@ class RawRecords(Dataset[torch.Tensor]):
     def __getitem__(self, row: int) -> torch.Tensor:
         """The normalised signal of a record."""
         stored = np.asarray(self._read(self._items[row]))
-        return self._normalise(torch.from_numpy(stored)[None])[0]
+        return self._normalise(torch.from_numpy(stored)[None], torch.ones(1), self._sizes, {})[0]
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -119,9 +120,14 @@ def array_feeds(
         np.save(path, whole[row])
     whole.flush()
     mapped = np.load(folder / "signals.npy", mmap_mode="r")
-    targets = np.zeros((rows, len(modality.classes)), np.int8)
+    columns = Columns(
+        np.zeros((rows, len(modality.classes)), np.int8),
+        np.full(rows, 0.001, np.float32),
+        np.tile(np.array(modality.stored_shape[1:], np.int32), (rows, 1)),
+    )
     worker = Worker(device=torch.device(arguments.device))
-    feed = ResidentFeed(mapped, targets, modality, seed=arguments.seed, worker=worker)
+    normalise = normaliser(modality, None)
+    feed = ResidentFeed(mapped, columns, normalise, seed=arguments.seed, worker=worker)
     peer = FilesFeed(
         RawRecords(load_stored, files, modality),
         lambda epoch: epoch_order(arguments.seed, epoch, rows),
@@ -134,7 +140,8 @@ def catalog_feeds(
     arguments: argparse.Namespace, folder: Path
 ) -> tuple[Callable[[int], Signals], Callable[[int], Signals]]:
     """Ours and the peer on a catalog and the raw files it was built from."""
-    from benchmd_ray.data.catalog import build, open_catalog  # not needed by --arrays
+    from benchmd_ray.data.build import build  # not needed by --arrays
+    from benchmd_ray.data.catalog import open_catalog
     from benchmd_ray.data.feed import resident_feed
     from benchmd_ray.data.synthetic import write_ecg
 
@@ -180,9 +187,10 @@ class RawSignals:
         import pyarrow.parquet as pq
 
         from benchmd_ray.data.datasets import DATASETS
+        from benchmd_ray.data.raw import Choices
 
         card, policy = self._catalog.card, self._catalog.manifest["policy"]
-        found = DATASETS[card.name].discover(self._raw, card, policy, None).items
+        found = DATASETS[card.name].discover(self._raw, card, Choices(policy)).items
         by_name = {item.record_id: item for item in found}
         shards = [path for path, _ in self._catalog.shards("train")]
         names = pq.read_table(shards, columns=["record_id"])["record_id"].to_pylist()[:rows]

@@ -23,9 +23,10 @@ import torch
 from torch import nn
 
 from benchmarks import measure
-from benchmd_ray.data.batches import ResidentFeed, Worker
+from benchmd_ray.data.batches import Columns, ResidentFeed, Worker
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.data.feed import read_targets, resident_feed
+from benchmd_ray.data.feed import read_columns, resident_feed
+from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import classification_loss
@@ -45,7 +46,10 @@ def random_feed(records: int, seed: int, worker: Worker) -> tuple[ResidentFeed, 
     signals = generator.integers(-2000, 2000, (records, *modality.stored_shape), np.int16)
     classes = len(modality.classes)
     targets = np.eye(classes, dtype=np.int8)[generator.integers(classes, size=records)]
-    return ResidentFeed(signals, targets, modality, seed=seed, worker=worker), targets
+    sizes = np.tile(np.array(modality.stored_shape[1:], np.int32), (records, 1))
+    columns = Columns(targets, np.full(records, 0.001, np.float32), sizes)
+    normalise = normaliser(modality, None)
+    return ResidentFeed(signals, columns, normalise, seed=seed, worker=worker), targets
 
 
 class Evaluation:
@@ -68,7 +72,7 @@ class Evaluation:
         modality = MODALITIES["ecg"]
         if arguments.catalog:
             catalog = open_catalog(arguments.catalog)
-            modality, held = catalog.modality, read_targets(catalog, "train")
+            modality, held = catalog.modality, read_columns(catalog, "train").targets
             rows = np.arange(min(arguments.records, len(held)))
             self.feed = resident_feed(
                 catalog, "train", seed=arguments.seed, worker=self.worker, subset=rows
@@ -95,7 +99,7 @@ class Evaluation:
 
     def encoded_once(self, epochs: int) -> nn.Linear:
         """Ours: the head after some epochs on features."""
-        features = torch.from_numpy(collect(self.encode, self.feed)).to(self.worker.device)
+        features = torch.from_numpy(collect(self.encode, self.feed, 256)).to(self.worker.device)
         head, optimiser = self.head()
         for epoch in range(epochs):
             head_epoch(head, optimiser, features, self.targets, self.settings, epoch, self.task)

@@ -44,11 +44,18 @@ def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str
     return [name for name in cards() if name.startswith(incomplete)]
 
 
+def complete_modality(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of modalities, for the shell."""
+    from benchmd_ray.modalities import MODALITIES
+
+    return [name for name in MODALITIES if name.startswith(incomplete)]
+
+
 def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of pretraining techniques, for the shell."""
-    from benchmd_ray.ssl import METHODS
+    from benchmd_ray.ssl import TECHNIQUES
 
-    return [name for name in METHODS if name.startswith(incomplete)]
+    return [name for name in TECHNIQUES if name.startswith(incomplete)]
 
 
 def execution_options(command: F) -> F:
@@ -78,11 +85,38 @@ def execution_options(command: F) -> F:
     return command
 
 
-def load(settings_file: Path | None, assignments: tuple[str, ...]) -> Any:
-    """Settings of a command."""
-    from benchmd_ray.settings import load_settings
+def assigned(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE arguments as a dictionary."""
+    for value in values:
+        if not value.partition("=")[1] or value.startswith("="):
+            raise click.BadParameter(f"{value!r} is not of the form NAME=VALUE.")
+    return dict(value.split("=", 1) for value in values)
 
-    return load_settings(settings_file, assignments)
+
+def raw_options(command: F) -> F:
+    """Options of every command that lists a raw folder."""
+    for option in (
+        click.option(
+            "--option",
+            "options",
+            multiple=True,
+            callback=assigned,
+            metavar="NAME=VALUE",
+            help="Set an option of the dataset; `benchmd catalog show NAME` lists them.",
+        ),
+        click.option(
+            "--split-table", type=FILE, help="BenchMD's released split table (--policy released)."
+        ),
+        click.option(
+            "--policy",
+            default="clean",
+            show_default=True,
+            help="clean: leak-free splits and labels. released: as BenchMD released them.",
+        ),
+        click.option("--raw", type=FOLDER, required=True, help="Folder with the raw files."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -112,36 +146,50 @@ def catalog() -> None:
 
 @catalog.command("list")
 def catalog_list() -> None:
-    """List the datasets that have a card."""
-    from benchmd_ray.data.cards import cards
+    """List the datasets that have a card: by modality, sources first.
 
-    for card in cards().values():
-        click.echo(f"{card.name:18} {card.modality:6} {card.role:7} {card.title}")
+    The terms of access and everything else: `benchmd catalog show NAME`.
+    """
+    from benchmd_ray.data.cards import cards
+    from benchmd_ray.results.describe import list_cards
+
+    click.echo(list_cards(cards().values()))
 
 
 @catalog.command("show")
 @click.argument("name", shell_complete=complete_dataset)
-def catalog_show(name: str) -> None:
-    """Show what the dataset NAME is, where to get it and how its folder must look."""
-    from benchmd_ray.data.cards import dataset_card
-    from benchmd_ray.results.describe import describe_card
+@click.option(
+    "--figures",
+    type=FOLDER,
+    help="Also draw the catalog into this folder (PNG, SVG): class balance, people, examples.",
+)
+def catalog_show(name: str, figures: Path | None) -> None:
+    """Show the dataset NAME, or the catalog in the folder NAME.
 
-    click.echo(describe_card(dataset_card(name)))
+    Of a dataset: what to download, from where and on which terms, how its folder must look, and
+    what a build makes of it. Of a catalog: what it holds.
+
+    \b
+    benchmd catalog show ptb-xl
+    benchmd catalog show catalogs/ptb-xl --figures figures/ptb-xl
+    """
+    from benchmd_ray.results.describe import show
+
+    click.echo(show(name, figures is not None))
+    if figures is not None:
+        from benchmd_ray.data.catalog import open_catalog
+        from benchmd_ray.results.figures import write_figures
+
+        opened = open_catalog(Path(name))
+        for path in write_figures(opened, figures):
+            click.echo(f"written: {path}")
+        click.echo(f"the examples are records; the dataset's terms: {opened.card.licence}")
 
 
 @catalog.command("build")
 @click.argument("name", shell_complete=complete_dataset)
-@click.option("--raw", type=FOLDER, required=True, help="Folder with the raw files.")
 @click.option("--out", type=FOLDER, required=True, help="Folder of the catalog.")
-@click.option(
-    "--policy",
-    default="clean",
-    show_default=True,
-    help="clean: leak-free splits and labels. released: as BenchMD released them.",
-)
-@click.option(
-    "--split-table", type=FILE, help="BenchMD's released split table (--policy released)."
-)
+@raw_options
 @click.option(
     "--allow-missing", is_flag=True, help="Accept another number of records than the card expects."
 )
@@ -159,11 +207,31 @@ def catalog_build(name: str, raw: Path, out: Path, cpus: int | None, **options: 
 
     \b
     benchmd catalog build ptb-xl --raw ~/data/ptb-xl --out catalogs/ptb-xl
+    benchmd catalog build mimic-cxr --raw ~/data/mimic-cxr --out catalogs/mimic-cxr \\
+        --option images=all
     """
-    from benchmd_ray.data.catalog import build
+    from benchmd_ray.data.build import build
     from benchmd_ray.results.describe import describe_catalog
 
     click.echo(describe_catalog(build(name, raw, out, cpus=cpus or 1, **options)))
+
+
+@catalog.command("locate")
+@click.argument("name", shell_complete=complete_dataset)
+@click.argument("records", nargs=-1, required=True, metavar="RECORD_ID...")
+@raw_options
+def catalog_locate(name: str, records: tuple[str, ...], raw: Path, **options: Any) -> None:
+    """Print the raw file of records of the dataset NAME, by listing the raw folder again.
+
+    For datasets whose file names name patients, catalogs hold no file names.
+
+    \b
+    benchmd catalog locate ptb-xl --raw ~/data/ptb-xl HR00001 HR00002
+    """
+    from benchmd_ray.data.locate import locate
+
+    for record, path in locate(name, raw, records, **options).items():
+        click.echo(f"{record}  {path}")
 
 
 @catalog.command("verify")
@@ -188,15 +256,57 @@ def catalog_verify(path: Path) -> None:
     click.echo(f"{path}: {opened.dataset}, {shards} shards, digest {opened.digest[:16]}: whole")
 
 
+@catalog.command("export")
+@click.argument("path", type=FOLDER)
+@click.option("--out", type=FILE, required=True, help="HDF5 file to write.")
+def catalog_export(path: Path, out: Path) -> None:
+    """Write the catalog at PATH as one HDF5 file, with its labels and how it was built.
+
+    \b
+    benchmd catalog export catalogs/lndb --out lndb.h5
+    """
+    from benchmd_ray.data.catalog import open_catalog
+    from benchmd_ray.data.hdf5 import export_hdf5
+
+    opened = open_catalog(path)
+    export_hdf5(opened, out)
+    rows = sum(held["records"] for held in opened.manifest["splits"].values())
+    click.echo(f"{out}: {opened.dataset}, {rows:,} records, digest {opened.digest[:16]}")
+
+
+@catalog.command("import")
+@click.argument("file", type=FILE)
+@click.option("--out", type=FOLDER, required=True, help="Folder of the catalog.")
+def catalog_import(file: Path, out: Path) -> None:
+    """Make a catalog of FILE, which `benchmd catalog export` wrote; its records stay the same.
+
+    \b
+    benchmd catalog import lndb.h5 --out catalogs/lndb
+    """
+    from benchmd_ray.data.hdf5 import import_hdf5
+    from benchmd_ray.results.describe import describe_catalog
+
+    click.echo(describe_catalog(import_hdf5(file, out)))
+
+
 @main.command()
 @click.option("--catalog", "path", type=FOLDER, required=True, help="Catalog of the source.")
 @click.option(
-    "--technique", required=True, shell_complete=complete_technique, help="e-mix, shed or mae."
+    "--technique",
+    required=True,
+    shell_complete=complete_technique,
+    help="e-mix, shed or mae; for images also imagenet or imagenet+mae.",
+)
+@click.option(
+    "--weights",
+    type=FILE,
+    help="ImageNet weights (model.safetensors of timm's ViT-Tiny); else downloaded.",
 )
 @execution_options
 def pretrain(
     path: Path,
     technique: str,
+    weights: Path | None,
     store: Path,
     settings_file: Path | None,
     assignments: tuple[str, ...],
@@ -209,11 +319,20 @@ def pretrain(
     \b
     benchmd pretrain --catalog catalogs/ptb-xl --technique mae
     benchmd pretrain --catalog catalogs/ptb-xl --technique mae --set execution.workers=8
+    benchmd pretrain --catalog catalogs/mimic-cxr --technique imagenet \\
+        --weights model.safetensors
     """
-    from benchmd_ray.service.execute import pretrain_run
+    from benchmd_ray.service.execute import base_settings, pretrain_run
+    from benchmd_ray.settings import load_settings
+    from benchmd_ray.ssl import technique_named
 
-    settings = load(settings_file, assignments)
-    click.echo(pretrain_run(technique, path, store, settings, address).folder)
+    technique_named(technique)
+    settings = load_settings(settings_file, assignments, base_settings(path, technique))
+    run = pretrain_run(technique, path, store, settings, address, weights=weights)
+    if held := run.description.get("weights"):
+        left_out = ", ".join(held["left_out"]) or "nothing"
+        click.echo(f"from {held['file']}, left out: {left_out}", err=True)
+    click.echo(run.folder)
 
 
 @main.command()
@@ -243,12 +362,16 @@ def transfer(
     benchmd transfer --catalog catalogs/ptb-xl --set transfer.mode=finetune \\
         --set transfer.labels=small
     """
-    from benchmd_ray.service.execute import transfer_run
+    from benchmd_ray.results.store import read_run
+    from benchmd_ray.service.execute import base_settings, transfer_run
+    from benchmd_ray.settings import load_settings
+    from benchmd_ray.ssl import SCRATCH
 
+    technique = SCRATCH if upstream is None else read_run(upstream).description["technique"]
     run = transfer_run(
         path,
         store,
-        load(settings_file, assignments),
+        load_settings(settings_file, assignments, base_settings(path, technique)),
         upstream=upstream,
         targets=targets,
         address=address,
@@ -303,23 +426,45 @@ def _report(found: Any, out: Path) -> None:
 @click.option(
     "--out", type=FOLDER, default=Path("demo"), show_default=True, help="Folder for everything."
 )
+@click.option(
+    "--modality",
+    "modalities",
+    multiple=True,
+    shell_complete=complete_modality,
+    help="Only this modality (repeatable); all seven otherwise.",
+)
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
-def demo(out: Path, address: str | None) -> None:
-    """Run the whole benchmark on small synthetic ECGs, in a few minutes on two cores."""
+def demo(out: Path, modalities: tuple[str, ...], address: str | None) -> None:
+    """Run the whole benchmark on small synthetic data, in some minutes on two cores.
+
+    \b
+    benchmd demo                      # all seven modalities
+    benchmd demo --modality ecg       # one of them
+    """
     from benchmd_ray.service.demo import demo as run_demo
 
-    _report(run_demo(out, click.echo, address), out / "report")
+    _report(run_demo(out, click.echo, address, modalities), out / "report")
     click.echo("The data are synthetic: the numbers show that everything works, and nothing else.")
 
 
 @main.command()
 @click.option("--settings", "settings_file", type=FILE, help="YAML file of settings.")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
-def settings(settings_file: Path | None, assignments: tuple[str, ...]) -> None:
-    """Print all settings as YAML; without options these are the fixed protocol's."""
-    from benchmd_ray.settings import as_dict
+@click.option(
+    "--modality",
+    "modality_name",
+    default="ecg",
+    shell_complete=complete_modality,
+    show_default=True,
+    help="Whose fixed protocol to start from: ldct has another batch size than the others.",
+)
+def settings(settings_file: Path | None, assignments: tuple[str, ...], modality_name: str) -> None:
+    """Print all settings as YAML; without further options these are the fixed protocol's."""
+    from benchmd_ray.modalities import modality
+    from benchmd_ray.settings import as_dict, fixed_settings, load_settings
 
-    click.echo(yaml.safe_dump(as_dict(load(settings_file, assignments)), sort_keys=False), nl=False)
+    chosen = load_settings(settings_file, assignments, fixed_settings(modality(modality_name)))
+    click.echo(yaml.safe_dump(as_dict(chosen), sort_keys=False), nl=False)
 
 
 @main.command()

@@ -42,6 +42,13 @@ def _cache() -> dict[str, str]:
     return {name: os.environ[name] for name in ("BENCHMD_CACHE",) if name in os.environ}
 
 
+def own_cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @contextmanager
 def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
     """A Ray to work on: the cluster at ``address``, or an embedded one for the time being.
@@ -74,7 +81,7 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
             else:
                 ray.init(
                     address="local",
-                    num_cpus=max(cpus, os.cpu_count() or 1),
+                    num_cpus=max(cpus, own_cpus()),
                     include_dashboard=False,
                     object_store_memory=EMBEDDED_STORE_BYTES,
                     **common,

@@ -39,6 +39,8 @@ class Modality:
     """Class (or label) names in the order of targets, scores and tables."""
     rate: float | None = None
     """Sampling rate in Hz, for signals over time."""
+    batch_size: int = 64
+    """Examples of a training step in the fixed protocol."""
 
     @property
     def tokens(self) -> int:
@@ -111,6 +113,7 @@ MODALITIES: dict[str, Modality] = {
             patch=(24, 16, 16),
             task="multi-label",
             classes=("small nodule", "large nodule"),
+            batch_size=32,
         ),
     )
 }

@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import read_yaml
+from benchmd_ray.modalities import Modality
 
 T = TypeVar("T")
 
@@ -46,6 +48,14 @@ class EncoderSettings:
     """Dropout after attention and in the MLP."""
     embedding_dropout: float = 0.1
     """Dropout of the embedded tokens."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have a bias."""
+    final_norm: bool = False
+    """LayerNorm after the last block."""
+    norm_eps: float = 1e-5
+    """Added to the variance in every LayerNorm."""
+    pool: Literal["mean", "cls"] = "mean"
+    """Features: the mean over all tokens with CLS, or CLS alone."""
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads", "head_dim", "mlp"):
@@ -53,6 +63,7 @@ class EncoderSettings:
         for name in ("dropout", "embedding_dropout"):
             value = getattr(self, name)
             _require(0 <= value < 1, f"encoder.{name}", value, "a number in [0, 1)")
+        _require(0 < self.norm_eps < 1, "encoder.norm_eps", self.norm_eps, "a number in (0, 1)")
 
 
 ENCODERS: dict[str, EncoderSettings] = {
@@ -60,8 +71,24 @@ ENCODERS: dict[str, EncoderSettings] = {
     "paper": EncoderSettings(),
     "base": EncoderSettings(width=768, depth=12, heads=12, head_dim=64, mlp=3072),
     "large": EncoderSettings(width=1024, depth=24, heads=16, head_dim=64, mlp=4096),
+    "vit-tiny": EncoderSettings(
+        width=192,
+        depth=12,
+        heads=3,
+        head_dim=64,
+        mlp=768,
+        dropout=0.0,
+        embedding_dropout=0.0,
+        qkv_bias=True,
+        final_norm=True,
+        norm_eps=1e-6,
+        pool="cls",
+    ),
 }
-"""Named sizes: about 0.03, 9.6, 86 and 303 million parameters."""
+"""Named sizes: about 0.03, 9.6, 86, 303 and 5.5 million parameters.
+
+``vit-tiny`` is the network that ImageNet weights are loaded into (`models.imagenet`).
+"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +131,7 @@ class PretrainSettings:
     steps: int = 100_000
     """Optimiser steps."""
     batch_size: int = 64
-    """Examples of a step, all workers together (32 for ldct)."""
+    """Examples of a step, all workers together (32 for ldct, see `fixed_settings`)."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     """Optimiser and schedule."""
     mixing_alpha: float = 1.0
@@ -138,7 +165,7 @@ class TransferSettings:
     epochs: int = 100
     """Passes over the chosen training records."""
     batch_size: int = 64
-    """Examples of a step, all workers together; shrinks to the number of labels (ldct 32)."""
+    """Examples of a step, all workers together; shrinks to the number of labels (32 for ldct)."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     """Optimiser and schedule."""
     shuffle_labels: bool = False
@@ -184,8 +211,8 @@ class ExecutionSettings:
     """auto: resident while the split fits `resident_gib`, else streaming."""
     resident_gib: float = 64.0
     """Largest split that is held whole, in GiB."""
-    shuffle_rows: int = 2048
-    """Streaming: rows of the local shuffle buffer of each worker."""
+    shuffle_mib: int = 256
+    """Streaming: size of the local shuffle buffer of each worker, in MiB of stored signals."""
     log_every: int = 20
     """Steps (pretraining) between lines of metrics."""
     checkpoint_every: int = 1000
@@ -196,7 +223,7 @@ class ExecutionSettings:
     """How often Ray Train starts lost workers again."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "cpus_per_worker", "shuffle_rows", "log_every", "checkpoint_every"):
+        for name in ("workers", "cpus_per_worker", "shuffle_mib", "log_every", "checkpoint_every"):
             value = getattr(self, name)
             _require(value >= 1, f"execution.{name}", value, "1 or more")
         for name in ("resident_gib", "checkpoint_seconds", "max_failures"):
@@ -221,7 +248,7 @@ class Settings:
     """All settings of a run."""
 
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
-    """Encoder size: fields, or one of the names tiny, paper, base, large."""
+    """Encoder size: fields, or one of the names tiny, paper, base, large, vit-tiny."""
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)
     """Pretraining."""
     transfer: TransferSettings = field(default_factory=TransferSettings)
@@ -233,6 +260,17 @@ class Settings:
 
     def __post_init__(self) -> None:
         _require(self.seed >= 0, "seed", self.seed, "0 or more")
+
+
+def fixed_settings(modality: Modality, encoder: str = "paper") -> Settings:
+    """The fixed protocol for a modality: the defaults with its batch size.
+
+    Args:
+        modality: The modality.
+        encoder: Name of the encoder's size; the ImageNet techniques have one of their own.
+    """
+    size = {"batch_size": modality.batch_size}
+    return updated(Settings(), {"encoder": encoder, "pretrain": size, "transfer": size})
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
@@ -302,7 +340,7 @@ def load_settings(
     settings = base or Settings()
     if path is not None:
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = read_yaml(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise BenchmdError(f"cannot read the settings file {path}: {error}") from error
         if not isinstance(content or {}, Mapping):
@@ -313,7 +351,7 @@ def load_settings(
         if not equals or not name.strip():
             raise BenchmdError(f"--set {assignment!r} is not of the form a.b=value.")
         try:
-            value: Any = yaml.safe_load(text)
+            value: Any = read_yaml(text)
         except yaml.YAMLError as error:
             raise BenchmdError(f"--set {assignment!r} holds no YAML value: {error}") from error
         for part in reversed(name.strip().split(".")):

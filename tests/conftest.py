@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,11 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from scipy.io import savemat
 
 from benchmd_ray.cluster import connected
-from benchmd_ray.data import catalog
+from benchmd_ray.data import cards
+from benchmd_ray.data.build import build, write_shard
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.data.synthetic import write_ecg
+from benchmd_ray.files import digest
 
 PROJECT = Path(__file__).resolve().parent.parent
 LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
@@ -54,13 +61,59 @@ def synthetic_raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def ecg_catalogs(
     ray_cluster: None, synthetic_raw: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, catalog.Catalog]:
+) -> dict[str, Catalog]:
     """Catalogs of the synthetic ECG datasets, not to be changed."""
     out = tmp_path_factory.mktemp("catalogs")
     return {
-        name: catalog.build(name, raw, out / name, allow_missing=True)
+        name: build(name, raw, out / name, allow_missing=True)
         for name, raw in synthetic_raw.items()
     }
+
+
+@pytest.fixture
+def changed_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DatasetCard]:
+    """Makes a card from Georgia's, of any modality, that takes its place in this process."""
+    real = cards.cards()
+
+    def change(name: str = "georgia", **changes: object) -> DatasetCard:
+        unlike_ecg: dict[str, object] = {"code_table": "", "expected": {}}
+        card = dataclasses.replace(real["georgia"], name=name, **(unlike_ecg | changes))
+        known = cards.cards() | {name: card}
+        monkeypatch.setattr(cards, "cards", lambda: known)
+        return card
+
+    return change
+
+
+@pytest.fixture
+def write_catalog(tmp_path: Path) -> Callable[..., Catalog]:
+    """Writes the shards of a catalog by hand and returns it; its manifest holds what feeds need."""
+
+    def write(
+        card: DatasetCard,
+        splits: dict[str, list[list[Record]]],
+        statistics: dict[str, list[float]] | None = None,
+    ) -> Catalog:
+        folder = tmp_path / f"catalog-{card.name}"
+        (folder / "shards").mkdir(parents=True)
+        shards = []
+        for split, parts in splits.items():
+            for number, records in enumerate(parts):
+                file = f"shards/{split}-{number:05d}.parquet"
+                written = write_shard(to_table(records, split, card), folder / file, card.kind)
+                shards.append({"file": file, "split": split, "rows": len(records), **written})
+        manifest = {
+            "dataset": card.name,
+            "role": card.role,
+            "policy": "clean",
+            "raw": {"records": 9, "expected": 9},
+            "splits": {k: {"records": sum(map(len, parts))} for k, parts in splits.items()},
+            "shards": shards,
+            "statistics": statistics,
+        }
+        return Catalog(folder, manifest | {"digest": digest([manifest, str(folder)])})
+
+    return write
 
 
 @pytest.fixture
@@ -98,3 +151,47 @@ def write_cinc() -> Callable[..., Path]:
         return header
 
     return write
+
+
+@pytest.fixture(scope="session")
+def vit_tiny_tensors() -> dict[str, torch.Tensor]:
+    """Random tensors with the names and shapes of timm's ViT-Tiny/16, not to be changed."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "cls_token": (1, 1, 192),
+        "pos_embed": (1, 197, 192),
+        "patch_embed.proj.weight": (192, 3, 16, 16),
+        "patch_embed.proj.bias": (192,),
+        "norm.weight": (192,),
+        "norm.bias": (192,),
+        "head.weight": (11, 192),
+        "head.bias": (11,),
+    }
+    parts = {
+        "norm1.weight": (192,),
+        "norm1.bias": (192,),
+        "attn.qkv.weight": (576, 192),
+        "attn.qkv.bias": (576,),
+        "attn.proj.weight": (192, 192),
+        "attn.proj.bias": (192,),
+        "norm2.weight": (192,),
+        "norm2.bias": (192,),
+        "mlp.fc1.weight": (768, 192),
+        "mlp.fc1.bias": (768,),
+        "mlp.fc2.weight": (192, 768),
+        "mlp.fc2.bias": (192,),
+    }
+    shapes |= {f"blocks.{n}.{part}": shape for n in range(12) for part, shape in parts.items()}
+    generator = torch.Generator().manual_seed(21)
+    return {
+        name: torch.randn(shape, generator=generator) * 0.06 + ("norm" in name)
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.fixture
+def vit_tiny_file(vit_tiny_tensors: dict[str, torch.Tensor], tmp_path: Path) -> Path:
+    """File of those tensors."""
+    path = tmp_path / "downloaded" / "model.safetensors"
+    path.parent.mkdir()
+    save_file(vit_tiny_tensors, path)
+    return path

@@ -16,7 +16,7 @@ ROOMS = {
     "evaluation": FOUNDATION | {"data", "models", "training", "evaluation"},
     "results": FOUNDATION | {"data", "evaluation", "results"},
     "service": FOUNDATION
-    | {"cluster", "data", "ssl", "training", "evaluation", "results", "service"},
+    | {"cluster", "data", "models", "ssl", "training", "evaluation", "results", "service"},
 }
 RAY = {"cluster.py", "training/launch.py"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -1,11 +1,15 @@
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from benchmd_ray.cli import main
-from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.settings import Settings, as_dict, fixed_settings
 
 
 def run(*arguments):
@@ -29,8 +33,70 @@ def test_every_command_explains_itself(path):
 def test_datasets_are_listed_and_shown():
     assert "ptb-xl" in run("catalog", "list").output
     shown = run("catalog", "show", "georgia").output
-    for part in ("https://physionet.org", "CC BY 4.0", "2,067 in all", "Ga_splits.csv"):
+    for part in ("https://physionet.org", "CC BY 4.0", "Ga_splits.csv"):
         assert part in shown
+    assert re.search(r"in all +2,067\n", shown)
+
+
+def test_figures_of_a_dataset_are_refused(tmp_path):
+    result = run("catalog", "show", "georgia", "--figures", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "figures are drawn of a catalog" in result.output
+    assert "benchmd catalog show ./georgia --figures FOLDER" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_catalog_is_told_from_an_unknown_name(tmp_path):
+    assert "holds no catalog" in run("catalog", "show", tmp_path).output
+    assert "unknown dataset" in run("catalog", "show", tmp_path / "absent").output
+
+
+@pytest.mark.parametrize("value", ["images", "=3", ""])
+def test_an_option_without_a_value_is_refused(tmp_path, value):
+    result = run(
+        "catalog", "build", "georgia", "--raw", tmp_path, "--out", tmp_path / "out",
+        "--option", value,
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert "is not of the form NAME=VALUE" in result.output
+
+
+def test_options_reach_the_build(tmp_path, monkeypatch):
+    given = []
+
+    def build(*arguments, **options):
+        given.append((arguments, options))
+        raise BenchmdError("enough")
+
+    monkeypatch.setattr("benchmd_ray.data.build.build", build)
+    result = run(
+        "catalog", "build", "georgia", "--raw", tmp_path, "--out", tmp_path / "out",
+        "--option", "a=1", "--option", "b=x=y", "--option", "c=",
+    )  # fmt: skip
+    assert "enough" in result.output
+    assert given[0][0] == ("georgia", tmp_path, tmp_path / "out")
+    assert given[0][1]["options"] == {"a": "1", "b": "x=y", "c": ""}
+    assert given[0][1]["policy"] == "clean"
+
+
+def test_an_option_that_the_dataset_does_not_have_is_refused(tmp_path):
+    result = run("catalog", "locate", "georgia", "E00001", "--raw", tmp_path, "--option", "size=2")
+    assert result.exit_code == 1
+    assert "unknown option of georgia 'size'" in result.output
+
+
+def test_records_are_located(synthetic_raw):
+    raw = synthetic_raw["georgia"]
+    result = run("catalog", "locate", "georgia", "--raw", raw, "E00002", "E00001")
+    assert result.exit_code == 0, result.output
+    lines = [line.split("  ") for line in result.output.splitlines()]
+    assert [(record, path.endswith(f"{record}.hea")) for record, path in lines] == [
+        ("E00002", True),
+        ("E00001", True),
+    ]
+    unknown = run("catalog", "locate", "georgia", "--raw", raw, "E00001", "Q1")
+    assert unknown.exit_code == 1
+    assert "holds no record 'Q1' of georgia" in unknown.output
 
 
 def test_an_unknown_dataset_names_the_nearest_and_fails():
@@ -50,6 +116,12 @@ def test_settings_without_options_are_the_fixed_protocol():
     assert yaml.safe_load(run("settings").output) == as_dict(Settings())
 
 
+def test_settings_of_a_modality_are_its_fixed_protocol():
+    found = yaml.safe_load(run("settings", "--modality", "ldct", "--set", "seed=3").output)
+    assert found == as_dict(replace(fixed_settings(MODALITIES["ldct"]), seed=3))
+    assert "Did you mean 'ldct'?" in run("settings", "--modality", "ldtc").output
+
+
 def test_printed_settings_can_be_read_back(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text(run("settings", "--set", "encoder=tiny", "--set", "seed=7").output)
@@ -66,7 +138,9 @@ def test_shell_completion_offers_datasets():
     from benchmd_ray.cli import complete_dataset, complete_technique
 
     assert complete_dataset(None, None, "ge") == ["georgia"]
-    assert complete_technique(None, None, "") == ["e-mix", "shed", "mae"]
+    assert {"e-mix", "shed", "mae"} <= set(complete_technique(None, None, ""))
+    assert complete_technique(None, None, "e") == ["e-mix"]
+    assert complete_technique(None, None, "i") == ["imagenet", "imagenet+mae"]
 
 
 @pytest.mark.parametrize(

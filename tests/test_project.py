@@ -39,17 +39,17 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
         check=True,
     ).stdout.splitlines()
     assert out[0].startswith(str(site))
-    assert out[1] == "4 71 460"
+    cards = len(list((ROOT / "data_catalog").glob("*.yaml")))
+    codes = len((ROOT / "data_catalog/tables/ptbxl_scp.csv").read_text("utf-8").splitlines()) - 1
+    assert out[1] == f"{cards} {codes} 460"
     assert out[2] == "['e-mix', 'finetune', 'linear', 'mae', 'shed']"
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.data
-def test_the_readmes_commands_on_real_ecgs_run_as_written(real_data, tmp_path):
+def run_readme(section, real_data, tmp_path):
+    """Run the commands of a section of the README as written, with fewer steps."""
     readme = (ROOT / "README.md").read_text("utf-8")
-    section = readme.split("<!-- commands: real-ecg -->")[1].split("## Data")[0]
-    script = "\n".join(re.findall(r"^```\n(.*?)^```", section, re.M | re.S))
+    text = re.split(r"^## ", readme.split(f"<!-- commands: {section} -->")[1], flags=re.M)[0]
+    script = "\n".join(re.findall(r"^```\n(.*?)^```", text, re.M | re.S))
     for written, short in (("steps: 400", "steps: 2"), ("epochs: 15", "epochs: 1")):
         assert written in script
         script = script.replace(written, short)
@@ -65,9 +65,26 @@ def test_the_readmes_commands_on_real_ecgs_run_as_written(real_data, tmp_path):
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.data
+def test_the_readmes_commands_on_real_ecgs_run_as_written(real_data, tmp_path):
+    run_readme("real-ecg", real_data, tmp_path)
     table = (tmp_path / "ecg/report/auroc.md").read_text("utf-8")
     assert table.count("| mae |") == table.count("| scratch |") == 4
     assert "| shuffled |" in (tmp_path / "ecg/report-shuffled/auroc.md").read_text("utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.data
+def test_the_readmes_commands_on_real_chest_x_rays_run_as_written(real_data, tmp_path):
+    run_readme("real-cxr", real_data, tmp_path)
+    table = (tmp_path / "cxr/report/auroc.md").read_text("utf-8")
+    assert table.count("| mae |") == table.count("| scratch |") == 2
+    assert len(list((tmp_path / "cxr/figures").glob("*.png"))) >= 3
 
 
 def test_the_cluster_file_is_valid_for_the_ray_launcher():

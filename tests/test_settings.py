@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.settings import (
     ENCODERS,
     EncoderSettings,
@@ -13,6 +14,7 @@ from benchmd_ray.settings import (
     Settings,
     TransferSettings,
     as_dict,
+    fixed_settings,
     load_settings,
     updated,
 )
@@ -24,7 +26,7 @@ SEARCH_SPACES = sorted((PROJECT / "search_spaces").rglob("*.yaml"))
 def test_defaults_are_the_fixed_protocol():
     settings = as_dict(Settings())
     optimiser = {"lr": 0.0001, "weight_decay": 0.0001, "schedule": "constant", "warmup_steps": 0}
-    assert settings["encoder"] == {
+    encoder = {
         "width": 256,
         "depth": 12,
         "heads": 8,
@@ -32,6 +34,10 @@ def test_defaults_are_the_fixed_protocol():
         "mlp": 512,
         "dropout": 0.1,
         "embedding_dropout": 0.1,
+        "qkv_bias": False,
+        "final_norm": False,
+        "norm_eps": 1e-5,
+        "pool": "mean",
     }
     pretrain = {
         "steps": 100_000,
@@ -50,9 +56,20 @@ def test_defaults_are_the_fixed_protocol():
         "optimiser": optimiser,
         "shuffle_labels": False,
     }
+    assert settings["encoder"] | encoder == settings["encoder"]
     assert settings["pretrain"] | pretrain == settings["pretrain"]
     assert settings["transfer"] | transfer == settings["transfer"]
     assert ENCODERS["paper"] == EncoderSettings()
+
+
+@pytest.mark.parametrize("name", MODALITIES)
+def test_the_protocol_of_a_modality_differs_in_its_batch_size_alone(name):
+    found, expected = as_dict(fixed_settings(MODALITIES[name])), as_dict(Settings())
+    for stage in ("pretrain", "transfer"):
+        expected[stage]["batch_size"] = 32 if name == "ldct" else 64
+    assert found == expected
+    other = fixed_settings(MODALITIES[name], "vit-tiny")
+    assert as_dict(other) == expected | {"encoder": as_dict(ENCODERS["vit-tiny"])}
 
 
 def test_label_settings_are_8_64_256_and_all():
@@ -161,6 +178,8 @@ def test_an_encoder_name_in_a_file(tmp_path):
         ("encoder=3", r"setting encoder is 3, expected a group with the keys width"),
         ("pretrain.steps", r"--set 'pretrain\.steps' is not of the form a\.b=value"),
         ("=3", r"--set '=3' is not of the form a\.b=value"),
+        ("pretrain={steps: 1, steps: 2}", r"holds no YAML value: the key 'steps' is there twice"),
+        ("encoder.pool=max", r"encoder\.pool.*'max'.*Valid: cls, mean"),
     ],
 )
 def test_a_wrong_assignment_says_what_is_valid(assignment, message):
@@ -174,6 +193,7 @@ def test_a_wrong_assignment_says_what_is_valid(assignment, message):
         ("encoder.width=0", r"encoder\.width is 0, expected 1 or more"),
         ("encoder.dropout=1", r"encoder\.dropout is 1\.0, expected a number in \[0, 1\)"),
         ("encoder.embedding_dropout=-0.1", r"embedding_dropout is -0\.1"),
+        ("encoder.norm_eps=0", r"encoder\.norm_eps is 0\.0, expected a number in \(0, 1\)"),
         ("pretrain.steps=0", r"pretrain\.steps is 0, expected 1 or more"),
         ("pretrain.batch_size=1", r"pretrain\.batch_size is 1, expected 2 or more"),
         ("pretrain.mask_rate=0", r"pretrain\.mask_rate is 0\.0, expected a number in \(0, 1\)"),
@@ -208,6 +228,13 @@ def test_plain_torch_is_refused_where_it_cannot_serve():
     [
         ("- 1\n- 2\n", r"holds list, expected keys and values"),
         ("pretrain: [\n", r"cannot read the settings file"),
+        (
+            "seed: 1\npretrain:\n  steps: 1\n  batch_size: 8\n  steps: 2\n",
+            r"cannot read the settings file .*wrong\.yaml: the key 'steps' is there twice(.|\n)*"
+            r"line 5, column 3",
+        ),
+        ("seed: 1\n'seed': 1\n", r"the key 'seed' is there twice"),
+        ("seed: !!python/object/apply:os.getpid []\n", r"cannot read the settings file"),
         ("pretrain:\n  stepz: 1\n", r"'stepz'\. Did you mean 'steps'"),
     ],
 )

@@ -7,7 +7,7 @@ together, and a resumed run goes on where it stopped.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmd_ray.data.normalise import normaliser
-from benchmd_ray.modalities import Modality
+from benchmd_ray.data.normalise import Normalise
 
 Rows = npt.NDArray[np.int64]
 
@@ -31,6 +30,34 @@ class Worker:
     rank: int = 0
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a split's rows hold beside their signals."""
+
+    targets: npt.NDArray[np.int8]
+    """(rows, classes)."""
+    scales: npt.NDArray[np.float32]
+    """(rows,)."""
+    sizes: npt.NDArray[np.int32]
+    """(rows, axes but the channel's): the valid size."""
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def at(self, index: Rows | slice) -> Columns:
+        """Some of the rows."""
+        return Columns(self.targets[index], self.scales[index], self.sizes[index])
+
+    @staticmethod
+    def joined(parts: Sequence[Columns]) -> Columns:
+        """The rows of all parts, one after the other."""
+        return Columns(
+            np.concatenate([part.targets for part in parts]),
+            np.concatenate([part.scales for part in parts]),
+            np.concatenate([part.sizes for part in parts]),
+        )
 
 
 @dataclass(frozen=True)
@@ -104,8 +131,8 @@ class ResidentFeed:
     def __init__(
         self,
         signals: npt.NDArray[np.generic],
-        targets: npt.NDArray[np.int8],
-        modality: Modality,
+        columns: Columns,
+        normalise: Normalise,
         *,
         seed: int,
         worker: Worker | None = None,
@@ -115,22 +142,24 @@ class ResidentFeed:
 
         Args:
             signals: (rows, *stored_shape) in the stored type, in memory or mapped.
-            targets: (rows, classes).
-            modality: Says how signals are normalised.
+            columns: Targets, scales and valid sizes of the same rows.
+            normalise: Turns stored signals into what the encoder sees.
             seed: Seed of the order.
             worker: Whose share to give.
             subset: Rows to use; None takes all.
         """
         self._seed, self._worker = seed, worker or Worker()
-        self._normalise = normaliser(modality)
-        self._subset = np.arange(len(targets)) if subset is None else subset
+        self._normalise = normalise
+        self._subset = np.arange(len(columns)) if subset is None else subset
         self.rows = len(self._subset)
         self._device_signals: torch.Tensor | None = None
         device = self._worker.device
         if device.type == "cuda" and self._fits(signals.nbytes):
             self._device_signals = _to_device(signals, device)
         self._signals = signals
-        self._targets = torch.from_numpy(targets).to(device)
+        self._targets = torch.from_numpy(columns.targets).to(device)
+        self._scales = torch.from_numpy(columns.scales).to(device)
+        self._sizes = torch.from_numpy(columns.sizes).to(device)
 
     def _fits(self, size: int) -> bool:
         free, _ = torch.cuda.mem_get_info(self._worker.device)
@@ -145,7 +174,8 @@ class ResidentFeed:
             stored = self._device_signals[on_device]
         else:
             stored = torch.from_numpy(np.asarray(self._signals[index])).to(device)
-        return Batch(rows, self._normalise(stored), self._targets[on_device])
+        signals = self._normalise(stored, self._scales[on_device], self._sizes[on_device])
+        return Batch(rows, signals, self._targets[on_device])
 
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
         """See `Feed`."""

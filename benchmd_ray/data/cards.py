@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import read_yaml
 from benchmd_ray.modalities import Modality, modality
 
 POLICIES = ("clean", "released")
@@ -32,9 +33,23 @@ class Layout:
     description: str
     """Which files must lie where."""
     records: int
-    """Raw records of the whole dataset."""
-    pattern: str
+    """Raw records of the whole dataset, one per raw file."""
+    pattern: str = ""
     """Glob of the record files below the raw folder."""
+    tree: str = ""
+    """How the raw folder must look, as a drawing."""
+    rows_per_record: int = 1
+    """Catalog rows that a raw record gives, about: epochs of a night, windows of a scan."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """Something that a user may choose when a catalog is built."""
+
+    default: str
+    description: str
+    choices: tuple[str, ...] = ()
+    """Valid values; empty where `discover` checks them."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +66,27 @@ class DatasetCard:
     access: str
     licence: str
     citation: str
-    code_table: str
-    """CSV of `data_catalog/tables` that maps the dataset's codes to classes."""
     layouts: dict[str, Layout]
-    split_table: str
-    """Name of the file with the splits and labels that BenchMD released."""
     evaluation_splits: dict[str, tuple[str, ...]]
     """Per policy, the splits that are scored and never trained on."""
+    download: tuple[str, ...] = ()
+    """Files to fetch, and from where."""
+    code_table: str = ""
+    """CSV of `data_catalog/tables` that maps the dataset's codes to classes."""
+    class_mapping: dict[str, str] = field(default_factory=dict)
+    """Class of each label of the source, empty for one that is left out."""
+    merged_classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """For labels coarser than the modality's: class → the modality's classes that it merges."""
+    split_table: str = ""
+    """Name of the file with the splits and labels that BenchMD released, where it did."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """What a user may choose at the build."""
+    normalisation: str = ""
+    """Where the statistics that normalise its signals come from."""
+    private_names: bool = False
+    """True where names of raw files or folders name patients: they are not written down."""
     expected: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    """Published counts: policy → split → class → records."""
+    """Published counts: policy → split (``total`` for all) → class → records, or scans of CT."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -67,28 +94,53 @@ class DatasetCard:
         """The modality itself."""
         return modality(self.modality)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Classes of its targets: the modality's, or those that merge them."""
+        return tuple(self.merged_classes) or self.kind.classes
+
 
 def _card(path: Path) -> DatasetCard:
-    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        content: dict[str, Any] = read_yaml(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise BenchmdError(f"cannot read the card {path.name}: {error}") from error
     known = {f.name for f in dataclasses.fields(DatasetCard)}
     for key in content:
         if key not in known:
             raise unknown_name(f"key in {path.name}:", key, known)
     try:
         content["layouts"] = {k: Layout(**v) for k, v in content["layouts"].items()}
-        splits = content["evaluation_splits"]
-        content["evaluation_splits"] = {k: tuple(v) for k, v in splits.items()}
-        content["notes"] = tuple(content.get("notes", ()))
+        content["options"] = {
+            k: Option(**v | {"choices": tuple(v.get("choices", ()))})
+            for k, v in content.get("options", {}).items()
+        }
+        for key in ("evaluation_splits", "merged_classes"):
+            content[key] = {k: tuple(v) for k, v in content.get(key, {}).items()}
+        for key in ("notes", "download"):
+            content[key] = tuple(content.get(key, ()))
         card = DatasetCard(**content)
     except (KeyError, TypeError) as error:
         raise BenchmdError(f"the card {path.name} is incomplete: {error}") from error
-    for policy, splits in card.expected.items():
-        for split, counts in splits.items():
-            for name in counts:
-                if name not in card.kind.classes:
-                    where = f"class in {path.name}, {policy}, {split}:"
-                    raise unknown_name(where, name, card.kind.classes)
+    _check_classes(card, path)
     return card
+
+
+def _check_classes(card: DatasetCard, path: Path) -> None:
+    """Refuse a class that the modality or the card does not have."""
+    merged = {name for names in card.merged_classes.values() for name in names}
+    named = [
+        ("class_mapping", set(card.class_mapping.values()) - {""}, card.classes),
+        ("merged_classes", merged, card.kind.classes),
+        *(
+            (f"expected, {policy}, {split}", set(counts), card.classes)
+            for policy, splits in card.expected.items()
+            for split, counts in splits.items()
+        ),
+    ]
+    for where, names, valid in named:
+        for name in sorted(names - set(valid)):
+            raise unknown_name(f"class in {path.name}, {where}:", name, valid)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ are shuffled locally, for splits larger than memory.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,32 +15,58 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
 from benchmd_ray.cluster import ray_data
-from benchmd_ray.data.batches import Batch, Feed, ResidentFeed, Rows, Worker, epoch_order
+from benchmd_ray.data.batches import (
+    Batch,
+    Columns,
+    Feed,
+    ResidentFeed,
+    Rows,
+    Worker,
+    epoch_order,
+)
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, locked, remove, replacing
 from benchmd_ray.settings import ExecutionSettings, Settings
 
+READ_BYTES = 32 * 2**20
+"""Signal bytes that a stream takes at a time."""
+COLUMNS = ["target", "scale", "valid_size"]
 
-def read_targets(catalog: Catalog, split: str) -> npt.NDArray[np.int8]:
-    """Targets of a split in row order: (rows, classes).
+
+def read_columns(catalog: Catalog, split: str) -> Columns:
+    """What the rows of a split hold beside their signals, in row order.
 
     Raises:
         BenchmdError: The split has no record, or a shard was altered.
     """
     catalog.require_split(split)
     catalog.require_unaltered(split)
-    parts = [
-        decode_targets(pq.read_table(path, columns=["target"])["target"])
-        for path, _ in catalog.shards(split)
-    ]
-    return np.concatenate(parts)
+    shards = catalog.shards(split)
+    return Columns.joined([_columns(pq.read_table(path, columns=COLUMNS)) for path, _ in shards])
+
+
+def _columns(table: pa.Table) -> Columns:
+    sizes = table["valid_size"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return Columns(
+        decode_targets(table["target"]),
+        np.array(table["scale"], np.float32),
+        np.array(sizes, np.int32).reshape(len(table), -1),
+    )
+
+
+def read_units(catalog: Catalog, split: str) -> list[str]:
+    """What each row of a split is scored as part of, in row order: the scan of a CT window."""
+    catalog.require_split(split)
+    tables = [pq.read_table(path, columns=["unit_id"]) for path, _ in catalog.shards(split)]
+    return [unit for table in tables for unit in table["unit_id"].to_pylist()]
 
 
 def cache_folder() -> Path:
@@ -94,7 +121,7 @@ def chosen_rows_feed(
     catalog: Catalog,
     split: str,
     rows: Rows,
-    targets: npt.NDArray[np.int8],
+    columns: Columns,
     settings: Settings,
     worker: Worker,
 ) -> ResidentFeed:
@@ -104,13 +131,13 @@ def chosen_rows_feed(
         catalog: The catalog.
         split: The split.
         rows: Rows to use, ascending.
-        targets: (rows of the split, classes), which need not be the catalog's.
+        columns: Of all rows of the split; the targets need not be the catalog's.
         settings: Seed, and whether the split streams.
         worker: Whose share to give.
     """
     if not streams(catalog, split, settings.execution):
         return resident_feed(
-            catalog, split, seed=settings.seed, worker=worker, subset=rows, targets=targets
+            catalog, split, seed=settings.seed, worker=worker, subset=rows, columns=columns
         )
     catalog.require_unaltered(split)
     parts, start = [], 0
@@ -120,7 +147,8 @@ def chosen_rows_feed(
             parts.append(_shard_signals(catalog, shard)[own])
         start += held
     signals = np.concatenate(parts)
-    return ResidentFeed(signals, targets[rows], catalog.modality, seed=settings.seed, worker=worker)
+    normalise = normaliser(catalog.modality, catalog.statistics)
+    return ResidentFeed(signals, columns.at(rows), normalise, seed=settings.seed, worker=worker)
 
 
 def resident_feed(
@@ -130,7 +158,8 @@ def resident_feed(
     seed: int,
     worker: Worker | None = None,
     subset: Rows | None = None,
-    targets: npt.NDArray[np.int8] | None = None,
+    columns: Columns | None = None,
+    statistics: Statistics | None = None,
 ) -> ResidentFeed:
     """The feed of a split, or of some of its rows, held whole.
 
@@ -140,7 +169,8 @@ def resident_feed(
         seed: Seed of the order.
         worker: Whose share to give.
         subset: Rows to use; None takes all.
-        targets: Targets to use instead of the catalog's, (rows of the split, classes).
+        columns: Columns to use instead of the catalog's, of all rows of the split.
+        statistics: Of the source's training split; None takes the catalog's own.
 
     Raises:
         BenchmdError: The split has no record.
@@ -148,8 +178,8 @@ def resident_feed(
     catalog.require_split(split)
     return ResidentFeed(
         resident_signals(catalog, split),
-        read_targets(catalog, split) if targets is None else targets,
-        catalog.modality,
+        read_columns(catalog, split) if columns is None else columns,
+        normaliser(catalog.modality, statistics or catalog.statistics),
         seed=seed,
         worker=worker,
         subset=subset,
@@ -161,16 +191,16 @@ class _Block(NamedTuple):
 
     rows: Rows
     signals: npt.NDArray[Any]
-    targets: npt.NDArray[np.int8]
+    columns: Columns
 
     def at(self, index: Rows | slice) -> _Block:
-        return _Block(self.rows[index], self.signals[index], self.targets[index])
+        return _Block(self.rows[index], self.signals[index], self.columns.at(index))
 
     def then(self, other: _Block) -> _Block:
         return _Block(
             np.concatenate([self.rows, other.rows]),
             np.concatenate([self.signals, other.signals]),
-            np.concatenate([self.targets, other.targets]),
+            Columns.joined([self.columns, other.columns]),
         )
 
 
@@ -185,6 +215,7 @@ class StreamingFeed:
         seed: int,
         worker: Worker | None = None,
         shuffle_rows: int = 2048,
+        statistics: Statistics | None = None,
     ) -> None:
         """Assign shards to workers.
 
@@ -194,6 +225,7 @@ class StreamingFeed:
             seed: Seed of the order.
             worker: Whose share to give.
             shuffle_rows: Rows of the local shuffle buffer.
+            statistics: Of the source's training split; None takes the catalog's own.
 
         Raises:
             BenchmdError: There are fewer shards than workers.
@@ -202,7 +234,7 @@ class StreamingFeed:
         self._catalog, self._seed = catalog, seed
         self._worker = worker or Worker()
         self._shuffle_rows = shuffle_rows
-        self._normalise = normaliser(catalog.modality)
+        self._normalise = normaliser(catalog.modality, statistics or catalog.statistics)
         self._shards = catalog.shards(split)
         self._starts = np.cumsum([0] + [rows for _, rows in self._shards])
         self.rows = int(self._starts[-1])
@@ -226,14 +258,15 @@ class StreamingFeed:
         rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in own])
         dataset = ray_data().read_parquet(
             [str(self._shards[i][0].resolve()) for i in own],
-            columns=["signal", "target"],
+            columns=["signal", *COLUMNS],
             override_num_blocks=len(own),
         )
         read = 0
-        for table in dataset.iter_batches(batch_size=256, batch_format="pyarrow"):
+        size = max(1, min(256, READ_BYTES // row_bytes(self._catalog)))
+        for table in dataset.iter_batches(batch_size=size, batch_format="pyarrow"):
             signals = decode_signals(table["signal"], self._catalog.modality)
             own_rows = rows[read : read + len(signals)]
-            yield _Block(own_rows, signals, decode_targets(table["target"]))
+            yield _Block(own_rows, signals, _columns(table))
             read += len(signals)
         if read != len(rows):
             raise BenchmdError(
@@ -269,8 +302,11 @@ class StreamingFeed:
     def _batch(self, block: _Block) -> Batch:
         device = self._worker.device
         stored = torch.from_numpy(np.array(block.signals)).to(device)
-        targets = torch.from_numpy(np.array(block.targets)).to(device)
-        return Batch(block.rows, self._normalise(stored), targets)
+        targets, scales, sizes = (
+            torch.from_numpy(np.array(column)).to(device)
+            for column in (block.columns.targets, block.columns.scales, block.columns.sizes)
+        )
+        return Batch(block.rows, self._normalise(stored, scales, sizes), targets)
 
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
         """See `Feed`; a resumed stream reads the rows of its epoch that it skips."""
@@ -338,15 +374,44 @@ def streams(catalog: Catalog, split: str, execution: ExecutionSettings) -> bool:
     """Whether a split is streamed: as the settings force it, or by its decoded size."""
     if execution.feed != "auto":
         return execution.feed == "streaming"
-    width = int(np.prod(catalog.modality.stored_shape))
-    size = catalog.rows(split) * width * np.dtype(catalog.modality.dtype).itemsize
-    return size > execution.resident_gib * 2**30
+    return catalog.rows(split) * row_bytes(catalog) > execution.resident_gib * 2**30
 
 
-def whole_split_feed(catalog: Catalog, split: str, settings: Settings, worker: Worker) -> Feed:
-    """The feed of all rows of a split, of the kind that `streams` says."""
+def row_bytes(catalog: Catalog) -> int:
+    """Bytes of a row's signal as stored."""
+    kind = catalog.modality
+    return math.prod(kind.stored_shape) * np.dtype(kind.dtype).itemsize
+
+
+def shuffle_rows(catalog: Catalog, execution: ExecutionSettings) -> int:
+    """Rows of the shuffle buffer of a stream."""
+    return max(1, execution.shuffle_mib * 2**20 // row_bytes(catalog))
+
+
+def whole_split_feed(
+    catalog: Catalog,
+    split: str,
+    settings: Settings,
+    worker: Worker,
+    statistics: Statistics | None = None,
+) -> Feed:
+    """The feed of all rows of a split, of the kind that `streams` says.
+
+    Args:
+        catalog: The catalog.
+        split: The split.
+        settings: Seed and kind of the feed.
+        worker: Whose share to give.
+        statistics: Of the source's training split; None takes the catalog's own.
+    """
     execution, seed = settings.execution, settings.seed
     if streams(catalog, split, execution):
-        rows = execution.shuffle_rows
-        return StreamingFeed(catalog, split, seed=seed, worker=worker, shuffle_rows=rows)
-    return resident_feed(catalog, split, seed=seed, worker=worker)
+        return StreamingFeed(
+            catalog,
+            split,
+            seed=seed,
+            worker=worker,
+            shuffle_rows=shuffle_rows(catalog, execution),
+            statistics=statistics,
+        )
+    return resident_feed(catalog, split, seed=seed, worker=worker, statistics=statistics)

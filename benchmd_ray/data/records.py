@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.modalities import Modality
 
 METADATA: dict[str, pa.DataType] = {
@@ -67,8 +68,12 @@ def hashed_patient(dataset: str, patient: str) -> str:
     return hashlib.blake2b(patient.encode(), key=key, digest_size=8).hexdigest()
 
 
-def schema(modality: Modality) -> pa.Schema:
-    """Arrow schema of a shard. Signals are fixed-size binary, C order, native little-endian."""
+def schema(card: DatasetCard) -> pa.Schema:
+    """Arrow schema of a dataset's shards.
+
+    Signals are fixed-size binary, C order, native little-endian.
+    """
+    modality = card.kind
     width = int(np.prod(modality.stored_shape)) * np.dtype(modality.dtype).itemsize
     signal = pa.field(
         "signal",
@@ -89,15 +94,15 @@ def schema(modality: Modality) -> pa.Schema:
             signal,
             pa.field("scale", pa.float32(), nullable=False),
             pa.field("valid_size", pa.list_(pa.int32(), len(modality.stored_shape) - 1)),
-            pa.field("target", pa.list_(pa.int8(), len(modality.classes)), nullable=False),
+            pa.field("target", pa.list_(pa.int8(), len(card.classes)), nullable=False),
             *(pa.field(name, kind) for name, kind in METADATA.items()),
         ]
     )
 
 
-def to_table(records: Sequence[Record], split: str, modality: Modality) -> pa.Table:
+def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Table:
     """Records of one split as an Arrow table with `schema`."""
-    layout = schema(modality)
+    layout, modality = schema(card), card.kind
     dtype = np.dtype(modality.dtype)
     signals = np.empty((len(records), *modality.stored_shape), dtype)
     for row, record in enumerate(records):
@@ -140,6 +145,15 @@ def decode_signals(
         column.offset * width,
     )
     return values.reshape(len(column), *modality.stored_shape)
+
+
+def positives_per_unit(table: pa.Table) -> npt.NDArray[np.int64]:
+    """Units of a table that are positive in each class, (classes,): a unit is if a row of it is."""
+    positive = decode_targets(table["target"]) == 1
+    names, unit = np.unique(table["unit_id"].to_pylist(), return_inverse=True)
+    held = np.zeros((len(names), positive.shape[1]), bool)
+    np.logical_or.at(held, unit, positive)
+    return np.asarray(held.sum(axis=0), np.int64)
 
 
 def decode_targets(column: pa.ChunkedArray) -> npt.NDArray[np.int8]:

@@ -16,9 +16,14 @@ def stable_fraction(key: str) -> float:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) / 2**64
 
 
-def patient_split(dataset: str, patient: str) -> str:
-    """``train`` for 80 % of the patients, ``validation`` for the others."""
-    return "train" if stable_fraction(f"{dataset}/{patient}") < 0.8 else "validation"
+def hashed_split(dataset: str, key: str) -> str:
+    """``train`` for 80 % of the keys, ``validation`` for the others.
+
+    Args:
+        dataset: Name of the dataset.
+        key: The patient (policy ``clean``, decision D7), or what the paper's rule draws by.
+    """
+    return "train" if stable_fraction(f"{dataset}/{key}") < 0.8 else "validation"
 
 
 def label_subset(

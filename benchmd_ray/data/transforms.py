@@ -1,4 +1,4 @@
-"""From arrays as read to arrays as stored: resampling, segments, quantisation. NumPy and SciPy."""
+"""From arrays as read to arrays as stored: resample, segment, quantise, fit. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from scipy.signal import resample_poly
+
+Extent = tuple[int, int]
+"""Height and width in pixels."""
 
 
 def resample(
@@ -45,3 +49,74 @@ def quantise(signal: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int16], fl
     peak = float(np.abs(signal).max(initial=0.0))
     scale = peak / 32767 if peak > 0 else 1.0
     return np.rint(signal / scale).astype(np.int16), scale
+
+
+def fitted(image: npt.NDArray[np.uint8], size: int) -> tuple[npt.NDArray[np.uint8], Extent]:
+    """An image in a square, its aspect ratio kept (decision D3).
+
+    The longer side is resized to ``size`` with antialiasing (a triangle filter as wide as the
+    reduction), the result centred and padded with zeros.
+
+    Args:
+        image: (y, x) or (y, x, channel), uint8.
+        size: Side of the square.
+
+    Returns:
+        (channel, size, size) uint8, and the valid height and width; the valid area starts at
+        half of the padding, rounded down.
+    """
+    height, width = image.shape[:2]
+    longer = max(height, width)
+    valid = max(1, round(height * size / longer)), max(1, round(width * size / longer))
+    resized = np.asarray(Image.fromarray(image).resize(valid[::-1], Image.Resampling.BILINEAR))
+    channels = resized.reshape(*valid, -1).transpose(2, 0, 1)
+    square = np.zeros((len(channels), size, size), np.uint8)
+    top, left = (size - valid[0]) // 2, (size - valid[1]) // 2
+    square[:, top : top + valid[0], left : left + valid[1]] = channels
+    return square, valid
+
+
+def resized_slice(values: npt.NDArray[np.generic], size: int) -> npt.NDArray[np.int16]:
+    """A slice of a volume, resized to a square whatever its aspect ratio (decision D5).
+
+    Smaller slices are interpolated linearly; larger ones are reduced with antialiasing, by a
+    triangle filter as wide as the reduction.
+
+    Args:
+        values: (y, x) finite numbers, such as HU.
+        size: Side of the square.
+
+    Returns:
+        (size, size), rounded to whole numbers.
+    """
+    image = Image.fromarray(np.ascontiguousarray(values, np.float32))
+    resized = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+    return np.asarray(np.rint(resized).clip(-32768, 32767), np.int16)
+
+
+def window_starts(length: int, window: int) -> list[int]:
+    """First slices of the windows that partition ``length`` slices (decision D5).
+
+    The last window is shifted back so that no slice is lost; fewer slices than a window give one
+    window, to be padded.
+    """
+    starts = list(range(0, length - window + 1, window))
+    if length % window or not starts:
+        starts.append(max(0, length - window))
+    return starts
+
+
+def padded_window(
+    volume: npt.NDArray[np.int16], start: int, window: int, fill: int
+) -> npt.NDArray[np.int16]:
+    """The slices from ``start`` on, with slices of ``fill`` behind where there are too few.
+
+    Args:
+        volume: (z, y, x).
+        start: First slice.
+        window: Number of slices of the result.
+        fill: Value of the added slices.
+    """
+    held = volume[start : start + window]
+    missing = np.full((window - len(held), *volume.shape[1:]), fill, volume.dtype)
+    return np.concatenate([held, missing])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import MANIFEST, Catalog
-from benchmd_ray.data.records import decode_targets, schema
+from benchmd_ray.data.records import decode_targets, positives_per_unit, schema
 from benchmd_ray.files import digest, sha256
 
 MISSING = "missing"
@@ -61,14 +62,14 @@ def _shard_fault(
         return MISSING
     if sha256(path) != shard["sha256"]:
         return "its SHA-256 differs from the manifest's; it was altered or damaged"
-    table = pq.read_table(path, columns=["group_id", "split", "target"])
-    if pq.read_schema(path) != schema(catalog.modality):
-        return "its schema is not that of the modality"
+    table = pq.read_table(path, columns=["group_id", "unit_id", "split", "target"])
+    if pq.read_schema(path) != schema(catalog.card):
+        return "its schema is not that of the dataset"
     if len(table) != shard["rows"] or set(table["split"].to_pylist()) != {split}:
         return f"holds {len(table)} rows, the manifest says {shard['rows']} of split {split}"
     groups.setdefault(split, set()).update(table["group_id"].to_pylist())
     positives = (decode_targets(table["target"]) == 1).sum(axis=0)
-    counts[split] = counts.get(split, 0) + positives
+    counts[split] = counts.get(split, 0) + np.stack([positives, positives_per_unit(table)])
     return None
 
 
@@ -77,10 +78,14 @@ def _count_faults(
 ) -> list[str]:
     faults = []
     for split, stated in catalog.manifest["splits"].items():
-        held = dict(zip(catalog.modality.classes, counts[split].tolist(), strict=True))
+        held, units = (
+            dict(zip(catalog.card.classes, row, strict=True)) for row in counts[split].tolist()
+        )
         rows = sum(rows for _, rows in catalog.shards(split))
         stated_sizes = (stated["records"], stated["patients"])
-        if held != stated["classes"] or (rows, len(groups[split])) != stated_sizes:
+        sizes = (rows, len(groups[split]))
+        stated_units = stated.get("unit_classes", units)
+        if (held, units, sizes) != (stated["classes"], stated_units, stated_sizes):
             faults.append(f"split {split}: the shards' counts are not those of {MANIFEST}")
     return faults
 
@@ -102,8 +107,9 @@ def _notes(catalog: Catalog) -> list[str]:
     notes = []
     if raw["records"] != raw["expected"]:
         notes.append(f"{raw['records']:,} raw records, the card expects {raw['expected']:,}")
-    if not raw["patients_known"]:
-        notes.append("the source names no patients: each record stands for one")
+    if raw["grouped_by"] != "patient":
+        notes.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
+    notes += [f"{count:,} records: {remark}" for remark, count in manifest["remarks"].items()]
     notes += [
         f"{split} holds no record of {name}"
         for split, held in manifest["splits"].items()
@@ -111,11 +117,21 @@ def _notes(catalog: Catalog) -> list[str]:
         if not count
     ]
     for split, expected in card.expected.get(manifest["policy"], {}).items():
-        held = manifest["splits"].get(split, {}).get("classes", {})
+        held = _held(manifest["splits"], split)
+        what = "scans" if card.modality == "ldct" else "records"
         notes += [
-            f"{split}, {name}: {held.get(name, 0):,} records, published {count:,} "
-            f"({held.get(name, 0) - count:+,})"
+            f"{split}, {name}: {held[name]:,} {what}, published {count:,} "
+            f"({held[name] - count:+,}{f', {held[name] / count - 1:+.1%}' if count else ''})"
             for name, count in expected.items()
-            if held.get(name, 0) != count
+            if held[name] != count
         ]
     return notes
+
+
+def _held(splits: dict[str, Any], split: str) -> Counter[str]:
+    """Records (scans of CT) per class of a split, or of all when it is ``total``."""
+    held: Counter[str] = Counter()
+    for name, content in splits.items():
+        if split in (name, "total"):
+            held.update(content.get("unit_classes", content["classes"]))
+    return held

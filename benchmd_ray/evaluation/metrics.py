@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.modalities import Task
+from benchmd_ray.modalities import UNKNOWN, Task
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,36 @@ def auroc_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> npt.NDArra
         if 0 < positives < np.count_nonzero(known):
             values[index] = roc_auc_score(target[known], score[known])
     return values
+
+
+def pooled(
+    units: Sequence[str], targets: npt.ArrayLike, scores: npt.ArrayLike
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8], npt.NDArray[np.float64]]:
+    """Rows pooled to what is scored: the windows of a CT scan to the scan (decision D5).
+
+    Args:
+        units: (rows,) what each row belongs to.
+        targets: (rows, classes), 1, 0 or -1 for unknown.
+        scores: (rows, classes).
+
+    Returns:
+        The first row of each unit (units,), in order of the rows; the units' targets (units,
+        classes): 1 if one of its rows is positive, else -1 if one is unknown, else 0; and their
+        scores (units, classes): the maximum over its rows.
+    """
+    target, score = np.asarray(targets, np.int8), np.asarray(scores, np.float64)
+    _, first, member = np.unique(np.asarray(units, np.str_), return_index=True, return_inverse=True)
+    place = np.empty(len(first), np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    member = place[member]
+    shape = (len(first), target.shape[1])
+    best = np.full(shape, -np.inf)
+    np.maximum.at(best, member, score)
+    positive, unknown = np.zeros(shape, bool), np.zeros(shape, bool)
+    np.logical_or.at(positive, member, target == 1)
+    np.logical_or.at(unknown, member, target == UNKNOWN)
+    pooled_targets = np.where(positive, 1, np.where(unknown, UNKNOWN, 0)).astype(np.int8)
+    return np.sort(first), pooled_targets, best
 
 
 def probabilities(logits: npt.ArrayLike, task: Task) -> npt.NDArray[np.float64]:

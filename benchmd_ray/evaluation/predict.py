@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.data.records import METADATA, decode_targets
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.metrics import probabilities
+from benchmd_ray.evaluation.metrics import pooled, probabilities
 from benchmd_ray.files import replacing
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import Settings
-from benchmd_ray.training.checkpoints import load_classifier
-from benchmd_ray.training.collect import collect, evaluating
+from benchmd_ray.training.checkpoints import load_classifier, model_description
+from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 
 DESCRIPTION = (
     "dataset",
@@ -31,6 +35,7 @@ DESCRIPTION = (
     "catalog",
     "raw_records",
     "raw_expected",
+    "classes",
 )
 IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
 
@@ -52,16 +57,23 @@ class Predictions:
     def of_split(
         self, split: str
     ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float64], npt.NDArray[Any]]:
-        """Targets (rows, classes), scores (rows, classes) and patients (rows,) of a split."""
-        rows = np.array(self.table["split"].to_pylist()) == split
-        classes = self.table["scores"].type.list_size
-        flat = self.table["scores"].combine_chunks().flatten().to_numpy()
-        groups = np.array(self.table["group_id"].to_pylist())
-        return (
-            decode_targets(self.table["target"])[rows],
-            flat.reshape(-1, classes)[rows],
-            groups[rows],
+        """Targets (units, classes), scores (units, classes) and patients (units,) of a split.
+
+        A unit is what is scored: a CT scan with all its windows, elsewhere a record.
+        """
+        table = self.table.filter(pc.equal(self.table["split"], split))
+        classes = table["scores"].type.list_size
+        flat = table["scores"].combine_chunks().flatten().to_numpy()
+        units = table["unit_id"].to_pylist()
+        first, targets, scores = pooled(
+            units, decode_targets(table["target"]), flat.reshape(-1, classes)
         )
+        return targets, scores, np.array(table["group_id"].to_pylist())[first]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the columns of scores and targets."""
+        return tuple(json.loads(self.description["classes"]))
 
 
 def predictions_path(run: Path, dataset: str) -> Path:
@@ -96,8 +108,10 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
             f"the catalog {catalog.path} has no record in its evaluation splits "
             f"{', '.join(catalog.card.evaluation_splits[catalog.manifest['policy']])}."
         )
+    statistics = model_description(run)["statistics"]
     parts = [
-        _split_table(model, catalog, split, settings, worker) for split in catalog.evaluation_splits
+        _split_table(model, statistics, catalog, split, settings, worker)
+        for split in catalog.evaluation_splits
     ]
     description = {
         "dataset": catalog.dataset,
@@ -107,6 +121,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         "catalog": catalog.digest,
         "raw_records": str(catalog.manifest["raw"]["records"]),
         "raw_expected": str(catalog.manifest["raw"]["expected"]),
+        "classes": json.dumps(catalog.card.classes),
     }
     table = pa.concat_tables(parts).replace_schema_metadata(description)
     path = predictions_path(run, catalog.dataset)
@@ -116,11 +131,17 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
 
 
 def _split_table(
-    model: Classifier, catalog: Catalog, split: str, settings: Settings, worker: Worker
+    model: Classifier,
+    statistics: Statistics | None,
+    catalog: Catalog,
+    split: str,
+    settings: Settings,
+    worker: Worker,
 ) -> pa.Table:
     forward = evaluating(model, worker, settings.execution.precision)
-    logits = collect(forward, whole_split_feed(catalog, split, settings, worker))
-    scores = probabilities(logits, catalog.modality.task)
+    feed = whole_split_feed(catalog, split, settings, worker, statistics)
+    logits = collect(forward, feed, evaluation_batch(catalog.modality))
+    scores = probabilities(logits, catalog.modality.task) @ merging(catalog.card)
     catalog.require_unaltered(split)
     columns = [*IDENTIFIERS, "target", *METADATA]
     table = pa.concat_tables(
@@ -129,6 +150,16 @@ def _split_table(
     classes = scores.shape[1]
     column = pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel(), pa.float64()), classes)
     return table.add_column(len(IDENTIFIERS), "scores", column)
+
+
+def merging(card: DatasetCard) -> npt.NDArray[np.float64]:
+    """Scores of the modality's classes to those of a dataset's: (classes, card's classes).
+
+    A class that merges several has the sum of their scores (decision D12).
+    """
+    own = card.kind.classes
+    members = [card.merged_classes.get(name, (name,)) for name in card.classes]
+    return np.array([[float(name in merged) for merged in members] for name in own])
 
 
 def read_predictions(path: Path) -> Predictions:

@@ -1,6 +1,7 @@
-"""The benchmark's transformer encoder: pre-norm, CLS token, learned positions, mean pooling.
+"""The benchmark's transformer encoder: pre-norm, CLS token, learned positions.
 
-Source: BenchMD v2, section 4.1 and appendix B.
+Source: BenchMD v2, section 4.1 and appendix B. The settings say in what the ImageNet-pretrained
+ViT (`benchmd_ray.models.imagenet`) differs: biases, final norm, and what is pooled.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class Block(nn.Module):
         super().__init__()
         self.heads = size.heads
         inner = size.heads * size.head_dim
-        self.attention_norm = nn.LayerNorm(size.width)
-        self.qkv = nn.Linear(size.width, 3 * inner, bias=False)
+        self.attention_norm = nn.LayerNorm(size.width, size.norm_eps)
+        self.qkv = nn.Linear(size.width, 3 * inner, bias=size.qkv_bias)
         self.project = nn.Linear(inner, size.width)
-        self.mlp_norm = nn.LayerNorm(size.width)
+        self.mlp_norm = nn.LayerNorm(size.width, size.norm_eps)
         self.mlp = nn.Sequential(
             nn.Linear(size.width, size.mlp),
             nn.GELU(),
@@ -51,12 +52,13 @@ class Encoder(nn.Module):
     def __init__(self, modality: Modality, size: EncoderSettings) -> None:
         super().__init__()
         self.modality = modality
-        self.width = size.width
+        self.width, self.pooled = size.width, size.pool
         self.patch_embedding = nn.Linear(modality.patch_size, size.width)
         self.cls = nn.Parameter(torch.randn(1, 1, size.width))
         self.positions = nn.Parameter(torch.randn(1, modality.tokens + 1, size.width))
         self.dropout = nn.Dropout(size.embedding_dropout)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
+        self.norm = nn.LayerNorm(size.width, size.norm_eps) if size.final_norm else nn.Identity()
 
     def patches(self, signals: torch.Tensor) -> torch.Tensor:
         """Raw patches of signals: (batch, tokens, values of a patch)."""
@@ -77,12 +79,12 @@ class Encoder(nn.Module):
         x = self.dropout(x + self.positions)
         for block in self.blocks:
             x = block(x)
-        hidden: torch.Tensor = x
+        hidden: torch.Tensor = self.norm(x)
         return hidden
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Mean over all tokens, CLS included: (batch, width)."""
-        return hidden.mean(dim=1)
+        """Mean over all tokens, CLS included, or CLS alone: (batch, width)."""
+        return hidden.mean(dim=1) if self.pooled == "mean" else hidden[:, 0]
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Features: (batch, width)."""

@@ -1,64 +1,324 @@
-"""Cards and catalogs as text."""
+"""Cards and catalogs as text, at most `WIDTH` columns wide."""
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
-from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.cards import DatasetCard, cards, code_classes, dataset_card
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.modalities import MODALITIES
+
+WIDTH = 100
+QUARANTINE_SHOWN = 20
+"""Quarantined records that are named one by one."""
+ROLES = {
+    "source": "source: encoders are pretrained and classifiers trained on it",
+    "target": "target: classifiers of another dataset are scored on it, nothing is trained on it",
+}
+LEAK_FREE = {
+    "source": "No patient is in two splits: the owner's splits where the dataset has them, else 80 "
+    "% train and 20 % validation by a hash of the patient.",
+    "target": "All labelled records are scored, or the owner's evaluation sets where the dataset "
+    "has them.",
+}
+RELEASED_RULE = (
+    "BenchMD released no split table of this dataset: the paper's rule with a fixed seed, 80 % "
+    "train and 20 % validation unless the notes say otherwise."
+)
 
 
-def _wrapped(label: str, content: str) -> str:
-    return textwrap.fill(f"{label:12} {content}", 96, subsequent_indent=" " * 13)
+def _text(content: str, indent: int = 2, label: str = "") -> str:
+    """A wrapped paragraph, with a label at its left; words are never broken, so links stay whole.
+
+    Runs of blanks in the content become one.
+    """
+    start = " " * indent + (f"{label:<13}" if label else "")
+    if len(label) > 12:
+        start = " " * indent + label + " "
+    return textwrap.fill(
+        " ".join(content.split()),
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * (indent + (13 if label else 0)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _item(content: str, indent: int = 2) -> str:
+    """A wrapped entry of a list."""
+    filled = _text(content, indent + 2)
+    return " " * indent + "- " + filled.lstrip()
 
 
 def describe_card(card: DatasetCard) -> str:
-    """What a dataset is, where to get it, how its folder must look and what to expect."""
-    kind = card.kind
-    lines = [
-        f"{card.name}: {card.title} ({card.modality}, {card.role}, card version {card.version})",
-        _wrapped("get it from", f"{card.homepage} ({card.access})"),
-        _wrapped("licence", card.licence),
-        _wrapped("cite", card.citation),
-        _wrapped("signal", f"{kind.axes} {kind.stored_shape} in {kind.unit}"),
-    ]
-    for name, layout in card.layouts.items():
-        lines.append(
-            _wrapped("layout", f"{name}: {layout.description} {layout.records:,} records.")
-        )
-    for policy, scored in card.evaluation_splits.items():
-        lines.append(_wrapped("scored", f"policy {policy}: {', '.join(scored)}"))
-    lines.append(_wrapped("split table", f"{card.split_table} (for the policy released)"))
-    lines += [_wrapped("note", note.strip()) for note in card.notes]
-    for policy, splits in card.expected.items():
-        for split, counts in splits.items():
-            lines.append(f"published counts, policy {policy}, split {split}:")
-            lines += [f"  {counts.get(name, 0):8,} {name}" for name in kind.classes]
-            lines.append(f"  {sum(counts.values()):8,} in all")
+    """What a dataset is, where to get it, how its folder must look and what comes of it."""
+    head = f"{card.name}: {card.title}"
+    lines = [head, "=" * len(head)]
+    for title, section in SECTIONS.items():
+        content = section(card)
+        if content:
+            lines += ["", title, *content]
     return "\n".join(lines)
+
+
+def _what(card: DatasetCard) -> list[str]:
+    kind = card.kind
+    rate = f" at {kind.rate:g} Hz" if kind.rate else ""
+    shape = " × ".join(map(str, kind.stored_shape))
+    stored = f"{' × '.join(kind.axes)}: {shape}, {kind.unit}{rate}, stored as {kind.dtype}"
+    task = "any of these labels" if kind.task == "multi-label" else "one of these classes"
+    lines = [
+        _text(f"{kind.name} ({stored})", label="modality"),
+        _text(ROLES[card.role], label="role"),
+        _text(f"{task}: {', '.join(card.classes)}", label="predicted"),
+        _text(str(card.version), label="card version"),
+    ]
+    if card.normalisation:
+        lines.insert(3, _text(card.normalisation, label="normalised"))
+    return lines
+
+
+def _get(card: DatasetCard) -> list[str]:
+    lines = [
+        _text(card.homepage, label="homepage"),
+        _text(card.access, label="access"),
+        _text(card.licence, label="licence"),
+        _text(card.citation, label="cite"),
+    ]
+    if card.download:
+        lines += ["  download", *(_item(entry, 4) for entry in card.download)]
+    return lines
+
+
+def _folder(card: DatasetCard) -> list[str]:
+    lines = []
+    if len(card.layouts) > 1:
+        lines.append(_text("One of these layouts; a build finds out which."))
+    for name, layout in card.layouts.items():
+        rows = f", each gives about {layout.rows_per_record:,} rows of the catalog"
+        counted = f"{layout.records:,} raw records" + rows * (layout.rows_per_record > 1)
+        lines.append(_text(f"{layout.description} {counted}.", label=name))
+        if layout.pattern:
+            lines.append(_text(f"files of the records: {layout.pattern}", 15))
+        lines += ["", *(f"      {line}".rstrip() for line in layout.tree.splitlines()), ""] * bool(
+            layout.tree
+        )
+    if card.private_names:
+        lines.append(
+            _text(
+                "Names of its files or folders name patients, so catalogs do not hold them; to "
+                "find a record's file: "
+                f"`benchmd catalog locate {card.name} --raw FOLDER RECORD_ID`."
+            )
+        )
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def _labels(card: DatasetCard) -> list[str]:
+    lines = []
+    if card.class_mapping:
+        lines.append(_text("What the owner calls it → our class:"))
+        width = min(40, max(len(label) for label in card.class_mapping))
+        lines += [
+            _text(f"→ {name or '(left out)'}", 4, f"{label:<{width}}")
+            for label, name in card.class_mapping.items()
+        ]
+    if card.code_table:
+        table = f"data_catalog/tables/{card.code_table}"
+        lines.append(_text(f"Codes are mapped by {table}: {_code_counts(card)}."))
+    if card.merged_classes:
+        lines.append(_text("Its labels are coarser; scores of the merged classes are added:"))
+        lines += [
+            _text(f"= {' + '.join(names)}", 4, name) for name, names in card.merged_classes.items()
+        ]
+    return lines
+
+
+def _code_counts(card: DatasetCard) -> str:
+    """How many codes of the card's table are of each class."""
+    try:
+        codes = code_classes(card.code_table, card.name)
+    except KeyError:  # a table of one dataset
+        codes = code_classes(card.code_table)
+    held = Counter(codes.values())
+    named = [f"{name} {held[name]}" for name in card.classes if held[name]]
+    return ", ".join([*named, f"left out {held['']}"] if held[""] else named)
+
+
+def _options(card: DatasetCard) -> list[str]:
+    lines = []
+    for name, option in card.options.items():
+        choices = f" Choices: {', '.join(option.choices)}." if option.choices else ""
+        lines.append(_text(f"{option.description} Default: {option.default}.{choices}", label=name))
+    return lines
+
+
+def _policies(card: DatasetCard) -> list[str]:
+    released = RELEASED_RULE
+    if card.split_table:
+        released = (
+            f"The splits and labels of {card.split_table}, a table that BenchMD released: name it "
+            "with --split-table FILE."
+        )
+    rules = {"clean": f"The default. {LEAK_FREE[card.role]}", "released": released}
+    unused = " Nothing is trained on the others." if card.role == "target" else ""
+    return [
+        _text(
+            f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}.{unused}",
+            label=policy,
+        )
+        for policy, scored in card.evaluation_splits.items()
+    ]
+
+
+def _expected(card: DatasetCard) -> list[str]:
+    lines = []
+    total = "labels in all" if card.kind.task == "multi-label" else "in all"
+    for policy, splits in card.expected.items():
+        rows = {
+            name: [counts.get(name, 0) for counts in splits.values()] for name in card.classes
+        } | {total: [sum(counts.values()) for counts in splits.values()]}
+        lines += _counts(f"policy {policy}", list(splits), rows)
+    return lines
+
+
+def _counts(title: str, columns: list[str], rows: Mapping[str, list[int]]) -> list[str]:
+    """A table of counts."""
+    width = max(len(name) for name in (title, *rows)) + 2
+    lines = [f"  {title:{width}}" + "".join(f"{column:>12}" for column in columns)]
+    lines += [f"  {name:{width}}" + "".join(f"{n:12,}" for n in rows[name]) for name in rows]
+    return [line.rstrip() for line in lines]
+
+
+def _notes(card: DatasetCard) -> list[str]:
+    return [_item(note) for note in card.notes]
+
+
+def _commands(card: DatasetCard) -> list[str]:
+    options = "".join(f" [--option {name}=…]" for name in card.options)
+    return [_text(f"benchmd catalog build {card.name} --raw FOLDER --out CATALOG{options}")]
+
+
+SECTIONS: dict[str, Callable[[DatasetCard], list[str]]] = {
+    "What it is": _what,
+    "Where to get it, and on which terms": _get,
+    "How the raw folder must look": _folder,
+    "Labels": _labels,
+    "Options of the build": _options,
+    "Policies of labels and splits": _policies,
+    "Published counts": _expected,
+    "Notes": _notes,
+    "Build it": _commands,
+}
+"""By title; a section without content is not shown."""
+
+
+def show(name: str, draws: bool) -> str:
+    """Text on the dataset of that name, or on the catalog in that folder.
+
+    Args:
+        name: A dataset or a folder; where both are there, the dataset.
+        draws: Whether figures are wanted, which takes a catalog.
+
+    Raises:
+        BenchmdError: It is neither, or figures of a dataset are wanted.
+    """
+    if name not in cards():
+        if Path(name).exists():
+            return describe_catalog(open_catalog(Path(name)))
+        raise BenchmdError(f"{unknown_name('dataset', name, cards())} Nor is {name} a folder.")
+    if draws:
+        raise BenchmdError(
+            f"{name} is the name of a dataset, and figures are drawn of a catalog. Build one, and "
+            f"name its folder, such as `benchmd catalog show ./{name} --figures FOLDER`."
+        )
+    return describe_card(dataset_card(name))
+
+
+def list_cards(listed: Iterable[DatasetCard]) -> str:
+    """A line for each dataset: by modality, sources first."""
+    order = list(MODALITIES)
+    ordered = sorted(
+        listed, key=lambda card: (order.index(card.modality), card.role != "source", card.name)
+    )
+    rows = [("name", "modality", "role", "access", "title")]
+    rows += [(c.name, c.modality, c.role, _short_access(c), c.title) for c in ordered]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{value:{width}}" for value, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _short_access(card: DatasetCard) -> str:
+    """The first word: open, registration, credentialed."""
+    return re.split(r"[\s;,.:(]", card.access.strip(), maxsplit=1)[0].lower()
 
 
 def describe_catalog(catalog: Catalog) -> str:
     """Counts per split and class of a catalog, and what was left out or quarantined."""
     manifest = catalog.manifest
-    splits = manifest["splits"]
+    order = sorted(manifest["splits"], key=lambda split: (split == "test", split))
+    splits = {split: manifest["splits"][split] for split in order}
+    built = f"policy {manifest['policy']}, layout {manifest['layout']}"
+    for name, value in manifest.get("options", {}).items():
+        built += f", {name}={value}"
     lines = [
-        f"{catalog.path}: {catalog.dataset}, policy {manifest['policy']}, layout "
-        f"{manifest['layout']}, digest {catalog.digest[:16]}",
-        f"{'':32}" + "".join(f"{split:>12}" for split in splits),
+        f"{catalog.path}: {catalog.dataset}, {built}, digest {catalog.digest[:16]}",
+        *_counts("", list(splits), _rows(catalog, splits)),
+        *_statistics(catalog),
     ]
-    rows = [(row, [s[row] for s in splits.values()]) for row in ("records", "patients")]
-    rows += [
-        (f"  {name}", [s["classes"][name] for s in splits.values()])
-        for name in catalog.modality.classes
-    ]
-    lines += [f"{row:32}" + "".join(f"{n:12,}" for n in counts) for row, counts in rows]
-    lines += [f"left out: {n:,}, {reason}" for reason, n in manifest["left_out"].items()]
+    for key, title in (("remarks", "noted"), ("left_out", "left out")):
+        lines += [
+            _text(f"{title}: {count:,}, {reason}", 0)
+            for reason, count in manifest.get(key, {}).items()
+        ]
     raw = manifest["raw"]
     lines.append(
         f"raw records: {raw['records']:,} of {raw['expected']:,}; files that tables name and that "
         f"are missing: {raw['missing']:,}"
     )
-    lines.append(f"quarantined: {len(manifest['quarantined']):,}")
-    lines += [f"  {entry['file']}: {entry['reason']}" for entry in manifest["quarantined"][:20]]
-    return "\n".join(lines)
+    if raw["grouped_by"] != "patient":
+        lines.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
+    return "\n".join([*lines, *_quarantine(manifest["quarantined"])])
+
+
+def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Rows of the table of counts; units only where they are not the records themselves."""
+    rows = {row: [held[row] for held in splits.values()] for row in ("records", "patients")}
+    units = [held.get("units", held["records"]) for held in splits.values()]
+    if units != rows["records"]:
+        name = {"ldct": "scans"}.get(catalog.modality.name, "units")
+        rows = {"records": rows["records"], name: units, "patients": rows["patients"]}
+    classes = {
+        f"  {name}": [held["classes"][name] for held in splits.values()]
+        for name in catalog.card.classes
+    }
+    return rows | classes
+
+
+def _statistics(catalog: Catalog) -> list[str]:
+    """Mean and standard deviation of an image source's training split."""
+    held = catalog.statistics
+    if held is None or catalog.modality.dtype != "uint8":
+        return []
+    mean, std = (" ".join(f"{value:.2f}" for value in held[name]) for name in ("mean", "std"))
+    return [f"training split, per channel: mean {mean}, standard deviation {std} of 255"]
+
+
+def _quarantine(entries: list[dict[str, str | None]]) -> list[str]:
+    lines = [f"quarantined: {len(entries):,}"]
+    lines += [
+        _item(f"{entry['file'] or 'record ' + str(entry['record'])}: {entry['reason']}")
+        for entry in entries[:QUARANTINE_SHOWN]
+    ]
+    if len(entries) > QUARANTINE_SHOWN:
+        lines.append(f"  and {len(entries) - QUARANTINE_SHOWN:,} more, in manifest.json")
+    return lines

@@ -7,7 +7,7 @@ once it is finished. A finished run is never done twice; an unfinished one goes 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,17 +45,22 @@ class Run:
         return digest(self.description["determinants"])
 
 
-def open_run(store: Path, name: str, description: dict[str, Any]) -> Run:
+def open_run(
+    store: Path, name: str, description: dict[str, Any], check: Callable[[], None] | None = None
+) -> Run:
     """The run with these determinants: the one there is, or a new folder.
 
     Args:
         store: Folder of all runs.
         name: Human-readable beginning of the folder's name.
         description: What ``run.json`` says; its ``determinants`` are hashed.
+        check: Called before a folder is made: a run that it refuses leaves none.
     """
     folder = store / f"{name}-{digest(description['determinants'])[:12]}"
     if (folder / RUN).is_file():
         return read_run(folder)
+    if check is not None:
+        check()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RUN, description)
     return Run(folder, description)

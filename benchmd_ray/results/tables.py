@@ -17,10 +17,9 @@ from benchmd_ray.evaluation.intervals import auroc_interval
 from benchmd_ray.evaluation.metrics import auroc
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.files import replacing
-from benchmd_ray.modalities import modality
 from benchmd_ray.results.store import Run
 
-TECHNIQUES = ("scratch", "e-mix", "shed", "mae")
+TECHNIQUES = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
 SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
 SPLITS = ("validation", "test")
 
@@ -44,6 +43,7 @@ class Cell:
     ``custom``."""
     seed: int
     records: int
+    """What is scored: scans for CT, elsewhere records."""
     patients: int
     auroc: float
     """Unweighted mean over the classes that could be scored."""
@@ -81,10 +81,7 @@ def cells(run: Run, resamples: int = 1000) -> list[Cell]:
 
 def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
     predictions, about = read_predictions(path), run.description
-    dataset, kind = (
-        predictions.description["dataset"],
-        modality(predictions.description["modality"]),
-    )
+    dataset, classes = predictions.description["dataset"], predictions.classes
     for split in predictions.splits:
         targets, scores, groups = predictions.of_split(split)
         result = auroc(targets, scores)
@@ -94,7 +91,7 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
         )
         key = (dataset, about["setting"], about["technique"])
         yield Cell(
-            modality=kind.name,
+            modality=predictions.description["modality"],
             dataset=dataset,
             role=predictions.description["role"],
             split=split,
@@ -109,11 +106,11 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
             low=spread.low,
             high=spread.high,
             paper=paper_auroc().get(key) if published else None,
-            unscored=tuple(kind.classes[i] for i in result.unscored),
+            unscored=tuple(classes[i] for i in result.unscored),
             classes=tuple(
                 (name, value, *ends)
                 for name, value, ends in zip(
-                    kind.classes, result.per_class, spread.per_class, strict=True
+                    classes, result.per_class, spread.per_class, strict=True
                 )
             ),
             positives=tuple((targets == 1).sum(axis=0).tolist()),

@@ -1,13 +1,15 @@
-"""The demo: the whole benchmark on small synthetic ECGs, by the ordinary code path."""
+"""The demo: the whole benchmark on small synthetic data, by the ordinary code path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmd_ray.cluster import connected
-from benchmd_ray.data.catalog import build
-from benchmd_ray.data.synthetic import write_ecg
+from benchmd_ray.data.build import build
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.synthetic import WRITERS
+from benchmd_ray.errors import unknown_name
 from benchmd_ray.results.store import Run
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.settings import ENCODERS, Settings, updated
@@ -22,49 +24,87 @@ SETTINGS = updated(
 )
 """Small enough for two cores and a few minutes."""
 
+TECHNIQUES = {"ecg": tuple(METHODS)}
+"""Pretraining techniques of a modality; the others have `FEWER`."""
+FEWER = ("mae",)
 TRANSFERS = ({"mode": "linear"}, {"mode": "finetune", "labels": "small"})
-ON_RAY = "mae"
-"""The technique that is pretrained by two workers with DeepSpeed as a Ray Train job."""
+ON_RAY = ("ecg", "mae")
+"""What is pretrained by two workers with DeepSpeed as a Ray Train job."""
 
 
-def demo(folder: Path, say: Callable[[str], None], address: str | None = None) -> list[Run]:
+def demo(
+    folder: Path,
+    say: Callable[[str], None],
+    address: str | None = None,
+    modalities: Sequence[str] = (),
+) -> list[Run]:
     """Write data, build catalogs, pretrain, transfer and evaluate; what is done stays done.
 
     Args:
         folder: Everything is written below it.
         say: Takes a line for the user at each stage.
         address: Ray cluster; None works embedded.
+        modalities: Names of modalities; none takes all.
 
     Returns:
         The transfer runs.
+
+    Raises:
+        BenchmdError: A modality does not exist, or the work failed.
     """
-    say("1/4 raw data: synthetic ECGs in the layouts of PTB-XL and PhysioNet/CinC")
-    raw = folder / "raw"
-    folders = write_ecg(raw)
+    chosen = list(modalities or WRITERS)
+    for name in chosen:
+        if name not in WRITERS:
+            raise unknown_name("modality", name, WRITERS)
+    runs: list[Run] = []
     with connected(address, cpus=3):
-        say("2/4 catalogs: Ray Data")
-        for name, path in folders.items():
-            catalog = build(name, path, folder / "catalogs" / name, allow_missing=True)
-            splits = catalog.manifest["splits"].items()
-            counts = ", ".join(f"{split} {held['records']}" for split, held in splits)
-            say(f"    {name}: {counts}, {len(catalog.manifest['quarantined'])} quarantined")
-        source, *targets = (folder / "catalogs" / name for name in folders)
-        say("3/4 pretraining: each technique; mae on two workers by Ray Train and DeepSpeed")
-        store = folder / "runs"
-        upstreams: list[Path | None] = [None]
-        for technique in METHODS:
-            settings = SETTINGS
-            if technique == ON_RAY:
-                settings = updated(SETTINGS, {"execution": {"workers": 2}})
-            upstreams.append(pretrain_run(technique, source, store, settings, address).folder)
-    say("4/4 transfer to the source's labels, zero-shot evaluation on the targets")
+        for number, name in enumerate(chosen, 1):
+            say(f"{number}/{len(chosen)} {name}: synthetic raw data, catalogs by Ray Data")
+            source, *targets = _catalogs(name, folder, say)
+            runs += _runs(name, source, targets, folder / "runs", say, address)
+    return runs
+
+
+def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[Catalog]:
+    """Catalogs of a modality's datasets, the source first."""
+    out = folder / "catalogs"
+    listed = out / f"{modality}.txt"  # written when all are built
+    if listed.is_file():
+        return [open_catalog(out / name) for name in listed.read_text("utf-8").split()]
+    found = []
+    for name, raw in WRITERS[modality](folder / "raw").items():
+        catalog = build(name, raw, out / name, allow_missing=True, max_quarantined=0.1)
+        splits = catalog.manifest["splits"].items()
+        counts = ", ".join(f"{split} {held['records']}" for split, held in splits)
+        say(f"    {name}: {counts}, {len(catalog.manifest['quarantined'])} quarantined")
+        found.append(catalog)
+    listed.write_text("\n".join(catalog.path.name for catalog in found), "utf-8")
+    return found
+
+
+def _runs(
+    modality: str,
+    source: Catalog,
+    targets: list[Catalog],
+    store: Path,
+    say: Callable[[str], None],
+    address: str | None,
+) -> list[Run]:
+    """The transfer runs of a modality, after its pretraining."""
+    upstreams: list[Path | None] = [None]
+    for technique in TECHNIQUES.get(modality, FEWER):
+        settings = SETTINGS
+        if (modality, technique) == ON_RAY:
+            say(f"    {technique} on two workers by Ray Train and DeepSpeed")
+            settings = updated(SETTINGS, {"execution": {"workers": 2}})
+        upstreams.append(pretrain_run(technique, source.path, store, settings, address).folder)
     return [
         transfer_run(
-            source,
+            source.path,
             store,
             updated(SETTINGS, {"transfer": dict(transfer)}),
             upstream=upstream,
-            targets=tuple(targets),
+            targets=tuple(target.path for target in targets),
             address=address,
         )
         for transfer in TRANSFERS

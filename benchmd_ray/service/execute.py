@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,46 @@ import torch
 from benchmd_ray.cluster import connected
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.feed import streams
+from benchmd_ray.data.feed import shuffle_rows, streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import predict, predictions_path, read_predictions
-from benchmd_ray.files import sha256
+from benchmd_ray.files import remove, sha256
+from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.store import Run, open_run, read_run, working
-from benchmd_ray.settings import EncoderSettings, ExecutionSettings, Settings, as_dict, updated
-from benchmd_ray.ssl import SCRATCH, require_method
-from benchmd_ray.training.checkpoints import MODEL, versions
+from benchmd_ray.settings import (
+    ENCODERS,
+    EncoderSettings,
+    ExecutionSettings,
+    Settings,
+    as_dict,
+    fixed_settings,
+    updated,
+)
+from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder, technique_named
+from benchmd_ray.training.checkpoints import MODEL, START, export_model, versions, write_weights
 from benchmd_ray.training.engine import choose_device
-from benchmd_ray.training.launch import Job, launch
-from benchmd_ray.training.pretrain import PretrainJob
-from benchmd_ray.training.transfer import TransferJob
+from benchmd_ray.training.launch import launch
+from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
+from benchmd_ray.training.transfer import TransferJob, require_transferable
+
+
+def base_settings(catalog: Path, technique: str) -> Settings:
+    """The fixed protocol for a catalog's modality and a technique, for settings to change.
+
+    Raises:
+        BenchmdError: There is no such catalog.
+    """
+    return fixed_settings(open_catalog(catalog).modality, protocol_encoder(technique))
 
 
 def pretrain_run(
-    technique: str, catalog: Path, store: Path, settings: Settings, address: str | None = None
+    technique: str,
+    catalog: Path,
+    store: Path,
+    settings: Settings,
+    address: str | None = None,
+    *,
+    weights: Path | None = None,
 ) -> Run:
     """Pretrain, unless it is done.
 
@@ -39,23 +64,68 @@ def pretrain_run(
         store: Folder of all runs.
         settings: The run's settings.
         address: Ray cluster to work on; None works embedded.
+        weights: File of ImageNet weights, for the techniques that start from them; None
+            downloads them.
 
     Raises:
         BenchmdError: Something named does not exist or fit, or the work failed.
     """
-    require_method(technique)
+    chosen = technique_named(technique)
+    if weights is not None and not chosen.imagenet:
+        raise BenchmdError(f"the technique {technique} starts from random weights: leave them out.")
     catalog, store = catalog.resolve(), store.resolve()  # workers have folders of their own
-    source = open_catalog(catalog)
+    source, start = open_catalog(catalog), None
+    if chosen.imagenet:
+        start = imagenet_weights(weights, source.modality)
+        size = ENCODERS[chosen.encoder]
+        encoder = _adopted(settings.encoder, size, technique, f"the technique {technique}")
+        settings = replace(settings, encoder=encoder)
     with _place(settings, address) as (settings, on_cluster):
-        determinants = _determinants(settings, source, "pretrain") | {"technique": technique}
-        about = {"kind": "pretrain", "technique": technique, "setting": "pretrain"}
+        job = PretrainJob(settings, technique, catalog, store)
         run = open_run(
             store,
-            f"pretrain-{source.modality.name}-{technique}",
-            _description(settings, source, "pretrain", about, determinants),
+            f"pretrain-{source.modality.name}-{technique.replace('+', '-')}",
+            _pretraining(job, source, start),
+            partial(require_pretrainable, job, source),
         )
-        _finish(run, PretrainJob(settings, technique, catalog, run.folder), on_cluster)
+        if not run.finished:
+            with working(run):
+                _pretrain(replace(job, folder=run.folder), source, start, on_cluster)
     return run
+
+
+def _pretraining(
+    job: PretrainJob, source: Catalog, start: ImageNetWeights | None
+) -> dict[str, Any]:
+    """Content of a pretraining's ``run.json``."""
+    about: dict[str, Any] = {
+        "kind": "pretrain",
+        "technique": job.technique,
+        "setting": "pretrain",
+    }
+    determinants = _determinants(job.settings, source, "pretrain") | {"technique": job.technique}
+    if TECHNIQUES[job.technique].method is None:  # nothing is trained or drawn
+        kept = ("stage", "encoder", "catalog", "technique")
+        determinants = {name: determinants[name] for name in kept}
+    if start is not None:
+        determinants["weights"] = start.sha256
+        about["weights"] = {"file": start.file, "left_out": start.left_out}
+    return _description(job.settings, source, about, determinants)
+
+
+def _pretrain(
+    job: PretrainJob, source: Catalog, start: ImageNetWeights | None, on_cluster: bool
+) -> None:
+    """Train by the technique's method, or export the weights to start from where it has none."""
+    if start is not None and TECHNIQUES[job.technique].method is None:
+        weights = {f"encoder.{name}": value for name, value in start.tensors.items()}
+        name, statistics = source.modality.name, source.statistics
+        export_model(job.folder, weights, job.settings.encoder, name, statistics)
+        return
+    if start is not None:
+        write_weights(job.folder / START, start.tensors)
+    launch(job, on_ray=on_cluster)
+    remove(job.folder / START)
 
 
 def transfer_run(
@@ -73,7 +143,7 @@ def transfer_run(
         catalog: The source's catalog.
         store: Folder of all runs.
         settings: The run's settings; the encoder's architecture is the upstream's, where there
-            is one, its dropout these settings'.
+            is one, its dropout these settings' (the technique's, where they are the default's).
         upstream: Folder of a finished pretraining run; None starts from scratch.
         targets: Catalogs to evaluate zero-shot.
         address: Ray cluster to work on; None works embedded.
@@ -86,7 +156,9 @@ def transfer_run(
     pretrained = None if upstream is None else _upstream(upstream.resolve(), source)
     technique = SCRATCH if pretrained is None else str(pretrained.description["technique"])
     if pretrained is not None:
-        settings = replace(settings, encoder=_encoder(settings.encoder, pretrained))
+        held = updated(EncoderSettings(), pretrained.description["settings"]["encoder"])
+        encoder = _adopted(settings.encoder, held, technique, pretrained.folder.name)
+        settings = replace(settings, encoder=encoder)
     for target in targets:
         _require_target(open_catalog(target), source)
     with _place(settings, address) as (settings, on_cluster):
@@ -99,13 +171,21 @@ def transfer_run(
             "setting": settings.transfer.setting,
             "upstream": None if pretrained is None else pretrained.folder.name,
         }
-        description = _description(settings, source, "transfer", about, determinants)
+        description = _description(settings, source, about, determinants)
         if pretrained is not None:
             description["fixed"] &= pretrained.description["fixed"]
-        name = f"transfer-{source.modality.name}-{technique}-{settings.transfer.setting}"
-        run = open_run(store, name, description)
         folder = None if pretrained is None else pretrained.folder
-        _finish(run, TransferJob(settings, catalog, run.folder, folder), on_cluster)
+        job = TransferJob(settings, catalog, store, folder)
+        run = open_run(
+            store,
+            f"transfer-{source.modality.name}-{technique.replace('+', '-')}-"
+            f"{settings.transfer.setting}",
+            description,
+            partial(require_transferable, job, source),
+        )
+        if not run.finished:
+            with working(run):
+                launch(replace(job, folder=run.folder), on_ray=on_cluster)
         for path in (catalog, *targets):
             _evaluate(run, path.resolve(), settings, on_cluster)
     return run
@@ -143,6 +223,8 @@ def _place(settings: Settings, address: str | None) -> Iterator[tuple[Settings, 
         device = execution.device
         if device == "auto":
             device = "cuda" if _has_gpu(on_cluster) else "cpu"
+        elif not on_cluster:
+            choose_device(device)  # refused before a run's folder is made
         precision = execution.precision
         if precision == "auto":
             precision = "bf16" if device == "cuda" else "float32"
@@ -208,29 +290,34 @@ def _upstream(folder: Path, source: Catalog) -> Run:
     return run
 
 
-def _encoder(chosen: EncoderSettings, pretrained: Run) -> EncoderSettings:
-    """The upstream's architecture with the chosen dropout.
+def _adopted(
+    chosen: EncoderSettings, held: EncoderSettings, technique: str, whose: str
+) -> EncoderSettings:
+    """The architecture ``held`` with the chosen dropout.
+
+    Args:
+        chosen: The settings' encoder; the default stands for no choice.
+        held: The encoder whose weights are taken.
+        technique: Its fixed protocol has the dropout where nothing is chosen.
+        whose: What has that encoder, for the message.
 
     Raises:
-        BenchmdError: Another architecture was chosen, neither the default nor the upstream's.
+        BenchmdError: Another architecture was chosen, neither the default nor ``held``.
     """
-    held = updated(EncoderSettings(), pretrained.description["settings"]["encoder"])
-    dropout = (chosen.dropout, chosen.embedding_dropout)
-    result = replace(held, dropout=dropout[0], embedding_dropout=dropout[1])
-    default = replace(EncoderSettings(), dropout=dropout[0], embedding_dropout=dropout[1])
-    if chosen not in (result, default):
+    default = EncoderSettings()
+    source = ENCODERS[protocol_encoder(technique)] if chosen == default else chosen
+
+    def dropping(size: EncoderSettings) -> EncoderSettings:
+        rates = (source.dropout, source.embedding_dropout)
+        return replace(size, dropout=rates[0], embedding_dropout=rates[1])
+
+    result = dropping(held)
+    if chosen not in (result, default, dropping(default)):
         raise BenchmdError(
-            f"the settings choose another encoder than {pretrained.folder.name} has: leave "
-            "encoder.width, depth, heads, head_dim and mlp out, they are the upstream's."
+            f"the settings choose another encoder than {whose} has: leave all of encoder out but "
+            "dropout and embedding_dropout."
         )
     return result
-
-
-def _finish(run: Run, job: Job, on_cluster: bool) -> None:
-    if run.finished:
-        return
-    with working(run):
-        launch(job, on_ray=on_cluster)
 
 
 def _require_target(target: Catalog, source: Catalog) -> None:
@@ -238,6 +325,11 @@ def _require_target(target: Catalog, source: Catalog) -> None:
         raise BenchmdError(
             f"{target.path} is a catalog of the source {target.dataset}, which is scored anyway: "
             "name catalogs of targets."
+        )
+    if target.modality != source.modality:
+        raise BenchmdError(
+            f"{target.path} is a catalog of {target.modality.name}, the source is one of "
+            f"{source.modality.name}: name catalogs of the same modality."
         )
     _require_same_policy(target, source.manifest["policy"])
 
@@ -271,23 +363,18 @@ def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, 
 def _order(source: Catalog, execution: ExecutionSettings) -> list[int]:
     """What decides the order of the training records beside the seed: nothing, when resident."""
     streaming = streams(source, "train", execution)
-    return [execution.workers, execution.shuffle_rows] if streaming else []
+    return [execution.workers, shuffle_rows(source, execution)] if streaming else []
 
 
 def _description(
-    settings: Settings,
-    source: Catalog,
-    stage: str,
-    about: dict[str, Any],
-    determinants: dict[str, Any],
+    settings: Settings, source: Catalog, about: dict[str, Any], determinants: dict[str, Any]
 ) -> dict[str, Any]:
     """Content of ``run.json``."""
-    everything, defaults = as_dict(settings), as_dict(Settings())
-    chosen = {"encoder": everything["encoder"], stage: dict(everything[stage])}
-    standard = {"encoder": defaults["encoder"], stage: dict(defaults[stage])}
-    if stage == "transfer":  # the mode and the label setting are the protocol's own axes
-        for key in ("mode", "labels"):
-            standard[stage][key] = chosen[stage][key]
+    everything, encoder = as_dict(settings), protocol_encoder(about["technique"])
+    standard = as_dict(fixed_settings(source.modality, encoder))
+    for key in ("mode", "labels"):  # the protocol's own axes
+        standard["transfer"][key] = everything["transfer"][key]
+    decisive = [name for name in ("encoder", "pretrain", "transfer") if name in determinants]
     # The run may be evaluated on another machine: where it ran is recorded, not set.
     device = everything["execution"]["device"]
     everything["execution"]["device"] = "auto"
@@ -298,7 +385,7 @@ def _description(
         "source": source.dataset,
         "policy": source.manifest["policy"],
         "seed": settings.seed,
-        "fixed": chosen == standard,
+        "fixed": all(determinants[name] == standard[name] for name in decisive),
         "settings": everything,
         "determinants": determinants,
         "versions": versions(),

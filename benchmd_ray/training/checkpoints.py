@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from benchmd_ray import __version__
+from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, flush, remove, removed_on_failure, replacing, write_json
 from benchmd_ray.modalities import modality
@@ -28,6 +29,8 @@ from benchmd_ray.training.engine import Engine, barrier
 
 CHECKPOINT = "checkpoint.json"
 MODEL = "model.safetensors"
+START = "start.safetensors"
+"""Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
 DESCRIPTION = "model.json"
 
 
@@ -130,13 +133,27 @@ def load_checkpoint(run: Path, engine: Engine) -> dict[str, Any]:
 
 
 def export_model(
-    folder: Path, weights: dict[str, torch.Tensor], encoder: EncoderSettings, modality_name: str
+    folder: Path,
+    weights: dict[str, torch.Tensor],
+    encoder: EncoderSettings,
+    modality_name: str,
+    statistics: Statistics | None,
 ) -> None:
-    """Write float32 weights and what architecture they are of."""
+    """Write float32 weights, what architecture they are of and what normalises their input."""
+    write_weights(folder / MODEL, weights)
+    description = {
+        "encoder": as_dict(encoder),
+        "modality": modality_name,
+        "statistics": statistics,
+    }
+    write_json(folder / DESCRIPTION, description)
+
+
+def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write weights in float32."""
     floats = {name: value.float().contiguous() for name, value in weights.items()}
-    with replacing(folder / MODEL) as partial:
+    with replacing(path) as partial:
         partial.write_bytes(save(floats))  # save_file makes a file that its owner alone can read
-    write_json(folder / DESCRIPTION, {"encoder": as_dict(encoder), "modality": modality_name})
 
 
 def load_weights(module: nn.Module, path: Path, prefix: str = "") -> None:

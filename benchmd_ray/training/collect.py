@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,25 +12,36 @@ import torch
 from torch import nn
 
 from benchmd_ray.data.batches import Feed, Worker
+from benchmd_ray.modalities import Modality
 from benchmd_ray.training.engine import autocast, gather
 
 EVALUATION_BATCH = 256
-"""Examples of a step that takes no gradients, all workers together."""
+"""Examples of a step that takes no gradients, all workers together, at most."""
+EVALUATION_VALUES = 2**26
+"""Input values of such a step, at most."""
 
 
-def collect(forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed) -> npt.NDArray[np.float32]:
+def evaluation_batch(modality: Modality) -> int:
+    """Examples of a step that takes no gradients, all workers together."""
+    return min(EVALUATION_BATCH, EVALUATION_VALUES // math.prod(modality.input_shape))
+
+
+def collect(
+    forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, batch_size: int
+) -> npt.NDArray[np.float32]:
     """Outputs of every row in row order, without gradients; every worker gets all of them.
 
     Args:
         forward: (batch, *input_shape) → (batch, width); its module is in eval mode.
         feed: Gives the rows.
+        batch_size: Examples of a step, all workers together; see `evaluation_batch`.
 
     Returns:
         (rows, width) float32.
     """
     rows, outputs = [], []
     with torch.inference_mode():
-        for batch in feed.ordered(EVALUATION_BATCH):
+        for batch in feed.ordered(batch_size):
             outputs.append(gather(forward(batch.signals).float()).cpu())
             rows.append(gather(torch.from_numpy(batch.rows).to(batch.signals.device)).cpu())
     row = torch.cat(rows).numpy()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,10 +15,17 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.models.imagenet import require_images
 from benchmd_ray.settings import Settings
-from benchmd_ray.ssl import METHODS, require_method
+from benchmd_ray.ssl import METHODS, technique_named
 from benchmd_ray.ssl.method import Draws
-from benchmd_ray.training.checkpoints import export_model, load_checkpoint, save_checkpoint
+from benchmd_ray.training.checkpoints import (
+    START,
+    export_model,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
 from benchmd_ray.training.engine import Engine, gather, make_engine
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
@@ -31,18 +39,23 @@ class PretrainJob:
     technique: str
     catalog: Path
     folder: Path
-    """Folder of the run, on storage that all workers see."""
+    """Folder of the run, on storage that all workers see; holds `START` for a technique that
+    starts from ImageNet weights."""
 
 
 def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     """Refuse what cannot work before anything starts.
 
     Raises:
-        BenchmdError: Technique unknown, a target's catalog, no training record, or a batch that
-            the workers cannot share.
+        BenchmdError: Technique unknown or not for this modality, a target's catalog, no training
+            record, or a batch that the workers cannot share.
     """
-    require_method(job.technique)
+    technique = technique_named(job.technique)
     require_source(catalog)
+    if technique.imagenet:
+        require_images(catalog.modality)
+    if technique.method is None:  # nothing is trained
+        return
     batch, workers = job.settings.pretrain.batch_size, job.settings.execution.workers
     if batch % workers:
         raise BenchmdError(
@@ -66,19 +79,19 @@ def require_source(catalog: Catalog) -> None:
 
 
 def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
-    """Pretrain an encoder, from the newest checkpoint on where there is one.
+    """Train an encoder by a self-supervised method, from the newest checkpoint on if there is one.
 
     Writes ``checkpoints/``, and at the end ``model.safetensors`` with encoder and method head.
 
     Raises:
-        BenchmdError: The loss is no number, or a checkpoint or catalog does not fit.
+        BenchmdError: The loss is no number, a checkpoint or catalog does not fit, or the technique
+            trains nothing.
     """
     settings, total = job.settings, job.settings.pretrain.steps
     catalog = open_catalog(job.catalog)
     require_pretrainable(job, catalog)
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
-    encoder = Encoder(catalog.modality, settings.encoder)
-    method = METHODS[job.technique](encoder, settings.pretrain)
+    method = _method(job, Encoder(catalog.modality, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
     first = int(load_checkpoint(job.folder, engine).get("step", 0))
     feed = whole_split_feed(catalog, "train", settings, worker)
@@ -99,7 +112,18 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     reporter.finish()
     weights = engine.weights()
     if worker.rank == 0:
-        export_model(job.folder, weights, settings.encoder, catalog.modality.name)
+        name, statistics = catalog.modality.name, catalog.statistics
+        export_model(job.folder, weights, settings.encoder, name, statistics)
+
+
+def _method(job: PretrainJob, encoder: Encoder) -> Any:
+    """The technique's method on an encoder, which takes the weights to start from, if any."""
+    technique = technique_named(job.technique)
+    if technique.method is None:
+        raise BenchmdError(f"the technique {job.technique} takes its weights as they are.")
+    if technique.imagenet:
+        load_weights(encoder, job.folder / START)
+    return METHODS[technique.method](encoder, job.settings.pretrain)
 
 
 def _step(engine: Engine, batches: Iterator[Batch], settings: Settings, step: int) -> torch.Tensor:

@@ -19,17 +19,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from benchmd_ray.data.batches import Feed, Rows, Worker, epoch_order
+from benchmd_ray.data.batches import Columns, Feed, Rows, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.feed import chosen_rows_feed, read_targets, whole_split_feed
+from benchmd_ray.data.feed import chosen_rows_feed, read_columns, read_units, whole_split_feed
 from benchmd_ray.data.splits import label_subset
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.metrics import auroc, probabilities, require_scorable
+from benchmd_ray.evaluation.metrics import auroc, pooled, probabilities, require_scorable
 from benchmd_ray.files import write_json
 from benchmd_ray.modalities import Task
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
-from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
 from benchmd_ray.training.checkpoints import (
     MODEL,
     export_model,
@@ -39,7 +39,7 @@ from benchmd_ray.training.checkpoints import (
     model_description,
     save_checkpoint,
 )
-from benchmd_ray.training.collect import collect, evaluating
+from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import (
     Engine,
     cpu_copy,
@@ -87,9 +87,11 @@ class _Data:
     """The labels that a run trains and selects on."""
 
     rows: Rows
-    targets: npt.NDArray[np.int8]
-    """(rows of the training split, classes)."""
+    columns: Columns
+    """Of all rows of the training split."""
     validation_targets: npt.NDArray[np.int8]
+    validation_units: list[str]
+    """What each row of the validation split is scored as part of."""
 
 
 def require_transferable(job: TransferJob, catalog: Catalog) -> None:
@@ -119,10 +121,11 @@ def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalo
             f"{catalog.modality.name}: name a run of the same modality."
         )
     wanted = as_dict(job.settings.encoder)
+    encoder = as_dict(updated(EncoderSettings(), held["encoder"]))
     differing = [
-        f"{name} is {held['encoder'][name]} there and {value} here"
+        f"{name} is {encoder[name]} there and {value} here"
         for name, value in wanted.items()
-        if held["encoder"][name] != value and not name.endswith("dropout")
+        if encoder[name] != value and not name.endswith("dropout")
     ]
     if differing:
         raise BenchmdError(
@@ -153,7 +156,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     best = train(job, catalog, data, model, worker, reporter)
     if worker.rank == 0:
         size = settings.encoder
-        export_model(job.folder, best.weights, size, catalog.modality.name)
+        export_model(job.folder, best.weights, size, catalog.modality.name, catalog.statistics)
         write_json(
             job.folder / RESULT,
             {
@@ -166,7 +169,8 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
 
 def _labels(settings: Settings, catalog: Catalog) -> _Data:
     """Rows and targets of the label setting, checked."""
-    targets = read_targets(catalog, "train")
+    columns = read_columns(catalog, "train")
+    targets = columns.targets
     rows = label_subset(
         targets,
         settings.transfer.labels_per_class,
@@ -176,15 +180,16 @@ def _labels(settings: Settings, catalog: Catalog) -> _Data:
     if settings.transfer.shuffle_labels:
         order = np.random.default_rng([settings.seed, 0x5F1]).permutation(len(rows))
         targets[rows] = targets[rows[order]]
-    validation = read_targets(catalog, "validation")
+    validation = read_columns(catalog, "validation").targets
     where = f"{catalog.path}, split validation"
     require_scorable(validation, catalog.modality.classes, where)
-    return _Data(rows, targets, validation)
+    return _Data(rows, columns, validation, read_units(catalog, "validation"))
 
 
 def _score(logits: npt.NDArray[Any], data: _Data, catalog: Catalog) -> float:
     scores = probabilities(logits, catalog.modality.task)
-    return auroc(data.validation_targets, scores).mean
+    _, targets, scores = pooled(data.validation_units, data.validation_targets, scores)
+    return auroc(targets, scores).mean
 
 
 def _linear(
@@ -199,14 +204,15 @@ def _linear(
     settings, transfer = job.settings, job.settings.transfer
     encoder = model.encoder
     forward = evaluating(encoder, worker, settings.execution.precision)
+    size = evaluation_batch(catalog.modality)
     features, validation = (
-        torch.from_numpy(collect(forward, feed)).to(worker.device)
+        torch.from_numpy(collect(forward, feed, size)).to(worker.device)
         for feed in (
             _training_feed(catalog, settings, worker, data),
             whole_split_feed(catalog, "validation", settings, worker),
         )
     )
-    targets = torch.from_numpy(data.targets[data.rows]).to(worker.device)
+    targets = torch.from_numpy(data.columns.targets[data.rows]).to(worker.device)
     head, best = model.head.to(worker.device), Best()
     optimiser = torch.optim.AdamW(
         head.parameters(), transfer.optimiser.lr, weight_decay=transfer.optimiser.weight_decay
@@ -286,12 +292,13 @@ def _finetune(
     first = int(position.get("step", 0))
     feed = _training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker)
+    size = evaluation_batch(catalog.modality)
     reporter.start("fine-tuning", transfer.epochs, "epochs", first)
     saved = time.monotonic()
     for epoch in range(first, transfer.epochs):
         loss = _finetune_epoch(engine, feed, settings, epoch, catalog)
         engine.module.eval()
-        score = _score(collect(engine, validation), data, catalog)
+        score = _score(collect(engine, validation, size), data, catalog)
         best.offer(score, epoch, engine.weights)
         reporter.report(epoch + 1, {"loss": loss, "validation_auroc": score})
         due = time.monotonic() - saved >= settings.execution.checkpoint_seconds
@@ -317,7 +324,7 @@ def _training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: _
     whole = len(data.rows) == catalog.rows("train") and not settings.transfer.shuffle_labels
     if whole:
         return whole_split_feed(catalog, "train", settings, worker)
-    return chosen_rows_feed(catalog, "train", data.rows, data.targets, settings, worker)
+    return chosen_rows_feed(catalog, "train", data.rows, data.columns, settings, worker)
 
 
 def _finetune_epoch(

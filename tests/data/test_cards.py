@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import itertools
 
 import pytest
 import yaml
@@ -22,12 +24,18 @@ def test_card_loads_and_names_only_what_exists(path):
     assert card.name == path.stem
     assert card.name in DATASETS
     assert card.kind is MODALITIES[card.modality]
-    assert (FOLDER / "tables" / card.code_table).is_file()
+    assert not card.code_table or (FOLDER / "tables" / card.code_table).is_file()
     assert set(card.evaluation_splits) == set(cards.POLICIES)
     assert "train" not in {s for splits in card.evaluation_splits.values() for s in splits}
-    assert all(layout.records > 0 and layout.pattern for layout in card.layouts.values())
-    first_line = path.read_text().splitlines()[1]
-    assert first_line.startswith(f"#   benchmd catalog build {card.name} ")
+    for layout in card.layouts.values():
+        assert layout.records > 0
+        assert layout.rows_per_record > 0
+        assert layout.pattern or layout.tree
+    for option in card.options.values():
+        assert not option.choices or option.default in option.choices
+    opening = itertools.takewhile(lambda line: line[:1] == "#", path.read_text().splitlines())
+    command = f"#   benchmd catalog build {card.name} "
+    assert any(line.startswith(command) for line in opening)
 
 
 def test_every_dataset_has_its_card():
@@ -55,7 +63,9 @@ def test_expected_counts_sum_to_the_papers_totals(name, split, total):
 def test_code_table_names_only_classes_and_each_code_once(path):
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["class"] for row in rows} <= {*MODALITIES["ecg"].classes, ""}
+    users = [card for card in cards.cards().values() if card.code_table == path.name]
+    assert users
+    assert {row["class"] for row in rows} <= {"", *(c for card in users for c in card.classes)}
     keys = [(row.get("dataset"), row["code"]) for row in rows]
     assert len(keys) == len(set(keys))
     assert all(code == code.strip() and code for _, code in keys)
@@ -70,9 +80,23 @@ def test_atrial_fibrillation_is_atrial_fibrillation_everywhere(name):
     assert classes["426783006"] == "normal"
 
 
+def test_classes_of_a_card_are_the_modalitys_or_those_that_merge_them():
+    georgia = cards.dataset_card("georgia")
+    assert georgia.classes == MODALITIES["ecg"].classes
+    merged = {"normal": ("normal",), "ill": ("other", "hypertrophy")}
+    assert dataclasses.replace(georgia, merged_classes=merged).classes == ("normal", "ill")
+
+
 def test_unknown_dataset_suggests_the_nearest():
     with pytest.raises(BenchmdError, match=r"unknown dataset 'ptbxl'\. Did you mean 'ptb-xl'\?"):
         cards.dataset_card("ptbxl")
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text((FOLDER / "georgia.yaml").read_text() + "version: 7\n")
+    with pytest.raises(BenchmdError, match=r"card x\.yaml: the key 'version' is there twice"):
+        cards._card(path)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +104,17 @@ def test_unknown_dataset_suggests_the_nearest():
     [
         ({"licens": "MIT"}, "key in x.yaml: 'licens'. Did you mean 'licence'"),
         ({"modality": "ekg"}, "unknown modality 'ekg'.*Valid: .*ecg"),
-        ({"expected": {"clean": {"test": {"norml": 1}}}}, "class in x.yaml, clean, test: 'norml'"),
+        (
+            {"expected": {"clean": {"test": {"norml": 1}}}},
+            "class in x.yaml, expected, clean, test: 'norml'",
+        ),
+        ({"class_mapping": {"MI": "mi"}}, "class in x.yaml, class_mapping: 'mi'"),
+        ({"merged_classes": {"ill": ["other", "norml"]}}, "x.yaml, merged_classes: 'norml'"),
+        (
+            {"merged_classes": {"ill": ["other"]}, "class_mapping": {"": "", "a": "other"}},
+            "class in x.yaml, class_mapping: 'other'.*Valid: ill",
+        ),
+        ({"options": {"view": {"description": "d"}}}, r"x\.yaml is incomplete: .*default"),
         ({"title": None}, r"x\.yaml is incomplete: .*title"),
         ({"layouts": {"cinc": {"description": "d"}}}, r"x\.yaml is incomplete: .*records"),
         ({"layouts": None}, r"x\.yaml is incomplete: 'layouts'"),

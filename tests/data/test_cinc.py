@@ -9,7 +9,7 @@ import pytest
 
 from benchmd_ray.data.cards import dataset_card, resource_folder
 from benchmd_ray.data.datasets import cinc
-from benchmd_ray.data.datasets.ecg import RawItem
+from benchmd_ray.data.raw import Choices, RawItem
 from benchmd_ray.data.records import RecordError, RecordLeftOut
 from benchmd_ray.errors import BenchmdError
 
@@ -23,12 +23,12 @@ def item(path: str) -> RawItem:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_clean_scores_every_record_of_a_target(synthetic_raw, name):
-    found = cinc.discover(synthetic_raw[name], dataset_card(name), "clean", None)
+    found = cinc.discover(synthetic_raw[name], dataset_card(name), Choices())
     headers = sorted(path.stem for path in synthetic_raw[name].rglob("*.hea"))
     assert [i.record_id for i in found.items] == headers
     assert {i.split for i in found.items} == {"test"}
     assert len({i.group_id for i in found.items}) == 35
-    assert not found.patients_known
+    assert found.grouped_by == "record"
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -37,7 +37,7 @@ def test_labels_age_and_sex_are_those_of_the_headers(synthetic_raw, name):
     rows = pd.read_csv(resource_folder("data_catalog") / "tables" / "ecg_snomed.csv", dtype=str)
     classes = rows[rows["dataset"] == name].set_index("code")["class"].dropna().to_dict()
     kept = 0
-    for raw in cinc.discover(root, card, "clean", None).items:
+    for raw in cinc.discover(root, card, Choices()).items:
         text = (root / raw.path).read_text()
         field = {k: re.search(rf"{k}: (.*)", text)[1] for k in ("Age", "Sex", "Dx")}
         named = {classes[code] for code in field["Dx"].split(",") if code in classes}
@@ -45,7 +45,7 @@ def test_labels_age_and_sex_are_those_of_the_headers(synthetic_raw, name):
             with pytest.raises(RecordLeftOut, match="no class" if not named else "shorter"):
                 cinc.read(root, raw, card)
             continue
-        records = cinc.read(root, raw, card)
+        records = cinc.read(root, raw, card).records
         (expected,) = named - {"normal"} or named
         for record in records:
             kept += 1
@@ -67,7 +67,7 @@ def test_labels_age_and_sex_are_those_of_the_headers(synthetic_raw, name):
 )
 def test_codes_of_a_header_give_one_class(tmp_path, write_cinc, ecg_signal, codes, expected):
     write_cinc(tmp_path, "E1", ecg_signal, comments=[f"#Dx: {codes}"])
-    (record,) = cinc.read(tmp_path, item("E1.hea"), GEORGIA)
+    (record,) = cinc.read(tmp_path, item("E1.hea"), GEORGIA).records
     assert GEORGIA.kind.classes[list(record.target).index(1)] == expected
     assert record.metadata == {"age": None, "sex": None}
 
@@ -76,7 +76,7 @@ def test_same_code_can_mean_another_class_elsewhere(tmp_path, write_cinc, ecg_si
     write_cinc(tmp_path, "A1", ecg_signal, comments=["# Dx: 164884008"])
     for name, expected in (("georgia", "other"), ("cpsc", "conduction disturbance")):
         card = dataset_card(name)
-        (record,) = cinc.read(tmp_path, item("A1.hea"), card)
+        (record,) = cinc.read(tmp_path, item("A1.hea"), card).records
         assert card.kind.classes[list(record.target).index(1)] == expected
 
 
@@ -98,7 +98,7 @@ def test_header_without_codes_is_refused(tmp_path, write_cinc, ecg_signal):
 )
 def test_sex(tmp_path, write_cinc, ecg_signal, text, expected):
     write_cinc(tmp_path, "E1", ecg_signal, comments=[f"# Sex: {text}", "# Dx: 426783006"])
-    (record,) = cinc.read(tmp_path, item("E1.hea"), GEORGIA)
+    (record,) = cinc.read(tmp_path, item("E1.hea"), GEORGIA).records
     assert record.metadata["sex"] == expected
 
 
@@ -107,7 +107,7 @@ def test_headers_are_found_in_any_subfolder_once_and_in_order(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    found = cinc.discover(tmp_path, GEORGIA, "clean", None)
+    found = cinc.discover(tmp_path, GEORGIA, Choices())
     assert [i.path for i in found.items] == ["E00001.hea", "b/E00002.hea", "a/E00003.hea"]
 
 
@@ -116,7 +116,7 @@ def test_released_takes_the_table_and_counts_the_others(tmp_path):
         (tmp_path / f"E0000{number}.hea").touch()
     table = tmp_path / "Ga_splits.csv"
     table.write_text("patient,split,label\nE00001,train,0\nE00003,val,5\nE00009,val,1\n")
-    found = cinc.discover(tmp_path, GEORGIA, "released", table)
+    found = cinc.discover(tmp_path, GEORGIA, Choices("released", table))
     assert [(i.record_id, i.split, i.label) for i in found.items] == [
         ("E00001", "train", "normal"),
         ("E00003", "validation", "atrial fibrillation/flutter"),
@@ -128,19 +128,19 @@ def test_released_takes_the_table_and_counts_the_others(tmp_path):
 def test_released_label_wins_over_the_header(tmp_path, write_cinc, ecg_signal):
     write_cinc(tmp_path, "E1", ecg_signal)
     raw = RawItem("E1.hea", "E1", "E1", "validation", "hypertrophy")
-    (record,) = cinc.read(tmp_path, raw, GEORGIA)
+    (record,) = cinc.read(tmp_path, raw, GEORGIA).records
     assert list(record.target) == [0, 0, 0, 0, 0, 0, 1]
 
 
 def test_released_needs_its_table(tmp_path):
     with pytest.raises(BenchmdError, match=r"needs the split table .*Ga_splits\.csv"):
-        cinc.discover(tmp_path, GEORGIA, "released", None)
+        cinc.discover(tmp_path, GEORGIA, Choices("released"))
 
 
 def test_source_in_this_layout_is_split_by_a_hash_of_the_patient(tmp_path):
     for number in range(400):
         (tmp_path / f"HR{number:05d}.hea").touch()
-    found = cinc.discover(tmp_path, dataset_card("ptb-xl"), "clean", None)
+    found = cinc.discover(tmp_path, dataset_card("ptb-xl"), Choices())
     train = [i.record_id for i in found.items if i.split == "train"]
     assert {i.split for i in found.items} == {"train", "validation"}
     assert 0.74 < len(train) / 400 < 0.86

@@ -13,14 +13,13 @@ from hypothesis.extra.numpy import arrays
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets.ecg import (
     LEADS,
-    RawItem,
-    age,
     dominant_class,
     read_records,
     released_labels,
     stored_signal,
     twelve_leads,
 )
+from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.readers.wfdb import Waveform, read_wfdb
 from benchmd_ray.data.records import RecordError, RecordLeftOut
 from benchmd_ray.data.transforms import quantise, resample, segments
@@ -160,8 +159,9 @@ def test_constant_recording_is_refused(ecg_signal):
 
 
 def records(root, header, **changes):
-    item = RawItem(header.relative_to(root).as_posix(), header.stem, "p1", "train", **changes)
-    return read_records(root, item, dataset_card("georgia"), "hypertrophy")
+    path = header.relative_to(root).as_posix()
+    item = RawItem(path, header.stem, "p1", "train", "hypertrophy", **changes)
+    return read_records(root, item, dataset_card("georgia")).records
 
 
 def test_record_holds_signal_scale_target_and_group(tmp_path, write_cinc, ecg_signal):
@@ -201,15 +201,6 @@ def test_250_hz_file_becomes_one_full_record(tmp_path, write_cinc, ecg_signal):
     every_second = record.signal[:, ::2] * record.scale * 1000
     assert np.abs(every_second - smooth)[:, 50:-50].max() < 20  # 0.1 % of the largest
     assert read_wfdb(tmp_path / "E1.hea").rate == 250
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("61", 61.0), ("300.0", 90.0), ("89", 89.0), ("91", 90.0), ("0", 0.0)]
-    + [(text, None) for text in ("", "NaN", "nan", "-1", "inf", "Unknown")],
-)
-def test_age(text, expected):
-    assert age(text) == expected
 
 
 def test_released_labels_are_read_by_column_name(tmp_path):

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import shutil
 
@@ -8,13 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmd_ray.data.batches import ResidentFeed, Worker, epoch_order, share, step_rows
-from benchmd_ray.data.catalog import Catalog, write_shard
+from benchmd_ray.data.build import write_shard
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import (
     StreamingFeed,
     cache_folder,
     chosen_rows_feed,
-    read_targets,
+    read_columns,
     resident_feed,
+    row_bytes,
+    shuffle_rows,
     streams,
     whole_split_feed,
 )
@@ -38,6 +43,12 @@ def stored():
     return signals, targets
 
 
+def record(i, signal, target):
+    """Every row has its own scale and valid size, which an ECG's normalisation leaves alone."""
+    scale = (i + 1) / 1024
+    return Record(f"r{i}", f"p{i}", f"r{i}", signal, scale, (5000 - i,), target.tolist())
+
+
 @pytest.fixture(scope="module")
 def catalog(stored, tmp_path_factory):
     """A catalog of one split in shards of unequal length."""
@@ -45,12 +56,9 @@ def catalog(stored, tmp_path_factory):
     path, shards, start = tmp_path_factory.mktemp("catalog"), [], 0
     (path / "shards").mkdir()
     for number, rows in enumerate(SHARDS):
-        records = [
-            Record(f"r{i}", f"p{i}", f"r{i}", signals[i], 0.001, (5000,), targets[i].tolist())
-            for i in range(start, start + rows)
-        ]
+        records = [record(i, signals[i], targets[i]) for i in range(start, start + rows)]
         file = f"shards/train-{number:05d}.parquet"
-        written = write_shard(to_table(records, "train", ECG), path / file, ECG)
+        written = write_shard(to_table(records, "train", dataset_card("ptb-xl")), path / file, ECG)
         shards.append({"file": file, "split": "train", "rows": rows, **written})
         start += rows
     manifest = {
@@ -58,6 +66,7 @@ def catalog(stored, tmp_path_factory):
         "splits": {"train": {"records": ROWS}},
         "shards": shards,
         "digest": "0123456789abcdef" * 4,
+        "statistics": None,
     }
     return Catalog(path, manifest)
 
@@ -226,13 +235,18 @@ def test_padding_of_a_subset_stays_in_the_subset(catalog, stored):
 
 def test_targets_can_be_replaced(catalog, stored):
     other = stored[1][::-1].copy()
-    feed = resident_feed(catalog, "train", seed=0, targets=other)
+    columns = dataclasses.replace(read_columns(catalog, "train"), targets=other)
+    feed = resident_feed(catalog, "train", seed=0, columns=columns)
     for batch in feed.ordered(8):
         assert batch.targets.tolist() == other[batch.rows].tolist()
 
 
-def test_targets_are_read_in_row_order(catalog, stored):
-    np.testing.assert_array_equal(read_targets(catalog, "train"), stored[1])
+def test_columns_are_read_in_row_order(catalog, stored):
+    columns = read_columns(catalog, "train")
+    assert len(columns) == ROWS
+    np.testing.assert_array_equal(columns.targets, stored[1])
+    np.testing.assert_array_equal(columns.scales, np.arange(1, ROWS + 1) / 1024)
+    np.testing.assert_array_equal(columns.sizes, 5000 - np.arange(ROWS)[:, None])
 
 
 def test_a_split_is_decoded_once_and_mapped(catalog, monkeypatch, tmp_path):
@@ -282,7 +296,8 @@ def test_chosen_rows_are_the_same_whether_the_split_streams_or_not(catalog, stor
     rows = np.array([1, 8, 9, 20])
     for feed in ("resident", "streaming"):
         settings = Settings(execution=ExecutionSettings(feed=feed))
-        chosen = chosen_rows_feed(catalog, "train", rows, targets, settings, Worker())
+        columns = read_columns(catalog, "train")
+        chosen = chosen_rows_feed(catalog, "train", rows, columns, settings, Worker())
         (batch,) = chosen.ordered(8)
         expected = np.stack([normalised(signals[row]) for row in rows])
         np.testing.assert_allclose(batch.signals.numpy(), expected, atol=1e-6)
@@ -292,13 +307,13 @@ def test_chosen_rows_are_the_same_whether_the_split_streams_or_not(catalog, stor
 def test_targets_of_an_altered_shard_are_refused(catalog, tmp_path):
     shutil.copytree(catalog.path, tmp_path / "copy")
     copy = Catalog(tmp_path / "copy", catalog.manifest)
-    assert len(read_targets(copy, "train")) == ROWS
+    assert len(read_columns(copy, "train")) == ROWS
     shard = copy.shards("train")[1][0]
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(bytes(content))
     with pytest.raises(BenchmdError, match="its SHA-256 differs"):
-        read_targets(copy, "train")
+        read_columns(copy, "train")
 
 
 # --- choice ----------------------------------------------------------------------------------
@@ -308,6 +323,12 @@ def test_a_split_streams_when_it_is_larger_than_the_settings_allow(catalog):
     gib = ROWS * 12 * 5000 * 2 / 2**30
     assert not streams(catalog, "train", ExecutionSettings(resident_gib=gib))
     assert streams(catalog, "train", ExecutionSettings(resident_gib=gib * 0.999))
+
+
+def test_the_shuffle_buffer_is_measured_in_mib(catalog):
+    assert row_bytes(catalog) == 12 * 5000 * 2
+    for mib, rows in ((1, 8), (2, 17), (256, 2236)):
+        assert shuffle_rows(catalog, ExecutionSettings(shuffle_mib=mib)) == rows
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from benchmd_ray.data.cards import dataset_card, resource_folder
 from benchmd_ray.data.datasets import ptbxl
+from benchmd_ray.data.raw import Choices
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.errors import BenchmdError
 
@@ -46,7 +47,7 @@ def expected_label(scp_codes: str) -> str:
 
 
 def test_labels_splits_and_patients_are_those_of_the_table(synthetic_raw, table):
-    found = ptbxl.discover(synthetic_raw["ptb-xl"], CARD, "clean", None)
+    found = ptbxl.discover(synthetic_raw["ptb-xl"], CARD, Choices())
     assert (found.layout, found.missing, found.left_out) == ("physionet", [], {})
     assert len(found.items) == len(table) == 140
     for item in found.items:
@@ -59,7 +60,7 @@ def test_labels_splits_and_patients_are_those_of_the_table(synthetic_raw, table)
 
 
 def test_metadata_are_those_of_the_table(synthetic_raw, table):
-    for item in ptbxl.discover(synthetic_raw["ptb-xl"], CARD, "clean", None).items:
+    for item in ptbxl.discover(synthetic_raw["ptb-xl"], CARD, Choices()).items:
         row = table.loc[int(item.record_id.removeprefix("HR"))]
         assert item.metadata == {
             "age": min(row["age"], 90.0),
@@ -72,8 +73,8 @@ def test_metadata_are_those_of_the_table(synthetic_raw, table):
 
 def test_read_gives_the_samples_of_the_file(synthetic_raw):
     root = synthetic_raw["ptb-xl"]
-    item = ptbxl.discover(root, CARD, "clean", None).items[3]
-    (record,) = ptbxl.read(root, item, CARD)
+    item = ptbxl.discover(root, CARD, Choices()).items[3]
+    (record,) = ptbxl.read(root, item, CARD).records
     samples = np.fromfile((root / item.path).with_suffix(".dat"), "<i2").reshape(-1, 12).T
     assert np.array_equal(record.signal, samples)
     assert record.scale == pytest.approx(0.001)
@@ -87,7 +88,7 @@ def test_folds_give_the_official_splits():
 
 def test_missing_files_are_named(raw):
     (raw / "records500/00000/00007_hr.hea").unlink()
-    found = ptbxl.discover(raw, CARD, "clean", None)
+    found = ptbxl.discover(raw, CARD, Choices())
     assert found.missing == ["records500/00000/00007_hr.hea"]
     assert len(found.items) == 139
 
@@ -95,30 +96,30 @@ def test_missing_files_are_named(raw):
 def test_released_takes_split_and_label_from_its_table(raw, tmp_path):
     split_table = tmp_path / "ptbxl_splits.csv"
     split_table.write_text("patient,split,label\nHR00001,val,2\nHR00002,train,6\nHR90000,train,0\n")
-    found = ptbxl.discover(raw, CARD, "released", split_table)
+    found = ptbxl.discover(raw, CARD, Choices("released", split_table))
     assert [(i.record_id, i.split, i.label) for i in found.items] == [
         ("HR00001", "validation", "myocardial infarction"),
         ("HR00002", "train", "hypertrophy"),
     ]
     assert found.left_out == {"it is not in the released split table": 138}
     assert found.missing == []
-    assert found.patients_known
+    assert found.grouped_by == "patient"
 
 
 def test_released_needs_its_table(raw):
     with pytest.raises(BenchmdError, match=r"needs the split table .*ptbxl_splits\.csv"):
-        ptbxl.discover(raw, CARD, "released", None)
+        ptbxl.discover(raw, CARD, Choices("released"))
 
 
 def test_clean_needs_the_database(tmp_path):
     with pytest.raises(BenchmdError, match=r"has no ptbxl_database\.csv.*--policy released"):
-        ptbxl.discover(tmp_path, CARD, "clean", None)
+        ptbxl.discover(tmp_path, CARD, Choices())
 
 
 def test_table_of_another_kind_is_refused(tmp_path):
     (tmp_path / "ptbxl_database.csv").write_text("patient,split,label\nHR00001,train,0\n")
     with pytest.raises(BenchmdError, match="has no column 'ecg_id'; expected the table of PTB-XL"):
-        ptbxl.discover(tmp_path, CARD, "clean", None)
+        ptbxl.discover(tmp_path, CARD, Choices())
 
 
 def test_table_that_is_cut_off_is_refused(raw):
@@ -126,7 +127,7 @@ def test_table_that_is_cut_off_is_refused(raw):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:50], lines[50][:60]]))
     with pytest.raises(BenchmdError, match="ends within record 50: the file is cut off"):
-        ptbxl.discover(raw, CARD, "clean", None)
+        ptbxl.discover(raw, CARD, Choices())
 
 
 def test_challenge_records_that_ptbxl_removed_are_counted(tmp_path, synthetic_raw):
@@ -136,7 +137,7 @@ def test_challenge_records_that_ptbxl_removed_are_counted(tmp_path, synthetic_ra
         path = tmp_path / "g1" / f"HR{number:05d}.hea"
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    found = ptbxl.discover(tmp_path, CARD, "clean", None)
+    found = ptbxl.discover(tmp_path, CARD, Choices())
     assert found.layout == "cinc"
     assert [item.path for item in found.items] == [f"g1/HR0000{i}.hea" for i in (1, 2, 3)]
     assert found.left_out == {"it is not in ptbxl_database.csv": 1}
@@ -156,17 +157,17 @@ def test_a_row_that_cannot_be_used_is_named(synthetic_raw, tmp_path, column, val
     table.loc[2, column] = value
     table.to_csv(tmp_path / "ptbxl_database.csv", index=False)
     with pytest.raises(BenchmdError, match=message):
-        ptbxl.discover(tmp_path, CARD, "clean", None)
+        ptbxl.discover(tmp_path, CARD, Choices())
 
 
 def test_an_empty_table_is_no_missing_one(synthetic_raw, tmp_path):
     text = (synthetic_raw["ptb-xl"] / "ptbxl_database.csv").read_text()
     (tmp_path / "ptbxl_database.csv").write_text(text.splitlines()[0] + "\n")
     with pytest.raises(BenchmdError, match="holds no record"):
-        ptbxl.discover(tmp_path, CARD, "clean", None)
+        ptbxl.discover(tmp_path, CARD, Choices())
 
 
 def test_an_empty_released_table_never_gives_clean_labels(synthetic_raw, tmp_path):
     (tmp_path / "splits.csv").write_text("patient,split,label\n")
     with pytest.raises(BenchmdError, match="it holds no record"):
-        ptbxl.discover(synthetic_raw["ptb-xl"], CARD, "released", tmp_path / "splits.csv")
+        ptbxl.discover(synthetic_raw["ptb-xl"], CARD, Choices("released", tmp_path / "splits.csv"))

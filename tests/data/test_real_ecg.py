@@ -13,7 +13,8 @@ from scipy.io import loadmat
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import cinc, ptbxl
-from benchmd_ray.data.datasets.ecg import LEADS, RawItem, read_records, released_labels
+from benchmd_ray.data.datasets.ecg import LEADS, read_records, released_labels
+from benchmd_ray.data.raw import Choices, RawItem
 from benchmd_ray.data.readers.wfdb import read_comments, read_wfdb
 
 pytestmark = pytest.mark.data
@@ -35,7 +36,7 @@ def test_header_that_wfdb_itself_refuses_reads(real_data):
     with pytest.raises(wfdb.io.header.HeaderSyntaxError):
         wfdb.rdrecord(str(header.with_suffix("")))
     item = RawItem(header.name, "E00666", "E00666", "test")
-    (record,) = cinc.read(header.parent, item, dataset_card("georgia"))
+    (record,) = cinc.read(header.parent, item, dataset_card("georgia")).records
     assert np.array_equal(record.signal, loadmat(header.with_suffix(".mat"))["val"])
     assert record.metadata == {"age": 77.0, "sex": "male"}
     # inferior ischaemia outranks the four st-t and q wave findings beside it
@@ -44,10 +45,10 @@ def test_header_that_wfdb_itself_refuses_reads(real_data):
 
 def test_every_ptbxl_record_reads_with_its_exact_samples(real_data):
     root, card = real_data / "ptb-xl-500", dataset_card("ptb-xl")
-    found = ptbxl.discover(root, card, "clean", None)
+    found = ptbxl.discover(root, card, Choices())
     assert (len(found.items), found.missing, found.left_out) == (500, [], {})
     for item in found.items:
-        (record,) = read_records(root, item, card, str(item.label))
+        (record,) = read_records(root, item, card).records
         samples = np.memmap((root / item.path).with_suffix(".dat"), "<i2", "r").reshape(-1, 12)
         assert record.signal.dtype == np.int16
         assert np.array_equal(record.signal, samples.T)
@@ -56,7 +57,7 @@ def test_every_ptbxl_record_reads_with_its_exact_samples(real_data):
 
 def test_ptbxl_splits_patients_and_ages(real_data):
     root = real_data / "ptb-xl-500"
-    items = ptbxl.discover(root, dataset_card("ptb-xl"), "clean", None).items
+    items = ptbxl.discover(root, dataset_card("ptb-xl"), Choices()).items
     assert Counter(i.split for i in items) == {"train": 353, "validation": 81, "test": 66}
     assert len({i.group_id for i in items}) == 466
     splits: dict[str, set[str]] = {}
@@ -71,7 +72,7 @@ def test_ptbxl_splits_patients_and_ages(real_data):
 
 def test_ptbxl_labels_by_hand(real_data):
     root = real_data / "ptb-xl-500"
-    items = ptbxl.discover(root, dataset_card("ptb-xl"), "clean", None).items
+    items = ptbxl.discover(root, dataset_card("ptb-xl"), Choices()).items
     labels = {i.record_id: i.label for i in items}
     assert labels["HR00001"] == "other"  # NORM 100, LVOLT 0, SR 0
     assert labels["HR00002"] == "normal"  # NORM 80, SBRAD 0
@@ -83,7 +84,7 @@ def test_challenge_records_of_ptbxl_are_found_by_the_database(real_data, tmp_pat
     for path in source.glob("HR*"):
         shutil.copy(path, tmp_path)
     shutil.copy(real_data / "ptb-xl-500" / "ptbxl_database.csv", tmp_path)
-    found = ptbxl.discover(tmp_path, dataset_card("ptb-xl"), "clean", None)
+    found = ptbxl.discover(tmp_path, dataset_card("ptb-xl"), Choices())
     assert found.layout == "cinc"
     assert found.left_out == {"it is not in ptbxl_database.csv": 10}
     assert (len(found.items), len(found.missing)) == (0, 500)

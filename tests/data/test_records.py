@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmd_ray.data.catalog import write_shard
+from benchmd_ray.data.build import write_shard
+from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.records import (
     METADATA,
     Record,
@@ -20,10 +21,18 @@ from benchmd_ray.data.records import (
     schema,
     to_table,
 )
-from benchmd_ray.modalities import MODALITIES
 
 
-def example(modality, row: int) -> Record:
+def card_of(name: str) -> DatasetCard:
+    """A card of that modality."""
+    return dataclasses.replace(dataset_card("georgia"), modality=name)
+
+
+ECG, CXR = card_of("ecg"), card_of("cxr")
+
+
+def example(card: DatasetCard, row: int) -> Record:
+    modality = card.kind
     rng = np.random.default_rng(row)
     dtype = np.dtype(modality.dtype)
     bounds = np.iinfo(dtype)
@@ -34,18 +43,19 @@ def example(modality, row: int) -> Record:
         signal=rng.integers(bounds.min, bounds.max, modality.stored_shape, dtype),
         scale=0.25 + row,
         valid_size=tuple(size - row for size in modality.stored_shape[1:]),
-        target=rng.integers(-1, 2, len(modality.classes)).tolist(),
+        target=rng.integers(-1, 2, len(card.classes)).tolist(),
         metadata={"age": 40.5 + row, "site": "7"} if row else {},
     )
 
 
 @pytest.mark.parametrize("name", ["ecg", "cxr", "ldct"])
 def test_round_trip_through_parquet_keeps_every_value(tmp_path, name):
-    modality = MODALITIES[name]
-    records = [example(modality, row) for row in range(3)]
+    card = card_of(name)
+    modality = card.kind
+    records = [example(card, row) for row in range(3)]
     path = tmp_path / "shard.parquet"
-    write_shard(to_table(records, "train", modality), path, modality)
-    assert pq.read_schema(path) == schema(modality)
+    write_shard(to_table(records, "train", card), path, modality)
+    assert pq.read_schema(path) == schema(card)
     table = pq.read_table(path)
     assert np.array_equal(
         decode_signals(table["signal"], modality), np.stack([r.signal for r in records])
@@ -61,42 +71,50 @@ def test_round_trip_through_parquet_keeps_every_value(tmp_path, name):
 
 
 def test_one_chunk_is_decoded_without_a_copy_and_slices_point_right():
-    modality = MODALITIES["ecg"]
-    records = [example(modality, row) for row in range(4)]
-    column = to_table(records, "train", modality)["signal"]
-    decoded = decode_signals(column, modality)
+    records = [example(ECG, row) for row in range(4)]
+    column = to_table(records, "train", ECG)["signal"]
+    decoded = decode_signals(column, ECG.kind)
     assert decoded.ctypes.data == column.chunk(0).buffers()[1].address
     assert not decoded.flags.owndata
-    sliced = decode_signals(column.slice(2, 1), modality)
+    sliced = decode_signals(column.slice(2, 1), ECG.kind)
     assert np.array_equal(sliced[0], records[2].signal)
 
 
 def test_several_chunks_and_none_are_decoded_in_order():
-    modality = MODALITIES["cxr"]
-    tables = [to_table([example(modality, row)], "train", modality) for row in range(2)]
+    tables = [to_table([example(CXR, row)], "train", CXR) for row in range(2)]
     column = pa.concat_tables(tables)["signal"]
     assert column.num_chunks == 2
-    expected = np.stack([example(modality, row).signal for row in range(2)])
-    assert np.array_equal(decode_signals(column, modality), expected)
-    empty = decode_signals(pa.chunked_array([], column.type), modality)
+    expected = np.stack([example(CXR, row).signal for row in range(2)])
+    assert np.array_equal(decode_signals(column, CXR.kind), expected)
+    empty = decode_signals(pa.chunked_array([], column.type), CXR.kind)
     assert empty.shape == (0, 1, 224, 224)
 
 
+def test_merged_classes_make_the_targets_narrower():
+    merged = {"healthy": ("wake", "n1"), "deep": ("n2", "n3", "rem")}
+    narrow = dataclasses.replace(card_of("eeg"), merged_classes=merged)
+    records = [example(narrow, row) for row in range(4)]
+    table = to_table(records, "train", narrow)
+    assert schema(narrow).field("target").type.list_size == 2
+    assert schema(card_of("eeg")).field("target").type.list_size == 5
+    assert decode_targets(table["target"]).tolist() == [list(r.target) for r in records]
+
+
 def test_schema_states_what_a_signal_is():
-    field = schema(MODALITIES["ecg"]).field("signal")
+    field = schema(ECG).field("signal")
     assert field.type == pa.binary(12 * 5000 * 2)
     assert field.metadata == {b"dtype": b"int16", b"shape": b"12,5000", b"unit": b"mV"}
-    names = schema(MODALITIES["ecg"]).names
+    names = schema(ECG).names
     assert names[:5] == ["record_id", "group_id", "unit_id", "split", "signal"]
     assert names[-len(METADATA) :] == ["age", "sex", "site", "device", "view"]
 
 
 @pytest.mark.parametrize("change", [lambda s: s[:, :-1], lambda s: s.astype(np.int32)])
 def test_signal_of_another_shape_or_type_is_refused(change):
-    record = example(MODALITIES["ecg"], 1)
+    record = example(ECG, 1)
     wrong = dataclasses.replace(record, signal=change(record.signal))
     with pytest.raises(RecordError, match=r"r1: signal of shape .* expected \(12, 5000\) and"):
-        to_table([wrong], "train", MODALITIES["ecg"])
+        to_table([wrong], "train", ECG)
 
 
 def test_patients_are_hashed_per_dataset_and_key(monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from benchmd_ray.data.splits import label_subset, patient_split, stable_fraction
+from benchmd_ray.data.splits import hashed_split, label_subset, stable_fraction
 from benchmd_ray.errors import BenchmdError
 
 one_class = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(
@@ -27,11 +27,11 @@ def test_fraction_is_stable_and_uniform():
 
 
 def test_four_fifths_of_the_patients_train():
-    splits = [patient_split("a", str(i)) for i in range(4000)]
+    splits = [hashed_split("a", str(i)) for i in range(4000)]
     assert set(splits) == {"train", "validation"}
     assert 0.78 < splits.count("train") / 4000 < 0.82
-    assert splits == [patient_split("a", str(i)) for i in range(4000)]
-    assert splits != [patient_split("b", str(i)) for i in range(4000)]
+    assert splits == [hashed_split("a", str(i)) for i in range(4000)]
+    assert splits != [hashed_split("b", str(i)) for i in range(4000)]
 
 
 @given(one_class, st.integers(1, 30), st.integers(0, 5))

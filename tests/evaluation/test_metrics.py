@@ -8,6 +8,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import (
     auroc,
     auroc_per_class,
+    pooled,
     probabilities,
     require_scorable,
 )
@@ -141,6 +142,72 @@ def test_monotone_transform_changes_nothing(seed, transform):
     np.testing.assert_allclose(
         auroc_per_class(targets, transform(scores)), auroc_per_class(targets, scores), atol=1e-12
     )
+
+
+def loop_pooled(units, targets, scores):
+    """Slow reference: unit by unit, class by class."""
+    first, pooled_targets, pooled_scores = [], [], []
+    for unit in dict.fromkeys(units):
+        rows = [row for row, own in enumerate(units) if own == unit]
+        first.append(rows[0])
+        columns = [set(column) for column in targets[rows].T.tolist()]
+        pooled_targets.append([1 if 1 in c else -1 if -1 in c else 0 for c in columns])
+        pooled_scores.append([max(column) for column in scores[rows].T.tolist()])
+    return first, pooled_targets, pooled_scores
+
+
+def windows(seed, rows, scans, classes):
+    """Windows of scans in any order, their targets with unknowns, their scores."""
+    rng = np.random.default_rng(seed)
+    units = [f"scan {number}" for number in rng.integers(0, scans, rows)]
+    targets, _ = random_predictions(seed, rows, classes)
+    return units, targets, rng.normal(size=(rows, classes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 12), st.integers(1, 3))
+def test_windows_of_one_scan_pool_to_one_score(seed, rows, scans, classes):
+    units, targets, scores = windows(seed, rows, scans, classes)
+    first, pooled_targets, pooled_scores = pooled(units, targets, scores)
+    expected = loop_pooled(units, targets, scores)
+    assert first.tolist() == expected[0]
+    assert pooled_targets.tolist() == expected[1]
+    assert pooled_scores.tolist() == expected[2]
+    assert pooled_targets.dtype == np.int8
+
+
+def test_a_scan_with_a_positive_window_is_positive_and_else_unknown_where_one_is():
+    units = ["b", "a", "b", "a", "c", "b", "c"]
+    targets = np.array([[0, 1], [-1, 0], [1, 0], [0, -1], [0, 0], [-1, 0], [0, 0]])
+    scores = np.array([[1, 5], [2, 9], [0, 6], [3, 7], [-4, -1], [8, 0], [-3, -2]])
+    first, pooled_targets, pooled_scores = pooled(units, targets, scores)
+    assert first.tolist() == [0, 1, 4]  # b, a, c
+    assert pooled_targets.tolist() == [[1, 1], [-1, -1], [0, 0]]
+    assert pooled_scores.tolist() == [[8, 6], [3, 9], [-3, -1]]
+
+
+def test_records_that_are_their_own_units_stay_as_they_are():
+    targets, scores = random_predictions(6)
+    units = [f"r{row}" for row in np.random.default_rng(6).permutation(60)]
+    first, same_targets, same_scores = pooled(units, targets, scores)
+    np.testing.assert_array_equal(first, np.arange(60))
+    np.testing.assert_array_equal(same_targets, targets)
+    np.testing.assert_array_equal(same_scores, scores)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 40))
+def test_the_order_of_windows_does_not_matter(seed, rows):
+    units, targets, scores = windows(seed, rows, 8, 2)
+    order = np.random.default_rng(seed).permutation(rows)
+    moved = [units[row] for row in order]
+
+    def by_name(units, targets, scores):
+        first, *values = pooled(units, targets, scores)
+        names = [units[row] for row in first]
+        return sorted(zip(names, *(value.tolist() for value in values), strict=True))
+
+    assert by_name(units, targets, scores) == by_name(moved, targets[order], scores[order])
 
 
 LOGITS = hnp.arrays(

@@ -14,6 +14,18 @@ def test_equal_determinants_give_the_same_folder_and_others_another(tmp_path):
     assert first.folder == again.folder != other.folder
 
 
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
+    def refuse():
+        raise BenchmdError("no")
+
+    store, about = tmp_path / "store", {"determinants": {"a": 1}}
+    with pytest.raises(BenchmdError, match="no"):
+        open_run(store, "r", about, refuse)
+    assert not store.exists()
+    there = open_run(store, "r", about, lambda: None)
+    assert open_run(store, "r", about, refuse).folder == there.folder  # checked when it was made
+
+
 def test_a_run_is_finished_only_when_its_work_ended_well(tmp_path):
     run = open_run(tmp_path, "r", {"determinants": {}})
     with pytest.raises(RuntimeError, match="work"), working(run):

@@ -1,4 +1,5 @@
 import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,7 @@ def make_run(
     table = pa.table(
         {
             "split": [split] * 300,
+            "unit_id": [f"r{i}" for i in range(300)],
             "group_id": [f"p{i // 2}" for i in range(300)],
             "scores": pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), 7),
             "target": pa.FixedSizeListArray.from_arrays(pa.array(targets.ravel()), 7),
@@ -47,6 +49,7 @@ def make_run(
             "role": role,
             "raw_records": "300",
             "raw_expected": "10344",
+            "classes": json.dumps(ECG.classes),
         }
     )
     (run.folder / "predictions").mkdir(exist_ok=True)
@@ -63,6 +66,21 @@ def test_every_number_is_computed_from_the_predictions(tmp_path):
     assert [value for _, value, _, _ in cell.classes[:6]] == pytest.approx(expected)
     assert cell.low < cell.auroc < cell.high
     assert (cell.records, cell.patients) == (300, 150)
+
+
+def test_windows_of_one_scan_count_as_one_record(tmp_path):
+    run, targets, scores = make_run(tmp_path)
+    path = run.folder / "predictions" / "georgia.parquet"
+    table = pq.read_table(path)
+    units = pa.array([f"scan {i // 2}" for i in range(300)])
+    named = table.set_column(table.schema.get_field_index("unit_id"), "unit_id", units)
+    pq.write_table(named, path)
+    (cell,) = tables.cells(run)
+    pairs = targets.reshape(150, 2, 7).max(axis=1), scores.reshape(150, 2, 7).max(axis=1)
+    expected = [roc_auc_score(pairs[0][:, c], pairs[1][:, c]) for c in range(6)]
+    assert [value for _, value, _, _ in cell.classes[:6]] == pytest.approx(expected)
+    assert (cell.records, cell.patients) == (150, 150)
+    assert cell.positives == tuple(pairs[0].sum(axis=0))
 
 
 def test_a_class_that_cannot_be_scored_is_named(tmp_path):

@@ -14,10 +14,10 @@ def test_the_demo_fills_the_table_from_a_relative_folder(
 ):
     short = {"pretrain": {"steps": 2, "batch_size": 8}, "transfer": {"epochs": 1}}
     monkeypatch.setattr(module, "SETTINGS", updated(module.SETTINGS, short))
-    monkeypatch.setattr(module, "write_ecg", lambda folder: synthetic_raw)
+    monkeypatch.setitem(module.WRITERS, "ecg", lambda folder: synthetic_raw)
     monkeypatch.chdir(tmp_path)
     said = []
-    runs = module.demo(Path("demo"), said.append)
+    runs = module.demo(Path("demo"), said.append, modalities=["ecg"])
     cells = tables.all_cells(runs, resamples=20)
     assert {(c.technique, c.setting) for c in cells} == {
         (technique, setting)

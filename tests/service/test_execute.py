@@ -6,7 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from benchmd_ray.data.catalog import Catalog, build, open_catalog
+from benchmd_ray.data.build import build
+from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.results.store import runs

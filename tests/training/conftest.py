@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmd_ray.data.build import write_shard
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog, write_shard
+from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.files import digest, write_json
 from benchmd_ray.modalities import MODALITIES
@@ -42,7 +43,7 @@ def write_catalog(path, splits, dataset="ptb-xl", shards=2):
     for split, records in splits.items():
         for number, part in enumerate(np.array_split(np.arange(len(records)), shards)):
             file = f"shards/{split}-{number:05d}.parquet"
-            table = to_table([records[i] for i in part], split, ECG)
+            table = to_table([records[i] for i in part], split, card)
             written = write_shard(table, path / file, ECG)
             named.append({"file": file, "split": split, "rows": len(part), **written})
     manifest = {
@@ -52,8 +53,9 @@ def write_catalog(path, splits, dataset="ptb-xl", shards=2):
         "modality": card.modality,
         "role": card.role,
         "policy": "clean",
-        "raw": {"records": 99, "expected": 99, "missing": 0, "patients_known": True},
+        "raw": {"records": 99, "expected": 99, "missing": 0, "grouped_by": "patient"},
         "left_out": {},
+        "statistics": {"mean": [0.25 * i for i in range(12)], "std": [1.5] * 12},
         "quarantined": [],
         "splits": {split: {"records": len(records)} for split, records in splits.items()},
         "shards": named,

@@ -141,6 +141,7 @@ def test_what_a_run_leaves(run):
     assert "torch" in description["versions"]
     architecture = json.loads((done.folder / DESCRIPTION).read_text())
     assert (architecture["modality"], architecture["encoder"]["width"]) == ("ecg", 32)
+    assert architecture["statistics"] == {"mean": [0.25 * i for i in range(12)], "std": [1.5] * 12}
 
 
 def test_metrics_go_into_the_run_folder(run, tmp_path):

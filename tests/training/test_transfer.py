@@ -1,6 +1,7 @@
 import itertools
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +14,19 @@ from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import auroc, probabilities
 from benchmd_ray.files import sha256
+from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import LABEL_SETTINGS
 from benchmd_ray.training import transfer as module
-from benchmd_ray.training.checkpoints import DESCRIPTION, MODEL, load_classifier, load_encoder
-from benchmd_ray.training.collect import collect
+from benchmd_ray.training.checkpoints import (
+    DESCRIPTION,
+    MODEL,
+    load_classifier,
+    load_encoder,
+    model_description,
+)
+from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed
 from benchmd_ray.training.transfer import RESULT, Best, TransferJob, require_transferable, transfer
@@ -231,7 +239,7 @@ def test_a_label_setting_trains_on_its_records_only(run, source, make_settings, 
     assert done.result["training_records"] == 14
     settings = make_settings(*changes)
     data = module._labels(settings, source)
-    counts = data.targets[data.rows].sum(axis=0)
+    counts = data.columns.targets[data.rows].sum(axis=0)
     assert counts.tolist() == [2] * 7
     losses, _ = slow_loop(
         source, model := fresh_classifier(source, settings), model.parameters(), settings, data.rows
@@ -256,13 +264,13 @@ def test_shuffled_labels_are_a_permutation(make_catalog, splits, make_settings, 
     again = module._labels(make_settings(*shuffle), catalog)
     other = module._labels(make_settings(*shuffle, "seed=1"), catalog)
     assert shuffled.rows.tolist() == kept.rows.tolist()
-    inside, before = shuffled.targets[kept.rows], kept.targets[kept.rows]
+    inside, before = shuffled.columns.targets[kept.rows], kept.columns.targets[kept.rows]
     assert inside.sum(axis=0).tolist() == before.sum(axis=0).tolist()
     assert (inside != before).any(axis=1).sum() > len(kept.rows) / 2
     outside = np.setdiff1d(np.arange(42), kept.rows)
-    np.testing.assert_array_equal(shuffled.targets[outside], kept.targets[outside])
-    np.testing.assert_array_equal(shuffled.targets, again.targets)
-    assert (shuffled.targets != other.targets).any()
+    np.testing.assert_array_equal(shuffled.columns.targets[outside], kept.columns.targets[outside])
+    np.testing.assert_array_equal(shuffled.columns.targets, again.columns.targets)
+    assert (shuffled.columns.targets != other.columns.targets).any()
     np.testing.assert_array_equal(shuffled.validation_targets, kept.validation_targets)
 
 
@@ -279,7 +287,7 @@ def test_shuffled_labels_stay_shuffled_in_a_streaming_run(source, make_settings)
     data = module._labels(settings, source)
     feed = module._training_feed(source, settings, Worker(), data)
     for batch in feed.epoch(16, 0):
-        assert batch.targets.tolist() == data.targets[batch.rows].tolist()
+        assert batch.targets.tolist() == data.columns.targets[batch.rows].tolist()
 
 
 @pytest.mark.parametrize("mode", [LINEAR, FINETUNE])
@@ -311,6 +319,44 @@ def test_a_validation_split_that_cannot_be_scored_is_refused(make_catalog, split
     catalog = make_catalog(splits | {"validation": only})
     with pytest.raises(BenchmdError, match=r"split validation: no class has both"):
         run(catalog=catalog)
+
+
+@pytest.mark.parametrize("mode", [LINEAR, FINETUNE])
+def test_an_epoch_is_scored_by_units_and_not_by_rows(make_catalog, splits, run, mode):
+    # The two rows of a unit are of different classes and not beside each other.
+    units = [f"scan {(5 * i) % 13}" for i in range(len(splits["validation"]))]
+    named = [
+        replace(record, unit_id=unit)
+        for record, unit in zip(splits["validation"], units, strict=True)
+    ]
+    catalog = make_catalog(splits | {"validation": named})
+    done = run(mode, "transfer.epochs=1", catalog=catalog)
+    signals, targets = all_of(catalog, "validation")
+    with torch.no_grad():
+        scores = probabilities(done.model.eval()(signals).numpy(), "single-label")
+    rows = [[i for i, own in enumerate(units) if own == unit] for unit in sorted(set(units))]
+    expected = auroc(
+        np.stack([targets.numpy()[own].max(axis=0) for own in rows]),
+        np.stack([scores[own].max(axis=0) for own in rows]),
+    )
+    assert len(rows) == 13
+    assert done.reporter.column("validation_auroc") == pytest.approx([expected.mean], abs=1e-6)
+    assert expected.mean != pytest.approx(auroc(targets.numpy(), scores).mean, abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", [LINEAR, FINETUNE])
+def test_a_model_holds_the_statistics_of_its_source(run, source, mode):
+    assert source.statistics is not None
+    done = run(mode, "transfer.epochs=1")
+    assert model_description(done.folder)["statistics"] == source.statistics
+
+
+@pytest.mark.parametrize("name", MODALITIES)
+def test_a_step_without_gradients_holds_a_bounded_number_of_values(name):
+    size, values = evaluation_batch(MODALITIES[name]), math.prod(MODALITIES[name].input_shape)
+    assert 1 <= size <= 256
+    assert size * values <= 2**26
+    assert size == 256 or (size + 1) * values > 2**26
 
 
 def test_training_records_without_labels_are_left_out(make_catalog, splits, run):
@@ -378,7 +424,7 @@ class Unordered:
 
 def test_outputs_are_collected_in_row_order_without_padding():
     feed = Unordered((4, 0, 6, -1, 1, 5, -1, -1, 3, 2))
-    found = collect(lambda x: torch.cat([x, x * 10], dim=1), feed)
+    found = collect(lambda x: torch.cat([x, x * 10], dim=1), feed, 20)
     assert found.tolist() == [[row, row * 10] for row in range(7)]
 
 
@@ -399,7 +445,6 @@ def test_outputs_are_collected_in_row_order(source, world, monkeypatch):
             torch.cat([torch.from_numpy(b.rows) for b in batches]),
         )
     )
-    monkeypatch.setattr("benchmd_ray.training.collect.EVALUATION_BATCH", 20)
     monkeypatch.setattr("benchmd_ray.training.collect.gather", lambda x: next(gathered))
-    found = collect(lambda x: x.flatten(1)[:, :5], feeds[0])
+    found = collect(lambda x: x.flatten(1)[:, :5], feeds[0], 20)
     np.testing.assert_array_equal(found, expected)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
-from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets import cinc, ptbxl
-from benchmd_ray.data.datasets.ecg import Discovery, RawItem
-from benchmd_ray.data.records import Record
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """The two functions that know a dataset's raw layout."""
-
-    discover: Callable[[Path, DatasetCard, str, Path | None], Discovery]
-    """(raw folder, card, policy, released split table) → what the folder holds."""
-    read: Callable[[Path, RawItem, DatasetCard], list[Record]]
-    """(raw folder, item, card) → its records."""
-
+from benchmd_ray.data.datasets import (
+    aptos,
+    bcn20000,
+    cbis_ddsm,
+    chexpert,
+    cinc,
+    ham10000,
+    isic2017,
+    isruc,
+    jinchi,
+    lidc,
+    lndb,
+    messidor,
+    mimic_cxr,
+    nih_cxr,
+    pad_ufes,
+    photographs,
+    ptbxl,
+    shhs,
+    vindr_cxr,
+    vindr_mammo,
+)
+from benchmd_ray.data.raw import Dataset
 
 _CINC = Dataset(cinc.discover, cinc.read)
 
@@ -29,6 +35,23 @@ DATASETS: dict[str, Dataset] = {
     "chapman-shaoxing": _CINC,
     "georgia": _CINC,
     "cpsc": _CINC,
+    "shhs": Dataset(shhs.discover, shhs.read),
+    "isruc": Dataset(isruc.discover, isruc.read),
+    "mimic-cxr": Dataset(mimic_cxr.discover, mimic_cxr.read),
+    "chexpert": Dataset(chexpert.discover, chexpert.read),
+    "vindr-cxr": Dataset(vindr_cxr.discover, vindr_cxr.read),
+    "vindr-mammo": Dataset(vindr_mammo.discover, vindr_mammo.read),
+    "cbis-ddsm": Dataset(cbis_ddsm.discover, cbis_ddsm.read),
+    "nih-cxr-ap": Dataset(partial(nih_cxr.discover, view="AP"), nih_cxr.read),
+    "nih-cxr-pa": Dataset(partial(nih_cxr.discover, view="PA"), nih_cxr.read),
+    "bcn20000": Dataset(bcn20000.discover, photographs.read),
+    "ham10000": Dataset(ham10000.discover, photographs.read),
+    "pad-ufes-20": Dataset(pad_ufes.discover, photographs.read),
+    "isic-2017": Dataset(isic2017.discover, photographs.read),
+    "messidor-2": Dataset(messidor.discover, photographs.read),
+    "aptos-2019": Dataset(aptos.discover, photographs.read),
+    "jinchi": Dataset(jinchi.discover, photographs.read),
+    "lidc-idri": Dataset(lidc.discover, lidc.read),
+    "lndb": Dataset(lndb.discover, lndb.read),
 }
-
-__all__ = ["DATASETS", "Dataset", "Discovery", "RawItem"]
+"""By the name of the card."""

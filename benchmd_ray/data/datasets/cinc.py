@@ -6,49 +6,36 @@ Source: https://physionet.org/content/challenge-2021/.
 
 from __future__ import annotations
 
-import fnmatch
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard, code_classes
-from benchmd_ray.data.datasets.ecg import (
-    Discovery,
-    RawItem,
-    age,
-    dominant_class,
-    read_records,
-    released_labels,
-)
+from benchmd_ray.data.datasets.ecg import dominant_class, read_records, released_labels
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
 from benchmd_ray.data.readers.wfdb import read_comments
-from benchmd_ray.data.records import Record, RecordError, hashed_patient
-from benchmd_ray.data.splits import patient_split
-
-SEXES = {"male": "male", "m": "male", "female": "female", "f": "female"}
+from benchmd_ray.data.records import RecordError, hashed_patient
+from benchmd_ray.data.splits import hashed_split
+from benchmd_ray.data.tables import age, sex
 
 
 def headers(root: Path, pattern: str) -> dict[str, Path]:
     """Header files below ``root`` by record name, in order of name; the first of equal names."""
     found: dict[str, Path] = {}
-    paths = [
-        Path(folder, name)
-        for folder, _, names in os.walk(root, followlinks=True)
-        for name in fnmatch.filter(names, pattern)
-    ]
-    for path in sorted(paths, key=lambda p: (p.stem, p.as_posix())):
+    for path in files(root, pattern):
         found.setdefault(path.stem, path)
     return found
 
 
-def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | None) -> Discovery:
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the records. Each is a patient of its own: the challenge names no patients."""
     found = headers(root, card.layouts["cinc"].pattern)
-    released = released_labels(split_table, card) if policy == "released" else {}
+    by_table = choices.policy == "released"
+    released = released_labels(choices.split_table, card) if by_table else {}
     items, left_out = [], Counter[str]()
     for name, path in found.items():
         label: str | None = None
-        if policy == "released":
+        if by_table:
             if name not in released:
                 left_out["it is not in the released split table"] += 1
                 continue
@@ -56,14 +43,14 @@ def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | Non
         elif card.role == "target":
             split = "test"
         else:
-            split = patient_split(card.name, name)
+            split = hashed_split(card.name, name)
         patient = hashed_patient(card.name, name)
         items.append(RawItem(path.relative_to(root).as_posix(), name, patient, split, label))
     missing = sorted(released.keys() - found.keys())
-    return Discovery("cinc", items, missing, dict(left_out), patients_known=False)
+    return Discovery("cinc", items, missing, dict(left_out), grouped_by="record")
 
 
-def read(root: Path, item: RawItem, card: DatasetCard) -> list[Record]:
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """Records of one file, labelled by its SNOMED CT codes unless a table did."""
     comments = read_comments(root / item.path)
     label = item.label
@@ -74,7 +61,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> list[Record]:
         label = dominant_class(codes, code_classes(card.code_table, card.name))
     metadata = {
         "age": age(comments.get("age", "")),
-        "sex": SEXES.get(comments.get("sex", "").lower()),
+        "sex": sex(comments.get("sex", "")),
         **item.metadata,
     }
-    return read_records(root, replace(item, metadata=metadata), card, label)
+    return read_records(root, replace(item, label=label, metadata=metadata), card)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.wfdb import Waveform, read_wfdb
 from benchmd_ray.data.records import (
-    OLDEST_AGE,
     Record,
     RecordError,
     RecordLeftOut,
@@ -37,35 +35,6 @@ PRECEDENCE = (
 """Which class a record takes among equally likely ones (decision D8)."""
 
 RELEASED_SPLITS = {"train": "train", "val": "validation"}
-
-
-@dataclass(frozen=True)
-class RawItem:
-    """One raw file before it is read."""
-
-    path: str
-    """Relative to the raw folder."""
-    record_id: str
-    group_id: str
-    """The patient, hashed."""
-    split: str
-    label: str | None = None
-    """Its class where a table says so; else the file itself does."""
-    metadata: dict[str, float | str | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Discovery:
-    """What a raw folder holds."""
-
-    layout: str
-    items: list[RawItem]
-    missing: list[str] = field(default_factory=list)
-    """Files that a table names and that are not there."""
-    left_out: dict[str, int] = field(default_factory=dict)
-    """Records that the policy leaves out before reading, by reason."""
-    patients_known: bool = True
-    """False where each record has to stand for a patient of its own."""
 
 
 def dominant_class(likelihoods: Mapping[str, float], classes: Mapping[str, str]) -> str:
@@ -122,15 +91,6 @@ def released_labels(path: Path | None, card: DatasetCard) -> dict[str, tuple[str
         ) from error
 
 
-def age(text: str) -> float | None:
-    """Age in years, at most `OLDEST_AGE`; None where there is no number."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return min(value, OLDEST_AGE) if math.isfinite(value) and value >= 0 else None
-
-
 def twelve_leads(waveform: Waveform) -> npt.NDArray[np.int64]:
     """Rows of the waveform that hold `LEADS`, in that order, found by name.
 
@@ -168,8 +128,10 @@ def stored_signal(waveform: Waveform) -> tuple[npt.NDArray[np.int16], float]:
     return quantise(resample(samples / steps[:, None], waveform.rate, ECG.rate))
 
 
-def read_records(root: Path, item: RawItem, card: DatasetCard, label: str) -> list[Record]:
-    """Records of one raw file: 10 s segments, the remainder dropped (decision D2).
+def read_records(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """Records of one raw file, labelled as the item says.
+
+    They are 10 s segments; the remainder is dropped (decision D2).
 
     Raises:
         RecordError: The file cannot be read as a 12-lead ECG, or a segment is constant.
@@ -180,7 +142,7 @@ def read_records(root: Path, item: RawItem, card: DatasetCard, label: str) -> li
     parts = segments(signal, length)
     if not parts:
         raise RecordLeftOut("it is shorter than 10 s")
-    target = [int(name == label) for name in ECG.classes]
+    target = item.target(card)
     records = []
     for number, part in enumerate(parts):
         if (part.max(axis=1) == part.min(axis=1)).all():
@@ -198,4 +160,4 @@ def read_records(root: Path, item: RawItem, card: DatasetCard, label: str) -> li
                 metadata=item.metadata,
             )
         )
-    return records
+    return Reading(records)

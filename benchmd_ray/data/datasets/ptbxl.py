@@ -8,22 +8,16 @@ Source: https://physionet.org/content/ptb-xl/1.0.3/.
 from __future__ import annotations
 
 import ast
-import csv
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard, code_classes
 from benchmd_ray.data.datasets import cinc
-from benchmd_ray.data.datasets.ecg import (
-    Discovery,
-    RawItem,
-    age,
-    dominant_class,
-    read_records,
-    released_labels,
-)
-from benchmd_ray.data.records import Record, RecordError, RecordLeftOut, hashed_patient
+from benchmd_ray.data.datasets.ecg import dominant_class, read_records, released_labels
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading
+from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
+from benchmd_ray.data.tables import age, read_rows
 from benchmd_ray.errors import BenchmdError
 
 DATABASE = "ptbxl_database.csv"
@@ -38,11 +32,12 @@ FOLDS = {**{str(fold): "train" for fold in range(1, 9)}, "9": "validation", "10"
 """Split of each official fold (decision D7)."""
 
 
-def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | None) -> Discovery:
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the records of either layout."""
     rows = _database(root / DATABASE)
-    if rows is None and policy == "released":
-        return cinc.discover(root, card, policy, split_table)
+    by_table = choices.policy == "released"
+    if rows is None and by_table:
+        return cinc.discover(root, card, choices)
     if rows is None:
         raise BenchmdError(
             f"{root} has no {DATABASE}: policy 'clean' takes patients, folds and codes from it. "
@@ -50,7 +45,7 @@ def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | Non
         )
     layout = "physionet" if (root / "records500").is_dir() else "cinc"
     found = cinc.headers(root, card.layouts["cinc"].pattern) if layout == "cinc" else {}
-    released = released_labels(split_table, card) if policy == "released" else {}
+    released = released_labels(choices.split_table, card) if by_table else {}
     classes = code_classes(card.code_table)
     items, missing, left_out = [], [], Counter[str]()
     for row in rows:
@@ -62,9 +57,7 @@ def discover(root: Path, card: DatasetCard, policy: str, split_table: Path | Non
             missing.append(path.relative_to(root).as_posix())
             continue
         try:
-            split, label = (
-                _released(released, name) if policy == "released" else _clean(row, classes)
-            )
+            split, label = _released(released, name) if by_table else _clean(row, classes)
         except RecordLeftOut as reason:
             left_out[str(reason)] += 1
             continue
@@ -113,11 +106,11 @@ def _released(released: dict[str, tuple[str, str]], name: str) -> tuple[str, str
     return released[name]
 
 
-def read(root: Path, item: RawItem, card: DatasetCard) -> list[Record]:
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """Records of one file."""
     if item.label is None:
         raise RecordError("it has no label")
-    return read_records(root, item, card, item.label)
+    return read_records(root, item, card)
 
 
 def _database(path: Path) -> list[dict[str, str]] | None:
@@ -128,26 +121,9 @@ def _database(path: Path) -> list[dict[str, str]] | None:
     """
     if not path.is_file():
         return None
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            columns, rows = reader.fieldnames or [], list(reader)
-    except UnicodeDecodeError as error:
-        raise BenchmdError(f"{path} is no UTF-8 text ({error}). Fetch it again.") from error
-    absent = [c for c in COLUMNS if c not in columns]
-    if absent:
-        raise BenchmdError(
-            f"{path} has no column {absent[0]!r}; expected the table of PTB-XL 1.0.3 with "
-            f"{', '.join(COLUMNS)}. Fetch it again."
-        )
-    if not rows:
-        raise BenchmdError(f"{path} holds no record. Fetch it again.")
+    rows = read_rows(path, COLUMNS, "PTB-XL 1.0.3")
     seen: set[str] = set()
     for number, row in enumerate(rows, 1):
-        if None in row.values():
-            raise BenchmdError(
-                f"{path} ends within record {number}: the file is cut off. Fetch it again."
-            )
         for column, (usable, expected) in CHECKS.items():
             if not usable(row[column]):
                 raise BenchmdError(

@@ -1,4 +1,4 @@
-"""Small raw datasets in the real layouts, drawn from a seed, for the demo and the tests.
+"""Small raw ECG datasets in the layouts of PTB-XL and the CinC challenges.
 
 An ECG is sketched as a heart dipole: P, Q, R, S, T and ST segment are Gaussians in time along a
 direction in space, repeated at a heart rate and seen by 12 leads through Dower's matrix. The class
@@ -20,6 +20,7 @@ from scipy.io import savemat
 
 from benchmd_ray.data.cards import code_classes, dataset_card
 from benchmd_ray.data.datasets.ecg import ECG, LEADS
+from benchmd_ray.data.synthetic.draw import drawn_labels, generator
 
 Floats = npt.NDArray[np.float32]
 
@@ -269,10 +270,7 @@ def _database_row(
 
 
 def _labels(domain: _Domain, records: int, rng: np.random.Generator) -> list[str]:
-    """A class for each record: the domain's shares to the record, in random order."""
-    bounds = np.rint(np.cumsum(domain.prevalence) * records).astype(int)
-    drawn = np.searchsorted(bounds, np.arange(records), side="right")
-    return [ECG.classes[column] for column in rng.permutation(drawn)]
+    return drawn_labels(ECG.classes, domain.prevalence, records, rng)
 
 
 def _patients(labels: list[str]) -> list[tuple[int, int]]:
@@ -396,8 +394,7 @@ def _digital(millivolts: npt.NDArray[np.floating]) -> npt.NDArray[np.int16]:
 
 
 def _generator(seed: int, domain: _Domain, what: str) -> np.random.Generator:
-    """A generator of its own for everything that is drawn, so that sizes do not matter."""
-    return np.random.default_rng([seed, *f"{domain.dataset}/{what}".encode()])
+    return generator(seed, domain.dataset, what)
 
 
 def _no_finding(waves: Waves, severity: float, rng: np.random.Generator) -> None:

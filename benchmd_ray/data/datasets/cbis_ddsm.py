@@ -1,0 +1,135 @@
+"""CBIS-DDSM, as TCIA hands it out: digitised films in DICOM; the official test sets (D19).
+
+The tables have one row per abnormality, and there is one table for masses and one for
+calcifications; a film with both kinds lies in both sets, as two files of one image. A record is an
+image: its label is the highest BI-RADS assessment of its abnormalities of either kind.
+Source: https://www.cancerimagingarchive.net/collection/cbis-ddsm/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets.images import image_record
+from benchmd_ray.data.datasets.photographs import class_of
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.readers.dicom import read_dicom
+from benchmd_ray.data.records import hashed_patient
+from benchmd_ray.data.tables import read_rows
+from benchmd_ray.errors import BenchmdError
+
+TABLES = ("mass_case_description_test_set.csv", "calc_case_description_test_set.csv")
+COLUMNS = ("assessment", "image file path")
+SERIES = re.compile(r"(?:Mass|Calc)-Test_(P_\d+)_(LEFT|RIGHT)_(CC|MLO)")
+"""Name of the folder of a whole film; those of the abnormalities end in their number."""
+SPLITS = {"clean": "test", "released": "validation"}
+"""The paper's validation split of this target is the official test set too."""
+TWICE = "the film lies in the sets of masses and of calcifications; one file is kept"
+SEVERAL = "several files lie in its folder, and none where the table says"
+
+
+@dataclass
+class _Film:
+    """One image and its rows."""
+
+    patient: str
+    view: str
+    """Side and view, such as L-CC."""
+    assessments: list[str] = field(default_factory=list)
+    folders: dict[str, str] = field(default_factory=dict)
+    """Where the table says that its files lie, by the name of their series."""
+
+    def label(self, card: DatasetCard) -> tuple[str, str]:
+        """The highest of its classes, or why it has none."""
+        classes = [class_of(card, assessment) for assessment in self.assessments]
+        known = [name for name, reason in classes if not reason]
+        return (max(known, key=card.classes.index), "") if known else classes[0]
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the films of both test sets."""
+    found: dict[str, list[Path]] = {}
+    for path in files(root, "*.dcm"):
+        for part in path.relative_to(root).parts[:-1]:
+            if SERIES.fullmatch(part):
+                found.setdefault(part, []).append(path.relative_to(root))
+    items, missing, left_out = [], [], Counter[str]()
+    for film in _films(root):
+        patient = hashed_patient(card.name, film.patient)
+        record_id = f"{patient}-{film.view}"
+        label, reason = film.label(card)
+        if reason:
+            left_out[reason] += len(film.folders)
+            continue
+        there = [_one(found.get(s, []), folder) for s, folder in film.folders.items()]
+        missing += [f"a film of record {record_id}" for path in there if path == ""]
+        left_out[SEVERAL] += there.count(None)
+        paths = [path for path in there if path]
+        if paths:
+            left_out[TWICE] += len(paths) - 1
+            items.append(
+                RawItem(
+                    path=paths[0],
+                    record_id=record_id,
+                    group_id=patient,
+                    split=SPLITS[choices.policy],
+                    label=label,
+                    metadata={"view": film.view},
+                )
+            )
+    return Discovery("tcia", items, missing, {k: count for k, count in left_out.items() if count})
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """The record of one DICOM file.
+
+    Raises:
+        RecordError: It cannot be read as a DICOM image.
+    """
+    return image_record(read_dicom(root / item.path, channels=1), item, card)
+
+
+def _films(root: Path) -> list[_Film]:
+    """The images of both tables in their order.
+
+    Raises:
+        BenchmdError: A row does not say which image it is about.
+    """
+    films: dict[tuple[str, str], _Film] = {}
+    for table in TABLES:
+        rows = read_rows(root / table, COLUMNS, "CBIS-DDSM")
+        for number, row in enumerate(rows, 1):
+            series, _, folder = row["image file path"].strip().partition("/")
+            name = SERIES.fullmatch(series)
+            if name is None:
+                raise BenchmdError(
+                    f"{root / table}, record {number}: the image file path starts with no folder "
+                    "of a whole film, such as Mass-Test_P_nnnnn_LEFT_CC. Fetch the file again."
+                )
+            patient, side, view = name.groups()
+            film = films.setdefault(
+                (patient, f"{side[0]}-{view}"), _Film(patient, f"{side[0]}-{view}")
+            )
+            film.assessments.append(row["assessment"].strip())
+            film.folders[series] = folder.rpartition("/")[0]
+    return list(films.values())
+
+
+def _one(paths: list[Path], folder: str) -> str | None:
+    """The file of a series: its only one, or the one where the table says.
+
+    The table calls it 000000.dcm; it has been handed out as 1-1.dcm, and by readable folder names
+    instead of UIDs.
+
+    Returns:
+        Its path, empty where there is none, None where it is not clear which one it is.
+    """
+    named = [path for path in paths if path.parent.as_posix().endswith(f"/{folder}")]
+    chosen = named if len(named) == 1 else paths
+    if len(chosen) > 1:
+        return None
+    return chosen[0].as_posix() if chosen else ""

@@ -1,0 +1,79 @@
+"""What the CT datasets share: a scan's way to records, one per window of slices (decision D5)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.raw import RawItem, Reading
+from benchmd_ray.data.readers.volume import Volume
+from benchmd_ray.data.records import OLDEST_AGE, Record
+from benchmd_ray.data.tables import sex
+from benchmd_ray.data.transforms import padded_window, resized_slice, window_starts
+
+Labels = npt.NDArray[np.bool_]
+"""(slices, classes): which slices show what, classes in the card's order."""
+
+AIR = -1024
+"""HU of the slices that pad a short scan."""
+LARGE = 3.0
+"""Diameter in mm from which on a nodule is large."""
+SMALL_NODULE, LARGE_NODULE = "small nodule", "large nodule"
+
+
+def size_class(diameter: float) -> str:
+    """Class of a nodule by its diameter in mm: below 3 mm small, 3 mm and above large."""
+    return SMALL_NODULE if diameter < LARGE else LARGE_NODULE
+
+
+def scan_windows(
+    volume: Volume, positive: Labels, item: RawItem, card: DatasetCard, *, least: int
+) -> Reading:
+    """Records of a scan, one per window of 24 slices; the scan is what is scored.
+
+    Args:
+        volume: The scan in HU.
+        positive: Which slices are positive for each class.
+        item: Its names and metadata.
+        card: Card of the dataset.
+        least: Positive slices that make a window positive.
+    """
+    _, window, size, _ = card.kind.stored_shape
+    slices = np.empty((volume.shape[0], size, size), np.int16)
+    for number, values in enumerate(volume.slices()):
+        slices[number] = resized_slice(values, size)
+    records = [
+        Record(
+            record_id=f"{item.record_id}-{number:02d}",
+            group_id=item.group_id,
+            unit_id=item.record_id,
+            signal=padded_window(slices, start, window, AIR)[None],
+            scale=1.0,
+            valid_size=(min(window, len(slices)), size, size),
+            target=(positive[start : start + window].sum(axis=0) >= least).astype(int).tolist(),
+            metadata=item.metadata,
+        )
+        for number, start in enumerate(window_starts(len(slices), window))
+    ]
+    remarks = Counter(volume.remarks)
+    if len(slices) < window:
+        remarks[f"it has fewer than {window} slices and is padded with air"] += 1
+    if volume.shape[1] != volume.shape[2]:
+        remarks["its slices are not square and are stretched"] += 1
+    return Reading(records, remarks=remarks)
+
+
+def scan_metadata(volume: Volume) -> dict[str, float | str | None]:
+    """Age, sex and device of a scan by its header, those that it states."""
+    header = volume.header
+    years = re.fullmatch(r"(\d{1,3})Y", header.get("PatientAge") or "")
+    maker, model = header.get("Manufacturer"), header.get("ManufacturerModelName")
+    return {
+        "age": min(float(years[1]), OLDEST_AGE) if years else None,
+        "sex": sex(header.get("PatientSex") or ""),
+        "device": " ".join(part for part in (maker, model) if part) or None,
+    }

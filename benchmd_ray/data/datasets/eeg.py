@@ -1,0 +1,204 @@
+"""What the EEG datasets share: derivations, sleep stages, and a night's way to records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.raw import RawItem, Reading
+from benchmd_ray.data.readers.edf import Annotation, Recording, plain, read_edf, read_header
+from benchmd_ray.data.records import Record, RecordError
+from benchmd_ray.data.transforms import quantise, resample
+from benchmd_ray.modalities import MODALITIES
+
+EEG = MODALITIES["eeg"]
+EPOCH = 30
+"""Seconds that a sleep stage is scored for."""
+RATES = (50.0, 20_000.0)
+"""Hz: the header of a file with another rate cannot be right."""
+LONGEST = 7 * 24 * 3600
+"""Seconds: a hypnogram that lasts longer cannot be right."""
+
+Derivation = tuple[str, ...]
+"""The channel that holds it, or an electrode and its reference, which are subtracted."""
+Montage = Mapping[str, Sequence[Derivation]]
+"""For C3 and C4, in this order, the derivations that will do, the best first."""
+
+UNSTAGED = {"6": "an epoch of movement", "9": "an epoch that is not scored"}
+"""Why an epoch with that code is left out."""
+UNKNOWN_STAGE = "an epoch with a stage that the card does not name"
+NO_STAGE = "an epoch without a stage"
+NO_SIGNAL = "a stage without signal"
+FLAT = "an epoch whose channels are both constant"
+
+STAGE_TEXTS = {
+    "sleep stage w": "wake",
+    "sleep stage 1": "n1",
+    "sleep stage 2": "n2",
+    "sleep stage 3": "n3",
+    "sleep stage 4": "n3",
+    "sleep stage n1": "n1",
+    "sleep stage n2": "n2",
+    "sleep stage n3": "n3",
+    "sleep stage r": "rem",
+    "sleep stage ?": "",
+    "movement time": "",
+}
+"""Class of an EDF+ annotation in lower case, empty for an epoch that is left out; the texts of
+https://www.edfplus.info/specs/edftexts.html for both scoring manuals."""
+
+
+def read_night(
+    root: Path, item: RawItem, card: DatasetCard, *, montage: Montage, codes: Sequence[str]
+) -> Reading:
+    """Records of one night: an epoch of 30 s each, C3 above C4, at 125 Hz (decision D4).
+
+    The whole night is resampled before it is cut. Signal and stages count from the start of the
+    recording; what one has more than the other is left out and counted. Epochs without a class
+    and epochs whose two channels are constant are left out and counted.
+
+    Args:
+        root: Raw folder.
+        item: Names the EDF file.
+        card: Its ``class_mapping`` gives the class of each code.
+        montage: How to get C3 and C4.
+        codes: The stage of each epoch, as the source codes it.
+
+    Raises:
+        RecordError: The file cannot be read, or lacks C3 or C4.
+    """
+    signals, flat, remarks = _central(root / item.path, montage)
+    length = EEG.stored_shape[1]
+    epochs = min(signals.shape[1] // length, len(flat))
+    left_out = Counter({NO_STAGE: epochs - len(codes), NO_SIGNAL: len(codes) - epochs})
+    reading = Reading([], left_out=+left_out)  # the positive one of both
+    for epoch, code in enumerate(codes[:epochs]):
+        label = card.class_mapping.get(code, "")
+        if not label:
+            reading.left_out[UNSTAGED.get(code, UNKNOWN_STAGE)] += 1
+        elif flat[epoch]:
+            reading.left_out[FLAT] += 1
+        else:
+            signal = signals[:, epoch * length :][:, :length]
+            reading.records.append(_record(signal, epoch, replace(item, label=label), card))
+    if reading.records:
+        reading.remarks.update(dict.fromkeys(remarks, len(reading.records)))
+    return reading
+
+
+def _record(
+    signal: npt.NDArray[np.float64], epoch: int, item: RawItem, card: DatasetCard
+) -> Record:
+    """One epoch, (2, time) in µV, labelled as the item says."""
+    steps, scale = quantise(signal)
+    name = f"{item.record_id}-{epoch:04d}"
+    return Record(
+        record_id=name,
+        group_id=item.group_id,
+        unit_id=name,
+        signal=steps,
+        scale=scale,
+        valid_size=(signal.shape[1],),
+        target=item.target(card),
+        metadata=item.metadata,
+    )
+
+
+def stages(annotations: Sequence[Annotation]) -> list[str]:
+    """Class of each epoch of 30 s from the start, empty where it has none.
+
+    Args:
+        annotations: Of a hypnogram, as Sleep-EDF has them. Between them no stage is scored.
+
+    Raises:
+        RecordError: A text is no sleep stage, or an annotation does not last for whole epochs,
+            overlaps another or ends after a week.
+    """
+    found: list[str] = []
+    for onset, duration, text in sorted(annotations, key=lambda a: a.onset):
+        if text.strip().lower() not in STAGE_TEXTS:
+            raise RecordError(
+                f"the annotation {text!r} is no sleep stage; expected one of "
+                f"{', '.join(STAGE_TEXTS)}, in upper or lower case"
+            )
+        first, count = onset / EPOCH, (duration or 0) / EPOCH
+        if not (first.is_integer() and count.is_integer() and first >= len(found) and count > 0):
+            raise RecordError(
+                f"the stage at {onset:g} s lasts {duration} s; expected whole epochs of {EPOCH} s "
+                "one after the other"
+            )
+        if onset + (duration or 0) > LONGEST:
+            raise RecordError(f"the stage at {onset:g} s lasts {duration} s: more than a week")
+        found += [""] * (int(first) - len(found))
+        found += [STAGE_TEXTS[text.strip().lower()]] * int(count)
+    return found
+
+
+def _central(
+    path: Path, montage: Montage
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], list[str]]:
+    """C3 and C4 of a file in µV at 125 Hz, (2, time), and the epochs where both are constant.
+
+    The third is what to remark of the derivations.
+    """
+    names = {plain(channel.name) for channel in read_header(path).channels}
+    chosen = {site: _chosen(site, names, options) for site, options in montage.items()}
+    recording = read_edf(path, [name for channels in chosen.values() for name in channels])
+    assert EEG.rate is not None
+    resampled, constant = [], []
+    for channels in chosen.values():
+        signal, rate = _derived(recording, channels)
+        constant.append(_constant(signal, rate))
+        resampled.append(resample(signal, rate, EEG.rate))
+    length = min(len(signal) for signal in resampled)
+    epochs = min(len(each) for each in constant)
+    both = np.logical_and(*(each[:epochs] for each in constant))
+    remarks = []
+    if any(len(channels) == 2 for channels in chosen.values()):
+        remarks.append("C3 or C4 is the difference of an electrode and the opposite mastoid")
+    if any(channels == (site,) for site, channels in chosen.items()):
+        remarks.append("the reference of C3 or C4 is not named")
+    return np.stack([signal[:length] for signal in resampled]), both, remarks
+
+
+def _chosen(site: str, names: set[str], options: Sequence[Derivation]) -> Derivation:
+    """The first derivation whose channels are all there.
+
+    Raises:
+        RecordError: There is none.
+    """
+    for option in options:
+        if names.issuperset(plain(name) for name in option):
+            return option
+    wanted = " or ".join(" minus ".join(option) for option in options)
+    raise RecordError(f"{site} is missing: expected {wanted}; the channels are {sorted(names)}")
+
+
+def _derived(recording: Recording, channels: Derivation) -> tuple[npt.NDArray[np.float64], float]:
+    """A derivation in µV, (time,), and its rate in Hz.
+
+    Raises:
+        RecordError: The rate cannot be right, or differs between electrode and reference.
+    """
+    rates = {recording.rates[name] for name in channels}
+    rate = min(rates)
+    if len(rates) != 1 or not RATES[0] <= rate <= RATES[1]:
+        raise RecordError(
+            f"{' and '.join(channels)}: sampled at {' and '.join(f'{r:g}' for r in sorted(rates))} "
+            f"Hz; expected one rate from {RATES[0]:g} to {RATES[1]:g} Hz"
+        )
+    signal, *reference = (recording.signals[name] for name in channels)
+    return (signal - reference[0] if reference else signal), rate
+
+
+def _constant(signal: npt.NDArray[np.float64], rate: float) -> npt.NDArray[np.bool_]:
+    """For each whole epoch, whether the signal stays the same; before resampling blurs it."""
+    bounds = np.rint(np.arange(int(len(signal) / rate / EPOCH) + 1) * EPOCH * rate).astype(int)
+    return np.array([np.ptp(signal[start:end]) == 0 for start, end in pairwise(bounds)], bool)

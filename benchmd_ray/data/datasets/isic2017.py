@@ -1,0 +1,99 @@
+"""ISIC 2017, task 3: dermoscopic images labelled melanoma, seborrheic keratosis or nevus.
+
+The challenge has a training, a validation and a test part, which are the splits. Where images of
+the training or of the validation part alone are there, a hash divides them 80/20.
+Source: https://challenge.isic-archive.com/landing/2017/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets.photographs import Photograph, listing, one_hot_label
+from benchmd_ray.data.raw import Choices, Discovery, files
+from benchmd_ray.data.tables import age, read_rows, sex
+from benchmd_ray.errors import BenchmdError
+
+PARTS = {
+    "training": ("isic-2017_training_part3_groundtruth.csv",),
+    "validation": ("isic-2017_validation_part3_groundtruth.csv", "example_ground_truth.csv"),
+    "test": ("isic-2017_test_v2_part3_groundtruth.csv",),
+}
+"""Names of each part's table, in lower case."""
+SPLITS = {"training": "train", "validation": "validation", "test": "test"}
+DIAGNOSES = ("melanoma", "seborrheic_keratosis")
+NEITHER = "nevus"
+"""What an image is that is neither: a benign nevus."""
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the images of all parts."""
+    tables = {path.name.lower(): path for path in reversed(files(root, "*.csv"))}
+    parts = {
+        part: read_rows(tables[name], ("image_id", *DIAGNOSES), f"the ISIC 2017 {part} part")
+        for part, names in PARTS.items()
+        for name in [next((name for name in names if name in tables), "")]
+        if name
+    }
+    if not parts:
+        raise BenchmdError(
+            f"{root} has no ISIC-2017_…_Part3_GroundTruth.csv: expected the labels of ISIC 2017, "
+            "task 3, beside its images."
+        )
+    found = _largest(root)
+    held = {
+        part: any(row["image_id"].strip().lower() in found for row in rows)
+        for part, rows in parts.items()
+    }
+    official = held.get("training", False) and held.get("validation", False)
+    alone = [part for part, there in held.items() if there]
+    layout = alone[0] if len(alone) == 1 and alone != ["test"] else "official"
+    people = _people(tables)
+    photographs = [
+        _photograph(row, part, SPLITS[part] if official or part == "test" else "", people)
+        for part, rows in parts.items()
+        for row in rows
+    ]
+    return listing(
+        root, card, choices, layout, photographs, found, rounding=round, grouped_by="record"
+    )
+
+
+def _photograph(
+    row: Mapping[str, str], part: str, split: str, people: Mapping[str, Mapping[str, str]]
+) -> Photograph:
+    name = row["image_id"].strip()
+    person = people.get(name, {})
+    folder = f"ISIC-2017_{part.capitalize()}{'_v2' * (part == 'test')}_Data"
+    return Photograph(
+        path=f"{folder}/{name}.jpg",
+        label=one_hot_label(row, DIAGNOSES) or NEITHER,
+        split=split,
+        metadata={
+            "age": age(person.get("age_approximate", "")),
+            "sex": sex(person.get("sex", "")),
+        },
+    )
+
+
+def _largest(root: Path) -> dict[str, Path]:
+    """Images by name in lower case; of several sizes of one the largest file."""
+    found: dict[str, Path] = {}
+    for path in files(root, "ISIC_*.jpg"):
+        other = found.get(path.stem.lower())
+        if other is None or path.stat().st_size > other.stat().st_size:
+            found[path.stem.lower()] = path
+    return found
+
+
+def _people(tables: Mapping[str, Path]) -> dict[str, dict[str, str]]:
+    """Age and sex by image, from the tables that lie among the images."""
+    columns = ("image_id", "age_approximate", "sex")
+    return {
+        row["image_id"].strip(): row
+        for name, path in tables.items()
+        if name.startswith("isic-2017_") and name.endswith("_metadata.csv")
+        for row in read_rows(path, columns, "the ISIC 2017 metadata")
+    }

@@ -1,0 +1,143 @@
+"""ISRUC-Sleep as its owner hands it out: recordings in three subgroups, staged by two experts.
+
+Subgroups I and III have a recording per person (``subgroupI/1/1.rec``), subgroup II two
+(``subgroupII/1/2/2.rec``). Beside ``1.rec``, an EDF file, lie ``1_1.txt`` and ``1_2.txt`` with the
+stages by the first and the second expert, a number for each epoch of 30 s.
+Source: https://sleeptight.isr.uc.pt/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets.eeg import Montage, read_night
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.records import RecordError, hashed_patient
+from benchmd_ray.data.splits import hashed_split
+
+MONTAGE: Montage = {
+    "C3": [("C3-A2",), ("C3-M2",), ("C3", "A2"), ("C3", "M2"), ("C3",)],
+    "C4": [("C4-A1",), ("C4-M1",), ("C4", "A1"), ("C4", "M1"), ("C4",)],
+}
+"""Both against the opposite mastoid; one recording has electrodes and mastoids one by one."""
+SUBGROUP = re.compile(r"subgroup[ _-]?(III|II|I|3|2|1)", re.IGNORECASE)
+SUBGROUPS = {"I": 1, "II": 2, "III": 3, "1": 1, "2": 2, "3": 3}
+MAX_TEXT_BYTES = 2**20
+"""Larger stagings are refused; a night's has about 3 kB."""
+
+
+@dataclass(frozen=True, order=True)
+class _Night:
+    """Which recording of whom."""
+
+    subgroup: int
+    person: int
+    recording: int = 1
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the recordings of the subgroups and the expert that the options choose.
+
+    Policy ``released`` splits by person, as the code that BenchMD released does.
+    """
+    expert, wanted = choices.options["expert"], choices.options["subgroup"]
+    nights, stray = _nights(root, files(root, "*.edf", "*.rec"))
+    stagings, _ = _nights(root, files(root, f"*_{expert}.txt"))
+    items, left_out = [], Counter[str]()
+    if stray:
+        left_out["its folders do not say whose recording it is"] = stray
+    for night, path in sorted(nights.items()):
+        if wanted != "all" and night.subgroup != SUBGROUPS[wanted]:
+            left_out["it is of a subgroup that was not asked for"] += 1
+        elif night not in stagings:
+            left_out[f"it has no staging by expert {expert}"] += 1
+        else:
+            items.append(_item(root, night, path, stagings[night], card, choices.policy))
+    missing = [
+        f"recording {night.recording} of patient {_patient(card, night)}"
+        for night in sorted(stagings.keys() - nights.keys())
+    ]
+    alone = {night.subgroup for night in nights} <= {1}
+    return Discovery("subgroup-1" if alone else "subgroups", items, missing, dict(left_out))
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """Epochs of one recording."""
+    codes = text_stages(root / str(item.details["stages"]))
+    return read_night(root, item, card, montage=MONTAGE, codes=codes)
+
+
+def text_stages(path: Path) -> list[str]:
+    """Codes of the epochs in a text file with a number per line; blank lines do not count.
+
+    Raises:
+        RecordError: The file cannot be read or is too large, or holds anything but numbers.
+    """
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise RecordError(f"its staging is larger than {MAX_TEXT_BYTES:,} bytes")
+        codes = path.read_bytes().decode("latin-1").removeprefix("ï»¿").split()
+    except OSError as error:
+        raise RecordError(f"its staging cannot be opened: {error.strerror}") from error
+    wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
+    if wrong or not codes:
+        what = f"the stage {wrong[0][:20]!r}" if wrong else "no stage"
+        raise RecordError(f"its staging holds {what}; expected a number for each epoch")
+    return codes
+
+
+def _item(
+    root: Path, night: _Night, path: Path, staging: Path, card: DatasetCard, policy: str
+) -> RawItem:
+    patient = _patient(card, night)
+    split = "test" if policy == "clean" else hashed_split(card.name, _name(night))
+    return RawItem(
+        path=path.relative_to(root).as_posix(),
+        record_id=f"{patient}-{night.recording}",
+        group_id=patient,
+        split=split,
+        details={"stages": staging.relative_to(root).as_posix()},
+    )
+
+
+def _name(night: _Night) -> str:
+    """A person's name: the numbers start anew in each subgroup."""
+    return f"{night.subgroup}/{night.person}"
+
+
+def _patient(card: DatasetCard, night: _Night) -> str:
+    return hashed_patient(card.name, _name(night))
+
+
+def _nights(root: Path, paths: list[Path]) -> tuple[dict[_Night, Path], int]:
+    """Recordings or stagings by what their folders and names say, and how many fit none.
+
+    Of a recording with both endings the owner's, ``.rec``, comes last and wins.
+    """
+    found: dict[_Night, Path] = {}
+    stray = 0
+    for path in paths:
+        night = _night(path.relative_to(root))
+        if night is None:
+            stray += 1
+        else:
+            found[night] = path
+    return found, stray
+
+
+def _night(path: Path) -> _Night | None:
+    """Which recording a file belongs to, such as ``subgroupII/1/2/2_1.txt``."""
+    subgroup, folders = 1, list(path.parts[:-1])
+    for depth, folder in enumerate(folders):
+        if match := SUBGROUP.fullmatch(folder):
+            subgroup, folders = SUBGROUPS[match[1].upper()], folders[depth + 1 :]
+            break
+    depth = 2 if subgroup == 2 else 1
+    numbers = [text for text in folders if text.isascii() and text.isdigit()]
+    if len(folders) != depth or numbers != folders or path.stem.split("_")[0] != numbers[-1]:
+        return None
+    return _Night(subgroup, *map(int, numbers))

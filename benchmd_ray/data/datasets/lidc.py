@@ -1,0 +1,281 @@
+"""LIDC-IDRI as The Cancer Imaging Archive hands it out: DICOM series and one XML file per scan.
+
+Four radiologists read each scan, each in a ``readingSession``. A nodule of 3 mm and more is
+outlined on each of its slices, a smaller one marked by one point.
+Source: https://www.cancerimagingarchive.net/collection/lidc-idri/; Armato et al. 2011.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets.ct import Labels, scan_metadata, scan_windows, size_class
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading
+from benchmd_ray.data.readers.volume import Volume, read_series, series_header
+from benchmd_ray.data.readers.xml import children, name, read_xml, text
+from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
+from benchmd_ray.data.splits import hashed_split, stable_fraction
+
+ROOT = "LidcReadMessage"
+"""Root element of the annotation of a CT scan; those of chest X-rays have another."""
+MAX_POINTS = 10_000
+"""Outlines of more points are refused."""
+POSITIVE_SLICES = 4
+"""Positive slices that make a window positive (decision D5)."""
+PATIENT = re.compile(r"LIDC-IDRI-\d+", re.IGNORECASE)
+UID = re.compile(r"\d+(\.\d+)+$")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A mark on one slice."""
+
+    uid: str
+    """SOP instance of the slice; empty where the file does not say."""
+    height: float
+    """Patient z of the slice, mm."""
+    points: npt.NDArray[np.float64]
+    """(points, 2): column and row in pixels; one point for a nodule below 3 mm."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What the radiologists marked in a scan."""
+
+    series: str
+    """SeriesInstanceUID of the scan."""
+    readers: tuple[tuple[tuple[Outline, ...], ...], ...]
+    """Nodules of each radiologist, each with its outlines; holes are left out."""
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the scans: the CT series for which there is an annotation.
+
+    Series of chest X-rays are passed over. Of a folder whose name is no annotated series the
+    header of one file is read.
+    """
+    folders, files = _listed(root)
+    annotations, unreadable = _annotations(files)
+    items: list[RawItem] = []
+    left_out: Counter[str] = Counter()
+    seen: set[str] = set()
+    for folder, first in folders:
+        try:
+            series, patient = _identified(folder.relative_to(root), first, annotations)
+        except RecordError:
+            left_out["the header of its first slice cannot be read"] += 1
+            continue
+        if series is None:
+            continue
+        seen.add(series)
+        split = _split(card, patient, choices.policy)
+        if not patient or series not in annotations:
+            left_out["it names no patient" if not patient else "it has no annotation"] += 1
+        elif split is None:
+            left_out["the paper's rule puts it neither into training nor validation"] += 1
+        else:
+            details = {
+                "series": series,
+                "annotation": annotations[series].relative_to(root).as_posix(),
+                "readers": choices.options.get("readers", card.options["readers"].default),
+            }
+            path = folder.relative_to(root).as_posix()
+            name, group = (hashed_patient(card.name, text) for text in (series, patient))
+            items.append(RawItem(path, name, group, split, details=details))
+    names = [hashed_patient(card.name, series) for series in annotations.keys() - seen]
+    missing = [f"the scan of annotation {name}" for name in sorted(names)]
+    missing += ["an annotation file that can be read"] * unreadable
+    items.sort(key=lambda item: (item.record_id, item.path))
+    return Discovery("tcia", items, missing, dict(left_out))
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """Records of one scan, one per window."""
+    annotation = read_annotation(root / item.details["annotation"])
+    agreement = int(item.details["readers"])
+    if len(annotation.readers) < agreement:
+        raise RecordLeftOut(f"fewer than {agreement} radiologists read it")
+    volume = read_series(root / item.path, item.details["series"])
+    positive, unplaced = positive_slices(annotation, volume, agreement, card)
+    item = replace(item, metadata=scan_metadata(volume) | item.metadata)
+    reading = scan_windows(volume, positive, item, card, least=POSITIVE_SLICES)
+    if unplaced:
+        reading.remarks["a mark lies on none of its slices and is not used"] += 1
+    return reading
+
+
+def positive_slices(
+    annotation: Annotation, volume: Volume, agreement: int, card: DatasetCard
+) -> tuple[Labels, int]:
+    """Slices that enough radiologists marked with a nodule of a class (decision D5).
+
+    The nodules of different radiologists are not matched: what counts is how many of them marked
+    any nodule of that size on the slice. A nodule's diameter is the largest extent of its
+    outlines in mm, over all of its slices; a single point has none.
+
+    Args:
+        annotation: The radiologists' marks.
+        volume: The scan.
+        agreement: Radiologists that have to agree.
+        card: Gives the order of the classes.
+
+    Returns:
+        (slices, classes), and the number of marks that lie on none of the slices.
+    """
+    marked = np.zeros((len(annotation.readers), volume.shape[0], len(card.classes)), bool)
+    places = {uid: number for number, uid in enumerate(volume.uids)}
+    unplaced = 0
+    for reader, nodules in enumerate(annotation.readers):
+        for outlines in nodules:
+            diameter = max(extent(outline.points, volume.spacing[1:]) for outline in outlines)
+            column = card.classes.index(size_class(diameter))
+            for outline in outlines:
+                place = places.get(outline.uid)
+                place = _by_height(outline.height, volume) if place is None else place
+                if place is None:
+                    unplaced += 1
+                else:
+                    marked[reader, place, column] = True
+    return marked.sum(axis=0) >= agreement, unplaced
+
+
+def _by_height(height: float, volume: Volume) -> int | None:
+    """The slice nearest to a patient z, at most half a slice away."""
+    distances = np.abs(volume.origins[:, 2] - height)
+    nearest = int(np.argmin(distances))
+    return nearest if distances[nearest] <= volume.spacing[0] / 2 else None
+
+
+def extent(points: npt.NDArray[np.float64], spacing: tuple[float, ...]) -> float:
+    """Largest distance between two points in mm, 0 for a single one.
+
+    Args:
+        points: (points, 2): column and row.
+        spacing: Distance between rows and between columns, mm.
+    """
+    rows, row = np.unique(points[:, 1], return_inverse=True)
+    ends = np.full((2, len(rows)), [[np.inf], [-np.inf]])
+    np.minimum.at(ends[0], row, points[:, 0])  # the two farthest are ends of their rows
+    np.maximum.at(ends[1], row, points[:, 0])
+    outer = np.stack([ends.ravel() * spacing[1], np.tile(rows, 2) * spacing[0]], axis=1)
+    return float(max(np.hypot(*(outer - one).T).max() for one in outer))
+
+
+def _split(card: DatasetCard, patient: str, policy: str) -> str | None:
+    """By patient: 80/20, or 70 % to train and 15 % to validate as BenchMD's counts have it."""
+    if policy == "clean":
+        return hashed_split(card.name, patient)
+    fraction = stable_fraction(f"{card.name}/{patient}")
+    return "train" if fraction < 0.7 else "validation" if fraction >= 0.85 else None
+
+
+def _listed(root: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
+    """Folders that hold DICOM files, each with its first file, and all XML files."""
+    folders: list[tuple[Path, Path]] = []
+    annotations: list[Path] = []
+    for folder, _, files in os.walk(root, followlinks=True):
+        slices = [file for file in files if file.lower().endswith(".dcm")]
+        if slices:
+            folders.append((Path(folder), Path(folder, min(slices))))
+        annotations += [Path(folder, file) for file in files if file.lower().endswith(".xml")]
+    return sorted(folders), sorted(annotations)
+
+
+def _annotations(files: list[Path]) -> tuple[dict[str, Path], int]:
+    """Annotation file of each CT series, and how many files cannot be read.
+
+    Of several for one series the one that was written last is taken: some were corrected.
+    """
+    found: dict[str, tuple[tuple[str, ...], Path]] = {}
+    unreadable = 0
+    for path in files:
+        try:
+            header = _message_header(path)
+        except RecordError:
+            unreadable += 1
+            continue
+        if header is None or not header.get("SeriesInstanceUid"):
+            continue
+        series = header["SeriesInstanceUid"]
+        written = tuple(header.get(key, "") for key in ("DateService", "TimeService"))
+        if series not in found or written > found[series][0]:
+            found[series] = written, path
+    return {series: path for series, (_, path) in found.items()}, unreadable
+
+
+def _identified(
+    folder: Path, first: Path, annotations: Mapping[str, Path]
+) -> tuple[str | None, str]:
+    """Series and patient of a folder; no series where it holds no CT scan.
+
+    Raises:
+        RecordError: The header of its first file has to be read and cannot.
+    """
+    uid, patients = UID.search(folder.name), PATIENT.findall(folder.as_posix())
+    if uid and patients and uid[0] in annotations:
+        return uid[0], patients[-1].upper()
+    header = series_header(first)
+    if header["Modality"] != "CT":
+        return None, ""
+    named = patients[-1] if patients else header["PatientID"] or ""
+    return header["SeriesInstanceUID"], named.upper()
+
+
+def _message_header(path: Path) -> dict[str, str] | None:
+    """Texts of the ``ResponseHeader`` of a CT annotation; None for other XML files."""
+    tree = read_xml(path, "the annotation", first_bytes=2**16)
+    if name(tree) != ROOT:
+        return None
+    header = next((part for part in tree if name(part) == "ResponseHeader"), Element("none"))
+    return {name(part): (part.text or "").strip() for part in header}
+
+
+def read_annotation(path: Path) -> Annotation:
+    """Read the annotation of a CT scan.
+
+    Raises:
+        RecordError: It is missing, damaged, too large, declares a document type, or is no
+            annotation of a CT scan.
+    """
+    tree = read_xml(path, "the annotation")
+    if name(tree) != ROOT:
+        raise RecordError(f"the annotation is of another kind; expected a {ROOT}")
+    series = next((e.text for e in tree.iter() if name(e) == "SeriesInstanceUid"), None)
+    readers = tuple(
+        tuple(filter(None, map(_outlines, children(session, "unblindedReadNodule"))))
+        for session in children(tree, "readingSession")
+    )
+    return Annotation((series or "").strip(), readers)
+
+
+def _outlines(nodule: Element) -> tuple[Outline, ...]:
+    """The marks of a nodule on its slices, without those of holes."""
+    found = []
+    for roi in children(nodule, "roi"):
+        if text(roi, "inclusion").upper() != "FALSE" and (edges := children(roi, "edgeMap")):
+            if len(edges) > MAX_POINTS:
+                raise RecordError(f"an outline has {len(edges):,} points in the annotation")
+            points = [[_number(edge, "xCoord"), _number(edge, "yCoord")] for edge in edges]
+            height = _number(roi, "imageZposition")
+            found.append(Outline(text(roi, "imageSOP_UID"), height, np.array(points)))
+    return tuple(found)
+
+
+def _number(element: Element, wanted: str) -> float:
+    try:
+        value = float(text(element, wanted))
+    except ValueError:
+        value = np.nan
+    if not np.isfinite(value):
+        raise RecordError(f"the annotation has a {name(element)} whose {wanted} is no number")
+    return value

@@ -1,0 +1,244 @@
+"""LNDb: MetaImage scans, masks of each radiologist, and the tables of the challenge's training set.
+
+Nodules of 3 mm and more are outlined in masks whose values are a radiologist's finding numbers;
+smaller ones have a centre alone, and their volume in the tables is that of a 3 mm sphere.
+Source: https://lndb.grand-challenge.org/; Pedrosa et al. 2019, arXiv:1911.08434.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets.ct import LARGE, Labels, scan_windows, size_class
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.readers.volume import Volume, mhd_fields, read_mhd
+from benchmd_ray.data.records import RecordError, hashed_patient
+from benchmd_ray.data.tables import read_rows
+from benchmd_ray.errors import BenchmdError
+
+SCANS, NODULES, ACQUISITION = "trainCTs.csv", "trainNodules_gt.csv", "LNDbAcqParams.csv"
+NODULE_COLUMNS = (
+    "LNDbID", "RadID", "RadFindingID", "x", "y", "z", "AgrLevel", "Nodule", "Volume",
+)  # fmt: skip
+DEVICE_COLUMNS = ("LNDbID", "Manufacturer", "ManufacturerModelName")
+SCAN = re.compile(r"LNDb-(\d{4})")
+POSITIVE_SLICES = 2
+"""Positive slices that make a window positive (decision D5)."""
+AROUND = 2
+"""Slices either side of the centre of a nodule without a mask (decision D5)."""
+UNSEGMENTED = math.pi / 6 * LARGE**3
+"""mm³ that the tables state for nodules below 3 mm, which have no mask."""
+PRECISION = 1e-6
+"""The tables round volumes; relative to a volume."""
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the scans of the challenge's training set, with the nodules of each."""
+    tables = {path.name: path for path in files(root, "*.csv")}
+    scans = _by_scan(read_rows(_table(tables, SCANS, root), ("LNDbID", "RadN"), "LNDb's scans"))
+    nodules = _by_scan(read_rows(_table(tables, NODULES, root), NODULE_COLUMNS, "LNDb's nodules"))
+    devices = _devices(tables.get(ACQUISITION))
+    paths = {path.name: path for path in files(root, "LNDb-*.mhd", "LNDb-*.raw")}
+    unlisted = {path.stem for path in paths.values() if SCAN.fullmatch(path.stem)} - scans.keys()
+    left_out: Counter[str] = Counter()
+    if unlisted:
+        left_out[f"its findings are not public: it is not in {SCANS}"] = len(unlisted)
+    items: list[RawItem] = []
+    missing: list[str] = []
+    for name, (row, *_) in sorted(scans.items()):
+        masks = [f"{name}_rad{reader}" for reader in range(1, _whole(row["RadN"]) + 1)]
+        wanted = [f"{stem}.{kind}" for stem in (name, *masks) for kind in ("mhd", "raw")]
+        missing += [file for file in wanted if file not in paths]
+        if not {f"{name}.mhd", f"{name}.raw"} <= paths.keys():
+            continue
+        if choices.policy == "released" and name not in nodules:
+            left_out["it has no finding, and the paper counts those with findings"] += 1
+            continue
+        details = {
+            "masks": {
+                mask.removeprefix(f"{name}_rad"): paths[f"{mask}.mhd"].relative_to(root).as_posix()
+                for mask in masks
+                if {f"{mask}.mhd", f"{mask}.raw"} <= paths.keys()
+            },
+            "nodules": _nodules(nodules.get(name, []), card, choices),
+        }
+        metadata: dict[str, float | str | None] = {"device": devices.get(name)}
+        items.append(_item(root, paths[f"{name}.mhd"], card, choices, metadata, details))
+    layout = "all" if unlisted else "challenge"
+    return Discovery(layout, items, missing, dict(left_out), grouped_by="record")
+
+
+def _item(
+    root: Path,
+    scan: Path,
+    card: DatasetCard,
+    choices: Choices,
+    metadata: dict[str, float | str | None],
+    details: dict[str, Any],
+) -> RawItem:
+    return RawItem(
+        path=scan.relative_to(root).as_posix(),
+        record_id=scan.stem,
+        group_id=hashed_patient(card.name, _geometry(scan)),
+        split="test" if choices.policy == "clean" else "validation",
+        metadata=metadata,
+        details=details,
+    )
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """Records of one scan, one per window."""
+    volume = read_mhd(root / item.path)
+    outlined: dict[tuple[str, int], list[int]] = {}
+    for reader, path in item.details["masks"].items():
+        mask = read_mhd(root / path, flipped=volume.flipped)
+        if mask.shape != volume.shape:
+            raise RecordError(
+                f"the mask of radiologist {reader} has shape {mask.shape} (z, y, x), the scan "
+                f"{volume.shape}"
+            )
+        found = _slices_of_findings(mask)
+        outlined |= {(reader, finding): slices for finding, slices in found.items()}
+    positive, outside = positive_slices(item.details["nodules"], outlined, volume, card)
+    reading = scan_windows(volume, positive, item, card, least=POSITIVE_SLICES)
+    if outside:
+        reading.remarks["a nodule's centre lies outside of it and is not used"] += 1
+    return reading
+
+
+def positive_slices(
+    nodules: list[dict[str, Any]],
+    outlined: dict[tuple[str, int], list[int]],
+    volume: Volume,
+    card: DatasetCard,
+) -> tuple[Labels, int]:
+    """Slices that show a nodule of a class (decision D5).
+
+    Args:
+        nodules: As `discover` takes them from the table.
+        outlined: Slices on which each radiologist outlined each finding.
+        volume: The scan.
+        card: Gives the order of the classes.
+
+    Returns:
+        (slices, classes), and the number of nodules without mask whose centre lies outside.
+    """
+    positive = np.zeros((volume.shape[0], len(card.classes)), bool)
+    outside = 0
+    for nodule in nodules:
+        column = card.classes.index(nodule["class"])
+        slices = {z for mark in nodule["marks"] for z in outlined.get((mark[0], mark[1]), ())}
+        if slices:
+            positive[sorted(slices), column] = True
+            continue
+        centre = volume.slice_at(nodule["centre"])
+        if centre is None:
+            outside += 1
+        else:
+            positive[max(0, centre - AROUND) : centre + AROUND + 1, column] = True
+    return positive, outside
+
+
+def nodule_class(volume: float) -> str:
+    """Class of a nodule by the diameter of the sphere of its volume in mm³.
+
+    A volume of a sphere of 3 mm is how the tables say "below 3 mm, not outlined".
+    """
+    if volume <= UNSEGMENTED * (1 + PRECISION):
+        return size_class(0.0)
+    return size_class((6 * volume / math.pi) ** (1 / 3))
+
+
+def _slices_of_findings(mask: Volume) -> dict[int, list[int]]:
+    """Slices on which each finding of a mask has a voxel."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for number, labels in enumerate(mask.slices()):
+        for finding in np.unique(labels[labels != 0]):
+            found[int(finding)].append(number)
+    return found
+
+
+def _nodules(
+    rows: list[dict[str, str]], card: DatasetCard, choices: Choices
+) -> list[dict[str, Any]]:
+    """The nodules of a scan that enough radiologists marked."""
+    least = int(choices.options.get("readers", card.options["readers"].default))
+    found = []
+    for row in rows:
+        if _whole(row["Nodule"]) != 1 or _whole(row["AgrLevel"]) < least:
+            continue
+        readers = [f"{_whole(text)}" for text in row["RadID"].split(",")]
+        findings = [_whole(text) for text in row["RadFindingID"].split(",")]
+        if len(readers) != len(findings):
+            raise BenchmdError(
+                f"{NODULES}: RadID is {row['RadID']!r} and RadFindingID {row['RadFindingID']!r}; "
+                "expected as many numbers in both. Fetch the file again."
+            )
+        found.append(
+            {
+                "class": nodule_class(_number(row["Volume"])),
+                "centre": [_number(row[axis]) for axis in "xyz"],
+                "marks": list(map(list, zip(readers, findings, strict=True))),
+            }
+        )
+    return found
+
+
+def _geometry(header: Path) -> str:
+    """What identifies a scan: some are in the dataset twice, under two numbers.
+
+    Equal size, spacing and origin to a fraction of a mm make one patient of them.
+    """
+    try:
+        fields = mhd_fields(header)
+    except RecordError:
+        return header.stem
+    names = ("DimSize", "ElementSpacing", "Offset", "TransformMatrix")
+    return " ".join(fields.get(name, header.stem) for name in names)
+
+
+def _table(tables: dict[str, Path], name: str, root: Path) -> Path:
+    return tables.get(name, root / "trainset_csv" / name)
+
+
+def _by_scan(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    """Rows of each scan, by its name."""
+    found: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        found[f"LNDb-{_whole(row['LNDbID']):04d}"].append(row)
+    return dict(found)
+
+
+def _devices(path: Path | None) -> dict[str, str]:
+    """Device of each scan, where the table of acquisitions is there."""
+    if path is None:
+        return {}
+    rows = _by_scan(read_rows(path, DEVICE_COLUMNS, "LNDb's acquisitions"))
+    return {
+        name: " ".join(row[column].strip() for column in DEVICE_COLUMNS[1:])
+        for name, (row, *_) in rows.items()
+    }
+
+
+def _whole(text: str) -> int:
+    value = _number(text)
+    if value != int(value) or value < 0:
+        raise BenchmdError(f"LNDb's tables: {text!r} is no whole number. Fetch them again.")
+    return int(value)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BenchmdError(f"LNDb's tables: {text!r} is no number. Fetch them again.")
+    return value

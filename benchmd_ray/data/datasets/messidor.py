@@ -1,0 +1,70 @@
+"""Messidor-2: fundus photographs in pairs of eyes, with adjudicated grades.
+
+ADCIS hands out images and pairs, Kaggle the grades; they differ in how suffixes are written.
+Sources: https://www.adcis.net/en/third-party/messidor2/,
+https://www.kaggle.com/datasets/google-brain/messidor2-dr-grades.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets.photographs import Photograph, images, listing
+from benchmd_ray.data.raw import Choices, Discovery
+from benchmd_ray.data.tables import read_rows
+from benchmd_ray.errors import BenchmdError
+
+GRADES = "messidor_data.csv"
+PAIRS = "messidor-2.csv"
+FOLDER = "IMAGES"
+COLUMNS = ("image_id", "adjudicated_dr_grade", "adjudicated_gradable")
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the images; both eyes of an examination are one patient."""
+    pairs = _pairs(root, choices)
+    photographs = []
+    for row in read_rows(root / GRADES, COLUMNS, "the adjudicated grades of Messidor-2"):
+        name = row["image_id"].strip()
+        gradable = row["adjudicated_gradable"].strip() not in ("0", "0.0")
+        photographs.append(
+            Photograph(
+                path=f"{FOLDER}/{name}",
+                label=row["adjudicated_dr_grade"].strip().removesuffix(".0"),
+                group=pairs.get(Path(name).stem.lower(), ""),
+                left_out="" if gradable else "it is not gradable",
+                metadata={"site": "Brest"} if name.upper().startswith("IM") else {},
+            )
+        )
+    found = images(root / FOLDER, "*.png", "*.jpg", "*.jpeg", "*.tif", "*.tiff")
+    return listing(
+        root,
+        card,
+        choices,
+        "adcis",
+        photographs,
+        found,
+        rounding=int,
+        grouped_by="patient" if pairs else "record",
+    )
+
+
+def _pairs(root: Path, choices: Choices) -> dict[str, str]:
+    """The examination of each image, by its name without suffix in lower case."""
+    path = root / PAIRS
+    if not path.is_file():
+        if choices.policy == "released":
+            return {}
+        raise BenchmdError(
+            f"{path} is missing: policy 'clean' tells by it which two images are of one patient. "
+            "Fetch the pairs of left and right eyes from where the images come from (ADCIS), or "
+            "build with --policy released."
+        )
+    pairs: dict[str, str] = {}
+    rows = read_rows(path, ("left", "right"), "the pairs of eyes of Messidor-2", delimiter=";")
+    for row in rows:
+        eyes = [Path(row[side].strip()).stem.lower() for side in ("left", "right")]
+        for eye in filter(None, eyes):
+            pairs[eye] = eyes[0] or eyes[1]
+    return pairs

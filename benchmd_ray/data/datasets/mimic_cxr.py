@@ -1,0 +1,178 @@
+"""MIMIC-CXR-JPG 2.1.0: JPEG images, labels of the CheXpert labeler per study, official splits.
+
+The paper takes 10,000 images without saying which. The option ``images`` draws that many by
+patient within the official splits (decision D20); which ones depends on the tables alone, so that
+only these files have to be fetched: see `files_to_fetch`.
+Source: https://physionet.org/content/mimic-cxr-jpg/2.1.0/.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard, dataset_card
+from benchmd_ray.data.datasets import cxr
+from benchmd_ray.data.raw import Choices, Discovery, RawItem
+from benchmd_ray.data.records import hashed_patient
+from benchmd_ray.data.splits import stable_fraction
+from benchmd_ray.data.tables import read_rows
+from benchmd_ray.errors import BenchmdError, unknown_name
+
+SPLIT_TABLE = "mimic-cxr-2.0.0-split.csv.gz"
+LABEL_TABLE = "mimic-cxr-2.0.0-chexpert.csv.gz"
+METADATA_TABLE = "mimic-cxr-2.0.0-metadata.csv.gz"
+
+SPLITS = {
+    "clean": {"train": "train", "validate": "validation", "test": "test"},
+    "released": {"train": "train", "validate": "validation", "test": "validation"},
+}
+"""Split of each official split (decision D7); BenchMD's code validates on two of them."""
+SHARES = {
+    "clean": {"train": 0.8, "validation": 0.1, "test": 0.1},
+    "released": {"train": 0.8, "validation": 0.2},
+}
+"""Share of each split in a draw; the paper trains on 8,000 of 10,000."""
+VIEWS = {"LATERAL": "lateral", "LL": "lateral"}
+"""How views are written here; the others keep their name."""
+UNDRAWN = "it is not among the images drawn (option images)"
+
+
+@dataclass(frozen=True)
+class _Image:
+    """A row of the split table that has labels."""
+
+    dicom: str
+    subject: str
+    study: str
+    split: str
+    labels: dict[str, int]
+
+    @property
+    def path(self) -> str:
+        return f"files/p{self.subject[:2]}/p{self.subject}/s{self.study}/{self.dicom}.jpg"
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the images that are drawn, with the labels of their studies."""
+    images, left_out = _labelled(root, card, choices)
+    drawn = _drawn(images, _number(card, choices), SHARES[choices.policy])
+    if len(drawn) < len(images):
+        left_out[UNDRAWN] = len(images) - len(drawn)
+    views = _views(root)
+    there = cxr.files_there(root, (image.path for image in drawn))
+    items = [
+        RawItem(
+            path=image.path,
+            record_id=image.dicom,
+            group_id=hashed_patient(card.name, image.subject),
+            split=image.split,
+            labels=image.labels,
+            metadata={"view": views.get(image.dicom)},
+        )
+        for image in drawn
+        if image.path in there
+    ]
+    missing = [f"image {image.dicom}" for image in drawn if image.path not in there]
+    return Discovery("physionet", items, missing, dict(left_out))
+
+
+def files_to_fetch(root: Path, policy: str = "clean", images: str = "10000") -> list[str]:
+    """Paths of the image files that a build reads, below the dataset's folder.
+
+    Args:
+        root: Folder with the three tables; no image needs to be there.
+        policy: As for the build.
+        images: The option ``images``, as for the build.
+    """
+    card = dataset_card("mimic-cxr")
+    choices = Choices(policy, options={"images": images})
+    labelled, _ = _labelled(root, card, choices)
+    return [i.path for i in _drawn(labelled, _number(card, choices), SHARES[policy])]
+
+
+def _labelled(root: Path, card: DatasetCard, choices: Choices) -> tuple[list[_Image], Counter[str]]:
+    """Images whose study has a known label, and why the others are left out."""
+    studies = _studies(root, card, choices)
+    rows = read_rows(
+        root / SPLIT_TABLE, ("dicom_id", "subject_id", "study_id", "split"), "MIMIC-CXR-JPG 2.1.0"
+    )
+    splits = SPLITS[choices.policy]
+    images, left_out = [], Counter[str]()
+    for number, row in enumerate(rows, 1):
+        if row["split"] not in splits:
+            where = f"split in {root / SPLIT_TABLE}, record {number},"
+            raise unknown_name(where, row["split"], splits)
+        found = studies.get((row["subject_id"], row["study_id"]))
+        if found is None:
+            left_out["its study is not in the table of labels"] += 1
+        elif not cxr.is_labelled(found):
+            left_out[cxr.UNLABELLED] += 1
+        else:
+            split = splits[row["split"]]
+            images.append(_Image(row["dicom_id"], row["subject_id"], row["study_id"], split, found))
+    return images, left_out
+
+
+def _studies(
+    root: Path, card: DatasetCard, choices: Choices
+) -> dict[tuple[str, str], dict[str, int]]:
+    """Labels by patient and study."""
+    path = root / LABEL_TABLE
+    columns = ("subject_id", "study_id", *cxr.finding_columns(card))
+    return {
+        (row["subject_id"], row["study_id"]): cxr.labels(
+            row, card, choices, f"{path}, record {number}"
+        )
+        for number, row in enumerate(read_rows(path, columns, "MIMIC-CXR-JPG 2.1.0"), 1)
+    }
+
+
+def _views(root: Path) -> dict[str, str]:
+    rows = read_rows(root / METADATA_TABLE, ("dicom_id", "ViewPosition"), "MIMIC-CXR-JPG 2.1.0")
+    return {
+        row["dicom_id"]: VIEWS.get(row["ViewPosition"], row["ViewPosition"])
+        for row in rows
+        if row["ViewPosition"]
+    }
+
+
+def _number(card: DatasetCard, choices: Choices) -> int | None:
+    """How many images are drawn; None for all.
+
+    Raises:
+        BenchmdError: The option is neither ``all`` nor a positive number.
+    """
+    text = cxr.option(card, choices, "images")
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise BenchmdError(
+            f"the option images of {card.name} is {text!r}, expected a number of images or 'all'."
+        )
+    return int(text)
+
+
+def _drawn(images: list[_Image], number: int | None, shares: dict[str, float]) -> list[_Image]:
+    """The images drawn, by record id: whole patients in a fixed random order.
+
+    Of each split its share of the number is taken, or all there are; of the last patient only as
+    many images as are still wanted. A larger number holds all images of a smaller one.
+    """
+    drawn = images
+    if number is not None:
+        drawn = []
+        for split, share in shares.items():
+            own = sorted((i for i in images if i.split == split), key=_place)
+            drawn += own[: round(share * number)]
+    return sorted(drawn, key=lambda image: image.dicom)
+
+
+def _place(image: _Image) -> tuple[float, str, str, str]:
+    """Place of an image in the order of the draw."""
+    patient = stable_fraction(f"mimic-cxr/draw/{image.subject}")
+    return patient, image.subject, image.study, image.dicom
+
+
+read = cxr.read

@@ -1,0 +1,188 @@
+"""What the datasets of colour photographs share: tables that name images, one file each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets.images import image_record
+from benchmd_ray.data.raw import Choices, Discovery, GroupedBy, RawItem, Reading, files
+from benchmd_ray.data.readers.image import read_image
+from benchmd_ray.data.records import hashed_patient
+from benchmd_ray.data.splits import hashed_split, stable_fraction
+
+NO_ROW = "no table names it"
+NO_LABEL = "it has no label"
+TRAIN_SHARE = 0.8
+"""Share of each class that the paper trains on."""
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """What a dataset's tables say of one image."""
+
+    path: str
+    """Where its file is expected, relative to the raw folder; only the name is relied on."""
+    label: str
+    """Its label in the owner's words, empty without one."""
+    group: str = ""
+    """The patient, or the lesion where no patient is named; empty where each stands alone."""
+    split: str = ""
+    """The official split, where there is one."""
+    left_out: str = ""
+    """Why it is left out, whatever its label."""
+    metadata: dict[str, float | str | None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of its file without folder and suffix."""
+        return Path(self.path).stem
+
+
+def images(folder: Path, *patterns: str) -> dict[str, Path]:
+    """Image files below a folder by name without suffix, in lower case; the first of equal ones.
+
+    Hidden files are none: archives packed on a Mac hold a ``._`` file beside each image.
+    """
+    found: dict[str, Path] = {}
+    for path in files(folder, *patterns):
+        if not path.name.startswith("."):
+            found.setdefault(path.stem.lower(), path)
+    return found
+
+
+def class_of(card: DatasetCard, label: str) -> tuple[str, str]:
+    """Class of an owner's label, and otherwise why there is none."""
+    if not label:
+        return "", NO_LABEL
+    if label not in card.class_mapping:
+        return "", f"its label {label!r} is unknown"
+    name = card.class_mapping[label]
+    return name, "" if name else f"its label {label!r} has no class"
+
+
+def one_hot_label(row: Mapping[str, str], columns: Sequence[str]) -> str:
+    """Name of the one column that is 1; those of all joined where there are several.
+
+    Args:
+        row: A row of a table with one column of 0 and 1 per label.
+        columns: The labels.
+
+    Returns:
+        Empty where none is 1, ``?`` where a value is neither 0 nor 1.
+    """
+    values = {column: row[column].strip().removesuffix(".0") for column in columns}
+    if not set(values.values()) <= {"0", "1"}:
+        return "?"
+    return "+".join(column for column, value in values.items() if value == "1")
+
+
+def by_class(
+    card: DatasetCard, photographs: Sequence[Photograph], rounding: Callable[[float], int]
+) -> dict[str, str]:
+    """Split of each image by the paper's rule: 80 % of each class train, drawn by image.
+
+    The released code draws without a fixed seed; here the order of a stable hash decides, over
+    all rows of the tables, whether their files are there or not.
+
+    Args:
+        card: Card of the dataset.
+        photographs: All images that the tables name.
+        rounding: From 80 % of a class to a number of images: down or to the nearest.
+
+    Returns:
+        ``train`` or ``validation`` by the image's name.
+    """
+    members: dict[str, set[str]] = {}
+    for photograph in photographs:
+        name, _ = class_of(card, photograph.label)
+        members.setdefault(name, set()).add(photograph.name)
+    splits: dict[str, str] = {}
+    for names in members.values():
+        order = sorted(names, key=lambda name: (stable_fraction(f"{card.name}/{name}"), name))
+        bound = rounding(TRAIN_SHARE * len(order))
+        splits |= {n: "train" if i < bound else "validation" for i, n in enumerate(order)}
+    return splits
+
+
+def listing(
+    root: Path,
+    card: DatasetCard,
+    choices: Choices,
+    layout: str,
+    photographs: Sequence[Photograph],
+    found: Mapping[str, Path],
+    *,
+    rounding: Callable[[float], int],
+    grouped_by: GroupedBy,
+) -> Discovery:
+    """Match what tables say with the files that are there.
+
+    Args:
+        root: The raw folder.
+        card: Card of the dataset.
+        choices: The policy.
+        layout: Name of the layout.
+        photographs: All images that the tables name, in their order.
+        found: The image files, as `images` gives them.
+        rounding: See `by_class`, for policy ``released``.
+        grouped_by: What a group stands for.
+    """
+    released = by_class(card, photographs, rounding) if choices.policy == "released" else {}
+    items, missing, left_out = [], [], Counter[str]()
+    for photograph in photographs:
+        label, reason = class_of(card, photograph.label)
+        reason = photograph.left_out or reason
+        path = found.get(photograph.name.lower())
+        if reason:
+            left_out[reason] += 1
+        elif path is None:
+            missing.append(_shown(card, photograph))
+        else:
+            split = released.get(photograph.name, _clean_split(card, photograph))
+            where = path.relative_to(root).as_posix()
+            items.append(_item(card, photograph, where, split, label))
+    named = {photograph.name.lower() for photograph in photographs}
+    if strays := len(found.keys() - named):
+        left_out[NO_ROW] = strays
+    return Discovery(layout, items, missing, dict(left_out), grouped_by)
+
+
+def _clean_split(card: DatasetCard, photograph: Photograph) -> str:
+    if card.role == "target":
+        return "test"
+    return photograph.split or hashed_split(card.name, photograph.group or photograph.name)
+
+
+def _record_id(card: DatasetCard, photograph: Photograph) -> str:
+    """The image's name, or its hash where names name patients."""
+    return hashed_patient(card.name, photograph.name) if card.private_names else photograph.name
+
+
+def _shown(card: DatasetCard, photograph: Photograph) -> str:
+    if card.private_names:
+        return f"the image of record {_record_id(card, photograph)}"
+    return photograph.path
+
+
+def _item(card: DatasetCard, photograph: Photograph, where: str, split: str, label: str) -> RawItem:
+    return RawItem(
+        path=where,
+        record_id=_record_id(card, photograph),
+        group_id=hashed_patient(card.name, photograph.group or photograph.name),
+        split=split,
+        label=label,
+        metadata=photograph.metadata,
+    )
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """The one record of an image, three channels.
+
+    Raises:
+        RecordError: The file cannot be read as an image.
+    """
+    return image_record(read_image(root / item.path, 3), item, card)

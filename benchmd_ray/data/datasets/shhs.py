@@ -1,0 +1,117 @@
+"""The Sleep Heart Health Study's first visit (SHHS-1) in the folders of the NSRR.
+
+An EDF file per person with the electroencephalogram, staged in a Profusion XML file.
+Source: https://sleepdata.org/datasets/shhs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets.eeg import EPOCH, Montage, read_night
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.readers.xml import children, read_xml
+from benchmd_ray.data.records import RecordError, hashed_patient
+from benchmd_ray.data.splits import hashed_split
+from benchmd_ray.data.tables import age, read_rows
+
+MONTAGE: Montage = {
+    "C3": [(name,) for name in ("EEG(sec)", "EEG sec", "EEG_sec", "EEG2", "EEG 2", "EEG_2")],
+    "C4": [("EEG",)],
+}
+"""C3-A2 is the second electroencephalogram, under several names; C4-A1 is the first."""
+RECORDING = re.compile(r"shhs1-(\d+)\.edf", re.IGNORECASE)
+STAGING = re.compile(r"shhs1-(\d+)-profusion\.xml", re.IGNORECASE)
+TABLE = "shhs1-dataset-*.csv"
+COLUMNS = ("nsrrid", "age_s1", "gender")
+SEXES = {"1": "male", "2": "female"}
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the nights; each person has one. Both policies split by person, as the paper does."""
+    nights = _by_person(root, "shhs1-*.edf", RECORDING)
+    stagings = _by_person(root, "shhs1-*-profusion.xml", STAGING)
+    people = _people(root)
+    items, left_out = [], Counter[str]()
+    for person, path in nights.items():
+        if person not in stagings:
+            left_out["it has no Profusion staging"] += 1
+            continue
+        patient = hashed_patient(card.name, person)
+        items.append(
+            RawItem(
+                path=path.relative_to(root).as_posix(),
+                record_id=patient,
+                group_id=patient,
+                split=hashed_split(card.name, person),
+                metadata=people.get(person, {}),
+                details={"stages": stagings[person].relative_to(root).as_posix()},
+            )
+        )
+    missing = [
+        f"the EDF file of patient {hashed_patient(card.name, person)}"
+        for person in sorted(stagings.keys() - nights.keys())
+    ]
+    return Discovery("nsrr", items, missing, dict(left_out))
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """Epochs of one night."""
+    codes = profusion_stages(root / str(item.details["stages"]))
+    return read_night(root, item, card, montage=MONTAGE, codes=codes)
+
+
+def profusion_stages(path: Path) -> list[str]:
+    """Codes of the epochs of 30 s in a Profusion XML file, in order.
+
+    Raises:
+        RecordError: The file cannot be read or is too large, is no XML, declares a document type
+            or entities, has epochs of another length, or holds no stage.
+    """
+    root = read_xml(path, "its staging")
+    lengths = [(element.text or "").strip() for element in children(root, "EpochLength")]
+    codes = [
+        (element.text or "").strip()
+        for stages in children(root, "SleepStages")
+        for element in children(stages, "SleepStage")
+    ]
+    if any(length != str(EPOCH) for length in lengths):
+        raise RecordError(f"its epochs last {', '.join(lengths)} s; expected {EPOCH} s")
+    wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
+    if wrong or not codes:
+        what = f"the stage {wrong[0]!r}" if wrong else "no stage"
+        raise RecordError(f"its staging holds {what}; expected a number for each epoch")
+    return codes
+
+
+def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> dict[str, Path]:
+    """Files by the person's number, in order of the number; the first of equal ones."""
+    found: dict[str, Path] = {}
+    for path in files(root, glob):
+        match = pattern.fullmatch(path.name)
+        if match:
+            found.setdefault(match[1], path)
+    return dict(sorted(found.items(), key=lambda pair: int(pair[0])))
+
+
+def _people(root: Path) -> dict[str, dict[str, float | str | None]]:
+    """Age and sex by the person's number, from the newest table there is; empty without one.
+
+    Raises:
+        BenchmdError: The table lacks a column.
+    """
+    tables = sorted(files(root, TABLE), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
+    if not tables:
+        return {}
+    rows = read_rows(tables[-1], COLUMNS, "SHHS-1", encoding="latin-1")  # what is used is ASCII
+    return {
+        row["nsrrid"].strip(): {
+            "age": age(row["age_s1"]),
+            "sex": SEXES.get(row["gender"].strip()),
+        }
+        for row in rows
+        if row["nsrrid"]
+    }

@@ -1,0 +1,67 @@
+"""VinDr-CXR 1.0.0: DICOM images; the official test set alone (decision D19).
+
+Labels are joined by ``image_id``: neither the files nor the rows stand in an order that means
+anything. Source: https://physionet.org/content/vindr-cxr/1.0.0/.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets import cxr
+from benchmd_ray.data.datasets.images import image_record
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.readers.dicom import open_dicom, read_dicom, text
+from benchmd_ray.data.records import hashed_patient
+from benchmd_ray.data.tables import age_string, read_rows, sex
+
+LABEL_TABLE = "annotations/image_labels_test.csv"
+FOLDER = "test"
+SPLITS = {"clean": "test", "released": "validation"}
+"""The paper's validation split of this target is the official test set too."""
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the images of the test set. Each stands for a patient: the source names none."""
+    found = {path.stem: path for path in files(root / FOLDER, "*.dicom", "*.dcm")}
+    path = root / LABEL_TABLE
+    rows = read_rows(path, ("image_id", *cxr.finding_columns(card)), "VinDr-CXR 1.0.0")
+    items, missing, left_out = [], [], Counter[str]()
+    for number, row in enumerate(rows, 1):
+        name = row["image_id"]
+        if name not in found:
+            missing.append(f"{FOLDER}/{name}.dicom")
+            continue
+        item = RawItem(
+            path=found[name].relative_to(root).as_posix(),
+            record_id=name,
+            group_id=hashed_patient(card.name, name),
+            split=SPLITS[choices.policy],
+            labels=cxr.labels(row, card, choices, f"{path}, record {number}"),
+        )
+        items.append(item)
+    unlisted = len(found.keys() - {row["image_id"] for row in rows})
+    if unlisted:
+        left_out[cxr.UNLISTED] = unlisted
+    return Discovery("physionet", items, missing, dict(left_out), grouped_by="record")
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """The record of one DICOM file, with age and sex where its header gives them.
+
+    Raises:
+        RecordError: It cannot be read as a DICOM image.
+    """
+    path = root / item.path
+    pixels = read_dicom(path, channels=1)
+    header = open_dicom(path, stop_before_pixels=True)
+    metadata: dict[str, float | str | None] = {
+        "age": age_string(text(header, "PatientAge") or "") or None,  # 000Y: not given
+        "sex": sex(text(header, "PatientSex") or ""),
+        "view": text(header, "ViewPosition"),
+        **item.metadata,
+    }
+    return image_record(pixels, replace(item, metadata=metadata), card)

@@ -1,0 +1,114 @@
+"""VinDr-Mammo 1.0.0: DICOM mammograms, four of each exam, with the official split.
+
+The BI-RADS assessment is the breast's; each of its two views is a record of its own. The dataset
+names no patients, but no woman has two exams in it, so the exam stands for the patient.
+Source: https://physionet.org/content/vindr-mammo/1.0.0/.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.datasets.images import image_record
+from benchmd_ray.data.datasets.photographs import NO_ROW, class_of
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.readers.dicom import read_dicom
+from benchmd_ray.data.records import hashed_patient
+from benchmd_ray.data.tables import age_string, read_rows
+from benchmd_ray.errors import BenchmdError
+
+TABLE = "breast-level_annotations.csv"
+COLUMNS = (
+    "study_id", "image_id", "laterality", "view_position", "breast_birads", "split",
+)  # fmt: skip
+HEADERS = "metadata.csv"
+"""Values of the DICOM headers, by image; it may be missing."""
+SPLITS = {"training": "train", "test": "validation"}
+"""Under both policies: the paper takes the official split too."""
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the images that the table of breasts names."""
+    found = {path.relative_to(root).as_posix() for path in files(root / "images", "*.dicom")}
+    rows = read_rows(root / TABLE, COLUMNS, "VinDr-Mammo 1.0.0")
+    headers = _headers(root / HEADERS)
+    splits = _splits(rows, root / TABLE)
+    items, missing, left_out = [], [], Counter[str]()
+    for row in rows:
+        path = _path(row)
+        label, reason = class_of(card, row["breast_birads"].strip())
+        if reason:
+            left_out[reason] += 1
+        elif path not in found:
+            missing.append(path)
+        else:
+            item = RawItem(
+                path=path,
+                record_id=row["image_id"],
+                group_id=hashed_patient(card.name, row["study_id"]),
+                split=splits[row["study_id"]],
+                label=label,
+                metadata=_metadata(row, headers.get(row["image_id"], {})),
+            )
+            items.append(item)
+    if unlisted := len(found - {_path(row) for row in rows}):
+        left_out[NO_ROW] = unlisted
+    return Discovery("physionet", items, missing, dict(left_out))
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """The record of one DICOM file.
+
+    Raises:
+        RecordError: It cannot be read as a DICOM image.
+    """
+    return image_record(read_dicom(root / item.path, channels=1), item, card)
+
+
+def _path(row: Mapping[str, str]) -> str:
+    return f"images/{row['study_id']}/{row['image_id']}.dicom"
+
+
+def _splits(rows: list[dict[str, str]], table: Path) -> dict[str, str]:
+    """Split of each exam.
+
+    Raises:
+        BenchmdError: A split is not known, or an exam lies in both.
+    """
+    splits: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        split = SPLITS.get(row["split"].strip())
+        if split is None:
+            raise BenchmdError(
+                f"{table}, record {number}: split is {row['split']!r}, expected one of "
+                f"{', '.join(SPLITS)}. Fetch the file again."
+            )
+        if splits.setdefault(row["study_id"], split) != split:
+            raise BenchmdError(
+                f"{table}, record {number}: the exam {row['study_id']} lies in both splits. "
+                "Fetch the file again."
+            )
+    return splits
+
+
+def _headers(path: Path) -> dict[str, dict[str, str]]:
+    """Rows of the table of headers by image; none where it is missing."""
+    if not path.is_file():
+        return {}
+    rows = read_rows(path, ("SOP Instance UID",), "VinDr-Mammo 1.0.0")
+    return {row["SOP Instance UID"]: row for row in rows}
+
+
+def _metadata(row: Mapping[str, str], header: Mapping[str, str]) -> dict[str, float | str | None]:
+    device = f"{header.get('Manufacturer') or ''} {header.get(MODEL) or ''}"
+    return {
+        "age": age_string(header.get("Patient's Age") or "") or None,  # 000Y: not given
+        "device": " ".join(device.split()) or None,
+        "view": f"{row['laterality']}-{row['view_position']}",
+    }
+
+
+MODEL = "Manufacturer's Model Name"

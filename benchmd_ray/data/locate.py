@@ -1,0 +1,55 @@
+"""From records back to raw files, for catalogs that do not hold file names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmd_ray.data.build import discovered
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.errors import BenchmdError
+
+
+def locate(
+    name: str,
+    raw: Path,
+    record_ids: Sequence[str],
+    *,
+    policy: str = "clean",
+    split_table: Path | None = None,
+    options: Mapping[str, str] | None = None,
+) -> dict[str, Path]:
+    """The raw file, or folder of files, of each record, found by listing the raw folder again.
+
+    Args:
+        name: Name of the dataset's card.
+        raw: Folder with the raw files that the catalog was built from.
+        record_ids: Records of that catalog. A part of a file (a segment, an epoch, a window) has
+            the file's id with a suffix.
+        policy: As at the build.
+        split_table: As at the build.
+        options: As at the build.
+
+    Raises:
+        BenchmdError: The raw folder is missing or of another layout, or holds no such record.
+    """
+    _, found = discovered(dataset_card(name), raw, policy, split_table, options or {})
+    paths = {item.record_id: raw / item.path for item in found.items}
+    located = {}
+    for record_id in record_ids:
+        whole = next((part for part in _wholes(record_id) if part in paths), None)
+        if whole is None:
+            raise BenchmdError(
+                f"{raw} holds no record {record_id!r} of {name} under the policy {policy}; its "
+                f"records are named like {min(paths, default='nothing')!r}. Give the policy, split "
+                "table and options that the catalog was built with."
+            )
+        located[record_id] = paths[whole]
+    return located
+
+
+def _wholes(record_id: str) -> list[str]:
+    """The id itself, and what it may be a part of, the longest first."""
+    ends = [match.start() for match in re.finditer(r"[^A-Za-z0-9]", record_id)]
+    return [record_id, *(record_id[:end] for end in reversed(ends) if end)]

@@ -1,0 +1,375 @@
+"""DICOM images by pydicom: stored values, and grey levels or colours as decision D6 has them.
+
+A file's header is parsed lazily, and its values are whatever the sender wrote; so values are taken
+with `numbers` and `text`, and no reason quotes one: it may name the patient.
+Format: DICOM PS3.3 (image pixel and modality LUT modules) and PS3.5 (transfer syntaxes).
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import math
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pydicom
+from PIL import Image
+from pydicom import uid
+from pydicom.encaps import get_frame
+from pydicom.pixels.decoders.base import get_decoder
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
+
+from benchmd_ray.data.readers.codec import CodecError, decompress, frame_size
+from benchmd_ray.data.readers.image import MAX_PIXELS, Pixels, to_grey_levels
+from benchmd_ray.data.records import RecordError
+
+Stored = npt.NDArray[np.generic]
+
+GREY = ("MONOCHROME1", "MONOCHROME2")
+PALETTE = "PALETTE COLOR"
+COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+PLUGINS: dict[str, str] = {
+    uid.JPEGBaseline8Bit: "pillow",
+    uid.JPEGExtended12Bit: "pillow",
+    uid.JPEGLossless: "gdcm",
+    uid.JPEGLosslessSV1: "gdcm",
+    uid.JPEGLSLossless: "pyjpegls",
+    uid.JPEGLSNearLossless: "pyjpegls",
+    uid.JPEG2000Lossless: "pylibjpeg",
+    uid.JPEG2000: "pylibjpeg",
+    uid.HTJ2KLossless: "pylibjpeg",
+    uid.HTJ2KLosslessRPCL: "pylibjpeg",
+    uid.HTJ2K: "pylibjpeg",
+    uid.RLELossless: "pydicom",
+}
+"""Who decodes each compressed transfer syntax."""
+NATIVE = (
+    uid.ImplicitVRLittleEndian,
+    uid.ExplicitVRLittleEndian,
+    uid.ExplicitVRBigEndian,
+    uid.DeflatedExplicitVRLittleEndian,
+)
+"""Uncompressed transfer syntaxes."""
+PIXEL_DATA = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
+MAX_BYTES = 2**31
+"""Larger files, also after inflating, are refused before they are read."""
+AGAIN = "Fetch it again."
+
+
+def read_dicom(path: Path, channels: int = 1, *, frame: int | None = None) -> Pixels:
+    """Read a DICOM image for display.
+
+    Grey images: modality LUT (a table, or slope and intercept), scaled to 0–255 over the image's
+    own range, MONOCHROME1 inverted (decision D6). Colour images: palettes are looked up, YBR
+    becomes RGB, more than 8 bits are scaled by the range that they can hold.
+
+    Args:
+        path: The file.
+        channels: 1 for grey levels (ITU-R BT.601 of a colour image), 3 for red, green, blue.
+        frame: Which frame of an image of several, from 0. None takes images of one frame alone.
+
+    Returns:
+        uint8, (y, x) for one channel, (y, x, 3) for three.
+
+    Raises:
+        RecordError: The file is missing, damaged, too large, holds no image or one of a kind that
+            is not known, or several frames where ``frame`` is None.
+    """
+    dataset = open_dicom(path)
+    values = pixels(dataset, frame=frame)
+    kind = text(dataset, "PhotometricInterpretation")
+    if kind in GREY:
+        grey = to_grey_levels(rescaled(values, dataset, frame=frame or 0))
+        if kind == "MONOCHROME1":
+            grey = 255 - grey
+        return grey if channels == 1 else np.repeat(grey[..., None], 3, axis=2)
+    bits = _whole(dataset, "BitsStored")
+    if kind == PALETTE:
+        with _refusing("its colour palette cannot be looked up"):
+            values = apply_color_lut(values, _little_endian_palette(dataset))
+        bits = 8 * values.dtype.itemsize
+    colours = _eight_bits(values, bits)
+    return colours if channels == 3 else np.array(Image.fromarray(colours).convert("L"))
+
+
+def open_dicom(path: Path, *, stop_before_pixels: bool = False) -> pydicom.Dataset:
+    """Parse a DICOM file.
+
+    Values are parsed when they are asked for, which may fail: take them with `numbers` and `text`.
+
+    Args:
+        path: The file, with its preamble and file meta information.
+        stop_before_pixels: Leave the pixel data, and all that stands behind it, unread.
+
+    Raises:
+        RecordError: The file is missing, damaged or no DICOM file.
+    """
+    with _refusing("it cannot be read as a DICOM file"), _Bounded(path) as file:
+        _refuse_inflated(file)
+        dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
+    return dataset
+
+
+def pixels(dataset: pydicom.Dataset, *, frame: int | None = None) -> Stored:
+    """Stored values of a dataset's image, before the modality LUT.
+
+    The sizes that the header and the compressed data claim are checked before anything is decoded.
+
+    Args:
+        dataset: As `open_dicom` gives it.
+        frame: Which frame of an image of several, from 0. None takes images of one frame alone.
+
+    Returns:
+        (y, x) of the header's integer or floating-point type, also for the indices of a palette;
+        (y, x, 3) RGB for colours.
+
+    Raises:
+        RecordError: There is no image, one of several frames where ``frame`` is None, of sizes
+            or a transfer syntax that are not taken, or it cannot be decoded.
+    """
+    shape = _require_header(dataset, frame)
+    syntax = _syntax(dataset)
+    if syntax in PLUGINS:
+        values = _decompressed(dataset, syntax, frame or 0)
+    else:
+        with _refusing("its pixel data cannot be read"):
+            values, _ = get_decoder(syntax).as_array(dataset, index=frame or 0)
+    if values.shape != shape:
+        raise RecordError(f"decoding gives shape {values.shape}, the header says {shape}. {AGAIN}")
+    return np.asarray(values)
+
+
+def rescaled(values: Stored, dataset: pydicom.Dataset, *, frame: int = 0) -> Stored:
+    """Stored values through the modality LUT: its table, or slope and intercept, where given.
+
+    Args:
+        values: As `pixels` gives them.
+        dataset: Whose they are.
+        frame: Which frame they are, for images whose frames have a slope and intercept each.
+
+    Returns:
+        Of the same shape: HU for CT, elsewhere in the unit that the header names. Unchanged
+        where there is no modality LUT.
+
+    Raises:
+        RecordError: The table, slope or intercept cannot be used.
+    """
+    if "ModalityLUTSequence" in dataset:
+        with _refusing("its modality LUT cannot be used"):
+            values = apply_modality_lut(values, dataset)
+        return values
+    owner = _transformation(dataset, frame)
+    slope, intercept = numbers(owner, "RescaleSlope", 1), numbers(owner, "RescaleIntercept", 1)
+    if slope is None and intercept is None:
+        return values
+    if slope == (0.0,):
+        raise RecordError("RescaleSlope is 0; expected another number")
+    scaled: npt.NDArray[np.float64] = values.astype(np.float64) * (slope or (1.0,))[0]
+    return np.asarray(scaled + (intercept or (0.0,))[0])
+
+
+def numbers(dataset: pydicom.Dataset, keyword: str, count: int) -> tuple[float, ...] | None:
+    """The numbers of an element; None where it is absent or empty.
+
+    Args:
+        dataset: A dataset or an item of a sequence.
+        keyword: The element's keyword, such as ``ImagePositionPatient``.
+        count: How many there must be.
+
+    Raises:
+        RecordError: There are others than ``count`` finite numbers.
+    """
+    found: tuple[float, ...] = ()
+    with _refusing(f"{keyword} cannot be read"):
+        value = dataset.get(keyword)
+        if value is None or value == "":
+            return None
+        found = tuple(map(float, [value] if isinstance(value, int | float) else value))
+    if len(found) != count or not all(map(math.isfinite, found)):
+        raise RecordError(f"{keyword} is not {count} finite number(s). {AGAIN}")
+    return found
+
+
+def text(dataset: pydicom.Dataset, keyword: str) -> str | None:
+    """The text of an element without blanks around it; None where it is absent or empty.
+
+    Raises:
+        RecordError: It cannot be read.
+    """
+    found = ""
+    with _refusing(f"{keyword} cannot be read"):
+        value = dataset.get(keyword)
+        found = "" if value is None else str(value).strip()
+    return found or None
+
+
+def _transformation(dataset: pydicom.Dataset, frame: int) -> pydicom.Dataset:
+    """Where slope and intercept stand: the dataset, or a functional group of an enhanced image."""
+    owner = dataset
+    with _refusing("its functional groups cannot be read"):
+        own = dataset.get("PerFrameFunctionalGroupsSequence") or []
+        for group in [*(dataset.get("SharedFunctionalGroupsSequence") or []), *own[frame:][:1]]:
+            found = group.get("PixelValueTransformationSequence")
+            owner = found[0] if found else owner
+    return owner
+
+
+def _little_endian_palette(dataset: pydicom.Dataset) -> pydicom.Dataset:
+    """The dataset with a palette as pydicom takes it, which reads a table's words little-endian."""
+    if dataset.original_encoding[1]:
+        return dataset
+    swapped = copy.copy(dataset)
+    for colour in ("Red", "Green", "Blue"):
+        keyword = f"{colour}PaletteColorLookupTableData"
+        if keyword in dataset:
+            words = np.frombuffer(dataset[keyword].value, np.uint16)
+            setattr(swapped, keyword, words.byteswap().tobytes())
+    return swapped
+
+
+def _eight_bits(values: Stored, bits: int) -> Pixels:
+    """Colours of ``bits`` bits as 8 bits: their whole range becomes 0–255."""
+    if values.dtype == np.uint8:
+        return np.asarray(values, np.uint8)
+    if values.dtype.kind != "u":
+        raise RecordError(f"its colours are {values.dtype}; expected unsigned integers")
+    scaled = np.rint(values.astype(np.float64) * (255 / (2.0**bits - 1)))
+    return np.asarray(scaled.clip(0, 255), np.uint8)
+
+
+def _whole(dataset: pydicom.Dataset, keyword: str, default: int | None = None) -> int:
+    """A whole number of the header, positive."""
+    found = numbers(dataset, keyword, 1)
+    value = float(default or 0) if found is None else found[0]
+    if value < 1 or value != int(value):
+        raise RecordError(f"{keyword} is no positive whole number, or missing. {AGAIN}")
+    return int(value)
+
+
+def _syntax(dataset: pydicom.Dataset) -> uid.UID:
+    """The transfer syntax, one of those taken."""
+    meta: pydicom.Dataset = getattr(dataset, "file_meta", pydicom.Dataset())
+    syntax = text(meta, "TransferSyntaxUID") or "none"
+    if syntax in PLUGINS or syntax in NATIVE:
+        return uid.UID(syntax)
+    named = syntax if re.fullmatch(r"1\.2\.840\.10008\.[0-9.]{1,40}", syntax) else "none known"
+    raise RecordError(
+        f"its transfer syntax ({named}) is not decoded here; convert the file to Explicit VR "
+        "Little Endian"
+    )
+
+
+def _require_header(dataset: pydicom.Dataset, frame: int | None) -> tuple[int, ...]:
+    """Shape of the image that the header describes, once it is one that is taken."""
+    if not any(keyword in dataset for keyword in PIXEL_DATA):
+        raise RecordError(f"it holds no pixel data, or it is cut off. {AGAIN}")
+    rows, columns = _whole(dataset, "Rows"), _whole(dataset, "Columns")
+    frames = _whole(dataset, "NumberOfFrames", 1)
+    samples, bits = _whole(dataset, "SamplesPerPixel", 1), _whole(dataset, "BitsAllocated")
+    if rows * columns > MAX_PIXELS:
+        raise RecordError(
+            f"the image has {columns} × {rows} pixels, expected at most {MAX_PIXELS:,}"
+        )
+    if frame is None and frames > 1:
+        raise RecordError(f"the image has {frames:,} frames, expected one")
+    if frame is not None and not 0 <= frame < frames:
+        raise RecordError(f"frame {frame} is not among the image's {frames:,}")
+    kind = text(dataset, "PhotometricInterpretation")
+    if kind not in (*GREY, PALETTE, *COLOUR):
+        raise RecordError(
+            "its photometric interpretation is missing or not known; expected one of "
+            f"{', '.join((*GREY, PALETTE, *COLOUR))}"
+        )
+    if samples != (3 if kind in COLOUR else 1) or bits not in (1, 8, 16, 32, 64):
+        raise RecordError(f"{samples} sample(s) of {bits} bits are not taken for {kind}. {AGAIN}")
+    return (rows, columns, 3) if kind in COLOUR else (rows, columns)
+
+
+def _decompressed(dataset: pydicom.Dataset, syntax: uid.UID, index: int) -> Stored:
+    """One frame of compressed pixel data."""
+    rows, columns = _whole(dataset, "Rows"), _whole(dataset, "Columns")
+    options = {
+        "rows": rows,
+        "columns": columns,
+        "samples_per_pixel": _whole(dataset, "SamplesPerPixel", 1),
+        "number_of_frames": 1,
+        "bits_allocated": _whole(dataset, "BitsAllocated"),
+        "bits_stored": _whole(dataset, "BitsStored"),
+        "pixel_representation": int((numbers(dataset, "PixelRepresentation", 1) or (0,))[0]),
+        "planar_configuration": int((numbers(dataset, "PlanarConfiguration", 1) or (0,))[0]),
+        "photometric_interpretation": text(dataset, "PhotometricInterpretation"),
+        "pixel_keyword": "PixelData",
+    }
+    frame = b""
+    with _refusing("its compressed pixel data cannot be read"):
+        frames = _whole(dataset, "NumberOfFrames", 1)
+        frame = get_frame(dataset.PixelData, index, number_of_frames=frames)
+    try:
+        if syntax != uid.RLELossless and frame_size(frame) != (columns, rows):
+            width, height = frame_size(frame)  # it could be any, and fill the memory
+            raise RecordError(
+                f"its compressed data has {width} × {height} pixels, the header says "
+                f"{columns} × {rows}. {AGAIN}"
+            )
+        return decompress(frame, syntax, PLUGINS[syntax], options)
+    except CodecError as error:
+        raise RecordError(f"{error}. {AGAIN}") from None
+
+
+class _Bounded(io.BufferedReader):
+    """A file that never sets memory aside for more than it holds, whatever a length claims."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(os.fspath(path)))
+        self.bytes = os.fstat(self.fileno()).st_size
+        if self.bytes > MAX_BYTES:
+            self.close()
+            raise RecordError(f"the file has {self.bytes:,} bytes, expected at most {MAX_BYTES:,}")
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(self.bytes - self.tell(), 0)
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
+def _refuse_inflated(file: _Bounded) -> None:
+    """Refuse a deflated file that would inflate to more than `MAX_BYTES`."""
+    file.seek(132)
+    meta = pydicom.filereader.read_dataset(
+        file, False, True, stop_when=lambda tag, vr, length: tag.group != 2
+    )
+    if meta.get("TransferSyntaxUID") == uid.DeflatedExplicitVRLittleEndian:
+        inflater, held = zlib.decompressobj(-zlib.MAX_WBITS), 0
+        while (block := file.read(2**14)) and held <= MAX_BYTES:
+            held += len(inflater.decompress(block))
+        if held > MAX_BYTES:
+            raise RecordError(f"it inflates to more than {MAX_BYTES:,} bytes")
+    file.seek(0)
+
+
+@contextmanager
+def _refusing(reason: str) -> Iterator[None]:
+    """Turn what pydicom and the decoders raise into a `RecordError`, and keep them silent.
+
+    Their messages may quote the header, so neither these nor their warnings are passed on.
+    """
+    logger = logging.getLogger("pydicom")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (RecordError, MemoryError):
+        raise
+    except Exception as error:
+        raise RecordError(f"{reason} ({type(error).__name__}). {AGAIN}") from None
+    finally:
+        logger.disabled = before

@@ -1,0 +1,328 @@
+"""EDF and EDF+ files: signals in µV, each with its own sampling rate, and annotations.
+
+Format: https://www.edfplus.info/specs/edf.html and https://www.edfplus.info/specs/edfplus.html.
+``mne`` decodes the signals and ``edfio`` the annotations. This module first holds the header
+against the size of the file, so that no header makes them allocate what is not there, and finds
+channels by name. The ending of a file does not matter: ISRUC calls its EDF files ``.rec``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import edfio
+import mne
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.data.records import RecordError
+
+Samples = npt.NDArray[np.float64]
+
+MICROVOLTS = {
+    "v": 1e6,
+    "mv": 1e3,
+    "uv": 1.0,
+    "µv": 1.0,
+    "âµv": 1.0,  # µV written in UTF-8
+    "\x83êv": 1.0,  # in Shift JIS
+    "nv": 1e-3,
+}
+"""µV in one unit, by the unit's name in lower case, read as Latin-1 like all of a header."""
+MNE_FACTORS = {"µV": 1e-6, "\x83ÊV": 1e-6, "uV": 1e-6, "mV": 1e-3}
+"""What ``mne`` multiplies with to get volts, by the unit as it is written; 1 for any other."""
+ANNOTATIONS = "EDF Annotations"
+MAX_SAMPLES = 200_000_000
+"""Longer channels are refused before they are decoded: four days at 500 Hz."""
+_SIGNAL_FIELDS = (
+    ("label", 16), ("transducer", 80), ("unit", 8), ("physical minimum", 8),
+    ("physical maximum", 8), ("digital minimum", 8), ("digital maximum", 8), ("prefilter", 80),
+    ("samples", 8), ("reserved", 32),
+)  # fmt: skip
+"""Fields of the header that are there once per signal, and their width in bytes."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What a header says of one signal."""
+
+    name: str
+    """As it is written, without the blanks around it."""
+    unit: str
+    samples: int
+    """In each data record."""
+    physical: tuple[str, str]
+    """Smallest and largest value in the unit, as written."""
+    digital: tuple[str, str]
+    """Smallest and largest sample, as written."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """A header that agrees with the size of its file."""
+
+    channels: tuple[Channel, ...]
+    records: int
+    """Data records in the file."""
+    seconds: float
+    """Duration of a data record; 0 in a file of annotations alone."""
+    discontinuous: bool
+    """True for EDF+D: there may be gaps between the data records."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Signals of an EDF file."""
+
+    signals: dict[str, Samples]
+    """(time,) in µV, by the name that was asked for."""
+    rates: dict[str, float]
+    """Sampling rate of each in Hz."""
+    start: dt.datetime | None
+    """When the recording began, where the file says so."""
+
+
+class Annotation(NamedTuple):
+    """An EDF+ annotation."""
+
+    onset: float
+    """Seconds after the start."""
+    duration: float | None
+    """Seconds; None where the file gives none."""
+    text: str
+
+
+def read_header(path: Path) -> Header:
+    """Read a header and hold it against the size of the file.
+
+    Raises:
+        RecordError: The file is missing, no EDF file, or shorter or longer than its header says.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            fixed = file.read(256)
+            if len(fixed) < 256 or fixed[:8].strip(b" \0") != b"0":
+                raise RecordError(
+                    f"it is no EDF file: it opens with {fixed[:8]!r}, expected '0'. Fetch it again."
+                )
+            signals = _whole(fixed[252:256], "number of signals")
+            if signals < 1:
+                raise RecordError(f"its header names {signals} signals; expected at least one")
+            table = file.read(256 * signals)
+    except OSError as error:
+        raise RecordError(f"it cannot be opened: {error.strerror or error}") from error
+    start = _whole(fixed[184:192], "size of the header")
+    if start != 256 * (signals + 1) or len(table) < 256 * signals:
+        raise RecordError(
+            f"its header of {signals} signals says it is {start} bytes long, the file has {size}; "
+            f"expected {256 * (signals + 1)}. Fetch it again."
+        )
+    channels = _channels(table, signals)
+    seconds = _number(fixed[244:252], "duration of a data record")
+    if seconds < 0 or (seconds == 0 and any(c.name != ANNOTATIONS for c in channels)):
+        raise RecordError(f"its data records last {seconds:g} s; expected a positive duration")
+    stated = _whole(fixed[236:244], "number of data records")
+    records = _records(stated, size - start, 2 * sum(c.samples for c in channels))
+    return Header(channels, records, seconds, fixed[192:197] == b"EDF+D")
+
+
+def read_edf(path: Path, channels: Sequence[str]) -> Recording:
+    """Read some channels of a file; the others are not decoded.
+
+    Args:
+        path: The file, EDF or continuous EDF+, with any ending.
+        channels: Names of channels; they match without regard to case and blanks.
+
+    Returns:
+        Every channel in µV at its own rate: none is resampled.
+
+    Raises:
+        RecordError: The file cannot be read or is cut off, is discontinuous (EDF+D), lacks a
+            channel or has it twice, or a channel's unit is no voltage or its range is empty.
+    """
+    header = read_header(path)
+    if header.discontinuous:
+        raise RecordError("it is discontinuous (EDF+D); expected a recording without gaps")
+    found = {name: _find(header, name) for name in channels}
+    by_samples: dict[int, list[str]] = {}
+    for channel in dict.fromkeys(found.values()):
+        _require_usable(channel, header)
+        by_samples.setdefault(channel.samples, []).append(channel.name)
+    decoded: dict[str, Samples] = {}
+    start = None
+    for samples, names in by_samples.items():  # mne would resample channels of mixed rates
+        values, start = _decode(path, names)
+        expected = (len(names), samples * header.records)
+        if values.shape != expected or not np.isfinite(values).all():
+            raise RecordError(
+                f"its channels decode to an array of shape {values.shape}, expected {expected} and "
+                "finite values"
+            )
+        decoded |= dict(zip(names, values, strict=True))
+    return Recording(
+        signals={name: _microvolts(decoded[c.name], c) for name, c in found.items()},
+        rates={name: channel.samples / header.seconds for name, channel in found.items()},
+        start=start,
+    )
+
+
+def read_annotations(path: Path) -> list[Annotation]:
+    """Annotations of an EDF+ file in order of their onset.
+
+    Raises:
+        RecordError: The file cannot be read or is cut off, or has no channel of annotations.
+    """
+    header = read_header(path)
+    if all(channel.name != ANNOTATIONS for channel in header.channels):
+        raise RecordError(f"it has no channel {ANNOTATIONS!r}; expected an EDF+ file")
+    try:
+        with path.open("rb") as file:
+            found = edfio.read_edf(file).annotations
+        read = (Annotation(a.onset, a.duration, a.text) for a in found)
+        return sorted(read, key=lambda annotation: annotation.onset)
+    except MemoryError:
+        raise
+    except Exception as error:  # edfio raises whatever its parsing meets
+        reason = f"its annotations cannot be read ({type(error).__name__}: {error})"
+        raise RecordError(f"{reason}. Fetch it again.") from error
+
+
+def plain(name: str) -> str:
+    """A channel's name as it is compared: in lower case and without blanks."""
+    return "".join(name.replace("\0", "").split()).lower()
+
+
+def _channels(table: bytes, signals: int) -> tuple[Channel, ...]:
+    """Channels of the second part of a header, which holds field by field."""
+    fields: dict[str, list[bytes]] = {}
+    start = 0
+    for name, width in _SIGNAL_FIELDS:
+        fields[name] = [table[start + i * width :][:width] for i in range(signals)]
+        start += signals * width
+    text = {name: [v.strip().decode("latin-1") for v in fields[name]] for name in fields}
+    samples = [_whole(value, "number of samples") for value in fields["samples"]]
+    if min(samples) < 1:
+        raise RecordError(f"a signal has {min(samples)} samples in a data record; expected some")
+    return tuple(
+        Channel(
+            name=text["label"][i],
+            unit=text["unit"][i],
+            samples=samples[i],
+            physical=(text["physical minimum"][i], text["physical maximum"][i]),
+            digital=(text["digital minimum"][i], text["digital maximum"][i]),
+        )
+        for i in range(signals)
+    )
+
+
+def _records(stated: int, held: int, size: int) -> int:
+    """Number of data records of ``size`` bytes in the ``held`` bytes after the header."""
+    if stated == -1:  # the recorder did not come to write it
+        stated = held // size
+    elif held != stated * size:
+        what = "cut off" if held < stated * size else "longer than its header says"
+        raise RecordError(
+            f"it is {what}: {held:,} bytes of data, expected {stated:,} records of {size:,}. "
+            "Fetch it again."
+        )
+    if stated < 1:
+        raise RecordError("it holds no whole data record")
+    return stated
+
+
+def _find(header: Header, name: str) -> Channel:
+    """The channel of that name.
+
+    Raises:
+        RecordError: It is missing or there twice.
+    """
+    found = [channel for channel in header.channels if plain(channel.name) == plain(name)]
+    if len(found) != 1:
+        names = ", ".join(channel.name for channel in header.channels)
+        raise RecordError(
+            f"channel {name} is there {len(found)} times, expected once; the channels are {names}"
+        )
+    return found[0]
+
+
+def _require_usable(channel: Channel, header: Header) -> None:
+    """Refuse a channel whose samples cannot be turned into µV.
+
+    Raises:
+        RecordError: It has another unit, an empty range, or is too long.
+    """
+    if channel.unit.lower() not in MICROVOLTS:
+        raise RecordError(
+            f"channel {channel.name}: unit {channel.unit!r} is no voltage; "
+            "expected one of V, mV, µV, nV"
+        )
+    low, high = (_number(text.encode("latin-1"), "physical range") for text in channel.physical)
+    lowest, highest = (_number(text.encode("latin-1"), "digital range") for text in channel.digital)
+    if low == high or lowest >= highest:
+        raise RecordError(
+            f"channel {channel.name}: samples from {lowest:g} to {highest:g} stand for values from "
+            f"{low:g} to {high:g}; expected two ranges that are not empty"
+        )
+    if channel.samples * header.records > MAX_SAMPLES:
+        raise RecordError(
+            f"channel {channel.name} has {channel.samples * header.records:,} samples, expected at "
+            f"most {MAX_SAMPLES:,}"
+        )
+
+
+def _decode(path: Path, names: list[str]) -> tuple[Samples, dt.datetime | None]:
+    """Channels of one rate in what ``mne`` takes for volts, (channel, time), and the start."""
+    try:
+        with warnings.catch_warnings(), path.open("rb") as file:
+            warnings.simplefilter("ignore")  # odd dates, filters, units: checked where they matter
+            raw = mne.io.read_raw_edf(  # a file object, so that its ending does not matter
+                file,
+                include=names,
+                preload=True,
+                stim_channel=None,
+                encoding="latin1",
+                verbose="ERROR",
+            )
+            rows = [raw.ch_names.index(name) for name in names]
+            return np.asarray(raw.get_data()[rows], np.float64), raw.info["meas_date"]
+    except MemoryError:
+        raise
+    except Exception as error:  # mne raises whatever its parsing meets
+        reason = f"it cannot be read as EDF ({type(error).__name__}: {error})"
+        raise RecordError(f"{reason}. Fetch it again.") from error
+
+
+def _microvolts(values: Samples, channel: Channel) -> Samples:
+    unit = MICROVOLTS[channel.unit.lower()] / MNE_FACTORS.get(channel.unit, 1.0)
+    return values * unit
+
+
+def _whole(text: bytes, what: str) -> int:
+    """A whole number of a header."""
+    try:
+        return int(text.decode("latin-1").split("\0")[0])
+    except ValueError as error:
+        raise _faulty(text, what) from error
+
+
+def _number(text: bytes, what: str) -> float:
+    """A finite number of a header; some are written with a decimal comma."""
+    try:
+        value = float(text.decode("latin-1").split("\0")[0].replace(",", "."))
+    except ValueError as error:
+        raise _faulty(text, what) from error
+    if not math.isfinite(value):
+        raise _faulty(text, what)
+    return value
+
+
+def _faulty(text: bytes, what: str) -> RecordError:
+    shown = text.decode("latin-1").strip()
+    return RecordError(f"its header is damaged: {what} is {shown!r}. Fetch it again.")

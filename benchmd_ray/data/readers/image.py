@@ -1,0 +1,95 @@
+"""JPEG, PNG, TIFF and BMP files by Pillow: an upright array of grey levels or colours."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from benchmd_ray.data.records import RecordError
+
+Pixels = npt.NDArray[np.uint8]
+
+MAX_PIXELS = 200_000_000
+"""Larger images are refused before they are decoded."""
+FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "MPO")
+DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+"""Modes of more than 8 bits."""
+
+
+def read_image(path: Path, channels: int) -> Pixels:
+    """Read an image.
+
+    It is turned upright as its EXIF orientation says, a palette is looked up, transparency is laid
+    over black, and more than 8 bits are scaled to 0–255 over the image's own range (decision D6).
+
+    Args:
+        path: The file.
+        channels: 1 for grey levels (ITU-R BT.601 of a colour image), 3 for red, green, blue.
+
+    Returns:
+        uint8, (y, x) for one channel, (y, x, 3) for three.
+
+    Raises:
+        RecordError: The file is missing, damaged, too large or no image.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # faulty EXIF data, large images: checked here
+            with Image.open(path, formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise RecordError(
+                        f"the image has {width} × {height} pixels, expected at most {MAX_PIXELS:,}"
+                    )
+                image.load()
+                return _as_grey_levels(_upright(image), channels)
+    except RecordError:
+        raise
+    except MemoryError:
+        raise
+    except Image.DecompressionBombError as error:  # Pillow's own bound, when the header is read
+        raise RecordError(f"the image has too many pixels ({error})") from error
+    except Exception as error:  # Pillow raises whatever its decoders raise
+        raise RecordError(
+            f"it cannot be read as an image ({type(error).__name__}: {error}). Fetch it again."
+        ) from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    turned = ImageOps.exif_transpose(image)
+    return image if turned is None else turned
+
+
+def _as_grey_levels(image: Image.Image, channels: int) -> Pixels:
+    if image.mode in DEEP:
+        grey = to_grey_levels(np.asarray(image))
+        return grey if channels == 1 else np.repeat(grey[..., None], 3, axis=2)
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
+        image = image.convert("RGB")
+    if image.mode not in ("L", "RGB"):
+        image = image.convert("L" if image.mode == "1" else "RGB")
+    return np.array(image.convert("L" if channels == 1 else "RGB"))
+
+
+def to_grey_levels(values: npt.NDArray[np.generic]) -> Pixels:
+    """Values scaled linearly so that their own minimum is 0 and their maximum 255 (decision D6).
+
+    Args:
+        values: Any real values, at least two of them different.
+
+    Raises:
+        RecordError: They are all equal, or one is not finite.
+    """
+    x = np.asarray(values, np.float64)
+    low, high = float(x.min()), float(x.max())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise RecordError("it holds values that are not finite")
+    if low == high:
+        raise RecordError(f"every pixel is {low:g}; expected an image")
+    return np.rint((x - low) * (255 / (high - low))).astype(np.uint8)

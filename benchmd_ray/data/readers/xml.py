@@ -1,0 +1,79 @@
+"""XML files by expat: elements of bounded number, no document types, no entities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
+
+from benchmd_ray.data.records import RecordError
+
+MAX_BYTES = 16 * 2**20
+"""Larger files are refused; those of SHHS and LIDC-IDRI have well under 2 MiB."""
+
+
+def read_xml(path: Path, what: str, *, first_bytes: int | None = None) -> Element:
+    """The root element of a file.
+
+    Args:
+        path: The file.
+        what: What it is, for messages, such as ``the annotation``.
+        first_bytes: Read the beginning alone, whose open elements are closed; None reads all.
+
+    Raises:
+        RecordError: It cannot be opened, is too large or no XML, or declares a document type.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise RecordError(f"{what} has {size:,} bytes, expected at most {MAX_BYTES:,}")
+        with path.open("rb") as file:
+            content = file.read(first_bytes)
+    except OSError as error:
+        raise RecordError(f"{what} cannot be opened: {error.strerror or error}") from None
+    return _tree(content, what, whole=first_bytes is None)
+
+
+def _tree(content: bytes, what: str, *, whole: bool) -> Element:
+    builder, inside = TreeBuilder(), list[str]()
+    parser = expat.ParserCreate(namespace_separator="}")
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        inside.append(name)
+        builder.start(name, attributes)
+
+    def end(name: str) -> None:
+        inside.pop()
+        builder.end(name)
+
+    def refuse(*_: object) -> None:  # entities can be declared nowhere else
+        raise RecordError(f"{what} declares a document type; expected plain XML")
+
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = builder.data
+    parser.StartDoctypeDeclHandler = refuse
+    try:
+        parser.Parse(content, whole)
+        while inside:
+            end(inside[-1])
+        root: Element | None = builder.close()
+    except (expat.ExpatError, AssertionError) as error:
+        raise RecordError(f"{what} is no XML, or damaged ({error}). Fetch it again.") from None
+    if root is None:
+        raise RecordError(f"{what} holds nothing. Fetch it again.")
+    return root
+
+
+def name(element: Element) -> str:
+    """Name of an element without its namespace."""
+    return element.tag.rpartition("}")[2]
+
+
+def children(element: Element, wanted: str) -> list[Element]:
+    """Children of a name, in any namespace."""
+    return [child for child in element if name(child) == wanted]
+
+
+def text(element: Element, wanted: str) -> str:
+    """Text of the first child of a name; empty where there is none."""
+    return next(((child.text or "").strip() for child in children(element, wanted)), "")

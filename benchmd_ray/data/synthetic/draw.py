@@ -1,0 +1,44 @@
+"""What the synthetic datasets share: generators, labels, textures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import gaussian_filter
+
+
+def generator(seed: int, dataset: str, what: str) -> np.random.Generator:
+    """A generator of its own for everything that is drawn, so that sizes do not matter."""
+    return np.random.default_rng([seed, *f"{dataset}/{what}".encode()])
+
+
+def drawn_labels(
+    classes: Sequence[str], prevalence: Sequence[float], records: int, rng: np.random.Generator
+) -> list[str]:
+    """A class for each record: the shares to the record, in random order.
+
+    Args:
+        classes: Names.
+        prevalence: Share of each, together 1.
+        records: Number of records.
+        rng: Draws the order.
+    """
+    bounds = np.rint(np.cumsum(prevalence) * records).astype(int)
+    drawn = np.searchsorted(bounds, np.arange(records), side="right")
+    return [classes[column] for column in rng.permutation(drawn)]
+
+
+def texture(
+    shape: Sequence[int], grain: float, rng: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """Smooth noise of mean 0 and standard deviation 1.
+
+    Args:
+        shape: Of the array.
+        grain: Standard deviation of the smoothing, in samples.
+        rng: Draws it.
+    """
+    noise = gaussian_filter(rng.standard_normal(tuple(shape), np.float32), grain, mode="wrap")
+    return np.asarray((noise - noise.mean()) / noise.std(), np.float32)

@@ -1,0 +1,205 @@
+"""ViT-Tiny/16 with ImageNet-21k weights, as `Encoder` with the settings ``vit-tiny``.
+
+Sources: BenchMD v2, sections 4.2 and appendix B; the network of Dosovitskiy et al.
+(https://arxiv.org/abs/2010.11929) with the weights of Steiner et al.
+(https://arxiv.org/abs/2106.10270), which https://huggingface.co/timm/vit_tiny_patch16_224.augreg_in21k
+holds as safetensors. As in the code released with BenchMD, the features are CLS after the final
+norm, which is what the weights' own classifier read.
+
+The weights were trained on colours scaled to [−1, 1]. The protocol's normalisation is kept instead
+(of the source's training split), as in the paper: its inputs have about the same range.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import sha256
+from benchmd_ray.modalities import MODALITIES, Modality
+from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.settings import ENCODERS
+
+REPOSITORY = "timm/vit_tiny_patch16_224.augreg_in21k"
+FILE = "model.safetensors"
+GET = (
+    f"Download {FILE} from https://huggingface.co/{REPOSITORY} and name it with --weights, or "
+    "leave --weights out to let it be downloaded."
+)
+
+COLOURS = 3
+"""Input channels of the weights: red, green, blue."""
+PROJECTION = "patch_embed.proj.weight"
+CLASSIFIER = "head."
+NAMES = {
+    "cls": "cls_token",
+    "positions": "pos_embed",
+    "patch_embedding": "patch_embed.proj",
+    "attention_norm": "norm1",
+    "qkv": "attn.qkv",
+    "project": "attn.proj",
+    "mlp_norm": "norm2",
+    "mlp.0": "mlp.fc1",
+    "mlp.3": "mlp.fc2",
+}
+"""Parts of `Encoder` that are named otherwise in the file."""
+PARAMETER = re.compile(r"(blocks\.\d+\.)?(.+?)(\.weight|\.bias)?")
+"""Block, part and kind of a parameter."""
+VARIANTS = {
+    "fc_norm.": "is of a variant that pools before its norm",
+    "pre_logits.": "is of a variant with a representation layer",
+    "dist_token": "is of a distilled variant",
+}
+"""Beginnings of names of foreign tensors, and what they tell."""
+
+
+@dataclass(frozen=True)
+class ImageNetWeights:
+    """What a weights file holds, as an encoder takes it."""
+
+    file: str
+    """Name of the file, without its folder."""
+    sha256: str
+    tensors: dict[str, torch.Tensor]
+    """The encoder's whole state, float32."""
+    left_out: tuple[str, ...]
+    """Names of the tensors of the ImageNet classifier, which is not used."""
+
+
+def require_images(modality: Modality) -> None:
+    """Refuse signals that are no 2-D images.
+
+    Raises:
+        BenchmdError: The modality has another number of axes.
+    """
+    if not _images(modality):
+        fitting = ", ".join(name for name, kind in MODALITIES.items() if _images(kind))
+        raise BenchmdError(
+            f"ImageNet weights are for 2-D images ({fitting}), and {modality.name} has the axes "
+            f"{', '.join(modality.axes)}: choose another technique."
+        )
+
+
+def _images(modality: Modality) -> bool:
+    return modality.axes == ("channel", "y", "x")
+
+
+def imagenet_weights(path: Path | None, modality: Modality) -> ImageNetWeights:
+    """ImageNet weights for the images of a modality.
+
+    Args:
+        path: The weights file; None takes the hub's, which is downloaded once.
+        modality: One of images.
+
+    Raises:
+        BenchmdError: The modality is none of images, the file is missing or not of this network,
+            or the hub cannot be reached.
+    """
+    require_images(modality)
+    return read_imagenet(path or _downloaded(), modality)
+
+
+def _downloaded() -> Path:
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise BenchmdError(
+            "downloading the ImageNet weights needs huggingface_hub: pip install "
+            f"'benchmd-ray[hub]'. Or: {GET}"
+        ) from error
+    try:
+        return Path(hf_hub_download(REPOSITORY, FILE))
+    except OSError as error:  # the hub's errors, a connection's and a full disk's
+        raise BenchmdError(
+            f"cannot download {FILE} of {REPOSITORY} ({error}). Download it by hand from "
+            f"https://huggingface.co/{REPOSITORY} and name it with --weights."
+        ) from error
+
+
+def read_imagenet(path: Path, modality: Modality) -> ImageNetWeights:
+    """Read a weights file in timm's naming, strictly, for the images of a modality.
+
+    Args:
+        path: A safetensors file.
+        modality: One of images. For grey ones the patch embedding is the sum of its three
+            colours' filters, which gives what a grey value in all three channels gives.
+
+    Raises:
+        BenchmdError: The file is missing, no safetensors file or not exactly of this network; the
+            message names missing, foreign and misshapen tensors.
+    """
+    if not path.is_file():
+        raise BenchmdError(f"there is no weights file {path}. {GET}")
+    try:
+        held = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BenchmdError(
+            f"{path} is no whole safetensors file ({error}); others, such as PyTorch's "
+            f"pickled .bin and .pth, are not read. {GET}"
+        ) from error
+    with torch.device("meta"):
+        empty = Encoder(modality, ENCODERS["vit-tiny"]).state_dict()
+    wanted = {_name_in_file(name): tuple(value.shape) for name, value in empty.items()}
+    wanted[PROJECTION] = (len(empty["cls"][0, 0]), COLOURS, *modality.patch)
+    left_out = tuple(sorted(name for name in held if name.startswith(CLASSIFIER)))
+    _require_exactly(path, {k: v for k, v in held.items() if k not in left_out}, wanted)
+    tensors = {name: held[_name_in_file(name)].float() for name in empty}
+    tensors["patch_embedding.weight"] = patch_filters(held[PROJECTION], modality.input_shape[0])
+    return ImageNetWeights(path.name, sha256(path), tensors, left_out)
+
+
+def patch_filters(filters: torch.Tensor, channels: int) -> torch.Tensor:
+    """Filters over colour patches as a linear patch embedding.
+
+    Args:
+        filters: (width, 3, y, x), of a convolution.
+        channels: 3, or 1 for grey images: a grey value stands for all three colours, so its
+            weight is the sum of theirs.
+
+    Returns:
+        float32 (width, channels × y × x), the channel slowest, as `patchify` cuts patches.
+    """
+    filters = filters.float()
+    return (filters.sum(dim=1) if channels == 1 else filters).flatten(1)
+
+
+def _name_in_file(name: str) -> str:
+    """The file's name of an encoder's parameter."""
+    found = PARAMETER.fullmatch(name)
+    assert found is not None  # every name has this form
+    block, part, kind = found.groups("")
+    return f"{block}{NAMES.get(part, part)}{kind}"
+
+
+def _require_exactly(
+    path: Path, held: dict[str, torch.Tensor], wanted: dict[str, tuple[int, ...]]
+) -> None:
+    """Refuse a file with other names, shapes or types than the network's."""
+    missing = [f"{name} is missing" for name in wanted if name not in held]
+    foreign = [f"{name} {_foreign(name)}" for name in held if name not in wanted]
+    wrong = [
+        f"{name} is {value.dtype} {tuple(value.shape)}, expected numbers with a point {shape}"
+        for name, shape in wanted.items()
+        if (value := held.get(name)) is not None
+        and (tuple(value.shape) != shape or not value.is_floating_point())
+    ]
+    if missing or foreign or wrong:
+        faults = [fault for kind in (missing, foreign, wrong) for fault in kind[:3]]
+        more = len(missing) + len(foreign) + len(wrong) - len(faults)
+        raise BenchmdError(
+            f"{path} does not hold ViT-Tiny/16 for 224 × 224 in timm's naming: "
+            f"{'; '.join(faults)}{f' and {more} more' if more else ''}. {GET}"
+        )
+
+
+def _foreign(name: str) -> str:
+    return next(
+        (told for start, told in VARIANTS.items() if name.startswith(start)),
+        "is not of this network",
+    )

@@ -1,0 +1,254 @@
+"""What a catalog holds, for its figures: classes, people, examples.
+
+Shards are streamed column by column; of signals only the row groups with a chosen row are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.records import OLDEST_AGE, decode_signals, decode_targets
+from benchmd_ray.modalities import UNKNOWN
+
+SPLITS = ("train", "validation", "test")
+"""The order in which splits are shown."""
+SEXES = ("female", "male", "unknown")
+AGE_BIN = 10
+"""Years of a bin; the last one is `OLDEST_AGE` and above."""
+AGE_BINS = int(OLDEST_AGE) // AGE_BIN + 1
+NO_CLASS = "none of these"
+"""Stands for the multi-label records that are known to have no positive label."""
+ROWS_AT_ONCE = 1 << 16
+"""Rows that are held at a time, of columns other than the signal."""
+
+
+@dataclass
+class Balance:
+    """Classes of a split's records."""
+
+    records: int = 0
+    positive: dict[str, int] = field(default_factory=dict)
+    """Records by class."""
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Records by class for which it is not known whether they are of it."""
+
+
+@dataclass
+class People:
+    """Patients of a split."""
+
+    patients: int = 0
+    ages: dict[str, list[int]] = field(default_factory=lambda: {s: [0] * AGE_BINS for s in SEXES})
+    """By sex: patients of each bin of `AGE_BIN` years."""
+    age_unknown: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SEXES, 0))
+    """By sex: patients without an age."""
+
+    def of_sex(self, sex: str) -> int:
+        """Patients of a sex, whatever their age."""
+        return sum(self.ages[sex]) + self.age_unknown[sex]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One record to be drawn."""
+
+    record_id: str
+    """Not to be written into a picture."""
+    group_id: str
+    """Not to be written into a picture."""
+    split: str
+    classes: tuple[str, ...]
+    """Classes that it is of."""
+    signal: npt.NDArray[np.float32]
+    """Its valid area without the padding, channels first, in the modality's unit."""
+
+
+def splits(catalog: Catalog) -> list[str]:
+    """Splits with records, in the order in which they are shown."""
+    held = [split for split in catalog.manifest["splits"] if catalog.rows(split)]
+    return sorted(held, key=lambda split: (*SPLITS, split).index(split))
+
+
+def class_balance(catalog: Catalog) -> dict[str, Balance]:
+    """Records by class of each split.
+
+    Raises:
+        BenchmdError: A shard is missing or of another size than the manifest states.
+    """
+    found = {}
+    for split in splits(catalog):
+        records = 0
+        positive, unknown = np.zeros((2, len(catalog.card.classes)), np.int64)
+        for _, table in _tables(catalog, split, ["target"]):
+            targets = decode_targets(table["target"])
+            records += len(targets)
+            positive += (targets == 1).sum(axis=0)
+            unknown += (targets == UNKNOWN).sum(axis=0)
+        names = catalog.card.classes
+        found[split] = Balance(
+            records,
+            dict(zip(names, positive.tolist(), strict=True)),
+            dict(zip(names, unknown.tolist(), strict=True)),
+        )
+    return found
+
+
+def people(catalog: Catalog) -> dict[str, People]:
+    """Patients of each split by age and sex, each counted once per split.
+
+    A patient with several records has the first age and the first sex that are stated.
+
+    Raises:
+        BenchmdError: A shard is missing or of another size than the manifest states.
+    """
+    return {
+        split: _people(
+            table.to_pandas() for _, table in _tables(catalog, split, ["group_id", "age", "sex"])
+        )
+        for split in splits(catalog)
+    }
+
+
+def _people(frames: Iterable[pd.DataFrame]) -> People:
+    firsts: pd.DataFrame | None = None
+    for frame in frames:
+        both = [frame] if firsts is None else [firsts, frame]
+        firsts = pd.concat(both).groupby("group_id", sort=False, as_index=False).first()
+    found = People()
+    if firsts is None:
+        return found
+    found.patients = len(firsts)
+    sexes = firsts["sex"].where(firsts["sex"].isin(SEXES), "unknown")
+    for sex, ages in firsts.groupby(sexes)["age"]:
+        known = ages.dropna()
+        bins = (known.clip(0, OLDEST_AGE) // AGE_BIN).astype(int)
+        found.ages[str(sex)] = np.bincount(bins, minlength=AGE_BINS).tolist()
+        found.age_unknown[str(sex)] = len(ages) - len(known)
+    return found
+
+
+def examples(catalog: Catalog, per_class: int) -> dict[str, list[Example]]:
+    """A few records of each class, the same ones whenever the catalog holds the same records.
+
+    They are chosen by a hash: of different patients where a class has as many, and each shown
+    once where its classes have others. Multi-label adds `NO_CLASS`. A class without records is
+    not there.
+
+    Args:
+        catalog: The catalog.
+        per_class: Records of a class, or all there are when it has fewer.
+
+    Raises:
+        BenchmdError: A shard is missing or of another size than the manifest states.
+    """
+    taken: set[tuple[str, int]] = set()
+    chosen = {}
+    for name, rows in _candidates(catalog, per_class).items():
+        rows.sort(key=taken.__contains__)
+        chosen[name] = [_example(catalog, split, row) for split, row in rows[:per_class]]
+        taken |= set(rows[:per_class])
+    return {name: found for name, found in chosen.items() if found}
+
+
+def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, int]]]:
+    """Split and row of enough records of each class, the preferred ones first."""
+    names = [*catalog.card.classes]
+    if catalog.modality.task == "multi-label":
+        names.append(NO_CLASS)
+    best = {name: pd.DataFrame() for name in names}
+    for split in splits(catalog):
+        for start, table in _tables(catalog, split, ["record_id", "group_id", "target"]):
+            targets = decode_targets(table["target"])
+            of_class = np.column_stack([targets == 1, (targets == 0).all(axis=1)])
+            ids, groups = (table[name].to_numpy() for name in ("record_id", "group_id"))
+            for column, name in enumerate(names):
+                rows = np.flatnonzero(of_class[:, column])
+                key = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+                found = pd.DataFrame(
+                    {
+                        "patient": pd.util.hash_array(groups[rows], hash_key=key),
+                        "record": pd.util.hash_array(ids[rows], hash_key=key),
+                        "row": start + rows,
+                        "split": split,
+                    }
+                )
+                best[name] = _lowest(pd.concat([best[name], found]), per_class * len(names))
+    return {
+        name: [(str(split), int(row)) for split, row in zip(f["split"], f["row"], strict=True)]
+        for name, f in best.items()
+    }
+
+
+def _lowest(rows: pd.DataFrame, wanted: int) -> pd.DataFrame:
+    """Rows of the ``wanted`` patients of lowest hash, so many each; first one of each patient."""
+    rows = rows.sort_values(["patient", "record"])
+    rows = rows[rows["patient"].isin(rows["patient"].unique()[:wanted])]
+    rows["turn"] = rows.groupby("patient").cumcount()
+    rows = rows[rows["turn"] < wanted]
+    return rows.sort_values(["turn", "patient"])
+
+
+def _example(catalog: Catalog, split: str, row: int) -> Example:
+    """Read one row of a split, and of signals no more than its row group."""
+    columns = ["record_id", "group_id", "split", "signal", "scale", "valid_size", "target"]
+    shards = iter(catalog.shards(split))
+    shard, held_rows = next(shards)
+    while row >= held_rows:
+        row -= held_rows
+        shard, held_rows = next(shards)
+    with pq.ParquetFile(shard) as file:
+        number = 0
+        while row >= (rows := file.metadata.row_group(number).num_rows):
+            number, row = number + 1, row - rows
+        table = file.read_row_group(number, columns=columns).slice(row, 1)
+    signal = decode_signals(table["signal"], catalog.modality)[0]
+    held = table.drop_columns("signal").to_pylist()[0]
+    physical = valid_area(signal, held["valid_size"]).astype(np.float32) * held["scale"]
+    names = zip(catalog.card.classes, held["target"], strict=True)
+    return Example(
+        record_id=held["record_id"],
+        group_id=held["group_id"],
+        split=held["split"],
+        classes=tuple(name for name, value in names if value == 1),
+        signal=physical.astype(np.float32),
+    )
+
+
+def valid_area(
+    signal: npt.NDArray[np.generic], size: Sequence[int] | None
+) -> npt.NDArray[np.generic]:
+    """A signal without its padding: around images, behind the slices of short scans.
+
+    Args:
+        signal: (channel, …); of type uint8 for images.
+        size: Valid extent along each axis but the channel's; all of it when None.
+    """
+    inside = [slice(None)]
+    for whole, extent in zip(signal.shape[1:], size or signal.shape[1:], strict=True):
+        start = (whole - extent) // 2 if signal.dtype == np.uint8 else 0
+        inside.append(slice(start, start + extent))
+    return signal[tuple(inside)]
+
+
+def _tables(catalog: Catalog, split: str, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+    """Number of the first row in the split, and about `ROWS_AT_ONCE` rows of these columns."""
+    catalog.require_split(split)
+    start, batches = 0, []
+    for path, _ in catalog.shards(split):
+        with pq.ParquetFile(path) as file:
+            batches += file.iter_batches(ROWS_AT_ONCE, columns=list(columns))
+        rows = sum(map(len, batches))
+        if rows >= ROWS_AT_ONCE:
+            yield start, pa.Table.from_batches(batches)
+            start, batches = start + rows, []
+    if batches:
+        yield start, pa.Table.from_batches(batches)

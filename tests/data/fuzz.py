@@ -1,0 +1,147 @@
+"""Mutates files and reads them, in a process of its own with bounded memory; prints what came out.
+
+``python fuzz.py READER SEED INPUTS MEGABYTES FILE...`` mutates the first file of each group; a file
+named ``a+b`` stands for ``a`` with its sibling ``b``, of which one is mutated at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HUGE = (b"0", b"-1", b"99999999", b"4294967295", b"1e308", b"nan", b"../../x", b"\x00", b"%n")
+
+
+def mutated(content: bytes, rng: np.random.Generator) -> bytes:
+    """The content with one to three changes of a kind each."""
+    data = bytearray(content)
+    for _ in range(int(rng.integers(1, 4))):
+        if not data:
+            return bytes(data)
+        # headers decide most: half of the changes are in the first kilobyte
+        end = len(data) if rng.random() < 0.5 else min(len(data), 1024)
+        at = int(rng.integers(end))
+        length = int(rng.integers(1, 1 + min(64, len(data) - at)))
+        match int(rng.integers(8)):
+            case 0:  # flipped bits
+                data[at] ^= 1 << int(rng.integers(8))
+            case 1:  # random bytes
+                data[at : at + length] = rng.bytes(length)
+            case 2:  # cut off
+                del data[at:]
+            case 3:  # a piece is lost
+                del data[at : at + length]
+            case 4:  # a piece is there twice
+                data[at:at] = data[at : at + length]
+            case 5:  # the largest and the smallest values
+                data[at : at + length] = (b"\xff" if rng.random() < 0.5 else b"\x00") * length
+            case 6:  # odd values where text is expected
+                odd = HUGE[int(rng.integers(len(HUGE)))]
+                data[at : at + len(odd)] = odd
+            case _:  # bytes that do not belong there
+                data[at:at] = rng.bytes(length)
+    return bytes(data)
+
+
+def first_channels(path: Path) -> None:
+    """Read two channels of an EDF file, as its header names them."""
+    from benchmd_ray.data.readers.edf import read_edf, read_header
+
+    read_edf(path, [channel.name for channel in read_header(path).channels[:2]])
+
+
+def imported(path: Path) -> None:
+    """Import an HDF5 file."""
+    from benchmd_ray.data.hdf5 import import_hdf5
+
+    import_hdf5(path, path.parent / "catalog")
+
+
+def rows(path: Path) -> None:
+    """Read a table by the columns of its first line as it was."""
+    from benchmd_ray.data.tables import read_rows
+
+    read_rows(path, ("Image Index", "Patient ID", "Finding Labels"), "NIH ChestX-ray14")
+
+
+def readers() -> dict[str, Callable[[Path], Any]]:
+    """What reads a file, by name; each takes the path of the first file of a group."""
+    from benchmd_ray.data.datasets.isruc import text_stages
+    from benchmd_ray.data.datasets.lidc import read_annotation
+    from benchmd_ray.data.datasets.shhs import profusion_stages
+    from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled
+    from benchmd_ray.data.readers.edf import read_annotations
+    from benchmd_ray.data.readers.image import read_image
+    from benchmd_ray.data.readers.volume import read_mhd, read_series
+    from benchmd_ray.data.readers.wfdb import read_wfdb
+
+    def hounsfield(path: Path) -> None:
+        dataset = open_dicom(path)
+        rescaled(pixels(dataset, frame=0), dataset)
+
+    return {
+        "image": lambda path: read_image(path, 3),
+        "wfdb": read_wfdb,
+        "dicom": lambda path: read_dicom(path, 3, frame=0),
+        "dicom-values": hounsfield,
+        "series": lambda path: read_series(path.parent),
+        "mhd": read_mhd,
+        "edf": first_channels,
+        "annotations": read_annotations,
+        "profusion": profusion_stages,
+        "stages": text_stages,
+        "lidc-xml": read_annotation,
+        "table": rows,
+        "hdf5": imported,
+    }
+
+
+def main(reader: str, seed: int, inputs: int, megabytes: int, groups: list[str]) -> None:
+    """Read mutated files and print the outcomes as JSON."""
+    from benchmd_ray.data.records import RecordError, RecordLeftOut
+    from benchmd_ray.errors import BenchmdError
+
+    read, rng = readers()[reader], np.random.default_rng(seed)
+    held = [[Path(name) for name in group.split("+")] for group in groups]
+    contents = {path: path.read_bytes() for group in held for path in group}
+    resource.setrlimit(resource.RLIMIT_AS, (megabytes * 2**20,) * 2)
+    outcomes: Counter[str] = Counter()
+    faults, slowest = [], 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(inputs):
+            group = held[int(rng.integers(len(held)))]
+            changed = int(rng.integers(len(group)))
+            place = Path(folder, str(number))
+            place.mkdir()
+            for index, path in enumerate(group):
+                content = contents[path]
+                (place / path.name).write_bytes(
+                    mutated(content, rng) if index == changed else content
+                )
+            start = time.perf_counter()
+            try:
+                read(place / group[0].name)
+                outcomes["decoded"] += 1
+            except (RecordError, RecordLeftOut, BenchmdError) as error:
+                outcomes[type(error).__name__] += 1
+            except BaseException as error:
+                outcomes["fault"] += 1
+                faults.append(f"{group[0].name} #{number}: {type(error).__name__}: {error}"[:300])
+            slowest = max(slowest, time.perf_counter() - start)
+            shutil.rmtree(place)
+    result = {"outcomes": outcomes, "faults": faults[:20], "slowest": round(slowest, 3)}
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])

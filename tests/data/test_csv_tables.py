@@ -1,0 +1,141 @@
+"""Tables that come with raw data: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from benchmd_ray.data.tables import age, age_string, read_rows, sex
+from benchmd_ray.errors import BenchmdError
+
+COLUMNS = ("image", "grade")
+ROWS = [{"image": "a.png", "grade": "0"}, {"image": "b, c.png", "grade": "4"}]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(content):
+        path = tmp_path / "table.csv"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return make
+
+
+def read(path, **options):
+    return read_rows(path, COLUMNS, "the grades", **options)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'image,grade\na.png,0\n"b, c.png",4\n',
+        '\ufeffimage,grade\na.png,0\n"b, c.png",4\n',  # a byte order mark
+        '\ufeff"image","grade"\r\n"a.png","0"\r\n"b, c.png","4"\r\n',
+        'image, grade \na.png,0\n"b, c.png",4',
+        'image,grade\n\na.png,0\n\n"b, c.png",4\n\n',
+    ],
+)
+def test_rows_are_read_by_column_name(write, content):
+    assert read(write(content)) == ROWS
+
+
+def test_columns_stand_in_any_order_and_further_ones_are_kept(write):
+    rows = read(write('x,grade,image\nü,0,a.png\n,4,"b, c.png"\n'))
+    assert [{name: row[name] for name in COLUMNS} for row in rows] == ROWS
+    assert [row["x"] for row in rows] == ["ü", ""]
+
+
+def test_another_delimiter(write):
+    assert read(write("image;grade\na.png;0\nb, c.png;4\n"), delimiter=";") == ROWS
+
+
+def test_a_missing_column_is_named_with_those_expected(write):
+    message = (
+        r"table\.csv has no column 'grade'; expected the table of the grades with image, grade"
+    )
+    for content in ("image,Grade\na.png,0\n", "image;grade\na.png;0\n", "image\n"):
+        with pytest.raises(BenchmdError, match=message.replace("'grade'", "'(grade|image)'")):
+            read(write(content))
+    with pytest.raises(BenchmdError, match=message):
+        read(write("image,Grade\na.png,0\n"))
+
+
+def test_an_empty_file_has_no_column(write):
+    with pytest.raises(BenchmdError, match="has no column 'image'"):
+        read(write(""))
+
+
+def test_a_table_without_rows_holds_no_record(write):
+    with pytest.raises(BenchmdError, match=r"table\.csv holds no record\. Fetch it again"):
+        read(write("image,grade\n"))
+
+
+def test_a_table_that_is_cut_off_is_refused(write):
+    with pytest.raises(BenchmdError, match="ends within record 2: the file is cut off"):
+        read(write("image,grade\na.png,0\nb.pn"))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(BenchmdError, match=r"none\.csv is missing: expected the table of the gra"):
+        read(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["image,grade\nä.png,0\n".encode("latin-1"), b"PK\x03\x04\xff\xfe", b"\xff\xfei\x00m\x00"],
+)
+def test_a_file_that_is_no_utf8_text_is_refused(write, content):
+    with pytest.raises(BenchmdError, match=r"table\.csv is no UTF-8 text .*Fetch it again"):
+        read(write(content))
+
+
+@pytest.mark.parametrize(("asked", "there"), [(".csv", ".csv.gz"), (".csv.gz", ".csv")])
+def test_a_table_may_be_packed_or_not_whatever_name_is_asked_for(tmp_path, asked, there):
+    content = '\ufeffimage,grade\na.png,0\n"b, c.png",4\n'.encode()
+    packed = gzip.compress(content)
+    (tmp_path / f"t{there}").write_bytes(packed if there.endswith(".gz") else content)
+    assert read(tmp_path / f"t{asked}") == read(tmp_path / f"t{there}") == ROWS
+    (tmp_path / f"t{asked}").write_bytes(b"image,grade\nx,1\n")
+    if asked == ".csv":  # where both are there, it is the one asked for
+        assert read(tmp_path / "t.csv") == [{"image": "x", "grade": "1"}]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-12], lambda b: b"x" + b, lambda b: b[:12] + b[14:]]
+)
+def test_a_packed_table_that_is_not_whole_is_refused(tmp_path, damage):
+    path = tmp_path / "table.csv.gz"
+    path.write_bytes(damage(gzip.compress(b"image,grade\n" + b"a.png,0\nb.png,1\n" * 50)))
+    with pytest.raises(
+        BenchmdError, match=r"table\.csv\.gz is no whole gzip file .*Fetch it again"
+    ):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("61", 61.0), ("300.0", 90.0), ("89", 89.0), ("91", 90.0), ("0", 0.0)]
+    + [(text, None) for text in ("", "NaN", "nan", "-1", "inf", "Unknown")],
+)
+def test_age(text, expected):
+    assert age(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("Male", "male"), (" m ", "male"), ("F", "female"), ("FEMALE", "female")]
+    + [(text, None) for text in ("", "NaN", "O", "unknown", "0")],
+)
+def test_sex(text, expected):
+    assert sex(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("058Y", 58.0), ("58", 58.0), (" 094y ", 90.0), ("006M", 0.5), ("000D", 0.0), ("120Y", 90.0)]
+    + [(text, None) for text in ("", "Y", "412", "058Z", "-5Y", "58.5", "²", "Unknown")],
+)
+def test_age_string(text, expected):
+    assert age_string(text) == expected

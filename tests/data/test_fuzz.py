@@ -1,0 +1,138 @@
+"""Damaged files of every format: only the package's own errors come out, soon and in little memory.
+
+``BENCHMD_FUZZ_INPUTS`` sets how many inputs each reader gets (300).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmd_ray.data.build import build
+from benchmd_ray.data.hdf5 import export_hdf5
+from benchmd_ray.data.synthetic import WRITERS
+
+INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "300"))
+MEGABYTES = 4096
+"""Address space of the process that reads: libraries and threads alone take about half."""
+
+pytestmark = pytest.mark.slow
+
+
+def fuzzed(reader: str, groups: Sequence[Path | Sequence[Path]]) -> dict[str, Any]:
+    """Outcomes of a reader on mutations of some files, or groups of sibling files."""
+    assert groups
+    named = ["+".join(map(str, [g] if isinstance(g, Path) else g)) for g in groups]
+    seed = zlib.crc32(reader.encode())
+    command = [sys.executable, str(Path(__file__).with_name("fuzz.py")), reader, str(seed)]
+    done = subprocess.run(
+        [*command, str(INPUTS), str(MEGABYTES), *named],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, f"the process ended with {done.returncode}: {done.stderr[-500:]}"
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["faults"] == []
+    outcomes = result["outcomes"]
+    assert sum(outcomes.values()) == INPUTS
+    assert set(outcomes) <= {"decoded", "RecordError", "RecordLeftOut", "BenchmdError"}
+    refused = sum(count for outcome, count in outcomes.items() if outcome != "decoded")
+    assert refused > INPUTS / 20, "the mutations hit nothing"
+    assert result["slowest"] < 60
+    return result
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Synthetic raw folders of the formats that need them."""
+    root = tmp_path_factory.mktemp("fuzz")
+    folders: dict[str, Path] = {}
+    for modality in ("eeg", "mammo", "ldct"):
+        folders |= WRITERS[modality](root, source_records=3, target_records=2)
+    return folders
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("reader", ["dicom", "dicom-values"])
+def test_dicom(real_data, reader):
+    fuzzed(reader, sorted((real_data / "dicom-odd").glob("*.dcm")))
+
+
+@pytest.mark.data
+def test_edf(real_data, raw):
+    real = sorted(p for p in (real_data / "edf-odd").iterdir() if p.suffix.lower() == ".edf")
+    fuzzed("edf", [*real, *sorted(raw["shhs"].rglob("*.edf"))[:1]])
+
+
+@pytest.mark.data
+def test_edf_annotations(real_data):
+    fuzzed("annotations", sorted((real_data / "sleep-edf-hypnograms").glob("*.edf")))
+
+
+@pytest.mark.data
+def test_images(real_data, tmp_path):
+    png = sorted((real_data / "nih-cxr-1000").rglob("*.png"))[::50]
+    jpeg = sorted((real_data / "isic2017" / "images_256").glob("*.jpg"))[::10]
+    deep = np.random.default_rng(0).integers(0, 4096, (60, 50), np.uint16)
+    made = [tmp_path / name for name in ("deep.png", "deep.tif", "palette.png")]
+    Image.fromarray(deep).save(made[0])
+    Image.fromarray(deep).save(made[1], compression="tiff_lzw")
+    Image.fromarray((deep // 16).astype(np.uint8)).convert("P").save(made[2], transparency=3)
+    fuzzed("image", [*png, *jpeg, *made])
+
+
+@pytest.mark.data
+def test_wfdb(real_data):
+    headers = [
+        *sorted((real_data / "ptb-xl-500" / "records500").rglob("*_hr.hea"))[:3],
+        *sorted((real_data / "cinc2021" / "sample-data").rglob("*.hea"))[::10],
+    ]
+    groups = []
+    for header in headers:
+        siblings = [header.with_suffix(end) for end in (".dat", ".mat")]
+        groups.append([header, *(path for path in siblings if path.is_file())])
+    fuzzed("wfdb", groups)
+
+
+@pytest.mark.data
+def test_lidc_xml(real_data):
+    fuzzed("lidc-xml", sorted((real_data / "lidc").glob("*.xml")))
+
+
+@pytest.mark.data
+def test_tables(real_data):
+    fuzzed("table", [real_data / "nih-cxr-1000" / "labels.csv"])
+
+
+def test_stagings(raw):
+    fuzzed("profusion", sorted(raw["shhs"].rglob("*-profusion.xml")))
+    fuzzed("stages", sorted(raw["isruc"].rglob("*_1.txt")))
+
+
+def test_volumes(raw):
+    series = max(
+        (p.parent for p in raw["lidc-idri"].rglob("*.dcm")), key=lambda f: len([*f.iterdir()])
+    )
+    fuzzed("series", [sorted(series.glob("*.dcm"))])
+    volumes = sorted(raw["lndb"].rglob("LNDb-*.mhd"))[:3]
+    fuzzed("mhd", [[path, path.with_suffix(".raw")] for path in volumes])
+
+
+@pytest.mark.ray
+def test_hdf5(ray_cluster, raw, tmp_path):
+    catalog = build("cbis-ddsm", raw["cbis-ddsm"], tmp_path / "catalog", allow_missing=True)
+    export_hdf5(catalog, tmp_path / "catalog.h5")
+    fuzzed("hdf5", [tmp_path / "catalog.h5"])

@@ -1,0 +1,77 @@
+"""Raw folders: finding files, and an item's target."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.raw import RawItem, files
+
+FUNDUS = dataclasses.replace(dataset_card("georgia"), modality="fundus")
+CXR = dataclasses.replace(dataset_card("georgia"), modality="cxr")
+MERGED = dataclasses.replace(
+    FUNDUS, merged_classes={"none": ("ICDR 0",), "some": ("ICDR 1", "ICDR 2", "ICDR 3", "ICDR 4")}
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("b/x2.JPG", "a/x3.jpg", "x10.Jpeg", "x1.png", "c/d/x2.jpg", "a/x3.jpg.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def found(folder, *patterns):
+    return [path.relative_to(folder).as_posix() for path in files(folder, *patterns)]
+
+
+def test_files_are_found_in_any_case_and_subfolder_in_order_of_name(folder):
+    expected = ["b/x2.JPG", "c/d/x2.jpg", "a/x3.jpg"]
+    for pattern in ("*.jpg", "*.JPG", "X[23].Jpg"):
+        assert found(folder, pattern) == expected
+    assert found(folder, "*.jpeg", "*.jpg") == ["x10.Jpeg", *expected]
+
+
+@pytest.mark.parametrize("patterns", list(itertools.permutations(["*.jpg", "x*", "*.png"])))
+def test_a_file_of_several_patterns_is_found_once(folder, patterns):
+    every = found(folder, *patterns)
+    assert sorted(every) == sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+    assert [name.split("/")[-1].split(".")[0] for name in every] == sorted(
+        name.split("/")[-1].split(".")[0] for name in every
+    )
+
+
+def test_a_pattern_is_of_the_name_and_not_of_the_folder(folder):
+    assert found(folder, "a*") == found(folder, "none.*") == found(folder) == []
+
+
+def test_folders_behind_links_are_searched(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    (other / "linked").symlink_to(folder / "c", target_is_directory=True)
+    assert found(other, "*.jpg") == ["linked/d/x2.jpg"]
+
+
+def item(label=None, **labels):
+    return RawItem(
+        "a.png", "a", "p", "train", label, {k.replace("_", " "): v for k, v in labels.items()}
+    )
+
+
+@pytest.mark.parametrize("card", [FUNDUS, MERGED], ids=["fundus", "merged"])
+def test_a_label_is_one_of_the_cards_classes(card):
+    for number, name in enumerate(card.classes):
+        target = [0] * len(card.classes)
+        target[number] = 1
+        assert item(name).target(card) == target
+
+
+def test_labels_that_are_not_stated_are_unknown():
+    assert item(edema=1, cardiomegaly=0, pleural_effusion=-1).target(CXR) == [-1, 0, -1, 1, -1]
+    everything = dict.fromkeys(("atelectasis", "cardiomegaly", "consolidation", "edema"), 0)
+    assert item(**everything, pleural_effusion=1).target(CXR) == [0, 0, 0, 0, 1]
