@@ -11,7 +11,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0 -e '.[test]'
 	touch $@
 
-demo: .venv/.ready ## the benchmark on synthetic ECGs, from raw files to the table
+demo: .venv/.ready ## the benchmark on synthetic data of all seven modalities, from raw files to the table
 	$(BIN)/benchmd demo
 
 test: .venv/.ready ## style, types, tests

@@ -23,9 +23,10 @@ from pathlib import Path
 
 from benchmarks import measure
 from benchmd_ray.cluster import connected
-from benchmd_ray.data.build import CHUNK_BYTES, build, write_shard
+from benchmd_ray.data.build import CHUNK_BYTES, build
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.raw import Choices, RawItem
 from benchmd_ray.data.records import Record, RecordError, RecordLeftOut, schema, to_table
 from benchmd_ray.data.synthetic import write_ecg

@@ -200,6 +200,11 @@ def catalog_show(name: str, figures: Path | None) -> None:
     show_default=True,
     help="Largest accepted share of unreadable records.",
 )
+@click.option(
+    "--retry-quarantined",
+    is_flag=True,
+    help="Read files again that could not be read, and what shares a shard with them.",
+)
 @click.option("--cpus", type=click.IntRange(1), default=None, help="CPUs of an embedded Ray.")
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
 def catalog_build(name: str, raw: Path, out: Path, cpus: int | None, **options: Any) -> None:
@@ -214,6 +219,23 @@ def catalog_build(name: str, raw: Path, out: Path, cpus: int | None, **options: 
     from benchmd_ray.results.describe import describe_catalog
 
     click.echo(describe_catalog(build(name, raw, out, cpus=cpus or 1, **options)))
+
+
+@catalog.command("files")
+@click.argument("name", type=click.Choice(["mimic-cxr"]))
+@raw_options
+def catalog_files(name: str, raw: Path, **options: Any) -> None:
+    """Print the image files of NAME that a build reads, from its tables in the folder --raw.
+
+    \b
+    benchmd catalog files mimic-cxr --raw ~/data/mimic-cxr > files.txt
+    """
+    from benchmd_ray.data.cards import dataset_card
+    from benchmd_ray.data.datasets.mimic_cxr import files_to_fetch
+    from benchmd_ray.data.discovery import chosen
+
+    card = dataset_card(name)
+    click.echo("\n".join(files_to_fetch(raw, card, chosen(card, **options))))
 
 
 @catalog.command("locate")
@@ -383,7 +405,7 @@ def transfer(
 @click.argument("run", type=FOLDER)
 @click.option("--catalog", "paths", type=FOLDER, multiple=True, required=True, help="Catalogs.")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
-@click.option("--address", help="Ray cluster for streamed catalogs; else embedded.")
+@click.option("--address", help="Predict on the Ray cluster at this address; else in this process.")
 def evaluate(
     run: Path, paths: tuple[Path, ...], assignments: tuple[str, ...], address: str | None
 ) -> None:

@@ -15,6 +15,8 @@ Task = Literal["single-label", "multi-label"]
 
 UNKNOWN = -1
 """Target value of a class that is not known; it is masked in losses and metrics."""
+LUNG_WINDOW = (-1350.0, 150.0)
+"""HU of CT that are seen as 0 and as 1: centre −600, width 1500 (decision D5)."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,12 @@ class Modality:
     task: Task
     classes: tuple[str, ...]
     """Class (or label) names in the order of targets, scores and tables."""
+    channels: tuple[str, ...] = ()
+    """Names of the channels in their order, for signals over time."""
     rate: float | None = None
     """Sampling rate in Hz, for signals over time."""
+    scored: str = "records"
+    """What is scored, each as one: records, or the scans that windows were cut from."""
     batch_size: int = 64
     """Examples of a training step in the fixed protocol."""
 
@@ -80,6 +86,7 @@ MODALITIES: dict[str, Modality] = {
                 "atrial fibrillation/flutter",
                 "hypertrophy",
             ),
+            channels=tuple("I II III aVR aVL aVF V1 V2 V3 V4 V5 V6".split()),
             rate=500.0,
         ),
         Modality(
@@ -92,6 +99,7 @@ MODALITIES: dict[str, Modality] = {
             patch=(30,),
             task="single-label",
             classes=("wake", "n1", "n2", "n3", "rem"),
+            channels=("C3", "C4"),
             rate=125.0,
         ),
         _image(
@@ -113,6 +121,7 @@ MODALITIES: dict[str, Modality] = {
             patch=(24, 16, 16),
             task="multi-label",
             classes=("small nodule", "large nodule"),
+            scored="scans",
             batch_size=32,
         ),
     )

@@ -15,9 +15,10 @@ from scipy.io import savemat
 
 from benchmd_ray.cluster import connected
 from benchmd_ray.data import cards
-from benchmd_ray.data.build import build, write_shard
+from benchmd_ray.data.build import build
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.data.synthetic import write_ecg
 from benchmd_ray.files import digest
@@ -106,6 +107,7 @@ def write_catalog(tmp_path: Path) -> Callable[..., Catalog]:
             "dataset": card.name,
             "role": card.role,
             "policy": "clean",
+            "options": {},
             "raw": {"records": 9, "expected": 9},
             "splits": {k: {"records": sum(map(len, parts))} for k, parts in splits.items()},
             "shards": shards,

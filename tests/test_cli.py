@@ -77,6 +77,9 @@ def test_options_reach_the_build(tmp_path, monkeypatch):
     assert given[0][0] == ("georgia", tmp_path, tmp_path / "out")
     assert given[0][1]["options"] == {"a": "1", "b": "x=y", "c": ""}
     assert given[0][1]["policy"] == "clean"
+    assert given[0][1]["retry_quarantined"] is False
+    run("catalog", "build", "georgia", "--raw", tmp_path, "--out", "x", "--retry-quarantined")
+    assert given[1][1]["retry_quarantined"] is True
 
 
 def test_an_option_that_the_dataset_does_not_have_is_refused(tmp_path):
@@ -192,7 +195,7 @@ def test_the_commands_lead_from_raw_files_to_a_table(tmp_path, synthetic_raw, ra
     assert evaluated.exit_code == 0, evaluated.output
     report = run("report", store, "--out", tmp_path / "report")
     assert report.exit_code == 0, report.output
-    assert {line.split()[0] for line in report.output.splitlines() if "shed" in line} == {
+    assert {line.split()[2] for line in report.output.splitlines() if " shed " in line} == {
         "ptb-xl",
         "georgia",
     }

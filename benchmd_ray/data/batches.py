@@ -138,7 +138,7 @@ class ResidentFeed:
         worker: Worker | None = None,
         subset: Rows | None = None,
     ) -> None:
-        """Take the split, and put it on the GPU where it fits.
+        """Take the split, and put the rows to use on the GPU where they fit.
 
         Args:
             signals: (rows, *stored_shape) in the stored type, in memory or mapped.
@@ -152,28 +152,29 @@ class ResidentFeed:
         self._normalise = normalise
         self._subset = np.arange(len(columns)) if subset is None else subset
         self.rows = len(self._subset)
-        self._device_signals: torch.Tensor | None = None
-        device = self._worker.device
-        if device.type == "cuda" and self._fits(signals.nbytes):
-            self._device_signals = _to_device(signals, device)
+        device, used = self._worker.device, columns.at(self._subset)
         self._signals = signals
-        self._targets = torch.from_numpy(columns.targets).to(device)
-        self._scales = torch.from_numpy(columns.scales).to(device)
-        self._sizes = torch.from_numpy(columns.sizes).to(device)
+        self._device_signals: torch.Tensor | None = None
+        if self._fits(signals[:1].nbytes * self.rows):
+            self._device_signals = _to_device(signals, self._subset, device)
+        self._targets = torch.from_numpy(used.targets).to(device)
+        self._scales = torch.from_numpy(used.scales).to(device)
+        self._sizes = torch.from_numpy(used.sizes).to(device)
 
     def _fits(self, size: int) -> bool:
-        free, _ = torch.cuda.mem_get_info(self._worker.device)
-        return size <= GPU_SHARE * free
+        """Whether so many bytes go to a GPU."""
+        device = self._worker.device
+        return device.type == "cuda" and size <= GPU_SHARE * torch.cuda.mem_get_info(device)[0]
 
     def _batch(self, positions: Rows) -> Batch:
         device = self._worker.device
         rows = np.where(positions < 0, -1, self._subset[positions])
-        index = np.where(rows < 0, self._subset[0], rows)
-        on_device = torch.from_numpy(index).to(device)
+        place = np.maximum(positions, 0)
+        on_device = torch.from_numpy(place).to(device)
         if self._device_signals is not None:
             stored = self._device_signals[on_device]
         else:
-            stored = torch.from_numpy(np.asarray(self._signals[index])).to(device)
+            stored = torch.from_numpy(np.asarray(self._signals[self._subset[place]])).to(device)
         signals = self._normalise(stored, self._scales[on_device], self._sizes[on_device])
         return Batch(rows, signals, self._targets[on_device])
 
@@ -198,11 +199,12 @@ class ResidentFeed:
             yield self._batch(share(order[start : start + batch_size], self._worker))
 
 
-def _to_device(signals: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Copy in pieces, so that the host never holds a second copy of the split."""
+def _to_device(signals: npt.NDArray[np.generic], rows: Rows, device: torch.device) -> torch.Tensor:
+    """Copy rows in pieces, so that the host never holds a second copy of them all."""
     kind = {"int16": torch.int16, "uint8": torch.uint8}[signals.dtype.name]
-    result = torch.empty(signals.shape, dtype=kind, device=device)
-    rows = max(1, 2**28 // max(1, signals[0].nbytes))
-    for start in range(0, len(signals), rows):
-        result[start : start + rows] = torch.from_numpy(np.array(signals[start : start + rows]))
+    result = torch.empty((len(rows), *signals.shape[1:]), dtype=kind, device=device)
+    size = max(1, 2**28 // max(1, signals[:1].nbytes))
+    for start in range(0, len(rows), size):
+        piece = rows[start : start + size]
+        result[start : start + size] = torch.from_numpy(np.asarray(signals[piece]))
     return result

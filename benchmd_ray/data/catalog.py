@@ -16,6 +16,23 @@ from benchmd_ray.modalities import Modality
 FORMAT = 2
 """Version of the catalog's layout."""
 MANIFEST = "manifest.json"
+KEYS: dict[str, type | tuple[type, ...]] = {
+    "dataset": str,
+    "card_version": int,
+    "policy": str,
+    "plan": str,
+    "digest": str,
+    "options": dict,
+    "layout": str,
+    "raw": dict,
+    "left_out": dict,
+    "remarks": dict,
+    "quarantined": list,
+    "splits": dict,
+    "shards": list,
+    "statistics": (dict, type(None)),
+}
+"""What a manifest holds at least, and its types."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,13 @@ class Catalog:
     def digest(self) -> str:
         """SHA-256 over all that the catalog holds."""
         return str(self.manifest["digest"])
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of the build that are not the card's defaults."""
+        chosen: dict[str, str] = self.manifest["options"]
+        defaults = {name: option.default for name, option in self.card.options.items()}
+        return {name: value for name, value in chosen.items() if value != defaults[name]}
 
     @property
     def statistics(self) -> dict[str, list[float]] | None:
@@ -126,6 +150,12 @@ def _sha256_once(path: Path, size: int, changed: int) -> str:
     return sha256(path)
 
 
+def _damaged(manifest: Path, why: str) -> BenchmdError:
+    return BenchmdError(
+        f"{manifest} is damaged: {why}; remove the folder and build the catalog again."
+    )
+
+
 def open_catalog(path: Path) -> Catalog:
     """Open a finished catalog.
 
@@ -144,13 +174,16 @@ def open_catalog(path: Path) -> Catalog:
     try:
         content = json.loads(manifest.read_text("utf-8"))
     except ValueError as error:
-        raise BenchmdError(
-            f"{manifest} is damaged ({error}): remove the folder and build the catalog again."
-        ) from error
+        raise _damaged(manifest, str(error)) from error
+    if not isinstance(content, dict):
+        raise _damaged(manifest, "it is no JSON object")
     if content.get("format") != FORMAT:
         raise BenchmdError(
             f"{manifest} has format {content.get('format')}, expected {FORMAT}: build it again."
         )
+    for key, kind in KEYS.items():
+        if not isinstance(content.get(key), kind):
+            raise _damaged(manifest, f"it has no {key}, or one of another type")
     catalog = Catalog(path, content)
     if content["card_version"] != catalog.card.version:
         raise BenchmdError(

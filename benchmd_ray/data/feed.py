@@ -2,7 +2,8 @@
 
 *Resident*: the split lies once per node as a memory-mapped array in its stored type, or once on the
 GPU, and is gathered and normalised there. *Streaming*: Ray Data reads each worker's shards, which
-are shuffled locally, for splits larger than memory.
+are shuffled locally, for splits larger than memory. Feeds look at the sizes of shards; who starts
+the work has made sure that they are those that were built (`Catalog.require_unaltered`).
 """
 
 from __future__ import annotations
@@ -45,10 +46,9 @@ def read_columns(catalog: Catalog, split: str) -> Columns:
     """What the rows of a split hold beside their signals, in row order.
 
     Raises:
-        BenchmdError: The split has no record, or a shard was altered.
+        BenchmdError: The split has no record, or a shard is missing or of another size.
     """
     catalog.require_split(split)
-    catalog.require_unaltered(split)
     shards = catalog.shards(split)
     return Columns.joined([_columns(pq.read_table(path, columns=COLUMNS)) for path, _ in shards])
 
@@ -101,7 +101,6 @@ def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
 
 def _decode_split(catalog: Catalog, split: str, path: Path) -> None:
     """Write the signals of a split as one array."""
-    catalog.require_unaltered(split)
     header = {
         "descr": np.lib.format.dtype_to_descr(np.dtype(catalog.modality.dtype)),
         "fortran_order": False,
@@ -122,8 +121,10 @@ def chosen_rows_feed(
     split: str,
     rows: Rows,
     columns: Columns,
+    *,
     settings: Settings,
     worker: Worker,
+    statistics: Statistics | None,
 ) -> ResidentFeed:
     """The feed of some rows of a split; where the split streams, only those rows are held.
 
@@ -134,21 +135,47 @@ def chosen_rows_feed(
         columns: Of all rows of the split; the targets need not be the catalog's.
         settings: Seed, and whether the split streams.
         worker: Whose share to give.
+        statistics: Of the source's training split, where the modality needs them.
+
+    Raises:
+        BenchmdError: The split has no record, or the rows of one that streams are too large to
+            hold.
     """
     if not streams(catalog, split, settings.execution):
         return resident_feed(
-            catalog, split, seed=settings.seed, worker=worker, subset=rows, columns=columns
+            catalog,
+            split,
+            seed=settings.seed,
+            worker=worker,
+            subset=rows,
+            columns=columns,
+            statistics=statistics,
         )
-    catalog.require_unaltered(split)
-    parts, start = [], 0
-    for shard, held in catalog.shards(split):
-        own = rows[(rows >= start) & (rows < start + held)] - start
-        if len(own):
-            parts.append(_shard_signals(catalog, shard)[own])
-        start += held
-    signals = np.concatenate(parts)
-    normalise = normaliser(catalog.modality, catalog.statistics)
+    signals = _chosen_signals(catalog, split, rows, settings.execution.resident_gib)
+    normalise = normaliser(catalog.modality, statistics)
     return ResidentFeed(signals, columns.at(rows), normalise, seed=settings.seed, worker=worker)
+
+
+def _chosen_signals(
+    catalog: Catalog, split: str, rows: Rows, most_gib: float
+) -> npt.NDArray[np.generic]:
+    """Signals of some rows of a split, ascending, read shard by shard."""
+    gib = len(rows) * row_bytes(catalog) / 2**30
+    if gib > most_gib:
+        raise BenchmdError(
+            f"{len(rows)} of the {catalog.rows(split)} records of split {split} of {catalog.path} "
+            f"are to be held in memory, {gib:.3g} GiB, and execution.resident_gib is {most_gib:g}: "
+            "raise it where the memory is there, or choose a smaller transfer.labels."
+        )
+    kind = catalog.modality
+    signals = np.empty((len(rows), *kind.stored_shape), kind.dtype)
+    start = 0
+    for shard, held in catalog.shards(split):
+        first, last = np.searchsorted(rows, (start, start + held))
+        if first < last:
+            signals[first:last] = _shard_signals(catalog, shard)[rows[first:last] - start]
+        start += held
+    return signals
 
 
 def resident_feed(
@@ -170,16 +197,16 @@ def resident_feed(
         worker: Whose share to give.
         subset: Rows to use; None takes all.
         columns: Columns to use instead of the catalog's, of all rows of the split.
-        statistics: Of the source's training split; None takes the catalog's own.
+        statistics: Of the source's training split; some modalities need none.
 
     Raises:
-        BenchmdError: The split has no record.
+        BenchmdError: The split has no record, or the modality needs statistics.
     """
     catalog.require_split(split)
     return ResidentFeed(
         resident_signals(catalog, split),
         read_columns(catalog, split) if columns is None else columns,
-        normaliser(catalog.modality, statistics or catalog.statistics),
+        normaliser(catalog.modality, statistics),
         seed=seed,
         worker=worker,
         subset=subset,
@@ -225,16 +252,16 @@ class StreamingFeed:
             seed: Seed of the order.
             worker: Whose share to give.
             shuffle_rows: Rows of the local shuffle buffer.
-            statistics: Of the source's training split; None takes the catalog's own.
+            statistics: Of the source's training split; some modalities need none.
 
         Raises:
-            BenchmdError: There are fewer shards than workers.
+            BenchmdError: There are fewer shards than workers, or the modality needs statistics.
         """
         catalog.require_split(split)
         self._catalog, self._seed = catalog, seed
         self._worker = worker or Worker()
         self._shuffle_rows = shuffle_rows
-        self._normalise = normaliser(catalog.modality, statistics or catalog.statistics)
+        self._normalise = normaliser(catalog.modality, statistics)
         self._shards = catalog.shards(split)
         self._starts = np.cumsum([0] + [rows for _, rows in self._shards])
         self.rows = int(self._starts[-1])
@@ -393,7 +420,7 @@ def whole_split_feed(
     split: str,
     settings: Settings,
     worker: Worker,
-    statistics: Statistics | None = None,
+    statistics: Statistics | None,
 ) -> Feed:
     """The feed of all rows of a split, of the kind that `streams` says.
 
@@ -402,7 +429,8 @@ def whole_split_feed(
         split: The split.
         settings: Seed and kind of the feed.
         worker: Whose share to give.
-        statistics: Of the source's training split; None takes the catalog's own.
+        statistics: Of the source's training split, whose model it is for; some modalities need
+            none.
     """
     execution, seed = settings.execution, settings.seed
     if streams(catalog, split, execution):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmd_ray.data.build import discovered
 from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.discovery import discovered
 from benchmd_ray.errors import BenchmdError
 
 
@@ -43,7 +43,7 @@ def locate(
             raise BenchmdError(
                 f"{raw} holds no record {record_id!r} of {name} under the policy {policy}; its "
                 f"records are named like {min(paths, default='nothing')!r}. Give the policy, split "
-                "table and options that the catalog was built with."
+                "table and options that the catalog was built with, and the same BENCHMD_ID_KEY."
             )
         located[record_id] = paths[whole]
     return located

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
+from benchmd_ray.modalities import LUNG_WINDOW, Modality
 
 Statistics = Mapping[str, Sequence[float]]
 """``mean`` and ``std`` per channel over the source's training split, in the stored unit."""
@@ -18,8 +18,6 @@ float32 (batch, *input_shape)."""
 
 EEG_RANGE = 125.0
 """µV: from minus to plus this maps to [0, 1] (decision D4)."""
-LUNG_WINDOW = (-1350.0, 150.0)
-"""HU: this range maps to [0, 1]; centre −600, width 1500 (decision D5)."""
 
 
 def by_own_range(

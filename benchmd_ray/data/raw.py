@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.records import Record, RecordError
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import UNKNOWN
 
-GroupedBy = Literal["patient", "lesion", "record"]
+Key = TypeVar("Key", bound=Hashable)
+GroupedBy = Literal["patient", "lesion", "exam", "record"]
+
+DUPLICATE = "its id is there twice; the first is kept"
+"""Why a further file or item of one id is left out; it is no further record of the dataset."""
+NO_ROW = "no table names it"
+"""Why a file is left out that is in none of the tables."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,11 @@ class Discovery:
     grouped_by: GroupedBy = "patient"
     """What a group stands for where the source names no patients."""
 
+    @property
+    def total(self) -> int:
+        """Raw records, read or left out, each counted once."""
+        return len(self.items) + sum(self.left_out.values()) - self.left_out.get(DUPLICATE, 0)
+
 
 @dataclass
 class Reading:
@@ -96,13 +109,51 @@ class Dataset:
     """(raw folder, item, card) → its records."""
 
 
+def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:
+    """Folders below ``root`` with the names of their files that match a pattern, in any case.
+
+    Links are followed, each folder is visited once, wherever links lead. Hidden files and folders
+    are passed over: archives packed on a Mac hold a ``._`` file beside each file.
+
+    Raises:
+        BenchmdError: The name of a file is no UTF-8, which no catalog could hold.
+    """
+    wanted = re.compile("|".join(fnmatch.translate(pattern.lower()) for pattern in patterns))
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(root, followlinks=True):
+        place = os.stat(folder)
+        if (place.st_dev, place.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((place.st_dev, place.st_ino))
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        found = [name for name in names if name[0] != "." and wanted.fullmatch(name.lower())]
+        try:
+            "".join([folder, *found]).encode()
+        except UnicodeEncodeError:
+            raise BenchmdError(
+                f"the folder {folder!r} or a file in it has a name that is no UTF-8. Rename it."
+            ) from None
+        if found:
+            yield Path(folder), found
+
+
 def files(root: Path, *patterns: str) -> list[Path]:
-    """Files below ``root`` whose name matches a pattern, without regard to case, by name."""
-    wanted = [pattern.lower() for pattern in patterns]
-    found = [
-        Path(folder, name)
-        for folder, _, names in os.walk(root, followlinks=True)
-        for name in names
-        if any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in wanted)
-    ]
+    """Files below ``root`` whose name matches a pattern, by name; see `walk`."""
+    found = [folder / name for folder, names in walk(root, *patterns) for name in names]
     return sorted(found, key=lambda p: (p.stem, p.as_posix()))
+
+
+def by_key(paths: Iterable[Path], key: Callable[[Path], Key | None]) -> tuple[dict[Key, Path], int]:
+    """Files by what a function makes of their paths, and the number of `DUPLICATE` ones.
+
+    Of files with the same key the first is kept; those with None are passed over.
+    """
+    found: dict[Key, Path] = {}
+    duplicates = 0
+    for path in paths:
+        name = key(path)
+        if name is not None:
+            duplicates += name in found
+            found.setdefault(name, path)
+    return found, duplicates

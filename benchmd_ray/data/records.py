@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,17 +101,81 @@ def schema(card: DatasetCard) -> pa.Schema:
     )
 
 
+def checked(record: Record, card: DatasetCard) -> Record:
+    """The record itself, when a catalog of that dataset can hold it.
+
+    Raises:
+        RecordError: Its signal, scale, valid size, target or metadata is not as it must be.
+    """
+    shape, dtype = card.kind.stored_shape, np.dtype(card.kind.dtype)
+    if record.signal.shape != shape or record.signal.dtype != dtype:
+        raise RecordError(
+            f"{record.record_id}: signal of shape {record.signal.shape} and type "
+            f"{record.signal.dtype}, expected {shape} and {dtype}"
+        )
+    fault = None
+    for name, kind in METADATA.items():
+        value = record.metadata.get(name)
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if value is not None and not (
+            isinstance(value, str) if pa.types.is_string(kind) else number
+        ):
+            fault = f"its {name} is {value!r}, expected {kind}"
+    if not fault:
+        fault = values_fault(
+            card,
+            scale=np.array([record.scale], float),
+            valid_size=np.array([record.valid_size]),
+            target=np.array([record.target]),
+            age=np.array([record.metadata.get("age") or 0.0], float),
+        )
+    if fault:
+        raise RecordError(f"{record.record_id}: {fault}")
+    return record
+
+
+def values_fault(
+    card: DatasetCard,
+    *,
+    scale: npt.NDArray[Any],
+    valid_size: npt.NDArray[Any],
+    target: npt.NDArray[Any],
+    age: npt.NDArray[Any],
+) -> str | None:
+    """What is wrong with the values of some rows, None when nothing is.
+
+    Args:
+        card: Card of their dataset.
+        scale: (rows,).
+        valid_size: (rows, axes of the signal without the channel's).
+        target: (rows, classes).
+        age: (rows,), zero where it is not known.
+    """
+    extent, classes = card.kind.stored_shape[1:], len(card.classes)
+    with np.errstate(over="ignore"):
+        stored = scale.astype(np.float32)
+    if not (np.isfinite(stored) & (stored > 0)).all():
+        return "a scale is no positive number"
+    if (
+        valid_size.shape[1:] != (len(extent),)
+        or not ((valid_size >= 1) & (valid_size <= extent)).all()
+    ):
+        return f"a valid size is not within the signal, {extent}"
+    if target.shape[1:] != (classes,) or not np.isin(target, (-1, 0, 1)).all():
+        return f"its targets are others than 1, 0 and -1 for each of {classes} classes"
+    if card.kind.task == "single-label" and not ((target == 1).sum(axis=1) == 1).all():
+        return "a target is not positive in one class alone"
+    if not ((age >= 0) & (age <= OLDEST_AGE)).all():
+        return f"an age is not within 0 to {OLDEST_AGE:g} years"
+    return None
+
+
 def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Table:
-    """Records of one split as an Arrow table with `schema`."""
+    """Records of one split, each of them `checked`, as an Arrow table with `schema`."""
     layout, modality = schema(card), card.kind
     dtype = np.dtype(modality.dtype)
     signals = np.empty((len(records), *modality.stored_shape), dtype)
     for row, record in enumerate(records):
-        if record.signal.shape != modality.stored_shape or record.signal.dtype != dtype:
-            raise RecordError(
-                f"{record.record_id}: signal of shape {record.signal.shape} and type "
-                f"{record.signal.dtype}, expected {modality.stored_shape} and {dtype}"
-            )
         signals[row] = record.signal
     width = layout.field("signal").type.byte_width
     columns: dict[str, pa.Array] = {

@@ -10,6 +10,9 @@ import numpy.typing as npt
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import UNKNOWN, Task
 
+TARGET_SPLIT = {"clean": "test", "released": "validation"}
+"""Split of the records of a target that are scored, by policy (decision D19)."""
+
 
 def stable_fraction(key: str) -> float:
     """A number in [0, 1) that depends on ``key`` alone, uniform over keys."""
@@ -35,27 +38,30 @@ def label_subset(
 
     Args:
         targets: (rows, classes), 1, 0 or -1 (unknown), of the training split.
-        per_class: Labels a class; all rows when None, all there are when a class has fewer.
-        task: Single-label draws within each class; multi-label goes class by class until each
-            has that many positives or is exhausted.
+        per_class: Labels a class; all labelled rows when None, all there are when a class has
+            fewer.
+        task: Single-label draws within each class, and a row without its one class is not
+            labelled; multi-label goes class by class until each has that many positives or is
+            exhausted, and a row is labelled where one of its labels is known.
         seed: Seed of the draw.
 
     Raises:
         BenchmdError: No row is labelled.
     """
-    labelled = (targets != UNKNOWN).any(axis=1)
-    if not (targets == 1).any():
+    positive = targets == 1
+    if not positive.any():
         raise BenchmdError(
             f"none of the {len(targets)} training records has a positive label; the label "
             "setting would be empty. Check the catalog's counts with `benchmd catalog verify`."
         )
     if per_class is None:
-        return np.flatnonzero(labelled)
+        labelled = positive if task == "single-label" else targets != UNKNOWN
+        return np.flatnonzero(labelled.any(axis=1))
     order = np.random.default_rng([seed, 0x1AB]).permutation(len(targets))
-    positives = [order[targets[order, column] == 1] for column in range(targets.shape[1])]
+    positives = [order[column[order]] for column in positive.T]
     if task == "single-label":
         return np.sort(np.concatenate([rows[:per_class] for rows in positives]))
-    return np.flatnonzero(_filled(targets == 1, positives, per_class))
+    return np.flatnonzero(_filled(positive, positives, per_class))
 
 
 def _filled(

@@ -6,6 +6,7 @@ import csv
 import gzip
 import math
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -31,7 +32,9 @@ def read_rows(
     delimiter: str = ",",
     encoding: str = "utf-8-sig",
 ) -> list[dict[str, str]]:
-    """Rows of a CSV file with a header line, by column name; columns may stand in any order.
+    """Rows of a CSV file with a header line, by column name, values without blanks at their ends.
+
+    Columns may stand in any order.
 
     Args:
         path: The file. Where it is missing, the same name with or without ``.gz`` is taken; what
@@ -42,35 +45,46 @@ def read_rows(
         encoding: Of the text: UTF-8 with or without a byte order mark, unless told otherwise.
 
     Raises:
-        BenchmdError: The file is missing, no text, has other columns, is empty or cut off.
+        BenchmdError: The file cannot be opened, is no text, has other columns or one twice, is
+            empty or cut off, or a row has more values than there are columns.
     """
     path = present(path)
     try:
         with _open_text(path, encoding) as file:
-            reader = csv.DictReader(file, delimiter=delimiter)
-            names = [name.removeprefix(BOM).strip() for name in reader.fieldnames or []]
-            reader.fieldnames = names
-            rows = list(reader)
+            lines = filter(None, csv.reader(file, delimiter=delimiter))
+            names = [name.removeprefix(BOM).strip() for name in next(lines, [])]
+            rows = [[value.strip() for value in line] for line in lines]
     except FileNotFoundError as error:
         raise BenchmdError(f"{path} is missing: expected the table of {table}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise BenchmdError(f"{path} is no UTF-8 text ({error}). Fetch it again.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BenchmdError(f"{path} is no whole gzip file ({error}). Fetch it again.") from error
+    except OSError as error:
+        raise BenchmdError(f"{path} cannot be opened: {error.strerror}.") from error
     absent = [column for column in columns if column not in names]
     if absent:
         raise BenchmdError(
             f"{path} has no column {absent[0]!r}; expected the table of {table} with "
             f"{', '.join(columns)}. Fetch it again."
         )
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise BenchmdError(f"{path} has the column {twice[0]!r} twice. Fetch it again.")
     if not rows:
         raise BenchmdError(f"{path} holds no record. Fetch it again.")
+    needed = max(names.index(column) for column in columns)
     for number, row in enumerate(rows, 1):
-        if any(row[column] is None for column in columns):
+        if len(row) <= needed:
             raise BenchmdError(
                 f"{path} ends within record {number}: the file is cut off. Fetch it again."
             )
-    return rows
+        if any(row[len(names) :]):
+            raise BenchmdError(
+                f"{path}, record {number}: it has {len(row)} values, the header {len(names)} "
+                "columns. Fetch it again."
+            )
+    return [dict.fromkeys(names, "") | dict(zip(names, row, strict=False)) for row in rows]
 
 
 def present(path: Path) -> Path:
@@ -99,14 +113,17 @@ def age_string(text: str) -> float | None:
 
     Args:
         text: A number of days, weeks, months or years with the unit's letter, such as ``058Y``;
-            years where there is no letter. More than `OLDEST_POSSIBLE` years count as not given.
+            years where there is no letter. ``000Y`` and more than `OLDEST_POSSIBLE` years count
+            as not given.
     """
     text = text.strip().upper()
-    number = text[:-1] if text[-1:] in AGE_UNITS else text
+    number, unit = (text[:-1], text[-1]) if text[-1:] in AGE_UNITS else (text, "Y")
     if not (number.isascii() and number.isdigit()):
         return None
-    years = int(number) * AGE_UNITS.get(text[-1:], 1.0)
-    return age(str(years)) if years <= OLDEST_POSSIBLE else None
+    years = int(number) * AGE_UNITS[unit]
+    if years > OLDEST_POSSIBLE or (years == 0 and unit == "Y"):
+        return None
+    return age(str(years))
 
 
 def sex(text: str) -> str | None:

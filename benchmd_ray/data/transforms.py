@@ -9,8 +9,15 @@ import numpy.typing as npt
 from PIL import Image
 from scipy.signal import resample_poly
 
+from benchmd_ray.data.records import RecordError
+
 Extent = tuple[int, int]
 """Height and width in pixels."""
+
+MAX_TERM = 20_000
+"""Of the ratio of two sampling rates as a fraction; the filter has 20 taps for each."""
+MAX_SAMPLES = 2**27
+"""A resampled signal of more samples, over all channels, is refused."""
 
 
 def resample(
@@ -25,10 +32,21 @@ def resample(
 
     Returns:
         (..., ceil(time × new_rate / rate)), edges extended by the line through both ends.
+
+    Raises:
+        RecordError: The ratio of the rates has a term of more than `MAX_TERM`, or the result
+            would have more than `MAX_SAMPLES`.
     """
     ratio = Fraction(new_rate).limit_denominator(10_000) / Fraction(rate).limit_denominator(10_000)
     if ratio == 1:
         return signal
+    if max(ratio.numerator, ratio.denominator) > MAX_TERM:
+        raise RecordError(
+            f"its sampling rate, {rate} Hz, is to {new_rate:g} Hz as {ratio.denominator:,} is to "
+            f"{ratio.numerator:,}; expected a ratio of numbers up to {MAX_TERM:,}"
+        )
+    if signal.size * ratio > MAX_SAMPLES:
+        raise RecordError(f"resampled it would have more than {MAX_SAMPLES:,} samples")
     resampled = resample_poly(signal, ratio.numerator, ratio.denominator, axis=-1, padtype="line")
     return np.asarray(resampled, np.float64)
 

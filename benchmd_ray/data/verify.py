@@ -14,6 +14,7 @@ from benchmd_ray.data.records import decode_targets, positives_per_unit, schema
 from benchmd_ray.files import digest, sha256
 
 MISSING = "missing"
+REBUILD = "remove the folder and build the catalog again"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Verification:
     faults: tuple[str, ...]
     """What makes the catalog unusable."""
     notes: tuple[str, ...]
-    """Departures from the published counts, and what else a reader of results should know."""
+    """Departures from the published counts, and what else a reader of results should know; none
+    where there are faults."""
 
 
 def verify(catalog: Catalog) -> Verification:
@@ -31,7 +33,9 @@ def verify(catalog: Catalog) -> Verification:
     faults: list[str] = []
     content = {key: value for key, value in catalog.manifest.items() if key != "digest"}
     if digest(content) != catalog.digest:
-        faults.append(f"{MANIFEST}: its digest does not match its content; it was altered")
+        faults.append(
+            f"{MANIFEST}: its digest does not match its content, it was altered; {REBUILD}"
+        )
     named = {shard["file"] for shard in catalog.manifest["shards"]}
     present = {f"shards/{path.name}" for path in (catalog.path / "shards").glob("*")}
     faults += [f"{file}: not named in {MANIFEST}; remove it" for file in sorted(present - named)]
@@ -46,8 +50,8 @@ def verify(catalog: Catalog) -> Verification:
         faults += _count_faults(catalog, groups, counts)
     shared = _shared_patients(groups)
     if catalog.manifest["policy"] == "clean":
-        faults += shared
-    return Verification(tuple(faults), tuple(_notes(catalog) + (shared if not faults else [])))
+        faults += [f"{both}; {REBUILD}" for both in shared]
+    return Verification(tuple(faults), tuple(_notes(catalog) + shared if not faults else ()))
 
 
 def _shard_fault(
@@ -62,9 +66,9 @@ def _shard_fault(
         return MISSING
     if sha256(path) != shard["sha256"]:
         return "its SHA-256 differs from the manifest's; it was altered or damaged"
-    table = pq.read_table(path, columns=["group_id", "unit_id", "split", "target"])
     if pq.read_schema(path) != schema(catalog.card):
         return "its schema is not that of the dataset"
+    table = pq.read_table(path, columns=["group_id", "unit_id", "split", "target"])
     if len(table) != shard["rows"] or set(table["split"].to_pylist()) != {split}:
         return f"holds {len(table)} rows, the manifest says {shard['rows']} of split {split}"
     groups.setdefault(split, set()).update(table["group_id"].to_pylist())
@@ -86,7 +90,9 @@ def _count_faults(
         sizes = (rows, len(groups[split]))
         stated_units = stated.get("unit_classes", units)
         if (held, units, sizes) != (stated["classes"], stated_units, stated_sizes):
-            faults.append(f"split {split}: the shards' counts are not those of {MANIFEST}")
+            faults.append(
+                f"split {split}: the shards' counts are not those of {MANIFEST}; {REBUILD}"
+            )
     return faults
 
 
@@ -104,12 +110,15 @@ def _notes(catalog: Catalog) -> list[str]:
     """Departures from the card."""
     manifest, card = catalog.manifest, catalog.card
     raw = manifest["raw"]
+    what = "scans" if card.modality == "ldct" else "records"
     notes = []
     if raw["records"] != raw["expected"]:
         notes.append(f"{raw['records']:,} raw records, the card expects {raw['expected']:,}")
+    if raw["missing"]:
+        notes.append(f"{raw['missing']:,} files that its tables name are missing")
     if raw["grouped_by"] != "patient":
         notes.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
-    notes += [f"{count:,} records: {remark}" for remark, count in manifest["remarks"].items()]
+    notes += [f"{count:,} {what}: {remark}" for remark, count in manifest["remarks"].items()]
     notes += [
         f"{split} holds no record of {name}"
         for split, held in manifest["splits"].items()
@@ -118,7 +127,6 @@ def _notes(catalog: Catalog) -> list[str]:
     ]
     for split, expected in card.expected.get(manifest["policy"], {}).items():
         held = _held(manifest["splits"], split)
-        what = "scans" if card.modality == "ldct" else "records"
         notes += [
             f"{split}, {name}: {held[name]:,} {what}, published {count:,} "
             f"({held[name] - count:+,}{f', {held[name] / count - 1:+.1%}' if count else ''})"

@@ -35,6 +35,7 @@ DESCRIPTION = (
     "catalog",
     "raw_records",
     "raw_expected",
+    "options",
     "classes",
 )
 IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
@@ -47,7 +48,7 @@ class Predictions:
     table: pa.Table
     """record_id, unit_id, group_id, split, scores, target and the metadata columns."""
     description: dict[str, str]
-    """What `DESCRIPTION` names; ``catalog`` is its digest."""
+    """What `DESCRIPTION` names; ``catalog`` is its digest, ``options`` are `Catalog.options`."""
 
     @property
     def splits(self) -> list[str]:
@@ -121,6 +122,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         "catalog": catalog.digest,
         "raw_records": str(catalog.manifest["raw"]["records"]),
         "raw_expected": str(catalog.manifest["raw"]["expected"]),
+        "options": json.dumps(catalog.options),
         "classes": json.dumps(catalog.card.classes),
     }
     table = pa.concat_tables(parts).replace_schema_metadata(description)
@@ -142,7 +144,6 @@ def _split_table(
     feed = whole_split_feed(catalog, split, settings, worker, statistics)
     logits = collect(forward, feed, evaluation_batch(catalog.modality))
     scores = probabilities(logits, catalog.modality.task) @ merging(catalog.card)
-    catalog.require_unaltered(split)
     columns = [*IDENTIFIERS, "target", *METADATA]
     table = pa.concat_tables(
         pq.read_table(path, columns=columns) for path, _ in catalog.shards(split)

@@ -24,7 +24,7 @@ class Classifier(nn.Module):
 
 
 def classification_loss(logits: torch.Tensor, targets: torch.Tensor, task: Task) -> torch.Tensor:
-    """Loss of each example: (batch,).
+    """Loss of each example: (batch,); 0 without a gradient where nothing is known of it.
 
     Args:
         logits: (batch, classes).
@@ -33,7 +33,8 @@ def classification_loss(logits: torch.Tensor, targets: torch.Tensor, task: Task)
             the binary cross-entropy, mean over the example's known labels.
     """
     if task == "single-label":
-        return functional.cross_entropy(logits.float(), targets.argmax(dim=1), reduction="none")
+        each = functional.cross_entropy(logits.float(), targets.argmax(dim=1), reduction="none")
+        return each * (targets == 1).any(dim=1)
     known = (targets != UNKNOWN).float()
     each = functional.binary_cross_entropy_with_logits(
         logits.float(), targets.clamp(min=0).float(), reduction="none"

@@ -168,10 +168,9 @@ def _policies(card: DatasetCard) -> list[str]:
             "with --split-table FILE."
         )
     rules = {"clean": f"The default. {LEAK_FREE[card.role]}", "released": released}
-    unused = " Nothing is trained on the others." if card.role == "target" else ""
     return [
         _text(
-            f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}.{unused}",
+            f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}.",
             label=policy,
         )
         for policy, scored in card.evaluation_splits.items()
@@ -295,8 +294,8 @@ def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
     rows = {row: [held[row] for held in splits.values()] for row in ("records", "patients")}
     units = [held.get("units", held["records"]) for held in splits.values()]
     if units != rows["records"]:
-        name = {"ldct": "scans"}.get(catalog.modality.name, "units")
-        rows = {"records": rows["records"], name: units, "patients": rows["patients"]}
+        scored = catalog.modality.scored
+        rows = {"records": rows["records"], scored: units, "patients": rows["patients"]}
     classes = {
         f"  {name}": [held["classes"][name] for held in splits.values()]
         for name in catalog.card.classes

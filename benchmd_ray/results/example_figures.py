@@ -15,14 +15,10 @@ from matplotlib.image import AxesImage
 from scipy.ndimage import minimum_filter1d
 
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.modalities import LUNG_WINDOW
 from benchmd_ray.results.canvas import named, new_figure
 from benchmd_ray.results.contents import Example
 
-LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
-CHANNELS = ("C3", "C4")
-"""Names of the rows of signals, as the protocol orders them."""
-LUNG_WINDOW = (-1350.0, 150.0)
-"""HU shown as black and as white: centre −600, width 1500 (decision D5)."""
 EEG_BARS = (10, 25, 50, 100, 200, 400)
 """µV of the bar beside the epochs: the longest that fits."""
 GRID: dict[str, Any] = {"color": "#E8C4B8", "linewidth": 0.4, "zorder": 0}
@@ -30,7 +26,9 @@ GRID: dict[str, Any] = {"color": "#E8C4B8", "linewidth": 0.4, "zorder": 0}
 
 
 def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[str, Figure]:
-    """Examples of each class, by the name of the figure's file."""
+    """Examples of each class, by the name of the figure's file; none where none is chosen."""
+    if not chosen:
+        return {}
     kind = catalog.modality.name
     if kind == "ecg":
         return {
@@ -59,7 +57,7 @@ def _draw_ecgs(catalog: Catalog, name: str, found: Sequence[Example]) -> Figure:
     panels = figure.subplots(1, len(found), squeeze=False)[0]
     for axes, example, (values, offsets) in zip(panels, found, stacks, strict=True):
         _paper(axes, np.arange(0, seconds + 0.1, 0.2), np.arange(np.floor(lowest), highest, 0.5))
-        _traces(axes, values, offsets, LEADS, seconds)
+        _traces(axes, values, offsets, catalog.modality.channels, seconds)
         axes.set_ylim(lowest, highest)
         axes.set_aspect(0.2 / 0.5)
         axes.set_title(f"split {example.split}")
@@ -88,7 +86,7 @@ def _draw_eegs(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         for axes, example, values in zip(row, found, traces[name], strict=False):
             seconds = values.shape[1] / _rate(catalog)
             _paper(axes, np.arange(0, seconds + 0.1, 1), offsets)
-            _traces(axes, values + offsets[:, None], offsets, CHANNELS, seconds)
+            _traces(axes, values + offsets[:, None], offsets, catalog.modality.channels, seconds)
             axes.set_ylim(-3.3 * spread, 1.3 * spread)
             axes.set_title(f"{name} ({example.split})")
         _bar(axes, bar, f"{bar} µV")

@@ -27,7 +27,8 @@ class Run:
 
     folder: Path
     description: dict[str, Any]
-    """kind, technique, setting, modality, source, policy, seed, fixed, settings, determinants."""
+    """kind, technique, setting, modality, source with its raw records and options, policy, seed,
+    fixed, settings, determinants."""
 
     @property
     def finished(self) -> bool:
@@ -46,7 +47,7 @@ class Run:
 
 
 def open_run(
-    store: Path, name: str, description: dict[str, Any], check: Callable[[], None] | None = None
+    store: Path, name: str, description: dict[str, Any], check: Callable[[], object] | None = None
 ) -> Run:
     """The run with these determinants: the one there is, or a new folder.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from benchmd_ray.evaluation.intervals import auroc_interval
 from benchmd_ray.evaluation.metrics import auroc
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.files import replacing
+from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run
 
 TECHNIQUES = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
@@ -32,7 +34,10 @@ class Cell:
     """Result of one run on one split of one dataset."""
 
     modality: str
+    source: str
+    """Dataset that the run was trained on."""
     dataset: str
+    """Dataset that is scored."""
     role: str
     split: str
     policy: str
@@ -52,7 +57,7 @@ class Cell:
     high: float
     """Upper end."""
     paper: float | None
-    """The paper's AUROC of this cell."""
+    """The paper's AUROC of this cell, where the two may stand beside each other."""
     unscored: tuple[str, ...]
     """Classes without a positive or without a negative record."""
     classes: tuple[tuple[str, float, float, float], ...]
@@ -61,6 +66,8 @@ class Cell:
     """Positive records of each class."""
     raw: tuple[int, int]
     """Raw records that the catalog was built from, and those of the whole dataset."""
+    options: tuple[str, ...]
+    """Options of the builds of source and dataset that are not the cards' defaults."""
     run: str
     """Name of the run's folder."""
 
@@ -68,9 +75,20 @@ class Cell:
 @functools.cache
 def paper_auroc() -> dict[tuple[str, str, str], float]:
     """The paper's tables 1 and 2: (dataset, setting, technique) → AUROC."""
-    path = resources.files("benchmd_ray.results") / "reference" / "benchmd_auroc.csv"
-    rows = csv.DictReader(path.read_text("utf-8").splitlines())
+    rows = _reference()
     return {(r["dataset"], r["setting"], r["technique"]): float(r["auroc"]) for r in rows}
+
+
+@functools.cache
+def paper_sources() -> frozenset[str]:
+    """Datasets that the paper trains on, one of each modality."""
+    return frozenset(row["dataset"] for row in _reference() if row["role"] == "source")
+
+
+@functools.cache
+def _reference() -> list[dict[str, str]]:
+    path = resources.files("benchmd_ray.results") / "reference" / "benchmd_auroc.csv"
+    return list(csv.DictReader(path.read_text("utf-8").splitlines()))
 
 
 def cells(run: Run, resamples: int = 1000) -> list[Cell]:
@@ -86,12 +104,9 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
         targets, scores, groups = predictions.of_split(split)
         result = auroc(targets, scores)
         spread = auroc_interval(targets, scores, groups, resamples=resamples)
-        published = not run.settings.transfer.shuffle_labels and (
-            predictions.description["role"] == "target" or split == "validation"
-        )
-        key = (dataset, about["setting"], about["technique"])
-        yield Cell(
+        cell = Cell(
             modality=predictions.description["modality"],
+            source=about["source"],
             dataset=dataset,
             role=predictions.description["role"],
             split=split,
@@ -105,7 +120,7 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
             auroc=result.mean,
             low=spread.low,
             high=spread.high,
-            paper=paper_auroc().get(key) if published else None,
+            paper=None,
             unscored=tuple(classes[i] for i in result.unscored),
             classes=tuple(
                 (name, value, *ends)
@@ -118,8 +133,48 @@ def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
                 int(predictions.description["raw_records"]),
                 int(predictions.description["raw_expected"]),
             ),
+            options=_options(run, predictions.description),
             run=run.folder.name,
         )
+        comparable = _comparable(cell) and not _incomplete(*about["raw"])
+        yield replace(cell, paper=paper_auroc().get(_key(cell)) if comparable else None)
+
+
+def _key(cell: Cell) -> tuple[str, str, str]:
+    return cell.dataset, cell.setting, cell.technique
+
+
+def _options(run: Run, scored: Mapping[str, str]) -> tuple[str, ...]:
+    """Chosen options of the builds of the source and of the dataset that is scored."""
+    chosen = {
+        run.description["source"]: run.description["options"],
+        scored["dataset"]: json.loads(scored["options"]),
+    }
+    return tuple(
+        f"{dataset}: {name}={value}"
+        for dataset, options in chosen.items()
+        for name, value in options.items()
+    )
+
+
+def _comparable(cell: Cell) -> bool:
+    """Whether the paper's number may stand beside a cell, as far as the cell itself tells.
+
+    The paper trains on one source of each modality and scores its validation split and the
+    targets. The default options are nearest to what it did.
+    """
+    return (
+        cell.protocol != "shuffled"
+        and cell.source in paper_sources()
+        and (cell.role == "target" or cell.split == "validation")
+        and not cell.options
+        and not _incomplete(*cell.raw)
+    )
+
+
+def _incomplete(held: int, whole: int) -> bool:
+    """Whether less than half of a dataset's raw records were there."""
+    return held < whole / 2
 
 
 def _protocol(run: Run) -> str:
@@ -149,7 +204,8 @@ def _order(cell: Cell) -> tuple[object, ...]:
 
     return (
         cell.modality,
-        cell.role != "source",
+        cell.source,
+        cell.dataset != cell.source,
         cell.dataset,
         place(SPLITS, cell.split),
         place(SETTINGS, cell.setting),
@@ -174,7 +230,9 @@ def display_frame(found: Sequence[Cell]) -> pd.DataFrame:
     """The table as people read it."""
     return pd.DataFrame(
         {
-            "dataset": c.dataset if c.role == "target" else f"{c.dataset} ({c.split})",
+            "modality": c.modality,
+            "trained on": c.source,
+            "dataset": _scored(c),
             "setting": c.setting,
             "technique": c.technique,
             "AUROC [95 % interval]": f"{number(c.auroc)} [{number(c.low)}, {number(c.high)}]",
@@ -191,16 +249,31 @@ def display_frame(found: Sequence[Cell]) -> pd.DataFrame:
     )
 
 
+def _scored(cell: Cell) -> str:
+    """Dataset, and split where it is a source's; another than the run's own is named as such."""
+    if cell.role == "target":
+        return cell.dataset
+    other = "" if cell.dataset == cell.source else ", another source"
+    return f"{cell.dataset} ({cell.split}{other})"
+
+
 def notes(found: Sequence[Cell]) -> list[str]:
     """What a reader of the table must know."""
     lines = [
         "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % interval "
         "by bootstrap over patients.",
+        *_notes_on_paper(found),
     ]
-    if any(c.paper is not None for c in found):
+    if any(c.role == "source" and c.dataset != c.source for c in found):
         lines.append(
-            "paper: BenchMD v2, tables 1 and 2, full datasets with the released labels and splits."
+            "another source: scored zero-shot as the targets are, by a run that was trained on the "
+            "source named at the left."
         )
+    lines += [
+        f"{name}: the records of the table are {MODALITIES[name].scored}."
+        for name in sorted({c.modality for c in found})
+        if MODALITIES[name].scored != "records"
+    ]
     if any(c.protocol == "custom" for c in found):
         lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
     if any(c.protocol == "shuffled" for c in found):
@@ -210,21 +283,48 @@ def notes(found: Sequence[Cell]) -> list[str]:
         f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."
         for dataset, held, whole in sorted(partial)
     ]
+    options = sorted({option for c in found for option in c.options})
+    lines += [f"{option}, an option of the build; the default is another." for option in options]
+    return [*lines, *_notes_on_classes(found)]
+
+
+def _notes_on_paper(found: Sequence[Cell]) -> list[str]:
+    lines = []
+    if any(c.paper is not None for c in found):
+        lines.append(
+            "paper: BenchMD v2, tables 1 and 2, full datasets with the released labels and splits."
+        )
+    if any(c.paper is None and _key(c) in paper_auroc() for c in found):
+        lines.append(
+            "paper, where it has a number and – stands here: the two cannot be compared. Trained "
+            "on another source or on shuffled labels, a split that the paper does not score, "
+            "options of a build, or a dataset, trained on or scored, of which less than half of "
+            "the raw records were there."
+        )
+    return lines
+
+
+def _notes_on_classes(found: Sequence[Cell]) -> list[str]:
+    """Classes of which there are few positives, or none or nothing else."""
     few = {
-        (c.dataset, c.split, f"{name} ({count})")
+        (c.dataset, c.split, MODALITIES[c.modality].scored, f"{name} ({count})")
         for c in found
         for (name, *_), count in zip(c.classes, c.positives, strict=True)
         if 0 < count < FEW
     }
-    for dataset, split in sorted({(dataset, split) for dataset, split, _ in few}):
-        names = ", ".join(name for d, s, name in sorted(few) if (d, s) == (dataset, split))
-        lines.append(f"Fewer than {FEW} positive records in {dataset} ({split}): {names}.")
-    missing = {(c.dataset, c.split, c.unscored) for c in found if c.unscored}
-    lines += [
-        f"Not scored in {dataset} ({split}), no positive or no negative record: {', '.join(names)}."
-        for dataset, split, names in sorted(missing)
+    lines = []
+    for where in sorted({entry[:3] for entry in few}):
+        dataset, split, scored = where
+        names = ", ".join(entry[3] for entry in sorted(few) if entry[:3] == where)
+        lines.append(f"Fewer than {FEW} positive {scored} in {dataset} ({split}): {names}.")
+    missing = {
+        (c.dataset, c.split, MODALITIES[c.modality].scored, c.unscored) for c in found if c.unscored
+    }
+    return lines + [
+        f"Not scored in {dataset} ({split}), no positive or no negative {scored}: "
+        f"{', '.join(names)}."
+        for dataset, split, scored, names in sorted(missing)
     ]
-    return lines
 
 
 def text(frame: pd.DataFrame) -> str:
@@ -256,14 +356,16 @@ def write_tables(found: Sequence[Cell], folder: Path) -> list[Path]:
                 **{
                     k: v
                     for k, v in vars(c).items()
-                    if k not in ("classes", "unscored", "raw", "positives")
+                    if k not in ("classes", "unscored", "raw", "positives", "options")
                 },
+                "options": "; ".join(c.options),
                 "unscored": "; ".join(c.unscored),
             }
             for c in found
         ]
     )
-    key = ["modality", "dataset", "split", "policy", "technique", "setting", "seed", "run"]
+    key = ["modality", "source", "dataset", "split", "policy", "technique", "setting"]
+    key += ["seed", "run"]
     per_class = pd.DataFrame(
         [
             {

@@ -246,6 +246,9 @@ def _evaluate(run: Run, catalog: Path, settings: Settings, on_cluster: bool) -> 
     path = predictions_path(run.folder, opened.dataset)
     if path.is_file() and read_predictions(path).description["catalog"] == opened.digest:
         return path
+    for split in opened.evaluation_splits:
+        opened.require_split(split)
+        opened.require_unaltered(split)
     execution = settings.execution
     if on_cluster:
         import ray
@@ -383,6 +386,8 @@ def _description(
         "device": device,
         "modality": source.modality.name,
         "source": source.dataset,
+        "raw": [source.manifest["raw"][name] for name in ("records", "expected")],
+        "options": source.options,
         "policy": source.manifest["policy"],
         "seed": settings.seed,
         "fixed": all(determinants[name] == standard[name] for name in decisive),

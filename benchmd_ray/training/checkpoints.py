@@ -32,6 +32,8 @@ MODEL = "model.safetensors"
 START = "start.safetensors"
 """Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
 DESCRIPTION = "model.json"
+DESCRIBED = ("encoder", "modality", "statistics")
+"""What it says."""
 
 
 def versions() -> dict[str, str]:
@@ -220,10 +222,10 @@ def load_classifier(folder: Path) -> Classifier:
 
 
 def model_description(folder: Path) -> dict[str, Any]:
-    """Architecture of an exported model.
+    """What `export_model` says of an exported model.
 
     Raises:
-        BenchmdError: The folder holds none.
+        BenchmdError: The folder holds none, or one that another version wrote.
     """
     path = folder / DESCRIPTION
     if not path.is_file():
@@ -232,4 +234,9 @@ def model_description(folder: Path) -> dict[str, Any]:
             "command again; it goes on where it stopped."
         )
     description: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    if missing := [name for name in DESCRIBED if name not in description]:
+        raise BenchmdError(
+            f"{path} does not say {', '.join(missing)}: another version of benchmd_ray wrote it. "
+            "Do that run again, in another store or after removing its folder."
+        )
     return description

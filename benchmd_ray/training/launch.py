@@ -28,31 +28,40 @@ Core = Callable[[Any, Worker, Reporter], None]
 
 CORES: dict[type[Job], Core] = {PretrainJob: pretrain, TransferJob: transfer}
 ERROR = "error.json"
-SPLITS = ("train", "validation")
+SPLITS: dict[type[Job], tuple[str, ...]] = {
+    PretrainJob: ("train",),
+    TransferJob: ("train", "validation"),
+}
 
 
 def launch(job: Job, *, on_ray: bool = False) -> None:
     """Run a job to its end, from its newest checkpoint on where there is one.
+
+    The shards are hashed here, once; the workers look at their sizes alone.
 
     Args:
         job: What to do. Its paths are absolute: workers have working folders of their own.
         on_ray: Run a single worker on Ray too, on the cluster this process is connected to.
 
     Raises:
-        BenchmdError: The job cannot work as the settings say, or its work failed.
+        BenchmdError: The job cannot work as the settings say, a shard was altered, or the work
+            failed.
     """
     catalog = open_catalog(job.catalog)
-    execution = job.settings.execution
-    if isinstance(job, PretrainJob):
-        require_pretrainable(job, catalog)
-    else:
-        require_transferable(job, catalog)
+    execution, splits = job.settings.execution, SPLITS[type(job)]
+    for split in splits:
+        catalog.require_split(split)
+        catalog.require_unaltered(split)
     if execution.workers > 1 or on_ray:
+        if isinstance(job, PretrainJob):  # refused here before workers start; they look again
+            require_pretrainable(job, catalog)
+        else:
+            require_transferable(job, catalog)
         # A spare CPU: Ray Data starves where workers hold them all.
         with connected(cpus=execution.workers * execution.cpus_per_worker + 1):
             _launch_on_ray(job)
         return
-    streaming = any(streams(catalog, split, execution) for split in SPLITS)
+    streaming = any(streams(catalog, split, execution) for split in splits)
     with connected(cpus=2) if streaming else contextlib.nullcontext():
         worker = Worker(device=choose_device(execution.device))
         CORES[type(job)](job, worker, RunReporter(job.folder))

@@ -94,7 +94,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     method = _method(job, Encoder(catalog.modality, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
     first = int(load_checkpoint(job.folder, engine).get("step", 0))
-    feed = whole_split_feed(catalog, "train", settings, worker)
+    feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
     reporter.start(f"pretrain {job.technique}", total, "steps", first)
     engine.module.train()
     batches = feed.endless(settings.pretrain.batch_size, first)

@@ -83,19 +83,23 @@ class Best:
 
 
 @dataclass(frozen=True)
-class _Data:
+class TransferData:
     """The labels that a run trains and selects on."""
 
     rows: Rows
     columns: Columns
     """Of all rows of the training split."""
     validation_targets: npt.NDArray[np.int8]
+    """Of all rows of the validation split."""
     validation_units: list[str]
-    """What each row of the validation split is scored as part of."""
+    """What each of these rows is scored as part of."""
 
 
-def require_transferable(job: TransferJob, catalog: Catalog) -> None:
+def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     """Refuse what cannot work before anything starts.
+
+    Returns:
+        The labels of the run.
 
     Raises:
         BenchmdError: A target's catalog, a split without records or without a class that can be
@@ -110,7 +114,7 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> None:
         )
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
-    _labels(job.settings, catalog)
+    return _labels(job.settings, catalog)
 
 
 def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalog) -> None:
@@ -140,12 +144,12 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     Writes ``model.safetensors`` (encoder and head) and ``training.json``.
 
     Raises:
-        BenchmdError: The loss is no number, or a checkpoint, catalog or upstream does not fit.
+        BenchmdError: The loss or every validation AUROC is no number, or a checkpoint, catalog or
+            upstream does not fit.
     """
     settings = job.settings
     catalog = open_catalog(job.catalog)
-    require_transferable(job, catalog)
-    data = _labels(settings, catalog)
+    data = require_transferable(job, catalog)
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
     encoder = Encoder(catalog.modality, settings.encoder)
     if job.upstream is not None:
@@ -154,6 +158,11 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     model = Classifier(encoder, catalog.modality)
     train = _linear if settings.transfer.mode == "linear" else _finetune
     best = train(job, catalog, data, model, worker, reporter)
+    if best.epoch < 0:
+        raise BenchmdError(
+            f"none of the {settings.transfer.epochs} epochs has a validation AUROC, so none can be "
+            f"kept: the split validation of {catalog.path} could not be scored."
+        )
     if worker.rank == 0:
         size = settings.encoder
         export_model(job.folder, best.weights, size, catalog.modality.name, catalog.statistics)
@@ -167,7 +176,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         )
 
 
-def _labels(settings: Settings, catalog: Catalog) -> _Data:
+def _labels(settings: Settings, catalog: Catalog) -> TransferData:
     """Rows and targets of the label setting, checked."""
     columns = read_columns(catalog, "train")
     targets = columns.targets
@@ -181,12 +190,13 @@ def _labels(settings: Settings, catalog: Catalog) -> _Data:
         order = np.random.default_rng([settings.seed, 0x5F1]).permutation(len(rows))
         targets[rows] = targets[rows[order]]
     validation = read_columns(catalog, "validation").targets
-    where = f"{catalog.path}, split validation"
-    require_scorable(validation, catalog.modality.classes, where)
-    return _Data(rows, columns, validation, read_units(catalog, "validation"))
+    units = read_units(catalog, "validation")
+    _, scored, _ = pooled(units, validation, np.zeros(validation.shape))
+    require_scorable(scored, catalog.modality.classes, f"{catalog.path}, split validation")
+    return TransferData(rows, columns, validation, units)
 
 
-def _score(logits: npt.NDArray[Any], data: _Data, catalog: Catalog) -> float:
+def _score(logits: npt.NDArray[Any], data: TransferData, catalog: Catalog) -> float:
     scores = probabilities(logits, catalog.modality.task)
     _, targets, scores = pooled(data.validation_units, data.validation_targets, scores)
     return auroc(targets, scores).mean
@@ -195,7 +205,7 @@ def _score(logits: npt.NDArray[Any], data: _Data, catalog: Catalog) -> float:
 def _linear(
     job: TransferJob,
     catalog: Catalog,
-    data: _Data,
+    data: TransferData,
     model: Classifier,
     worker: Worker,
     reporter: Reporter,
@@ -209,7 +219,7 @@ def _linear(
         torch.from_numpy(collect(forward, feed, size)).to(worker.device)
         for feed in (
             _training_feed(catalog, settings, worker, data),
-            whole_split_feed(catalog, "validation", settings, worker),
+            whole_split_feed(catalog, "validation", settings, worker, catalog.statistics),
         )
     )
     targets = torch.from_numpy(data.columns.targets[data.rows]).to(worker.device)
@@ -278,7 +288,7 @@ def head_epoch(
 def _finetune(
     job: TransferJob,
     catalog: Catalog,
-    data: _Data,
+    data: TransferData,
     model: Classifier,
     worker: Worker,
     reporter: Reporter,
@@ -291,7 +301,7 @@ def _finetune(
         best = Best(position["best_auroc"], position["best_epoch"], _saved_best(job.folder))
     first = int(position.get("step", 0))
     feed = _training_feed(catalog, settings, worker, data)
-    validation = whole_split_feed(catalog, "validation", settings, worker)
+    validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
     size = evaluation_batch(catalog.modality)
     reporter.start("fine-tuning", transfer.epochs, "epochs", first)
     saved = time.monotonic()
@@ -319,12 +329,22 @@ def _saved_best(folder: Path) -> Weights:
     return load_file(checkpoint / BEST)
 
 
-def _training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: _Data) -> Feed:
+def _training_feed(
+    catalog: Catalog, settings: Settings, worker: Worker, data: TransferData
+) -> Feed:
     """Streaming where the whole split is used and too large to hold; else the rows are held."""
     whole = len(data.rows) == catalog.rows("train") and not settings.transfer.shuffle_labels
     if whole:
-        return whole_split_feed(catalog, "train", settings, worker)
-    return chosen_rows_feed(catalog, "train", data.rows, data.columns, settings, worker)
+        return whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
+    return chosen_rows_feed(
+        catalog,
+        "train",
+        data.rows,
+        data.columns,
+        settings=settings,
+        worker=worker,
+        statistics=catalog.statistics,
+    )
 
 
 def _finetune_epoch(

@@ -136,6 +136,25 @@ def test_catalog_build_compares_with_one_process(tmp_path: Path) -> None:
     assert result["including_start_up"] > 0
 
 
+@pytest.mark.ray
+def test_build_scale_gives_rate_and_memory_of_each_size(tmp_path: Path) -> None:
+    small = ["--modality", "ecg", "--records", "10", "--cpus", "1"]
+    result = run(["-m", "benchmarks.build_scale", *small], tmp_path)
+    builds = result["builds"]
+    assert [build["raw_records"] for build in builds] == [10, 40, 160]
+    for build in builds:
+        assert 0 < build["rows"] <= build["raw_records"]
+        assert build["rows_per_second"] == pytest.approx(build["rows"] / build["seconds"], rel=0.01)
+        assert build["over_idle_mib"] == pytest.approx(build["peak_mib"] - build["idle_mib"], abs=1)
+    first, last = builds[0], builds[-1]
+    for name, of in (("ratio", "rows_per_second"), ("memory_ratio", "peak_mib")):
+        assert result[name] == pytest.approx(last[of] / first[of], rel=0.01)
+    assert result["over_idle_ratio"] == pytest.approx(
+        last["over_idle_mib"] / max(1, first["over_idle_mib"]), rel=0.01
+    )
+    assert "/" not in json.dumps(result["settings"])
+
+
 def test_linear_evaluation_compares_with_the_frozen_encoder(tmp_path: Path) -> None:
     small = ["--device", "cpu", "--size", "tiny", "--records", "12", "--batch", "5"]
     result = benchmark("linear_evaluation", tmp_path, *small, "--epochs", "10")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from benchmd_ray.data import build as building
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.synthetic.ct import write_ct
 from benchmd_ray.data.synthetic.cxr import write_cxr
+from benchmd_ray.data.synthetic.derm import write_derm
 from benchmd_ray.data.synthetic.eeg import write_eeg
+from benchmd_ray.data.synthetic.fundus import write_fundus
 from benchmd_ray.data.synthetic.mammo import write_mammo
 
 
@@ -29,7 +31,7 @@ def build_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Catalog]:
 
     def build_all(chunks):
         for chunk in chunks:
-            row = {"chunk": json.dumps(dataclasses.asdict(chunk))}
+            row = building._row(chunk)
             yield json.loads(building._build_row(row)["part"])
 
     monkeypatch.setattr(building, "_map", build_all)
@@ -57,6 +59,20 @@ def synthetic_eeg(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def synthetic_mammo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Raw folders of small synthetic mammography datasets, not to be changed."""
     return write_mammo(tmp_path_factory.mktemp("mammo"), source_records=46, target_records=40)
+
+
+@pytest.fixture(scope="session")
+def synthetic_photos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Raw folders of small synthetic datasets of colour photographs, not to be changed."""
+    sizes = {"source_records": 120, "target_records": 36}
+    derm = write_derm(tmp_path_factory.mktemp("derm"), **sizes)
+    return derm | write_fundus(tmp_path_factory.mktemp("fundus"), **sizes)
+
+
+@pytest.fixture
+def copied_photos(synthetic_photos: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Copies the raw folder of a dataset of colour photographs, to be changed."""
+    return lambda name: Path(shutil.copytree(synthetic_photos[name], tmp_path / name))
 
 
 @pytest.fixture(scope="session")

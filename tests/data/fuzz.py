@@ -53,11 +53,75 @@ def mutated(content: bytes, rng: np.random.Generator) -> bytes:
     return bytes(data)
 
 
+def finite(values: Any, *ranks: int) -> None:
+    """Fail unless an array has one of the ranks, a value, and finite numbers alone."""
+    array = np.asarray(values)
+    assert array.ndim in ranks, array.shape
+    assert array.size, array.shape
+    assert np.isfinite(array).all()
+
+
+def image(pixels: Any) -> None:
+    """Fail unless it is an image of three channels in 8 bits."""
+    finite(pixels, 3)
+    assert pixels.dtype == np.uint8
+    assert pixels.shape[2] == 3
+
+
+def waveform(found: Any) -> None:
+    """Fail unless it is a waveform: whole samples of named channels."""
+    assert found.samples.dtype == np.int32
+    assert found.samples.shape[0] == len(found.names) == len(found.steps_per_mv)
+    finite(found.samples, 2)
+    finite(found.steps_per_mv, 1)
+    finite(found.rate, 0)
+    assert found.rate > 0
+
+
 def first_channels(path: Path) -> None:
     """Read two channels of an EDF file, as its header names them."""
     from benchmd_ray.data.readers.edf import read_edf, read_header
 
-    read_edf(path, [channel.name for channel in read_header(path).channels[:2]])
+    found = read_edf(path, [channel.name for channel in read_header(path).channels[:2]])
+    assert found.signals.keys() == found.rates.keys()
+    for name, signal in found.signals.items():
+        assert signal.dtype == np.float64
+        finite(signal, 1)
+        finite(found.rates[name], 0)
+        assert found.rates[name] > 0
+
+
+def annotations(path: Path) -> None:
+    """Read the annotations of an EDF+ file."""
+    from benchmd_ray.data.readers.edf import read_annotations
+
+    for each in read_annotations(path):
+        finite([each.onset, each.duration or 0], 1)
+        assert isinstance(each.text, str)
+
+
+def codes(found: list[str]) -> None:
+    """Fail unless it is a staging: numbers as text."""
+    assert found
+    assert all(code.isascii() and code.isdigit() for code in found)
+
+
+def outlines(found: Any) -> None:
+    """Fail unless it is what radiologists outlined."""
+    for outline in (one for reader in found.readers for nodule in reader for one in nodule):
+        finite(outline.points, 2)
+        finite(outline.height, 0)
+
+
+def volume(found: Any) -> None:
+    """Fail unless it is a volume whose slices have its shape."""
+    finite(found.origins, 2)
+    finite(found.spacing, 1)
+    assert len(found.origins) == found.shape[0]
+    assert (np.diff(found.positions) > 0).all()
+    for values in found.slices():
+        assert values.shape == found.shape[1:]
+        finite(values, 2)
 
 
 def imported(path: Path) -> None:
@@ -71,38 +135,88 @@ def rows(path: Path) -> None:
     """Read a table by the columns of its first line as it was."""
     from benchmd_ray.data.tables import read_rows
 
-    read_rows(path, ("Image Index", "Patient ID", "Finding Labels"), "NIH ChestX-ray14")
+    columns = ("Image Index", "Patient ID", "Finding Labels")
+    for row in read_rows(path, columns, "NIH ChestX-ray14"):
+        assert all(isinstance(row[column], str) for column in columns)
+
+
+def records(name: str, path: Path, details: dict[str, Any], **given: Any) -> None:
+    """Read an item of a dataset, and fail unless a catalog can hold the records."""
+    from benchmd_ray.data.cards import dataset_card
+    from benchmd_ray.data.datasets import DATASETS
+    from benchmd_ray.data.raw import RawItem
+    from benchmd_ray.data.records import RecordError, checked
+
+    card = dataset_card(name)
+    item = RawItem(path.name, "x", "g", "test", details=details, **given)
+    for record in DATASETS[name].read(path.parent, item, card).records:
+        try:
+            checked(record, card)
+        except RecordError as error:
+            raise AssertionError(str(error)) from error
+
+
+def scan(path: Path) -> None:
+    """Read a scan of LIDC-IDRI: the annotation stands beside its slices."""
+    from benchmd_ray.data.datasets.lidc import read_annotation
+
+    details = {"annotation": f"{path.parent.name}/{path.name}", "readers": "1"}
+    details["series"] = read_annotation(path).series
+    records("lidc-idri", path.parent, details)
+
+
+def masked(path: Path) -> None:
+    """Read a scan of LNDb with the mask of its first radiologist."""
+    nodule = {"class": "large nodule", "centre": [0.0, 0.0, 10.0], "marks": [["1", 1]]}
+    masks = {"1": f"{path.stem}_rad1.mhd"}
+    records("lndb", path, {"masks": masks, "nodules": [nodule]})
+
+
+def night(name: str) -> Callable[[Path], None]:
+    """Reads a night with the staging beside it."""
+
+    def read(path: Path) -> None:
+        beside = next(p.name for p in path.parent.iterdir() if p.suffix in (".xml", ".txt"))
+        records(name, path, {"stages": beside})
+
+    return read
 
 
 def readers() -> dict[str, Callable[[Path], Any]]:
-    """What reads a file, by name; each takes the path of the first file of a group."""
+    """What reads a file and checks the result; takes the path of the first file of a group."""
     from benchmd_ray.data.datasets.isruc import text_stages
     from benchmd_ray.data.datasets.lidc import read_annotation
     from benchmd_ray.data.datasets.shhs import profusion_stages
     from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled
-    from benchmd_ray.data.readers.edf import read_annotations
     from benchmd_ray.data.readers.image import read_image
     from benchmd_ray.data.readers.volume import read_mhd, read_series
     from benchmd_ray.data.readers.wfdb import read_wfdb
 
     def hounsfield(path: Path) -> None:
         dataset = open_dicom(path)
-        rescaled(pixels(dataset, frame=0), dataset)
+        values = rescaled(pixels(dataset, frame=0), dataset)
+        assert np.issubdtype(values.dtype, np.number)
+        assert values.ndim in (2, 3)
 
     return {
-        "image": lambda path: read_image(path, 3),
-        "wfdb": read_wfdb,
-        "dicom": lambda path: read_dicom(path, 3, frame=0),
+        "image": lambda path: image(read_image(path, 3)),
+        "wfdb": lambda path: waveform(read_wfdb(path)),
+        "dicom": lambda path: image(read_dicom(path, 3, frame=0)),
         "dicom-values": hounsfield,
-        "series": lambda path: read_series(path.parent),
-        "mhd": read_mhd,
+        "series": lambda path: volume(read_series(path.parent)),
+        "mhd": lambda path: volume(read_mhd(path)),
         "edf": first_channels,
-        "annotations": read_annotations,
-        "profusion": profusion_stages,
-        "stages": text_stages,
-        "lidc-xml": read_annotation,
+        "annotations": annotations,
+        "profusion": lambda path: codes(profusion_stages(path)),
+        "stages": lambda path: codes(text_stages(path)),
+        "lidc-xml": lambda path: outlines(read_annotation(path)),
         "table": rows,
         "hdf5": imported,
+        "shhs": night("shhs"),
+        "isruc": night("isruc"),
+        "georgia": lambda path: records("georgia", path, {}),
+        "lidc-idri": scan,
+        "lndb": masked,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 from collections import Counter
 from pathlib import Path
@@ -88,7 +89,7 @@ def films(changed_card, monkeypatch):
 
     def build_all(chunks):
         for chunk in chunks:
-            row = {"chunk": json.dumps(dataclasses.asdict(chunk))}
+            row = building._row(chunk)
             yield json.loads(building._build_row(row)["part"])
 
     monkeypatch.setattr(building, "_map", build_all)
@@ -149,12 +150,14 @@ def rows(built, split):
 
 def test_an_id_that_is_there_twice_is_kept_once_and_counted(films, raw, tmp_path):
     films.names = ("f0", "f1", "f0", "f3", "f1", "f1")
-    built = build("films", raw, tmp_path / "out")
+    with pytest.raises(BenchmdError, match="holds 3 records of films, the card expects 6"):
+        build("films", raw, tmp_path / "out")  # what is there twice is no further record
+    built = build("films", raw, tmp_path / "out", allow_missing=True)
     kept = rows(built, "train") + rows(built, "test")
     assert [row["record_id"] for row in kept] == ["f0", "f1", "f3"]
     assert [row["valid_size"] for row in kept] == [list(SIZES[i]) for i in (0, 1, 3)]
     assert built.manifest["left_out"]["its id is there twice; the first is kept"] == 3
-    assert built.manifest["raw"]["records"] == 6  # so that a whole folder counts as whole
+    assert built.manifest["raw"]["records"] == 3
     assert not verify(built).faults
 
 
@@ -310,3 +313,205 @@ def test_published_counts_of_a_split_and_in_total_are_compared(notes):
     assert notes({"total": {"consolidation": 0}, "train": {"edema": 0}}) - base == {
         "train, edema: 2 records, published 0 (+2)"
     }
+
+
+# --- resuming --------------------------------------------------------------------------------
+
+
+def chunks_of(monkeypatch, records):
+    """Shards of so many records."""
+    monkeypatch.setattr(building, "CHUNK_BYTES", records * 224 * 224)
+
+
+def killed_before_the_manifest(monkeypatch, raw, out, **changes):
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "manifest_of", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build("films", raw, out, **changes)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 3), (3, 1)])
+def test_a_build_goes_on_with_shards_of_another_size(
+    films, raw, tmp_path, monkeypatch, before, after
+):
+    chunks_of(monkeypatch, before)
+    killed_before_the_manifest(monkeypatch, raw, tmp_path / "out")
+    chunks_of(monkeypatch, after)
+    built = build("films", raw, tmp_path / "out")
+    held = [row["record_id"] for row in rows(built, "train") + rows(built, "test")]
+    assert held == list(films.names)
+    assert built.digest == build("films", raw, tmp_path / "whole").digest
+    assert not verify(built).faults
+
+
+def test_a_new_shard_never_ends_beside_an_older_part(films, raw, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    whole = build("films", raw, tmp_path / "whole")
+    killed_before_the_manifest(monkeypatch, raw, out)
+    write_json = building.write_json
+
+    def killed(path, content):
+        if path.parent.name == "parts":
+            raise KeyboardInterrupt
+        write_json(path, content)
+
+    other = {number: lambda root, item: Reading([record(item, 0)]) for number in range(6)}
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "write_json", killed)
+        patch.setattr(films, "reads", other)
+        with pytest.raises(KeyboardInterrupt):
+            build("films", raw, out, options={"view": "lateral"})
+    built = build("films", raw, out)
+    assert not verify(built).faults
+    assert built.digest == whole.digest
+
+
+def test_chunks_that_never_came_back_are_noticed(films, raw, tmp_path, monkeypatch):
+    whole = building._map
+    chunks_of(monkeypatch, 2)
+    monkeypatch.setattr(building, "_map", lambda chunks: list(whole(chunks))[1:])
+    with pytest.raises(BenchmdError, match=r"hold 4 raw records of 6: .* goes on where it stopped"):
+        build("films", raw, tmp_path / "out")
+
+
+# --- the folder --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    ["notes.txt", "shards/my.parquet", "parts/train.json", "shards/train-00001/x", "figures/a.png"],
+)
+def test_what_no_build_wrote_is_never_removed(films, raw, tmp_path, foreign):
+    path = tmp_path / "out" / foreign
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(
+        BenchmdError, match=r"holds something else than a catalog, .*move that away"
+    ):
+        build("films", raw, tmp_path / "out")
+    assert path.read_text() == "mine"
+    assert not (tmp_path / "out" / ".lock").exists()
+
+
+def test_figures_beside_a_finished_catalog_are_left_alone(films, raw, tmp_path):
+    first = build("films", raw, tmp_path / "out")
+    (tmp_path / "out" / "figures").mkdir()
+    (tmp_path / "out" / "figures" / "a.png").write_text("mine")
+    (first.path / first.manifest["shards"][0]["file"]).unlink()
+    assert build("films", raw, tmp_path / "out").digest == first.digest
+    assert (tmp_path / "out" / "figures" / "a.png").read_text() == "mine"
+
+
+def test_a_split_table_of_no_use_is_refused(films, raw, tmp_path, changed_card):
+    with pytest.raises(BenchmdError, match="is for the policy released alone"):
+        build("films", raw, tmp_path / "out", split_table=tmp_path / "a.csv")
+    changed_card("films", modality="cxr", layouts=LAYOUTS, options=OPTIONS, split_table="")
+    with pytest.raises(BenchmdError, match="is for other datasets alone"):
+        build("films", raw, tmp_path / "out", policy="released", split_table=tmp_path / "a.csv")
+
+
+# --- records that a catalog cannot hold, and files that cannot be read for now --------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"signal": np.zeros((1, 7, 7), np.uint8)}, "f2: signal of shape (1, 7, 7) and type uint8"),
+        ({"metadata": {"age": "061Y"}}, "f2: its age is '061Y', expected float"),
+        ({"metadata": {"age": 91.0}}, "f2: an age is not within 0 to 90 years"),
+        ({"target": [0, 2, 0, 0, 0]}, "f2: its targets are others than 1, 0 and -1"),
+    ],
+)
+def test_a_record_that_no_catalog_can_hold_is_quarantined(films, raw, tmp_path, change, reason):
+    def odd(root, item):
+        return Reading([record(item, 2), dataclasses.replace(record(item, 2), **change)])
+
+    films.reads = {2: odd}
+    built = build("films", raw, tmp_path / "out", max_quarantined=0.5)
+    (entry,) = built.manifest["quarantined"]
+    assert reason in entry["reason"]
+    assert [built.rows("train"), built.rows("test")] == [3, 2]
+
+
+def failing_with(number, wrapped):
+    def read(root, item):
+        error = OSError(number, "odd", str(root / item.path))
+        if wrapped:
+            raise RecordError("not a readable film") from error
+        raise error
+
+    return read
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("name", ["EIO", "ESTALE", "ENFILE", "EMFILE", "ENOMEM"])
+def test_a_disk_that_fails_for_now_quarantines_nothing(films, raw, tmp_path, name, wrapped):
+    films.reads = {2: failing_with(getattr(errno, name), wrapped)}
+    with pytest.raises(
+        BenchmdError, match=r"f2\.png cannot be read at the moment: .*command again"
+    ):
+        build("films", raw, tmp_path / "out", max_quarantined=1.0)
+    films.reads = {}
+    assert build("films", raw, tmp_path / "out").manifest["quarantined"] == []
+
+
+@pytest.mark.parametrize("error", [MemoryError("no"), PermissionError(13, "no")])
+def test_an_error_while_writing_names_the_records(films, raw, tmp_path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(building, "shard_part", fail)
+    with pytest.raises(
+        BenchmdError, match=r"the records f. to f. could not be built: .*Error: .*no"
+    ):
+        build("films", raw, tmp_path / "out")
+
+
+def test_quarantined_files_are_read_again_when_asked(films, raw, tmp_path, monkeypatch):
+    whole = build("films", raw, tmp_path / "whole")
+    chunks_of(monkeypatch, 1)
+    several = build("films", raw, tmp_path / "several")
+    out, read = tmp_path / "out", []
+    films.reads = {2: failing_with(errno.ENOENT, False)}
+    first = build("films", raw, out, max_quarantined=0.5)
+    assert len(first.manifest["quarantined"]) == 1
+    reading = {n: lambda r, i, n=n: read.append(n) or Reading([record(i, n)]) for n in range(6)}
+    films.reads = reading
+    assert build("films", raw, out).digest == first.digest
+    assert read == []
+    mended = build("films", raw, out, retry_quarantined=True)
+    assert read == [2]
+    assert mended.manifest["quarantined"] == []
+    assert mended.digest == several.digest != whole.digest
+    assert not (out / "parts").exists()
+    assert build("films", raw, out, retry_quarantined=True).digest == mended.digest
+    assert read == [2]
+
+
+def test_reasons_do_not_depend_on_where_the_raw_folder_lies(films, tmp_path):
+    films.reads = {2: failing_with(errno.ENOENT, False)}
+    digests = set()
+    for name in ("a", "elsewhere/b"):
+        (tmp_path / name).mkdir(parents=True)
+        built = build("films", tmp_path / name, tmp_path / f"{name}-out", max_quarantined=0.5)
+        assert built.manifest["quarantined"][0]["reason"].endswith(" odd: 'f2.png'")
+        digests.add(built.digest)
+    assert len(digests) == 1
+
+
+def test_words_that_are_no_names_stay_in_reasons(films, raw, tmp_path, changed_card):
+    tree = "FOLDER/\n  valid/patient00001/view1.jpg\n"
+    layouts = {"films": dataclasses.replace(LAYOUTS["films"], tree=tree)}
+    changed_card("films", modality="cxr", layouts=layouts, options=OPTIONS, private_names=True)
+    films.paths = (*films.paths[:2], "valid/patient00001/view1.jpg", *films.paths[3:])
+    films.details = {"readers": "3", "slices": 2.5, "agreement": "none"}
+
+    def read(root, item):
+        raise RecordError(
+            "a valid mark of 3 readers, none at 2.5 mm, in patient00001_view1: invalid"
+        )
+
+    films.reads = {2: read}
+    built = build("films", raw, tmp_path / "out", max_quarantined=0.5)
+    reason = "a valid mark of 3 readers, none at 2.5 mm, in …_…: invalid"
+    assert built.manifest["quarantined"][0]["reason"] == reason

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmd_ray.data import build as building
-from benchmd_ray.data.build import build, build_chunk, write_shard
+from benchmd_ray.data.build import build, build_chunk
 from benchmd_ray.data.catalog import FORMAT, Catalog, open_catalog
+from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import decode_signals, schema
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
@@ -38,7 +39,7 @@ def in_process(monkeypatch) -> None:
 
     def build_all(chunks):
         for chunk in chunks:
-            row = {"chunk": json.dumps(dataclasses.asdict(chunk))}
+            row = building._row(chunk)
             yield json.loads(building._build_row(row)["part"])
 
     monkeypatch.setattr(building, "_map", build_all)
@@ -214,7 +215,7 @@ def test_killed_build_goes_on_where_it_stopped(synthetic_raw, tmp_path, monkeypa
 def test_part_whose_shard_was_lost_or_cut_is_built_again(synthetic_raw, tmp_path, monkeypatch):
     raw, out = synthetic_raw["georgia"], tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(building, "_manifest", lambda *_: 1 / 0)
+        patch.setattr(building, "manifest_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build_georgia(raw, out)
     (out / "shards" / "test-00000.parquet").unlink()
@@ -228,7 +229,7 @@ def test_part_whose_shard_was_lost_or_cut_is_built_again(synthetic_raw, tmp_path
 @pytest.mark.usefixtures("ray_cluster", "in_process")
 def test_parts_of_other_inputs_are_not_taken_over(georgia, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(building, "_manifest", lambda *_: 1 / 0)
+        patch.setattr(building, "manifest_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build_georgia(georgia, tmp_path / "out")
     (georgia / "E00001.hea").unlink()
@@ -395,7 +396,10 @@ def test_verify_finds_counts_that_are_not_those_of_the_shards(built, key):
     else:
         splits["test"][key] += 1
     (fault,) = verify(edited(built, with_digest=True, splits=splits)).faults
-    assert fault == "split test: the shards' counts are not those of manifest.json"
+    assert fault == (
+        "split test: the shards' counts are not those of manifest.json; remove the folder and "
+        "build the catalog again"
+    )
 
 
 def test_verify_finds_patients_in_two_splits(built):
@@ -415,7 +419,9 @@ def test_verify_finds_patients_in_two_splits(built):
         shards=[*built.manifest["shards"], entry],
         splits=built.manifest["splits"] | {"train": stated},
     )
-    assert verify(changed).faults == ("3 patients are both in test and in train",)
+    (fault,) = verify(changed).faults
+    assert fault.startswith("3 patients are both in test and in train; remove the folder and build")
+    assert verify(changed).notes == ()
 
 
 def test_folder_without_catalog_damaged_and_foreign_ones_are_refused(built, tmp_path):
@@ -428,6 +434,41 @@ def test_folder_without_catalog_damaged_and_foreign_ones_are_refused(built, tmp_
     (built.path / "manifest.json").write_text('{"format": 1, "data')
     with pytest.raises(BenchmdError, match=r"manifest\.json is damaged"):
         open_catalog(built.path)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "7", '"text"'])
+def test_a_manifest_that_is_no_object_is_damaged(built, text):
+    (built.path / "manifest.json").write_text(text)
+    with pytest.raises(BenchmdError, match="is damaged: it is no JSON object; remove the folder"):
+        open_catalog(built.path)
+
+
+@pytest.mark.parametrize("key", ["raw", "dataset", "plan", "splits", "shards", "card_version"])
+def test_a_manifest_that_lacks_something_is_damaged(built, key):
+    for changes in ({key: None}, {key: 1.5}):
+        with pytest.raises(BenchmdError, match=f"is damaged: it has no {key}, .*build the catalog"):
+            edited(built, with_digest=True, **changes)
+
+
+def test_verify_finds_a_shard_of_another_schema(built):
+    path = first_shard(built)
+    pq.write_table(pq.read_table(path).drop("target"), path)
+    shards = json.loads(json.dumps(built.manifest["shards"]))
+    shards[0] |= {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    found = verify(edited(built, with_digest=True, shards=shards))
+    assert found.faults == (
+        "shards/test-00000.parquet: its schema is not that of the dataset; remove it and build "
+        "the catalog again",
+    )
+    assert found.notes == ()
+
+
+def test_verify_names_missing_files(built):
+    raw = built.manifest["raw"] | {"missing": 3}
+    assert (
+        "3 files that its tables name are missing"
+        in verify(edited(built, with_digest=True, raw=raw)).notes
+    )
 
 
 def test_split_without_records_is_named(ecg_catalogs):
@@ -486,3 +527,31 @@ def test_shards_that_another_node_wrote_elsewhere_are_missed(
     with pytest.raises(BenchmdError, match="storage that all nodes of the cluster share"):
         build_georgia(synthetic_raw["georgia"], tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_worker_that_dies_is_told_with_the_records_it_had(georgia, tmp_path, monkeypatch):
+    class Dying:
+        """A Ray Data job whose second task is killed."""
+
+        def from_items(self, rows, **_):
+            self.rows = rows
+            return self
+
+        def map(self, function):
+            self.function = function
+            return self
+
+        def iter_rows(self):
+            yield self.function(self.rows[0])
+            raise RuntimeError("the worker died\nand much more")
+
+    monkeypatch.setattr(building, "CHUNK_BYTES", 10 * 120_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "ray_data", Dying)
+        message = (
+            r"at the records E00011 to E00020 .*RuntimeError: the worker died\)\. Run the same"
+        )
+        with pytest.raises(BenchmdError, match=message):
+            build_georgia(georgia, tmp_path / "out")
+    assert len(list((tmp_path / "out" / "parts").iterdir())) == 1
+    assert build_georgia(georgia, tmp_path / "out").rows("test") > 0

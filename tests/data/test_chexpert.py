@@ -10,7 +10,7 @@ import pytest
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import chexpert
-from benchmd_ray.data.raw import Choices
+from benchmd_ray.data.discovery import chosen
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import UNKNOWN
@@ -21,7 +21,7 @@ VALID, TEST = "CheXpert-v1.0-small/valid.csv", "CheXpert/test_labels.csv"
 
 
 def discover(root, policy="clean", **options):
-    return chexpert.discover(root, CARD, Choices(policy, options=options))
+    return chexpert.discover(root, CARD, chosen(CARD, policy, None, options))
 
 
 def targets(found) -> dict[str, list[int]]:
@@ -151,7 +151,7 @@ def test_files_and_rows_without_each_other_are_counted(copied):
     lost = copied / pd.read_csv(copied / VALID).loc[2, "Path"]
     lost.unlink()
     found = discover(copied)
-    assert found.left_out == {"it is not in the table of labels": 1}
+    assert found.left_out == {"no table names it": 1}
     assert len(found.items) == 30
     (missing,) = found.missing
     assert missing.startswith(f"image {hashed_patient('chexpert', lost.parts[-3])}-study")
@@ -187,3 +187,25 @@ def test_a_catalog_scores_every_labelled_image(root, build_here, tmp_path):
     text = (tmp_path / "out" / "manifest.json").read_text()
     assert "patient9" not in text
     assert set(CARD.evaluation_splits["clean"]) == set(catalog.manifest["splits"])
+
+
+def test_a_second_row_of_an_image_is_counted_or_refused(root, copied):
+    expected = discover(root)
+
+    def twice(table):
+        return pd.concat([table, table.iloc[:1]])
+
+    edit(copied / VALID, twice)
+    found = discover(copied)
+    assert found.items == expected.items
+    assert found.left_out == {"its id is there twice; the first is kept": 1}
+
+    def contradict(table):
+        table.iloc[-1, table.columns.get_loc("Edema")] = (
+            "0.0" if table["Edema"].iloc[0] in ("1", "1.0") else "1.0"
+        )
+        return table
+
+    edit(copied / VALID, contradict)
+    with pytest.raises(BenchmdError, match=r"valid\.csv, record \d+ contradicts an earlier one"):
+        discover(copied)

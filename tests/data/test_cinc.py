@@ -9,7 +9,7 @@ import pytest
 
 from benchmd_ray.data.cards import dataset_card, resource_folder
 from benchmd_ray.data.datasets import cinc
-from benchmd_ray.data.raw import Choices, RawItem
+from benchmd_ray.data.raw import DUPLICATE, Choices, RawItem
 from benchmd_ray.data.records import RecordError, RecordLeftOut
 from benchmd_ray.errors import BenchmdError
 
@@ -109,6 +109,7 @@ def test_headers_are_found_in_any_subfolder_once_and_in_order(tmp_path):
         path.touch()
     found = cinc.discover(tmp_path, GEORGIA, Choices())
     assert [i.path for i in found.items] == ["E00001.hea", "b/E00002.hea", "a/E00003.hea"]
+    assert found.left_out == {DUPLICATE: 1}
 
 
 def test_released_takes_the_table_and_counts_the_others(tmp_path):

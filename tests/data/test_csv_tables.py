@@ -77,6 +77,31 @@ def test_a_table_that_is_cut_off_is_refused(write):
         read(write("image,grade\na.png,0\nb.pn"))
 
 
+def test_values_are_read_without_blanks_at_their_ends(write):
+    assert read(write('image,grade\n a.png ,0\t\n" b, c.png", 4\n')) == ROWS
+
+
+def test_a_column_that_is_there_twice_is_refused(write):
+    with pytest.raises(BenchmdError, match=r"table\.csv has the column 'grade' twice"):
+        read(write("image,grade, grade\na.png,0,1\n"))
+    assert len(read(write("image,grade,,\na.png,0,,\n"))) == 1  # blanks are no names
+
+
+def test_a_row_of_too_many_values_is_refused(write):
+    with pytest.raises(BenchmdError, match="record 2: it has 3 values, the header 2 columns"):
+        read(write("image,grade\na.png,0\nb, c.png,4\n"))
+    assert read(write("image,grade\na.png,0,\n")) == ROWS[:1]
+
+
+def test_a_row_may_end_before_columns_that_are_not_needed(write):
+    assert read(write("image,grade,x\na.png,0\n")) == [ROWS[0] | {"x": ""}]
+
+
+def test_a_folder_is_no_table(tmp_path):
+    with pytest.raises(BenchmdError, match="cannot be opened: Is a directory"):
+        read(tmp_path)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(BenchmdError, match=r"none\.csv is missing: expected the table of the gra"):
         read(tmp_path / "none.csv")
@@ -135,7 +160,7 @@ def test_sex(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("058Y", 58.0), ("58", 58.0), (" 094y ", 90.0), ("006M", 0.5), ("000D", 0.0), ("120Y", 90.0)]
-    + [(text, None) for text in ("", "Y", "412", "058Z", "-5Y", "58.5", "²", "Unknown")],
+    + [(text, None) for text in ("", "Y", "412", "200Y", "000Y", "0", "058Z", "-5Y", "58.5", "²")],
 )
 def test_age_string(text, expected):
     assert age_string(text) == expected

@@ -213,25 +213,49 @@ def test_released_labels_are_read_by_column_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        "a,b\n1,2\n",
-        "patient,split,label\nE1,test,0\n",
-        "patient,split,label\nE1,val,7\n",
-        "patient,split,label\nE1,val,-1\n",
-        "patient,split,label\nE1,val\n",
+        ("a,b\n1,2\n", "has no column 'patient'"),
+        ("patient,split,label\nE1,test,0\n", r"value 'test'; .* like Ga_splits\.csv"),
+        ("patient,split,label\nE1,val,7\n", r"value '7'; .* like Ga_splits\.csv"),
+        ("patient,split,label\nE1,val,-1\n", r"value '-1'; .* like Ga_splits\.csv"),
+        ("patient,split,label\nE1,val\n", "ends within record 1"),
     ],
 )
-def test_table_of_another_kind_is_refused(tmp_path, text):
+def test_table_of_another_kind_is_refused(tmp_path, text, message):
     path = tmp_path / "splits.csv"
     path.write_text(text)
-    with pytest.raises(BenchmdError, match=r"is no split table of BenchMD .* like Ga_splits\.csv"):
+    with pytest.raises(BenchmdError, match=message):
         released_labels(path, dataset_card("georgia"))
+
+
+@pytest.mark.parametrize("rate", [0.05, 49.9, 20_001.0])
+def test_a_rate_that_cannot_be_right_is_refused(rate):
+    samples = np.random.default_rng(0).integers(-900, 900, (12, 5000))
+    with pytest.raises(RecordError, match="expected 50 to 20000 Hz"):
+        stored_signal(waveform(samples, rate=rate))
+
+
+@pytest.mark.parametrize("rate", [193.7796, 125 / 1.000123, 499.9999])
+def test_rates_without_a_simple_ratio_are_refused_before_a_filter_is_made(rate):
+    with pytest.raises(RecordError, match="expected a ratio of numbers up to 20,000"):
+        resample(np.ones((2, 1000)), rate, 125.0)
+
+
+@pytest.mark.parametrize("rate", [100.0, 128.0, 200.0, 256.0, 257.0, 360.0, 512.0, 1000.0, 62.5])
+def test_usual_rates_have_a_simple_ratio(rate):
+    for new in (125.0, 500.0):
+        assert resample(np.ones(1000), rate, new).shape == (int(np.ceil(1000 * new / rate)),)
+
+
+def test_a_signal_that_would_become_too_long_is_refused():
+    with pytest.raises(RecordError, match="resampled it would have more than 134,217,728 samples"):
+        resample(np.broadcast_to(1.0, (2, 2**24)), 50.0, 500.0)
 
 
 def test_missing_split_table_is_named(tmp_path):
     card = dataset_card("georgia")
     with pytest.raises(BenchmdError, match=r"needs the split table .* \(Ga_splits\.csv\)"):
         released_labels(None, card)
-    with pytest.raises(BenchmdError, match="FileNotFoundError"):
+    with pytest.raises(BenchmdError, match=r"none\.csv is missing"):
         released_labels(tmp_path / "none.csv", card)

@@ -77,11 +77,13 @@ def require_rows(batches, records, statistics=STATISTICS):
 
 def test_resident_rows_are_normalised_by_their_own_scale_and_size(made):
     catalog, records = made
-    feed = resident_feed(catalog, "train", seed=3)
+    feed = resident_feed(catalog, "train", seed=3, statistics=STATISTICS)
     assert require_rows(feed.ordered(4), records) == list(range(ROWS))
     assert sorted(require_rows(feed.epoch(4, 1), records)) == list(range(ROWS))
     subset = np.array([1, 4, 5, 10])
-    chosen = resident_feed(catalog, "train", seed=3, subset=subset, worker=Worker(1, 2))
+    chosen = resident_feed(
+        catalog, "train", seed=3, subset=subset, worker=Worker(1, 2), statistics=STATISTICS
+    )
     assert require_rows(chosen.ordered(4), records) == [5, 10]
 
 
@@ -90,7 +92,15 @@ def test_chosen_rows_keep_their_scale_and_size(made):
     rows, columns = np.array([0, 3, 4, 9]), read_columns(catalog, "train")
     for feed, names in (("resident", rows), ("streaming", range(4))):
         settings = Settings(execution=ExecutionSettings(feed=feed))
-        chosen = chosen_rows_feed(catalog, "train", rows, columns, settings, Worker())
+        chosen = chosen_rows_feed(
+            catalog,
+            "train",
+            rows,
+            columns,
+            settings=settings,
+            worker=Worker(),
+            statistics=STATISTICS,
+        )
         own = {name: records[row] for name, row in zip(names, rows, strict=True)}
         assert sorted(require_rows(chosen.epoch(3, 0), own)) == list(names)
 
@@ -104,7 +114,9 @@ def test_streamed_rows_are_normalised_by_their_own_scale_and_size(made, world):
         seen = []
         for rank in range(world):
             worker = Worker(rank, world)
-            feed = StreamingFeed(catalog, "train", seed=3, worker=worker, shuffle_rows=3)
+            feed = StreamingFeed(
+                catalog, "train", seed=3, worker=worker, shuffle_rows=3, statistics=STATISTICS
+            )
             seen += require_rows(give(feed), records)
         assert sorted(seen) == list(range(ROWS))
 
@@ -112,7 +124,7 @@ def test_streamed_rows_are_normalised_by_their_own_scale_and_size(made, world):
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("feed", ["resident", "streaming"])
-def test_given_statistics_take_the_place_of_the_catalogs_own(made, feed):
+def test_rows_are_normalised_by_the_given_statistics(made, feed):
     catalog, records = made
     settings = Settings(execution=ExecutionSettings(feed=feed))
     given = whole_split_feed(catalog, "train", settings, Worker(), OTHER)
@@ -120,9 +132,9 @@ def test_given_statistics_take_the_place_of_the_catalogs_own(made, feed):
 
 
 @pytest.mark.parametrize("kind", [resident_feed, StreamingFeed])
-def test_a_catalog_without_statistics_is_refused_only_where_they_are_needed(made, kind):
+def test_statistics_are_never_those_of_the_catalog_itself(made, kind):
     catalog, _ = made
-    catalog.manifest["statistics"] = None
+    assert catalog.statistics is not None
     if catalog.modality.name == "eeg":
         assert kind(catalog, "train", seed=0).rows == ROWS
         return

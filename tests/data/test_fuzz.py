@@ -26,17 +26,22 @@ INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "300"))
 MEGABYTES = 4096
 """Address space of the process that reads: libraries and threads alone take about half."""
 
+SLOWEST = 15.0
+"""Seconds that a single input may take."""
+
 pytestmark = pytest.mark.slow
 
 
-def fuzzed(reader: str, groups: Sequence[Path | Sequence[Path]]) -> dict[str, Any]:
+def fuzzed(
+    reader: str, groups: Sequence[Path | Sequence[Path]], inputs: int = INPUTS
+) -> dict[str, Any]:
     """Outcomes of a reader on mutations of some files, or groups of sibling files."""
     assert groups
     named = ["+".join(map(str, [g] if isinstance(g, Path) else g)) for g in groups]
     seed = zlib.crc32(reader.encode())
     command = [sys.executable, str(Path(__file__).with_name("fuzz.py")), reader, str(seed)]
     done = subprocess.run(
-        [*command, str(INPUTS), str(MEGABYTES), *named],
+        [*command, str(inputs), str(MEGABYTES), *named],
         capture_output=True,
         text=True,
         timeout=600,
@@ -47,11 +52,11 @@ def fuzzed(reader: str, groups: Sequence[Path | Sequence[Path]]) -> dict[str, An
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["faults"] == []
     outcomes = result["outcomes"]
-    assert sum(outcomes.values()) == INPUTS
+    assert sum(outcomes.values()) == inputs
     assert set(outcomes) <= {"decoded", "RecordError", "RecordLeftOut", "BenchmdError"}
     refused = sum(count for outcome, count in outcomes.items() if outcome != "decoded")
-    assert refused > INPUTS / 20, "the mutations hit nothing"
-    assert result["slowest"] < 60
+    assert refused > inputs / 20, "the mutations hit nothing"
+    assert result["slowest"] < SLOWEST
     return result
 
 
@@ -60,7 +65,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Synthetic raw folders of the formats that need them."""
     root = tmp_path_factory.mktemp("fuzz")
     folders: dict[str, Path] = {}
-    for modality in ("eeg", "mammo", "ldct"):
+    for modality in ("ecg", "eeg", "mammo", "ldct"):
         folders |= WRITERS[modality](root, source_records=3, target_records=2)
     return folders
 
@@ -129,6 +134,31 @@ def test_volumes(raw):
     fuzzed("series", [sorted(series.glob("*.dcm"))])
     volumes = sorted(raw["lndb"].rglob("LNDb-*.mhd"))[:3]
     fuzzed("mhd", [[path, path.with_suffix(".raw")] for path in volumes])
+
+
+def test_nights(raw):
+    stagings = {path.name: path for path in raw["shhs"].rglob("*-profusion.xml")}
+    nights = [(p, f"{p.stem}-profusion.xml") for p in sorted(raw["shhs"].rglob("*.edf"))]
+    fuzzed("shhs", [[path, stagings[name]] for path, name in nights if name in stagings])
+    nights = sorted(raw["isruc"].rglob("*.rec"))
+    fuzzed("isruc", [[path, path.with_name(f"{path.stem}_1.txt")] for path in nights])
+
+
+def test_recordings(raw):
+    headers = sorted(raw["georgia"].rglob("*.hea"))
+    fuzzed("georgia", [[path, path.with_suffix(".mat")] for path in headers])
+
+
+def test_scans(raw):
+    annotations = sorted(raw["lidc-idri"].rglob("*.xml"))
+    beside = [path for path in annotations if any(path.parent.glob("*.dcm"))]
+    scans = [[path, *sorted(path.parent.glob("*.dcm"))] for path in beside]
+    fuzzed("lidc-idri", scans, inputs=max(30, INPUTS // 5))  # each takes half a second
+    groups = []
+    for mask in sorted(raw["lndb"].rglob("LNDb-*_rad1.mhd")):
+        volume = next(raw["lndb"].rglob(f"{mask.stem.removesuffix('_rad1')}.mhd"))
+        groups.append([p for path in (volume, mask) for p in (path, path.with_suffix(".raw"))])
+    fuzzed("lndb", groups)
 
 
 @pytest.mark.ray

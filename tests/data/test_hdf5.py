@@ -16,13 +16,13 @@ from click.testing import CliRunner
 
 from benchmd_ray.cli import main
 from benchmd_ray.data import hdf5
-from benchmd_ray.data.build import write_shard
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.hdf5 import export_hdf5, import_hdf5
+from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import METADATA
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import write_json
+from benchmd_ray.files import locked, write_json
 
 ODD = {"age": [None, 0.0, 61.5], "sex": ["", None, "female"], "site": ["Ærø", "2", None]}
 """Values that a file has to tell apart: nothing, zero and an empty text."""
@@ -66,8 +66,7 @@ def tables(catalog: Catalog) -> dict[str, pa.Table]:
 def refused(path: Path, out: Path, message: str) -> None:
     with pytest.raises(BenchmdError, match=message):
         import_hdf5(path, out)
-    assert not out.exists()
-    assert not list(out.parent.glob(".partial-*"))
+    assert {path.name for path in out.glob("*")} <= {".lock"}
 
 
 def test_records_come_back_byte_for_byte(ct_catalogs, exported, tmp_path):
@@ -258,6 +257,19 @@ def big_endian(f):
     replace(f["test"], "scale", data=values, chunks=True)
 
 
+def no_scale(f):
+    f["test"]["scale"][1] = np.nan
+
+
+def beyond_the_signal(f):
+    f["test"]["valid_size"][0] = (100_000, -5, 256)
+
+
+def very_old(f):
+    f["test"]["metadata/age_known"][0] = True
+    f["test"]["metadata/age"][0] = 112
+
+
 def other_value(f):
     f["test"]["target"][0] = [7, 0]
 
@@ -300,6 +312,9 @@ def group_for_dataset(f):
         (wrong_type, "target has type float64, expected int8"),
         (wrong_shape, r"target has shape \(\d+, 1\), expected"),
         (big_endian, "scale has type >f4, expected float32"),
+        (no_scale, "a scale is no positive number"),
+        (beyond_the_signal, "a valid size is not within the signal"),
+        (very_old, "an age is not within 0 to 90 years"),
         (other_value, "its targets are others than 1, 0 and -1"),
         (other_label, "its rows give other splits than its manifest states"),
         (twice, "a record is there twice"),
@@ -392,3 +407,31 @@ def test_commands_export_and_import(small, tmp_path):
     )
     assert wrong.exit_code == 1
     assert "error: " in wrong.output
+
+
+def test_a_single_label_record_of_two_classes_is_refused(build_here, synthetic_eeg, tmp_path):
+    built = build_here("shhs", synthetic_eeg["shhs"], tmp_path / "shhs")
+    export_hdf5(built, tmp_path / "shhs.h5")
+    with h5py.File(tmp_path / "shhs.h5", "a") as found:
+        found["train"]["target"][0] = [0, 0, 0, 1, 1]
+    refused(tmp_path / "shhs.h5", tmp_path / "out", "not positive in one class alone")
+
+
+def test_what_a_killed_import_left_is_removed(file, small, tmp_path):
+    out = tmp_path / "out"
+    (out / ".partial-import" / "shards").mkdir(parents=True)
+    (out / ".partial-import" / "shards" / "test-00077.parquet").write_bytes(b"half")
+    assert import_hdf5(file, out).digest == small.digest
+    assert {path.name for path in out.iterdir()} == {".lock", "manifest.json", "shards"}
+    assert not verify(open_catalog(out)).faults
+    assert not list(tmp_path.glob(".partial-*"))
+
+
+def test_two_imports_to_one_folder_exclude_each_other(file, tmp_path):
+    out = tmp_path / "out"
+    with (
+        locked(out / ".lock", "it"),
+        pytest.raises(BenchmdError, match="another process is working on the catalog"),
+    ):
+        import_hdf5(file, out)
+    assert import_hdf5(file, out).rows("test")

@@ -157,8 +157,28 @@ def test_a_file_that_is_no_image_missing_or_of_another_format_is_refused(tmp_pat
     (tmp_path / "b.png").write_bytes(b"")
     save(Image.fromarray(colour), tmp_path / "c.gif")
     for name in ("a.png", "b.png", "c.gif", "d.png"):
-        with pytest.raises(RecordError, match="cannot be read as an image"):
+        with pytest.raises(RecordError, match="cannot be read as an image") as error:
             read_image(tmp_path / name, 1)
+        assert str(tmp_path) not in str(error.value)
+        assert "KeyError" not in str(error.value)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
+def test_16_bits_per_colour_are_refused(tmp_path, mode):
+    """Pillow would take the upper 8 of them: 12 bits in 16 become nearly black."""
+    kinds = {"RGB": (2, 3), "RGBA": (6, 4), "LA": (4, 2)}
+    kind, channels = kinds[mode]
+    values = np.random.default_rng(0).integers(0, 4096, (20, 30, channels)).astype(">u2")
+    lines = b"".join(b"\0" + line.tobytes() for line in values)
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", 30, 20, 16, kind, 0, 0, 0))]
+    parts += [(b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in parts:
+        content += struct.pack(">I", len(data)) + name + data
+        content += struct.pack(">I", zlib.crc32(name + data))
+    (tmp_path / "deep.png").write_bytes(content)
+    with pytest.raises(RecordError, match="it has 16 bits per colour; expected 8"):
+        read_image(tmp_path / "deep.png", 3)
 
 
 @pytest.mark.parametrize("size", [(50_000, 50_000), (14_000, 14_000), (2**31 - 1, 2)])
@@ -269,6 +289,9 @@ def test_a_record_holds_the_fitted_image_and_its_valid_size(grey):
     assert record.target == [-1, 0, -1, 1, -1]
     with pytest.raises(RecordError, match="every pixel is 9; expected an image"):
         image_record(np.full_like(grey, 9), item, card)
+    one_colour = np.full((*grey.shape, 3), (9, 80, 200), np.uint8)
+    with pytest.raises(RecordError, match=r"every pixel is \[ *9 +80 +200\]; expected an image"):
+        image_record(one_colour, item, card)
 
 
 @pytest.mark.data

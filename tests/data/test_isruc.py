@@ -10,7 +10,7 @@ import pytest
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import isruc
-from benchmd_ray.data.raw import Choices, Discovery, RawItem
+from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem
 from benchmd_ray.data.records import RecordError, hashed_patient
 
 CARD = dataset_card("isruc")
@@ -151,12 +151,9 @@ def test_electrodes_are_referred_to_the_opposite_mastoid(night, noise):
     assert reading.remarks == {remark: 4}
 
 
-def test_an_electrode_without_its_mastoid_is_taken_and_remarked(night, noise):
-    reading = night({"C3": noise[0], "C4": noise[1], "A2": noise[2], "M2": noise[3]}, rate=125)
-    found = microvolts(reading)
-    assert np.abs(found[1] - noise[1, : found.shape[1]]).max() < 0.02
-    assert np.abs(found[0] - (noise[0] - noise[2])[: found.shape[1]]).max() < 0.04
-    assert reading.remarks["the reference of C3 or C4 is not named"] == 4
+def test_an_electrode_without_its_mastoid_is_refused(night, noise):
+    with pytest.raises(RecordError, match=r"C4 is missing: expected C4-A1 or .* or C4 minus M1;"):
+        night({"C3": noise[0], "C4": noise[1], "A2": noise[2], "M2": noise[3]}, rate=125)
 
 
 def test_the_derivation_of_the_file_wins_over_one_that_is_computed(night, noise):
@@ -212,6 +209,7 @@ def test_subgroup_1_may_lie_at_the_top(listed):
 def test_a_recording_whose_ending_was_changed_is_found_once(listed):
     found = listed("1/1.edf", "1/1.rec", "1/1_1.txt", "2/2.EDF", "2/2_1.txt")
     assert [item.path for item in found.items] == ["1/1.rec", "2/2.EDF"]
+    assert found.left_out == {DUPLICATE: 1}
 
 
 def test_files_elsewhere_are_counted_not_guessed(listed):
@@ -254,6 +252,8 @@ def test_the_option_takes_one_subgroup_and_counts_the_others(listed):
     found = listed(subgroup="I")
     assert [item.path for item in found.items] == ["subgroupI/1/1.rec", "subgroupI/2/2.rec"]
     assert found.left_out == {"it is of a subgroup that was not asked for": 1}
+    listed("subgroupI/3/3_1.txt", "subgroupIII/2/2_1.txt")
+    assert listed(subgroup="I").missing == [f"recording 1 of patient {patient(1, 3)}"]
     assert found.layout == "subgroups"
 
 
@@ -299,7 +299,7 @@ def test_a_staging_that_is_missing_or_too_large_is_refused(tmp_path, monkeypatch
         isruc.text_stages(tmp_path / "1_1.txt")
     (tmp_path / "1_1.txt").write_text("0\n" * 100)
     monkeypatch.setattr(isruc, "MAX_TEXT_BYTES", 100)
-    with pytest.raises(RecordError, match="larger than 100 bytes"):
+    with pytest.raises(RecordError, match="expected at most 100"):
         isruc.text_stages(tmp_path / "1_1.txt")
 
 

@@ -14,7 +14,7 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.datasets import lidc
 from benchmd_ray.data.datasets.lidc import extent, positive_slices, read_annotation
-from benchmd_ray.data.raw import Choices, RawItem
+from benchmd_ray.data.raw import DUPLICATE, Choices, RawItem
 from benchmd_ray.data.readers import xml
 from benchmd_ray.data.readers.volume import Volume, read_series
 from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
@@ -23,6 +23,11 @@ from benchmd_ray.data.splits import hashed_split
 CARD = dataset_card("lidc-idri")
 SMALL, LARGE = 0, 1
 NAMESPACES = ('xmlns="http://www.nih.gov"', "")
+
+
+def chosen(policy: str = "clean", **options: str) -> Choices:
+    defaults = {name: option.default for name, option in CARD.options.items()}
+    return Choices(policy, options=defaults | options)
 
 
 def point(z, x=5, y=5, **changes):
@@ -221,7 +226,7 @@ def make_scan(tmp_path, write_slice):
 
 
 def read_only(root, choices=None):
-    found = lidc.discover(root, CARD, choices or Choices())
+    found = lidc.discover(root, CARD, choices or chosen())
     (item,) = found.items
     return lidc.read(root, item, CARD)
 
@@ -283,7 +288,7 @@ def test_a_mark_on_a_lost_slice_is_counted(make_scan):
 def test_agreement_can_be_chosen(make_scan):
     root = make_scan([many([1, 2, 3, 4])[0], [], [], []])
     assert [record.target for record in read_only(root).records] == [[0, 0]] * 2
-    one = read_only(root, Choices(options={"readers": "1"}))
+    one = read_only(root, chosen(readers="1"))
     assert one.records[0].target == [0, 1]
 
 
@@ -323,6 +328,40 @@ def test_of_several_annotations_of_a_scan_the_latest_is_taken(make_scan):
     assert [record.target for record in read_only(root).records] == [[0, 0]] * 2
 
 
+@pytest.mark.parametrize("name", ["no-such-encoding", "shift_jis", "utf-7", "undefined", "idna"])
+def test_an_annotation_of_an_encoding_that_cannot_be_read_is_counted(make_scan, name):
+    root = make_scan(many([1, 2, 3, 4]))
+    odd = f'<?xml version="1.0" encoding="{name}"?><{lidc.ROOT}/>'
+    (root / "odd.xml").write_text(odd)
+    with pytest.raises(RecordError, match="the annotation is no XML, or damaged"):
+        lidc.read_annotation(root / "odd.xml")
+    found = lidc.discover(root, CARD, chosen())
+    assert (len(found.items), found.missing) == (1, ["an annotation file that can be read"])
+
+
+def test_several_annotations_of_a_scan_are_counted(make_scan):
+    root = make_scan(many([1, 2, 3, 4]))
+    for number in range(2):
+        (root / f"{number}.xml").write_text(message(*many([]), date="2012-03-09"))
+    found = lidc.discover(root, CARD, chosen())
+    assert (len(found.items), found.left_out) == (1, {DUPLICATE: 2})
+
+
+def test_hidden_files_of_a_mac_are_no_annotations_and_no_slices(make_scan):
+    root = make_scan(many([1, 2, 3, 4]))
+    for path in [*root.rglob("*.xml"), *root.rglob("*.dcm")]:
+        path.with_name(f"._{path.name}").write_bytes(b"\x00\x05\x16\x07")
+    found = lidc.discover(root, CARD, chosen())
+    assert (len(found.items), found.missing, found.left_out) == (1, [], {})
+    assert read_only(root).records[0].target == [0, 1]
+
+
+def test_a_link_that_leads_back_ends(make_scan):
+    root = make_scan(many([1, 2, 3, 4]))
+    (root / "LIDC-IDRI-0042" / "back").symlink_to(root, target_is_directory=True)
+    assert len(lidc.discover(root, CARD, chosen()).items) == 1
+
+
 def test_chest_x_rays_and_their_annotations_are_passed_over(make_scan, write_slice):
     root = make_scan(many([1, 2, 3, 4]))
     other = root / "LIDC-IDRI-0042" / "2.25.11" / "2.25.12"
@@ -330,7 +369,7 @@ def test_chest_x_rays_and_their_annotations_are_passed_over(make_scan, write_sli
         folder = other.with_name(f"2.25.{len(name)}2{ord(name)}")
         write_slice(folder / "1.dcm", np.ones((8, 8)), 0.0, Modality=modality)
         (folder / "x.xml").write_text("<IdriReadMessage><ResponseHeader/></IdriReadMessage>")
-    found = lidc.discover(root, CARD, Choices())
+    found = lidc.discover(root, CARD, chosen())
     assert (len(found.items), found.missing, found.left_out) == (1, [], {})
 
 
@@ -339,7 +378,7 @@ def test_scans_without_annotation_and_annotations_without_scan_are_counted(make_
     root = make_scan(None, patient="LIDC-IDRI-0043", series="2.25.2")
     (root / "lone.xml").write_text(message([], series="2.25.3"))
     (root / "broken.xml").write_text("<LidcReadMessage")
-    found = lidc.discover(root, CARD, Choices())
+    found = lidc.discover(root, CARD, chosen())
     assert len(found.items) == 1
     assert found.left_out == {"it has no annotation": 1}
     assert found.missing == [
@@ -353,7 +392,7 @@ def test_a_folder_whose_header_cannot_be_read_is_counted(make_scan):
     folder = root / "LIDC-IDRI-0044" / "odd"
     folder.mkdir(parents=True)
     (folder / "1.dcm").write_bytes(b"nothing")
-    found = lidc.discover(root, CARD, Choices())
+    found = lidc.discover(root, CARD, chosen())
     assert found.left_out == {"the header of its first slice cannot be read": 1}
 
 
@@ -361,8 +400,8 @@ def test_the_same_scan_in_two_folders_is_taken_once(make_scan, build_here, tmp_p
     root = make_scan(many([1, 2, 3, 4]), folder="first")
     shutil.copytree(next(root.rglob("first")), root / "LIDC-IDRI-0042" / "second")
     built = build_here("lidc-idri", root, tmp_path / "out")
-    assert built.manifest["raw"]["records"] == 2
-    assert built.manifest["left_out"] == {"its id is there twice; the first is kept": 1}
+    assert built.manifest["raw"]["records"] == 1
+    assert built.manifest["left_out"] == {DUPLICATE: 2}  # the scan and its annotation
 
 
 def test_a_folder_of_another_series_than_its_name_is_quarantined(make_scan):
@@ -392,7 +431,7 @@ def test_no_patient_or_file_name_enters_the_catalog(make_scan, build_here, tmp_p
 
 
 def test_splits_go_by_patient(synthetic_ct):
-    found = lidc.discover(synthetic_ct["lidc-idri"], CARD, Choices())
+    found = lidc.discover(synthetic_ct["lidc-idri"], CARD, chosen())
     by_patient = defaultdict(set)
     for item in found.items:
         patient = re.search(r"LIDC-IDRI-\d+", item.path)[0]
@@ -413,8 +452,8 @@ def test_released_splits_are_seventy_and_fifteen_in_a_hundred_by_patient():
 
 def test_released_counts_those_that_the_rule_leaves_out(synthetic_ct):
     root = synthetic_ct["lidc-idri"]
-    clean = lidc.discover(root, CARD, Choices())
-    released = lidc.discover(root, CARD, Choices("released"))
+    clean = lidc.discover(root, CARD, chosen())
+    released = lidc.discover(root, CARD, chosen("released"))
     reason = "the paper's rule puts it neither into training nor validation"
     assert released.left_out[reason] == len(clean.items) - len(released.items) > 0
     assert released.missing == []
@@ -429,7 +468,7 @@ def test_catalog_holds_the_slices_of_the_series(ct_catalogs: dict[str, Catalog],
     from benchmd_ray.data.transforms import resized_slice
 
     root, built = synthetic_ct["lidc-idri"], ct_catalogs["lidc-idri"]
-    item = max(lidc.discover(root, CARD, Choices()).items, key=lambda i: i.split == "train")
+    item = max(lidc.discover(root, CARD, chosen()).items, key=lambda i: i.split == "train")
     volume = read_series(root / item.path, item.details["series"])
     expected = np.stack([resized_slice(values, 256) for values in volume.slices()])
     held = {}
@@ -509,7 +548,7 @@ def test_real_scans_and_patients_are_as_many_as_the_card_says(real_data):
 def test_items_carry_only_plain_values(synthetic_ct):
     import json
 
-    items = lidc.discover(synthetic_ct["lidc-idri"], CARD, Choices()).items
+    items = lidc.discover(synthetic_ct["lidc-idri"], CARD, chosen()).items
     again = RawItem(**json.loads(json.dumps({"path": items[0].path, "record_id": "a",
         "group_id": "b", "split": "train", "details": items[0].details})))  # fmt: skip
     assert again.details == items[0].details

@@ -15,6 +15,7 @@ import pytest
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import cbis_ddsm, vindr_mammo
+from benchmd_ray.data.datasets.images import read_dicom_image
 from benchmd_ray.data.raw import Choices
 from benchmd_ray.data.records import decode_signals, decode_targets, hashed_patient
 from benchmd_ray.data.transforms import fitted
@@ -63,6 +64,7 @@ def test_vindr_takes_labels_and_splits_of_its_table(synthetic_mammo, policy):
     found = vindr_mammo.discover(root, VINDR, Choices(policy))
     rows = table(root, BREASTS).set_index("image_id")
     assert (found.missing, found.left_out) == ([], {"no table names it": 1})
+    assert found.grouped_by == "exam"
     assert [item.record_id for item in found.items] == rows.index.to_list()
     for item in found.items:
         row = rows.loc[item.record_id]
@@ -151,7 +153,7 @@ def test_vindr_records_are_the_images_fitted(synthetic_mammo):
     root = synthetic_mammo["vindr-mammo"]
     syntaxes, kinds = set(), set()
     for item in vindr_mammo.discover(root, VINDR, Choices()).items[:8]:
-        (record,) = vindr_mammo.read(root, item, VINDR).records
+        (record,) = read_dicom_image(root, item, VINDR).records
         signal, valid = fitted(by_hand(root / item.path), 224)
         assert np.abs(record.signal.astype(int) - signal).max() <= 1  # rounding of ties
         assert record.valid_size == valid == (224, 179)
@@ -318,6 +320,17 @@ def test_cbis_of_several_files_the_tables_one_is_taken(cbis):
     assert second.record_id not in left
     assert found.left_out[cbis_ddsm.SEVERAL] == 1
     assert len(left) == len(items) - 1
+
+
+def test_cbis_films_without_a_row_are_counted(synthetic_mammo, cbis):
+    expected = cbis_ddsm.discover(synthetic_mammo["cbis-ddsm"], CBIS, Choices())
+    film = cbis / expected.items[0].path
+    for series in ("Mass-Test_P_99999_LEFT_CC", "Mass-Test_P_99999_LEFT_CC_1", "Mass-Training_P_1"):
+        (cbis / series).mkdir()
+        shutil.copy(film, cbis / series / "1-1.dcm")
+    found = cbis_ddsm.discover(cbis, CBIS, Choices())
+    assert found.items == expected.items
+    assert found.left_out == expected.left_out | {"no table names it": 1}
 
 
 def test_cbis_row_that_names_no_film_is_refused(cbis):

@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
+from benchmd_ray.cli import main
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.datasets import mimic_cxr
-from benchmd_ray.data.raw import Choices
+from benchmd_ray.data.datasets import DATASETS, mimic_cxr
+from benchmd_ray.data.discovery import chosen
 from benchmd_ray.data.records import RecordError, decode_signals, hashed_patient
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import UNKNOWN
@@ -28,7 +30,11 @@ LABELS, SPLIT, METADATA = (
 
 
 def choose(policy="clean", **options):
-    return Choices(policy, options=options)
+    return chosen(CARD, policy, None, options)
+
+
+def to_fetch(root, policy="clean", **options):
+    return mimic_cxr.files_to_fetch(root, CARD, choose(policy, **options))
 
 
 def tables(root: Path) -> pd.DataFrame:
@@ -110,7 +116,7 @@ def test_images_of_a_study_without_labels_are_left_out_and_counted(root):
 
 def test_patients_in_two_splits_never(root, large):
     for folder, policy in ((root, "clean"), (large, "clean"), (large, "released")):
-        for path in mimic_cxr.files_to_fetch(folder, policy, "1000"):
+        for path in to_fetch(folder, policy, images="1000"):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).touch()
         splits: dict[str, set[str]] = {}
@@ -170,29 +176,29 @@ def test_a_report_without_any_finding_is_negative_in_any_case(copied):
 
 def test_a_draw_takes_whole_patients_of_each_official_split(large):
     rows = tables(large)
-    drawn = {Path(p).stem for p in mimic_cxr.files_to_fetch(large, images="500")}
+    drawn = {Path(p).stem for p in to_fetch(large, images="500")}
     taken = rows[rows.index.isin(drawn)]
     assert taken["split"].value_counts().to_dict() == {"train": 400, "validate": 50, "test": 50}
     images = rows["subject_id"].value_counts()
     cut = taken["subject_id"].value_counts().sub(images).dropna()
     assert (cut != 0).sum() <= 3  # of the last patient of each split as many as are wanted
-    official = mimic_cxr.files_to_fetch(large, policy="released", images="500")
+    official = to_fetch(large, policy="released", images="500")
     splits = rows.loc[[Path(p).stem for p in official], "split"].value_counts()
     assert splits["train"] == 400
     assert splits["validate"] + splits["test"] == 100
 
 
 def test_a_draw_is_the_same_again_and_nested_in_a_larger_one(large):
-    small, larger = (mimic_cxr.files_to_fetch(large, images=number) for number in ("200", "500"))
-    assert small == mimic_cxr.files_to_fetch(large, images="200")
+    small, larger = (to_fetch(large, images=number) for number in ("200", "500"))
+    assert small == to_fetch(large, images="200")
     assert set(small) < set(larger)
     for name in (SPLIT, LABELS, METADATA):  # the order of the rows means nothing
         table = pd.read_csv(large / name, dtype=str)
         table.sample(frac=1, random_state=1).to_csv(large / name, index=False)
-    assert small == mimic_cxr.files_to_fetch(large, images="200")
-    everything = mimic_cxr.files_to_fetch(large, images="all")
+    assert small == to_fetch(large, images="200")
+    everything = to_fetch(large, images="all")
     assert len(everything) == 2000
-    assert mimic_cxr.files_to_fetch(large) == everything  # 1,000 train, 500 each
+    assert to_fetch(large) == everything  # 1,000 train, 500 each
 
 
 def test_the_default_draws_the_papers_numbers():
@@ -204,7 +210,7 @@ def test_the_default_draws_the_papers_numbers():
 
 
 def test_only_files_that_are_drawn_have_to_be_there(large):
-    wanted = mimic_cxr.files_to_fetch(large, images="50")
+    wanted = to_fetch(large, images="50")
     for path in wanted[1:]:
         (large / path).parent.mkdir(parents=True, exist_ok=True)
         (large / path).touch()
@@ -220,6 +226,40 @@ def test_only_files_that_are_drawn_have_to_be_there(large):
 def test_a_number_of_images_that_is_none_is_refused(root, number):
     with pytest.raises(BenchmdError, match=r"images of mimic-cxr .* expected a number of images"):
         mimic_cxr.discover(root, CARD, choose(images=number))
+
+
+def test_files_that_the_table_of_splits_does_not_name_are_counted(root, copied):
+    expected = mimic_cxr.discover(root, CARD, choose())
+    folder = (copied / expected.items[0].path).parent
+    for name in ("0a-1b.jpg", "._0a-1b.jpg", "index.html"):
+        (folder / name).touch()
+    found = mimic_cxr.discover(copied, CARD, choose())
+    assert found.items == expected.items
+    assert found.left_out == expected.left_out | {"no table names it": 1}
+
+
+def test_a_second_row_of_a_study_is_counted_or_refused(root, copied):
+    expected = mimic_cxr.discover(root, CARD, choose())
+    table = pd.read_csv(copied / LABELS, dtype=str)
+    table.loc[len(table)] = table.loc[0]
+    table.to_csv(copied / LABELS, index=False)
+    found = mimic_cxr.discover(copied, CARD, choose())
+    assert found.items == expected.items
+    reason = "its id is there twice; the first is kept"
+    assert found.left_out == expected.left_out | {reason: 1}
+    table.loc[0, "Edema"] = "0.0" if table.loc[0, "Edema"] == "1.0" else "1.0"
+    table.to_csv(copied / LABELS, index=False)
+    with pytest.raises(BenchmdError, match=f"record {len(table)} contradicts an earlier") as caught:
+        mimic_cxr.discover(copied, CARD, choose())
+    assert table.loc[0, "subject_id"] not in str(caught.value)
+
+
+def test_the_command_prints_the_files_that_are_drawn(large):
+    arguments = ["catalog", "files", "mimic-cxr", "--raw", str(large), "--option", "images=50"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0
+    assert result.output.split() == to_fetch(large, images="50")
+    assert len(result.output.split()) == 50
 
 
 def test_tables_may_be_packed_or_not(root, copied):
@@ -293,5 +333,5 @@ def test_a_catalog_holds_the_images_and_names_no_patient(copied, build_here, tmp
 def test_an_image_that_is_none_is_refused(copied):
     item = mimic_cxr.discover(copied, CARD, choose()).items[0]
     (copied / item.path).write_bytes(b"")
-    with pytest.raises(RecordError, match="cannot be read as an image"):
-        mimic_cxr.read(copied, item, CARD)
+    with pytest.raises(RecordError, match="image"):
+        DATASETS["mimic-cxr"].read(copied, item, CARD)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import nih_cxr
-from benchmd_ray.data.raw import Choices
+from benchmd_ray.data.discovery import chosen
 from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.data.records import decode_signals, hashed_patient
 from benchmd_ray.data.splits import stable_fraction
@@ -37,10 +37,17 @@ ROWS = [
     ("00000004_000.png", "Hernia|Pleural_Thickening", 0, 4, "6", "M", "PA"),
 ]
 
+SHARED = [
+    *((f"{n:08}_000.png", "Edema", 0, n, "50", "F", "PA") for n in (3, 11, 12, 13, 19)),
+    *((f"{n:08}_001.png", "Edema", 1, n, "50", "F", "AP") for n in (3, 11, 12, 19)),
+    ("00000013_001.png", "", 1, 13, "50", "F", "AP"),
+]
+"""Patient 3 is tested, 13 has an AP film without labels; the others fall by their hash."""
 
-def discover(root, card=AP, policy="clean"):
+
+def discover(root, card=AP, policy="clean", **options):
     view = {"nih-cxr-ap": "AP", "nih-cxr-pa": "PA"}[card.name]
-    return nih_cxr.discover(root, card, Choices(policy), view=view)
+    return nih_cxr.discover(root, card, chosen(card, policy, None, options), view=view)
 
 
 def write_table(path: Path, rows=ROWS, header=HEADER) -> None:
@@ -90,13 +97,47 @@ def test_every_film_of_the_target_is_scored(official):
     assert [i.target(PA) for i in found.items] == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
 
 
-def test_a_target_says_where_its_patients_are_in_the_source_too(official, build_here, tmp_path):
-    remark = "its patient also has films in the source's view"
-    catalogs = {card.name: build_here(card.name, official, tmp_path / card.name)
+REMARK = "its patient's AP films are in the source's training split"
+
+
+@pytest.fixture
+def shared(official) -> Path:
+    """Films of both views of patients in the source's training, validation and test splits."""
+    write_table(official / "Data_Entry_2017_v2020.csv", SHARED)
+    for name, *_ in SHARED:
+        Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40).astype(np.uint8)).save(
+            official / "images_001/images" / name
+        )
+    splits = {n: "train" if stable_fraction(f"nih-cxr/{n}") < 0.8 else "validation"
+              for n in (11, 12, 19)}  # fmt: skip
+    assert set(splits.values()) == {"train", "validation"}
+    assert max(stable_fraction(f"nih-cxr/{n}") for n in (3, 13)) < 0.8  # but for their films
+    return official
+
+
+def of_training(rows) -> set[str]:
+    """Patients in the source's training split, by hand."""
+    return {
+        row[3]
+        for row in rows
+        if row[6] == "AP" and row[1] and row[3] != 3 and stable_fraction(f"nih-cxr/{row[3]}") < 0.8
+    }
+
+
+def test_a_target_counts_the_films_of_patients_trained_on(shared, build_here, tmp_path):
+    expected = sum(row[6] == "PA" and row[3] in of_training(SHARED) for row in SHARED)
+    films = sum(row[6] == "PA" for row in SHARED)
+    assert (expected, films) == (2, 5)
+    catalogs = {card.name: build_here(card.name, shared, tmp_path / card.name)
                 for card in (AP, PA)}  # fmt: skip
-    assert catalogs["nih-cxr-pa"].manifest["remarks"] == {remark: 1}
+    assert catalogs["nih-cxr-pa"].manifest["remarks"] == {REMARK: expected}
     assert catalogs["nih-cxr-ap"].manifest["remarks"] == {}
-    assert f"1 records: {remark}" in verify(catalogs["nih-cxr-pa"]).notes
+    assert f"{expected} records: {REMARK}" in verify(catalogs["nih-cxr-pa"]).notes
+    kept, fewer = discover(shared, PA), discover(shared, PA, shared_patients="leave-out")
+    assert len(kept.items) == films
+    assert fewer.left_out == kept.left_out | {REMARK: expected}
+    trained = {hashed_patient("nih-cxr", str(patient)) for patient in of_training(SHARED)}
+    assert fewer.items == [item for item in kept.items if item.group_id not in trained]
 
 
 def test_a_name_without_a_number_of_its_own_gives_no_patient_away():
@@ -109,6 +150,32 @@ def test_without_the_list_of_test_images_the_official_layout_is_refused(official
     (official / "test_list.txt").unlink()
     with pytest.raises(BenchmdError, match=r"test_list\.txt is missing: it lists the official"):
         discover(official)
+
+
+def test_a_list_of_test_images_that_is_no_text_is_refused(official):
+    (official / "test_list.txt").write_bytes("00000003_000.png\n".encode("utf-16"))
+    with pytest.raises(BenchmdError, match=r"test_list\.txt is no UTF-8 text"):
+        discover(official)
+
+
+def test_a_message_does_not_give_a_patient_away(official):
+    write_table(
+        official / "Data_Entry_2017_v2020.csv",
+        [*ROWS, ("9_0.png", "Edema", 0, "MRN 4711 Smith", "9", "F", "AP")],
+    )
+    with pytest.raises(BenchmdError, match="record 7: Patient ID is no whole number") as caught:
+        discover(official)
+    assert "4711" not in str(caught.value)
+
+
+def test_a_second_file_of_a_film_is_counted(official):
+    expected = discover(official)
+    name = Path(expected.items[0].path).name
+    (official / "images_009").mkdir()
+    (official / "images_009" / name).touch()
+    found = discover(official)
+    assert found.items == expected.items
+    assert found.left_out == expected.left_out | {"its id is there twice; the first is kept": 1}
 
 
 def test_without_a_table_the_folder_is_refused(tmp_path):
@@ -129,7 +196,7 @@ def test_files_and_rows_without_each_other_are_counted(official):
     (official / "images_002/images/00000001_001.png").unlink()
     found = discover(official)
     assert found.missing == [f"image {hashed_patient('nih-cxr', '1')}-001"]
-    assert found.left_out["it is not in the table of labels"] == 1
+    assert found.left_out["no table names it"] == 1
     assert len(found.items) == 3
 
 
@@ -137,7 +204,7 @@ def test_files_and_rows_without_each_other_are_counted(official):
     ("row", "message"),
     [
         (("9_0.png", "Oedema", 0, 9, "9", "F", "AP"), "'Oedema'. Did you mean 'Edema'"),
-        (("9_0.png", "Edema", 0, "x", "9", "F", "PA"), "Patient ID is 'x', expected a whole"),
+        (("9_0.png", "Edema", 0, "x", "9", "F", "PA"), "record 7: Patient ID is no whole number"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(official, row, message):
@@ -214,7 +281,12 @@ def test_sample_patients_are_in_one_split_and_share_their_pseudonym(sample, tabl
     patients = table.groupby("View Position")["Patient ID"].agg(set)
     both = patients["AP"] & patients["PA"]
     assert len({i.group_id for i in source} & {i.group_id for i in target}) == len(both) == 42
-    assert sum(item.details["both_views"] for item in target) == 57
+    assert sum(item.details["trained_on"] for item in target) == 43
+    training = {item.group_id for item in source if item.split == "train"}
+    shown = [item.group_id for item in target if item.group_id in training]
+    assert (len(shown), len(set(shown))) == (43, 36)
+    fewer = discover(sample, PA, shared_patients="leave-out")
+    assert (len(fewer.items), fewer.left_out[REMARK]) == (390, 43)
 
 
 @pytest.mark.data

@@ -12,7 +12,7 @@ import pytest
 
 from benchmd_ray.data.cards import dataset_card, resource_folder
 from benchmd_ray.data.datasets import ptbxl
-from benchmd_ray.data.raw import Choices
+from benchmd_ray.data.raw import NO_ROW, Choices
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.errors import BenchmdError
 
@@ -140,7 +140,7 @@ def test_challenge_records_that_ptbxl_removed_are_counted(tmp_path, synthetic_ra
     found = ptbxl.discover(tmp_path, CARD, Choices())
     assert found.layout == "cinc"
     assert [item.path for item in found.items] == [f"g1/HR0000{i}.hea" for i in (1, 2, 3)]
-    assert found.left_out == {"it is not in ptbxl_database.csv": 1}
+    assert found.left_out == {NO_ROW: 1}
 
 
 @pytest.mark.parametrize(
@@ -169,5 +169,5 @@ def test_an_empty_table_is_no_missing_one(synthetic_raw, tmp_path):
 
 def test_an_empty_released_table_never_gives_clean_labels(synthetic_raw, tmp_path):
     (tmp_path / "splits.csv").write_text("patient,split,label\n")
-    with pytest.raises(BenchmdError, match="it holds no record"):
+    with pytest.raises(BenchmdError, match="holds no record"):
         ptbxl.discover(synthetic_raw["ptb-xl"], CARD, Choices("released", tmp_path / "splits.csv"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.raw import RawItem, files
+from benchmd_ray.data.raw import DUPLICATE, NO_ROW, Discovery, RawItem, by_key, files
+from benchmd_ray.errors import BenchmdError
 
 FUNDUS = dataclasses.replace(dataset_card("georgia"), modality="fundus")
 CXR = dataclasses.replace(dataset_card("georgia"), modality="cxr")
@@ -55,6 +57,43 @@ def test_folders_behind_links_are_searched(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     (other / "linked").symlink_to(folder / "c", target_is_directory=True)
     assert found(other, "*.jpg") == ["linked/d/x2.jpg"]
+
+
+def test_a_link_that_leads_back_is_followed_once(folder):
+    (folder / "c" / "back").symlink_to(folder, target_is_directory=True)
+    (folder / "a" / "self").symlink_to(folder / "a", target_is_directory=True)
+    assert found(folder, "*.jpg") == ["b/x2.JPG", "c/d/x2.jpg", "a/x3.jpg"]
+
+
+def test_hidden_files_and_folders_are_passed_over(folder):
+    (folder / "b" / "._x2.JPG").touch()
+    (folder / ".snapshot").mkdir()
+    (folder / ".snapshot" / "x2.jpg").touch()
+    assert found(folder, "*.jpg") == ["b/x2.JPG", "c/d/x2.jpg", "a/x3.jpg"]
+
+
+@pytest.mark.parametrize("where", ["x\udcff.jpg", "caf\udce9/x.jpg"])
+def test_a_name_that_is_no_utf8_is_refused_where_it_matters(folder, where):
+    (folder / where).parent.mkdir(exist_ok=True)
+    (folder / where).touch()
+    with pytest.raises(BenchmdError, match=r"has a name that is no UTF-8\. Rename it") as refused:
+        files(folder, "*.jpg")
+    str(refused.value).encode()
+    if "/" not in where:
+        assert found(folder, "*.png") == ["x1.png"]
+
+
+def test_of_files_with_one_key_the_first_is_kept_and_the_others_counted():
+    paths = [Path(name) for name in ("b/1.rec", "a/1.rec", "2.rec", "x.rec", "c/1.rec", "y.rec")]
+    kept, duplicates = by_key(paths, lambda p: int(p.stem) if p.stem.isdigit() else None)
+    assert kept == {1: Path("b/1.rec"), 2: Path("2.rec")}
+    assert list(kept) == [1, 2]
+    assert duplicates == 2
+
+
+def test_a_record_counts_once_however_often_it_is_there():
+    held = Discovery("flat", [item("x"), item("y")], left_out={DUPLICATE: 5, NO_ROW: 3})
+    assert held.total == 2 + 3
 
 
 def item(label=None, **labels):

@@ -14,7 +14,7 @@ from scipy.io import loadmat
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import cinc, ptbxl
 from benchmd_ray.data.datasets.ecg import LEADS, read_records, released_labels
-from benchmd_ray.data.raw import Choices, RawItem
+from benchmd_ray.data.raw import NO_ROW, Choices, RawItem
 from benchmd_ray.data.readers.wfdb import read_comments, read_wfdb
 
 pytestmark = pytest.mark.data
@@ -86,7 +86,7 @@ def test_challenge_records_of_ptbxl_are_found_by_the_database(real_data, tmp_pat
     shutil.copy(real_data / "ptb-xl-500" / "ptbxl_database.csv", tmp_path)
     found = ptbxl.discover(tmp_path, dataset_card("ptb-xl"), Choices())
     assert found.layout == "cinc"
-    assert found.left_out == {"it is not in ptbxl_database.csv": 10}
+    assert found.left_out == {NO_ROW: 10}
     assert (len(found.items), len(found.missing)) == (0, 500)
 
 

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmd_ray.data.build import write_shard
 from benchmd_ray.data.cards import DatasetCard, dataset_card
+from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import (
     METADATA,
     Record,
     RecordError,
+    checked,
     decode_signals,
     decode_targets,
     hashed_patient,
@@ -114,7 +115,7 @@ def test_signal_of_another_shape_or_type_is_refused(change):
     record = example(ECG, 1)
     wrong = dataclasses.replace(record, signal=change(record.signal))
     with pytest.raises(RecordError, match=r"r1: signal of shape .* expected \(12, 5000\) and"):
-        to_table([wrong], "train", ECG)
+        checked(wrong, ECG)
 
 
 def test_patients_are_hashed_per_dataset_and_key(monkeypatch):
@@ -126,3 +127,46 @@ def test_patients_are_hashed_per_dataset_and_key(monkeypatch):
     assert len({hashed_patient("ptb-xl", str(i)) for i in range(20_000)}) == 20_000
     monkeypatch.setenv("BENCHMD_ID_KEY", "secret")
     assert hashed_patient("ptb-xl", "15709") != plain
+
+
+def sound(card: DatasetCard, row: int = 1) -> Record:
+    return dataclasses.replace(example(card, row), target=[1] + [0] * (len(card.classes) - 1))
+
+
+@pytest.mark.parametrize("name", ["ecg", "eeg", "cxr", "mammo", "ldct"])
+def test_a_sound_record_is_taken_as_it_is(name):
+    record = sound(card_of(name))
+    assert checked(record, card_of(name)) is record
+    bare = dataclasses.replace(record, metadata={}, valid_size=(1,) * len(record.valid_size))
+    assert checked(bare, card_of(name)) is bare
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": float("nan")}, "a scale is no positive number"),
+        ({"scale": float("inf")}, "a scale is no positive number"),
+        ({"scale": 0.0}, "a scale is no positive number"),
+        ({"scale": 1e-60}, "a scale is no positive number"),  # zero as float32
+        ({"scale": 1e60}, "a scale is no positive number"),
+        ({"valid_size": (224, 225)}, r"valid size is not within the signal, \(224, 224\)"),
+        ({"valid_size": (0, 224)}, "valid size is not within the signal"),
+        ({"valid_size": (224,)}, "valid size is not within the signal"),
+        ({"target": [1, 0]}, "targets are others than 1, 0 and -1 for each of 5 classes"),
+        ({"target": [1, 0, 0, 0, 2]}, "targets are others than 1, 0 and -1"),
+        ({"target": [0, 0, 0, 1, 1]}, "a target is not positive in one class alone"),
+        ({"target": [0, 0, 0, 0, 0]}, "a target is not positive in one class alone"),
+        ({"metadata": {"age": "061Y"}}, "its age is '061Y', expected float"),
+        ({"metadata": {"age": 90.5}}, "an age is not within 0 to 90 years"),
+        ({"metadata": {"age": float("nan")}}, "an age is not within 0 to 90 years"),
+        ({"metadata": {"sex": 1}}, "its sex is 1, expected string"),
+    ],
+)
+def test_a_record_with_odd_values_is_refused(change, message):
+    with pytest.raises(RecordError, match=f"r1: .*{message}"):
+        checked(dataclasses.replace(sound(card_of("derm")), **change), card_of("derm"))
+
+
+def test_labels_of_several_findings_may_all_be_absent_or_unknown():
+    for target in ([0] * 5, [1] * 5, [-1] * 5):
+        checked(dataclasses.replace(sound(CXR), target=target), CXR)

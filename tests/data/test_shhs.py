@@ -16,7 +16,7 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import shhs
 from benchmd_ray.data.datasets.eeg import EEG
 from benchmd_ray.data.normalise import normaliser
-from benchmd_ray.data.raw import Choices, RawItem
+from benchmd_ray.data.raw import DUPLICATE, Choices, RawItem
 from benchmd_ray.data.readers import xml
 from benchmd_ray.data.readers.edf import read_edf, read_header
 from benchmd_ray.data.records import RecordError, hashed_patient
@@ -183,6 +183,16 @@ def test_numbers_of_persons_stay_out_of_all_names(listed):
     texts = [i.record_id for i in found.items] + [i.group_id for i in found.items] + found.missing
     assert not [text for text in texts if "20000" in text]
     assert CARD.private_names
+
+
+def test_nights_and_stagings_that_are_there_twice_are_counted(listed, tmp_path):
+    listed(["200001", "200002"], ["200001", "200002"])
+    for name in ("shhs1-200001.edf", "shhs1-200001-profusion.xml", "shhs1-200002.EDF"):
+        (tmp_path / "more").mkdir(exist_ok=True)
+        (tmp_path / "more" / name).touch()
+    found = listed([], [])
+    assert len(found.items) == found.total == 2
+    assert found.left_out == {DUPLICATE: 3}
 
 
 def test_the_second_visit_is_not_taken(listed, tmp_path):

@@ -89,6 +89,13 @@ def test_unlabelled_rows_are_never_drawn():
     assert label_subset(targets, 9, "multi-label", 0).tolist() == [1, 4]
 
 
+def test_a_row_without_its_one_class_is_not_labelled():
+    targets = np.array([[-1, 0, 0], [1, 0, 0], [0, 0, 0], [0, -1, 1]], np.int8)
+    assert label_subset(targets, None, "single-label", 0).tolist() == [1, 3]
+    assert label_subset(targets, 9, "single-label", 0).tolist() == [1, 3]
+    assert label_subset(targets, None, "multi-label", 0).tolist() == [0, 1, 2, 3]
+
+
 def test_draw_depends_on_the_seed_alone():
     targets = np.eye(7, dtype=np.int8)[np.random.default_rng(0).integers(0, 7, 500)]
     first = label_subset(targets, 8, "single-label", 1)

@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import DATASETS
-from benchmd_ray.data.raw import Choices
+from benchmd_ray.data.discovery import chosen
 from benchmd_ray.data.synthetic import WRITERS
 from benchmd_ray.data.synthetic.cxr import write_cxr
 
@@ -33,7 +33,7 @@ def content(root: Path) -> dict[str, str]:
 def records(root: Path, name: str):
     """Record of every image that a build would take."""
     card = dataset_card(name)
-    found = DATASETS[name].discover(root, card, Choices())
+    found = DATASETS[name].discover(root, card, chosen(card, "clean", None, {}))
     assert not found.missing
     return [(i, DATASETS[name].read(root, i, card).records[0]) for i in found.items]
 

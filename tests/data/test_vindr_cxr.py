@@ -87,7 +87,7 @@ def test_files_and_rows_without_each_other_are_counted(copied):
     (copied / "test" / f"{rows.loc[3, 'image_id']}.dicom").unlink()
     found = vindr_cxr.discover(copied, CARD, Choices())
     assert found.missing == [f"test/{rows.loc[3, 'image_id']}.dicom"]
-    assert found.left_out == {"it is not in the table of labels": 1}
+    assert found.left_out == {"no table names it": 1}
     assert len(found.items) == len(rows) - 2
 
 
@@ -132,3 +132,12 @@ def test_a_file_that_is_no_dicom_is_refused(copied):
     (copied / item.path).write_bytes(b"no dicom")
     with pytest.raises(RecordError, match="cannot be read as a DICOM file"):
         vindr_cxr.read(copied, item, CARD)
+
+
+def test_a_second_file_of_an_image_is_counted(root, copied):
+    expected = vindr_cxr.discover(root, CARD, Choices())
+    image = copied / expected.items[0].path
+    shutil.copy(image, image.with_suffix(".dcm"))
+    found = vindr_cxr.discover(copied, CARD, Choices())
+    assert [i.record_id for i in found.items] == [i.record_id for i in expected.items]
+    assert found.left_out == {"its id is there twice; the first is kept": 1}

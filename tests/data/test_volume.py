@@ -99,6 +99,28 @@ def test_missing_slices_are_remarked_and_not_made_up(series):
     assert volume.remarks == ("slices are missing between others",)
 
 
+@pytest.mark.parametrize(
+    ("steps", "remarked"),
+    [
+        ([2.5, 2.5, 3.5, 2.5], True),
+        ([2.5, 2.5, 1.0, 2.5], True),
+        ([2.5, 2.6, 2.4, 2.5], False),  # rounded positions
+        ([2.5, 2.5, 5.0, 2.5], False),  # a gap has a remark of its own
+    ],
+)
+def test_steps_that_vary_are_remarked(series, steps, remarked):
+    heights = np.cumsum([0, *steps])
+    place = lambda number: [0.0, 0.0, float(heights[number])]  # noqa: E731
+    volume = read_series(series(slices_of(5), ImagePositionPatient=place))
+    assert ("the distance between slices varies" in volume.remarks) is remarked
+
+
+def test_hidden_files_are_no_slices(series):
+    folder = series(slices_of(3))
+    (folder / "._000001.dcm").write_bytes(b"\x00\x05\x16\x07")
+    assert read_series(folder).shape[0] == 3
+
+
 def test_varying_thickness_is_remarked(series):
     volume = read_series(series(slices_of(3), SliceThickness=lambda n: 2.5 + n))
     assert volume.remarks == ("the slices' thickness varies",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -122,6 +123,17 @@ def test_a_model_of_another_modality_is_refused(tmp_path, changed_card, write_ca
     catalog = write_catalog(card, {"test": [[record]]}, {"mean": [1.0], "std": [1.0]})
     with pytest.raises(BenchmdError, match=r"is a model of fundus, the catalog .* is of mammo"):
         predicted(tmp_path, catalog, model, SOURCE)
+
+
+def test_a_model_of_another_version_is_named(tmp_path, target, write_catalog, records, model):
+    catalog = write_catalog(target, {"test": [records]}, OWN)
+    predicted(tmp_path, catalog, model, SOURCE)
+    description = json.loads((tmp_path / "model.json").read_text())
+    del description["statistics"]
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    settings = load_settings(assignments=["execution.feed=resident"])
+    with pytest.raises(BenchmdError, match=r"model\.json does not say statistics: another version"):
+        predict(tmp_path, catalog, settings, Worker())
 
 
 def test_merged_classes_sum_their_scores(target):

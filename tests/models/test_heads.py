@@ -51,10 +51,18 @@ def test_multi_label_agrees_with_the_formula_and_masks_unknown_labels(batch, cla
     assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_an_example_without_a_known_label_costs_nothing():
+@pytest.mark.parametrize(
+    ("task", "target"),
+    [
+        ("multi-label", [-1, -1, -1]),
+        ("single-label", [-1, -1, -1]),
+        ("single-label", [0, -1, 0]),
+        ("single-label", [0, 0, 0]),
+    ],
+)
+def test_an_example_without_a_known_label_costs_nothing(task, target):
     logits = torch.randn(1, 3, requires_grad=True)
-    targets = torch.full((1, 3), -1, dtype=torch.int8)
-    loss = classification_loss(logits, targets, "multi-label")
+    loss = classification_loss(logits, torch.tensor([target], dtype=torch.int8), task)
     loss.sum().backward()
     assert loss.tolist() == [0.0]
     assert logits.grad.tolist() == [[0.0] * 3]

@@ -204,3 +204,9 @@ def test_records_that_stand_for_patients_are_told(tmp_path):
     raw = {"records": 1, "expected": 1, "missing": 0, "grouped_by": "record"}
     text = describe_catalog(Catalog(tmp_path, manifest(raw=raw)))
     assert "the source names no patients" in text
+
+
+def test_nothing_is_said_of_other_splits_where_there_are_none():
+    text = squeezed(describe_card(dataset_card("vindr-cxr")))
+    assert "nothing is trained on it" in text
+    assert "the others" not in text

@@ -21,9 +21,9 @@ from PIL import Image
 
 from benchmd_ray.cli import main
 from benchmd_ray.data import catalog as catalogs
-from benchmd_ray.data.build import write_shard
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest, write_json
@@ -115,7 +115,14 @@ def write_catalog(path, card, sizes=SIZES, per_shard=16):
         "dataset": card.name,
         "card_version": card.version,
         "policy": "clean",
+        "plan": "",
+        "layout": "made",
+        "options": {},
         "raw": {"grouped_by": "patient"},
+        "left_out": {},
+        "remarks": {},
+        "quarantined": [],
+        "statistics": None,
         "splits": {split: {"records": count} for split, count in sorted(sizes.items())},
         "shards": shards,
     }
@@ -422,3 +429,8 @@ def test_the_command_draws_a_built_catalog(ecg_catalogs, tmp_path):
     assert "the dataset's terms: CC BY 4.0" in result.output
     assert {file.suffix for file in (tmp_path / "out").iterdir()} == {".png", ".svg"}
     assert len(list((tmp_path / "out").iterdir())) == 18
+
+
+def test_a_catalog_without_an_example_has_no_figure_of_examples(made):
+    for name in ("ecg", "eeg", "cxr", "ldct"):
+        assert draw_examples(made(name), {}) == {}

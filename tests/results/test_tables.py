@@ -17,7 +17,19 @@ ECG = MODALITIES["ecg"]
 
 
 def make_run(
-    store, dataset="georgia", role="target", technique="shed", split="test", seed=0, shuffled=False
+    store,
+    dataset="georgia",
+    role="target",
+    technique="shed",
+    split="test",
+    seed=0,
+    shuffled=False,
+    modality="ecg",
+    source="ptb-xl",
+    trained=(15_000, 21_799),
+    trained_options=None,
+    raw=(9_000, 10_344),
+    options=None,
 ):
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 6, 300)  # the last class, hypertrophy, never occurs
@@ -29,7 +41,21 @@ def make_run(
         "fixed": False,
         "seed": 0,
         "settings": {"transfer": {"shuffle_labels": shuffled}},
-        "determinants": [dataset, technique, split, seed, shuffled],
+        "source": source,
+        "raw": list(trained),
+        "options": trained_options or {},
+        "determinants": [
+            dataset,
+            technique,
+            split,
+            seed,
+            shuffled,
+            source,
+            trained,
+            trained_options,
+            raw,
+            options,
+        ],
     }
     run = open_run(store, f"transfer-ecg-{technique}", about)
     table = pa.table(
@@ -43,12 +69,13 @@ def make_run(
     ).replace_schema_metadata(
         {
             "dataset": dataset,
-            "modality": "ecg",
+            "modality": modality,
             "policy": "clean",
             "catalog": "d",
             "role": role,
-            "raw_records": "300",
-            "raw_expected": "10344",
+            "raw_records": str(raw[0]),
+            "raw_expected": str(raw[1]),
+            "options": json.dumps(options or {}),
             "classes": json.dumps(ECG.classes),
         }
     )
@@ -99,7 +126,7 @@ def test_shuffled_labels_are_named_and_never_stand_beside_the_paper(tmp_path):
 
 def test_a_table_says_when_a_dataset_is_not_whole(tmp_path):
     run, *_ = make_run(tmp_path)
-    expected = "georgia: built from 300 raw records, the whole dataset has 10,344."
+    expected = "georgia: built from 9,000 raw records, the whole dataset has 10,344."
     assert expected in tables.notes(tables.cells(run))
 
 
@@ -112,6 +139,82 @@ def test_the_papers_number_stands_beside_its_own_cell_only(tmp_path):
     assert tables.cells(held_out)[0].paper is None
 
 
+def test_the_paper_trains_on_one_source_of_each_modality():
+    assert tables.paper_sources() == {
+        "ptb-xl", "shhs", "mimic-cxr", "vindr-mammo", "bcn20000", "messidor-2", "lidc-idri"
+    }  # fmt: skip
+
+
+HAM = {"dataset": "ham10000", "modality": "derm", "raw": (10_015, 10_015), "trained": (7, 7)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"source": "bcn20000"}, True),
+        ({"source": "isic-2017"}, False),
+        ({"source": "bcn20000", "raw": (5_008, 10_015)}, True),
+        ({"source": "bcn20000", "raw": (5_007, 10_015)}, False),
+        ({"source": "bcn20000", "trained": (3, 7)}, False),
+        ({"source": "bcn20000", "options": {"a": "1"}}, False),
+        ({"source": "bcn20000", "trained_options": {"a": "1"}}, False),
+    ],
+)
+def test_the_papers_number_stands_beside_what_is_like_it(tmp_path, changes, shown):
+    (cell,) = tables.cells(make_run(tmp_path, **(HAM | changes))[0])
+    paper = tables.paper_auroc()["ham10000", "linear", "shed"]
+    assert cell.paper == (paper if shown else None)
+    said = [note for note in tables.notes([cell]) if "the two cannot be compared" in note]
+    assert bool(said) != shown
+
+
+def test_a_table_names_the_source_that_each_run_was_trained_on(tmp_path):
+    isic = {"modality": "derm", "role": "source", "split": "validation", "source": "isic-2017"}
+    found = tables.all_cells(
+        [
+            make_run(tmp_path, **(isic | {"dataset": "bcn20000"}))[0],
+            make_run(tmp_path, **(isic | {"dataset": "isic-2017"}))[0],
+            make_run(tmp_path, **(isic | {"dataset": "bcn20000", "source": "bcn20000"}))[0],
+        ]
+    )
+    frame = tables.display_frame(found)
+    assert list(zip(frame["trained on"], frame["dataset"], strict=True)) == [
+        ("bcn20000", "bcn20000 (validation)"),
+        ("isic-2017", "isic-2017 (validation)"),
+        ("isic-2017", "bcn20000 (validation, another source)"),
+    ]
+    assert [cell.paper is None for cell in found] == [False, True, True]
+    assert any(note.startswith("another source: ") for note in tables.notes(found))
+    assert not any(note.startswith("another source: ") for note in tables.notes(found[:2]))
+    paths = tables.write_tables(found, tmp_path / "out")
+    for path, rows in ((paths[0], 1), (paths[1], 7)):
+        sources = [row["source"] for row in csv.DictReader(path.open())]
+        assert sources == ["bcn20000"] * rows + ["isic-2017"] * 2 * rows
+
+
+def test_options_of_the_builds_are_named(tmp_path):
+    chosen = {"trained_options": {"images": "all"}, "options": {"uncertain": "negative"}}
+    run, *_ = make_run(tmp_path, **chosen)
+    (cell,) = tables.cells(run)
+    assert cell.options == ("ptb-xl: images=all", "georgia: uncertain=negative")
+    text = "\n".join(tables.notes([cell]))
+    assert "ptb-xl: images=all, an option of the build" in text
+    assert "georgia: uncertain=negative, an option of the build" in text
+    row = next(csv.DictReader(tables.write_tables([cell], tmp_path / "out")[0].open()))
+    assert row["options"] == "ptb-xl: images=all; georgia: uncertain=negative"
+
+
+def test_what_is_scored_of_ct_is_called_a_scan(tmp_path):
+    (cell,) = tables.cells(make_run(tmp_path, dataset="lndb", modality="ldct")[0])
+    few = replace(cell, positives=(20, 20, 3, 20, 20, 20, 0))
+    expected = [
+        "ldct: the records of the table are scans.",
+        "Fewer than 10 positive scans in lndb (test): myocardial infarction (3).",
+        "Not scored in lndb (test), no positive or no negative scans: hypertrophy.",
+    ]
+    assert [note for note in tables.notes([few]) if "scan" in note] == expected
+
+
 def test_tables_are_written_as_csv_and_markdown(tmp_path):
     run, *_ = make_run(tmp_path / "runs")
     other, *_ = make_run(tmp_path / "runs", technique="scratch", seed=1)
@@ -121,7 +224,7 @@ def test_tables_are_written_as_csv_and_markdown(tmp_path):
     rows = list(csv.DictReader(paths[0].open()))
     assert float(rows[1]["auroc"]) == pytest.approx(found[1].auroc)
     assert len(list(csv.DictReader(paths[1].open()))) == 14
-    assert paths[2].read_text("utf-8").count("\n| georgia |") == 2
+    assert paths[2].read_text("utf-8").count("\n| ptb-xl | georgia |") == 2
 
 
 def test_classes_with_few_positives_are_named(tmp_path):

@@ -228,3 +228,22 @@ def test_no_patient_and_no_raw_path_reaches_the_predictions(done, synthetic_raw)
 def test_an_opened_catalog_is_the_one_that_was_built(ecg_catalogs):
     built: Catalog = ecg_catalogs["cpsc"]
     assert open_catalog(built.path).digest == built.digest
+
+
+def test_altered_shards_are_refused_before_anything_is_computed(done, ecg_catalogs, tmp_path):
+    import shutil
+
+    _, _, run = done
+    copy = replace(run, folder=shutil.copytree(run.folder, tmp_path / "run"))
+    (copy.folder / "predictions" / "georgia.parquet").unlink()
+    copies = {}
+    for name, split in (("ptb-xl", "validation"), ("georgia", "test")):
+        copies[name] = open_catalog(shutil.copytree(ecg_catalogs[name].path, tmp_path / name))
+        shard = copies[name].shards(split)[0][0]
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(bytes(content))
+    with pytest.raises(BenchmdError, match="its SHA-256 differs from manifest"):
+        transfer_run(copies["ptb-xl"].path, tmp_path / "runs", SMALL)
+    with pytest.raises(BenchmdError, match="its SHA-256 differs from manifest"):
+        evaluate_run(copy, copies["georgia"].path, SMALL)

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from benchmd_ray.cli import main
-from benchmd_ray.data.build import write_shard
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST
+from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
@@ -63,8 +63,12 @@ def write_catalog(path, dataset, splits, statistics):
         "modality": card.modality,
         "role": card.role,
         "policy": "clean",
+        "plan": "",
+        "layout": "made",
+        "options": {},
         "raw": {"records": 1, "expected": 1, "missing": 0, "grouped_by": "patient"},
         "left_out": {},
+        "remarks": {},
         "statistics": statistics,
         "quarantined": [],
         "splits": {split: {"records": count} for split, count in splits.items()},
@@ -291,7 +295,10 @@ def write_catalog_of_ecg(path):
     (path / "shards").mkdir(parents=True)
     card = dataset_card("ptb-xl")
     held = {"format": FORMAT, "dataset": "ptb-xl", "card_version": card.version, "role": "source"}
-    write_json(path / MANIFEST, {**held, "policy": "clean", "digest": "d", "statistics": None})
+    held |= dict.fromkeys(("plan", "layout", "digest"), "d") | {"policy": "clean"}
+    held |= {name: {} for name in ("options", "raw", "left_out", "remarks", "splits")}
+    held |= {"quarantined": [], "shards": [], "statistics": None}
+    write_json(path / MANIFEST, held)
     return path
 
 

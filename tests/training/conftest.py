@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmd_ray.data.build import write_shard
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.files import digest, write_json
 from benchmd_ray.modalities import MODALITIES
@@ -53,8 +53,12 @@ def write_catalog(path, splits, dataset="ptb-xl", shards=2):
         "modality": card.modality,
         "role": card.role,
         "policy": "clean",
+        "plan": "",
+        "layout": "made",
+        "options": {},
         "raw": {"records": 99, "expected": 99, "missing": 0, "grouped_by": "patient"},
         "left_out": {},
+        "remarks": {},
         "statistics": {"mean": [0.25 * i for i in range(12)], "std": [1.5] * 12},
         "quarantined": [],
         "splits": {split: {"records": len(records)} for split, records in splits.items()},

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmd_ray.data.batches import Batch, Worker, epoch_order
+from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
@@ -27,6 +28,7 @@ from benchmd_ray.training.checkpoints import (
     model_description,
 )
 from benchmd_ray.training.collect import collect, evaluation_batch
+from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed
 from benchmd_ray.training.transfer import RESULT, Best, TransferJob, require_transferable, transfer
@@ -319,6 +321,43 @@ def test_a_validation_split_that_cannot_be_scored_is_refused(make_catalog, split
     catalog = make_catalog(splits | {"validation": only})
     with pytest.raises(BenchmdError, match=r"split validation: no class has both"):
         run(catalog=catalog)
+
+
+def test_a_validation_split_that_cannot_be_scored_by_units_is_refused(make_catalog, splits, run):
+    # Each scan has windows of all classes: positive ones and negative ones, but no negative scan.
+    named = [
+        replace(record, unit_id=f"scan {row // 7}")
+        for row, record in enumerate(splits["validation"])
+    ]
+    catalog = make_catalog(splits | {"validation": named})
+    with pytest.raises(BenchmdError, match=r"no class has both .*normal: 3 positive, 0 negative"):
+        run(catalog=catalog)
+
+
+@pytest.mark.parametrize("mode", [LINEAR, FINETUNE])
+def test_no_model_is_exported_when_no_epoch_could_be_scored(
+    source, make_settings, recorder, tmp_path, mode, monkeypatch
+):
+    monkeypatch.setattr(module, "_score", lambda *_: float("nan"))
+    job = TransferJob(make_settings(mode), source.path, tmp_path)
+    with pytest.raises(BenchmdError, match=r"none of the 3 epochs has a validation AUROC"):
+        transfer(job, Worker(), recorder())
+    assert not (tmp_path / MODEL).exists()
+
+
+@pytest.mark.parametrize("mode", [LINEAR, FINETUNE])
+def test_labels_are_read_once_and_shards_hashed_by_who_starts_the_work(run, mode, monkeypatch):
+    read, read_columns = [], module.read_columns
+    monkeypatch.setattr(
+        module, "read_columns", lambda *named: read.append(named[1]) or read_columns(*named)
+    )
+    hashed = []
+    monkeypatch.setattr(Catalog, "require_unaltered", lambda *named: hashed.append(named[1]))
+    done = run(mode, "transfer.epochs=1")
+    assert read == ["train", "validation"]
+    assert hashed == []
+    launch(replace(done.job, folder=done.folder))
+    assert hashed == ["train", "validation"]
 
 
 @pytest.mark.parametrize("mode", [LINEAR, FINETUNE])

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.photographs import Photograph, images, listing
-from benchmd_ray.data.raw import Choices, Discovery
+from benchmd_ray.data.datasets.photographs import Photograph, listing
+from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import read_rows
 
 GRADES = "train.csv"
@@ -20,10 +20,10 @@ FOLDER = "train_images"
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the labelled images. Each is a patient of its own: the competition names none."""
     photographs = [
-        Photograph(path=f"{FOLDER}/{row['id_code'].strip()}.png", label=row["diagnosis"].strip())
+        Photograph(path=f"{FOLDER}/{row['id_code']}.png", label=row["diagnosis"])
         for row in read_rows(root / GRADES, ("id_code", "diagnosis"), "APTOS 2019")
     ]
-    found = images(root / FOLDER, "*.png")
+    paths = files(root / FOLDER, "*.png")
     return listing(
-        root, card, choices, "kaggle", photographs, found, rounding=int, grouped_by="record"
+        root, card, choices, "kaggle", photographs, paths, rounding=int, grouped_by="record"
     )

@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.photographs import Photograph, images, listing, one_hot_label
-from benchmd_ray.data.raw import Choices, Discovery
+from benchmd_ray.data.datasets.photographs import Photograph, listing, one_hot_label
+from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
@@ -29,9 +29,9 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     known = _metadata(root, choices)
     photographs = []
     for row in read_rows(root / LABELS, ("image", *diagnoses), "the ISIC 2019 challenge"):
-        name = row["image"].strip()
+        name = row["image"]
         about = known.get(name, {})
-        lesion = about.get("lesion_id", "").strip()
+        lesion = about.get("lesion_id", "")
         of_target = choices.policy == "clean" and of_ham10000(name, lesion)
         photographs.append(
             Photograph(
@@ -46,9 +46,9 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 },
             )
         )
-    found = images(root / FOLDER, "*.jpg")
+    paths = files(root / FOLDER, "*.jpg")
     return listing(
-        root, card, choices, "isic-2019", photographs, found, rounding=round, grouped_by="lesion"
+        root, card, choices, "isic-2019", photographs, paths, rounding=round, grouped_by="lesion"
     )
 
 
@@ -70,4 +70,4 @@ def _metadata(root: Path, choices: Choices) -> dict[str, dict[str, str]]:
             "released."
         )
     columns = ("image", "age_approx", "lesion_id", "sex")
-    return {r["image"].strip(): r for r in read_rows(path, columns, "the ISIC 2019 metadata")}
+    return {r["image"]: r for r in read_rows(path, columns, "the ISIC 2019 metadata")}

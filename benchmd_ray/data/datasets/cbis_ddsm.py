@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.images import image_record
-from benchmd_ray.data.datasets.photographs import class_of
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
-from benchmd_ray.data.readers.dicom import read_dicom
+from benchmd_ray.data.datasets.images import class_of
+from benchmd_ray.data.raw import NO_ROW, Choices, Discovery, RawItem, files
 from benchmd_ray.data.records import hashed_patient
+from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError
 
@@ -26,8 +25,6 @@ TABLES = ("mass_case_description_test_set.csv", "calc_case_description_test_set.
 COLUMNS = ("assessment", "image file path")
 SERIES = re.compile(r"(?:Mass|Calc)-Test_(P_\d+)_(LEFT|RIGHT)_(CC|MLO)")
 """Name of the folder of a whole film; those of the abnormalities end in their number."""
-SPLITS = {"clean": "test", "released": "validation"}
-"""The paper's validation split of this target is the official test set too."""
 TWICE = "the film lies in the sets of masses and of calcifications; one file is kept"
 SEVERAL = "several files lie in its folder, and none where the table says"
 
@@ -57,8 +54,11 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         for part in path.relative_to(root).parts[:-1]:
             if SERIES.fullmatch(part):
                 found.setdefault(part, []).append(path.relative_to(root))
-    items, missing, left_out = [], [], Counter[str]()
-    for film in _films(root):
+    films = _films(root)
+    named = {series for film in films for series in film.folders}
+    items, missing = [], []
+    left_out = Counter({NO_ROW: len(found.keys() - named)})
+    for film in films:
         patient = hashed_patient(card.name, film.patient)
         record_id = f"{patient}-{film.view}"
         label, reason = film.label(card)
@@ -76,21 +76,12 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                     path=paths[0],
                     record_id=record_id,
                     group_id=patient,
-                    split=SPLITS[choices.policy],
+                    split=TARGET_SPLIT[choices.policy],
                     label=label,
                     metadata={"view": film.view},
                 )
             )
-    return Discovery("tcia", items, missing, {k: count for k, count in left_out.items() if count})
-
-
-def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one DICOM file.
-
-    Raises:
-        RecordError: It cannot be read as a DICOM image.
-    """
-    return image_record(read_dicom(root / item.path, channels=1), item, card)
+    return Discovery("tcia", items, missing, dict(+left_out))
 
 
 def _films(root: Path) -> list[_Film]:
@@ -103,7 +94,7 @@ def _films(root: Path) -> list[_Film]:
     for table in TABLES:
         rows = read_rows(root / table, COLUMNS, "CBIS-DDSM")
         for number, row in enumerate(rows, 1):
-            series, _, folder = row["image file path"].strip().partition("/")
+            series, _, folder = row["image file path"].partition("/")
             name = SERIES.fullmatch(series)
             if name is None:
                 raise BenchmdError(
@@ -114,7 +105,7 @@ def _films(root: Path) -> list[_Film]:
             film = films.setdefault(
                 (patient, f"{side[0]}-{view}"), _Film(patient, f"{side[0]}-{view}")
             )
-            film.assessments.append(row["assessment"].strip())
+            film.assessments.append(row["assessment"])
             film.folders[series] = folder.rpartition("/")[0]
     return list(films.values())
 

@@ -14,14 +14,13 @@ from pathlib import Path, PurePosixPath
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import cxr
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, files
+from benchmd_ray.data.raw import DUPLICATE, NO_ROW, Choices, Discovery, RawItem, files
 from benchmd_ray.data.records import hashed_patient
+from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
 FURTHER = "a further image of its study, of which the paper scores one"
-SPLITS = {"clean": "test", "released": "validation"}
-"""What the paper calls the target's validation split holds both sets."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     for part in PARTS:
         images = _images(part, places)
         table = _first(places, part.tables)
-        rows = _rows(table, card, choices) if table else {}
+        rows, duplicates = _rows(table, card, choices) if table else ({}, 0)
+        left_out[DUPLICATE] += duplicates
         if not table:
             missing.append(part.tables[0])
         wanted = set(images)
@@ -67,12 +67,12 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         for key in sorted(wanted):
             row = rows.get(key) or rows.get(_study(key))
             if row is None:
-                left_out[cxr.UNLISTED] += 1
+                left_out[NO_ROW] += 1
             elif not cxr.is_labelled(row.labels):
                 left_out[cxr.UNLABELLED] += 1
             else:
                 path = images[key].relative_to(root).as_posix()
-                items.append(_item(path, key, row, SPLITS[choices.policy]))
+                items.append(_item(path, key, row, TARGET_SPLIT[choices.policy]))
         there = {*images, *map(_study, images)}
         missing += [f"image {record_id(key)}" for key in sorted(rows.keys() - there)]
     return Discovery("stanford", items, missing, dict(+left_out))
@@ -99,27 +99,37 @@ def _one_per_study(images: dict[str, Path]) -> set[str]:
     return {min(keys, key=lambda k: (_view(k) != "frontal", k)) for keys in by_study.values()}
 
 
-def _rows(path: Path, card: DatasetCard, choices: Choices) -> dict[str, _Row]:
-    """Rows by ``patient/study/view``, or by ``patient/study`` where they are of studies."""
+def _rows(path: Path, card: DatasetCard, choices: Choices) -> tuple[dict[str, _Row], int]:
+    """Rows by ``patient/study/view``, or by ``patient/study`` where they are of studies.
+
+    Returns:
+        The rows, and how many more repeat an earlier one.
+
+    Raises:
+        BenchmdError: A row names no image or study, or contradicts an earlier one.
+    """
     rows: dict[str, _Row] = {}
+    duplicates = 0
     columns = tuple(cxr.finding_columns(card))
     for number, row in enumerate(read_rows(path, columns, "CheXpert"), 1):
+        where = f"{path}, record {number}"
         name = row.get("Path") or row.get("Study")
         parts = PurePosixPath(name or "").parts
         start = next((i for i, part in enumerate(parts) if part.startswith("patient")), None)
         if start is None:
             raise BenchmdError(
-                f"{path}, record {number}: neither the column Path nor Study names a file or "
-                f"folder below one of a patient, such as patient64541/study1. Fetch it again."
+                f"{where}: neither the column Path nor Study names a file or "
+                "folder below one of a patient, such as patient64541/study1. Fetch it again."
             )
-        found = cxr.labels(row, card, choices, f"{path}, record {number}")
+        found = cxr.labels(row, card, choices, where)
         metadata = {
             "age": age(row.get("Age") or ""),
             "sex": sex(row.get("Sex") or ""),
-            "view": (row.get("AP/PA") or "").strip() or None,
+            "view": row.get("AP/PA") or None,
         }
-        rows["/".join(parts[start:])] = _Row(found, metadata)
-    return rows
+        key = "/".join(parts[start:])
+        duplicates += cxr.add_row(rows, key, _Row(found, metadata), where)
+    return rows, duplicates
 
 
 def _item(path: str, key: str, row: _Row, split: str) -> RawItem:
@@ -151,6 +161,3 @@ def _view(key: str) -> str | None:
     """What a file's name says: ``view1_frontal``."""
     name = PurePosixPath(key).stem.rpartition("_")[2]
     return name if name in ("frontal", "lateral") else None
-
-
-read = cxr.read

@@ -12,27 +12,19 @@ from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard, code_classes
 from benchmd_ray.data.datasets.ecg import dominant_class, read_records, released_labels
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.wfdb import read_comments
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age, sex
 
 
-def headers(root: Path, pattern: str) -> dict[str, Path]:
-    """Header files below ``root`` by record name, in order of name; the first of equal names."""
-    found: dict[str, Path] = {}
-    for path in files(root, pattern):
-        found.setdefault(path.stem, path)
-    return found
-
-
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the records. Each is a patient of its own: the challenge names no patients."""
-    found = headers(root, card.layouts["cinc"].pattern)
+    found, duplicates = by_key(files(root, card.layouts["cinc"].pattern), lambda path: path.stem)
     by_table = choices.policy == "released"
     released = released_labels(choices.split_table, card) if by_table else {}
-    items, left_out = [], Counter[str]()
+    items, left_out = [], +Counter({DUPLICATE: duplicates})
     for name, path in found.items():
         label: str | None = None
         if by_table:

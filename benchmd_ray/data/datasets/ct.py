@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 import numpy as np
@@ -11,8 +10,8 @@ import numpy.typing as npt
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.volume import Volume
-from benchmd_ray.data.records import OLDEST_AGE, Record
-from benchmd_ray.data.tables import sex
+from benchmd_ray.data.records import Record
+from benchmd_ray.data.tables import age_string, sex
 from benchmd_ray.data.transforms import padded_window, resized_slice, window_starts
 
 Labels = npt.NDArray[np.bool_]
@@ -70,10 +69,9 @@ def scan_windows(
 def scan_metadata(volume: Volume) -> dict[str, float | str | None]:
     """Age, sex and device of a scan by its header, those that it states."""
     header = volume.header
-    years = re.fullmatch(r"(\d{1,3})Y", header.get("PatientAge") or "")
     maker, model = header.get("Manufacturer"), header.get("ManufacturerModelName")
     return {
-        "age": min(float(years[1]), OLDEST_AGE) if years else None,
+        "age": age_string(header.get("PatientAge") or ""),
         "sex": sex(header.get("PatientSex") or ""),
         "device": " ".join(part for part in (maker, model) if part) or None,
     }

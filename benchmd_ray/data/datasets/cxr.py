@@ -1,34 +1,29 @@
-"""What the chest X-ray datasets share: labels by column name, files that are there, readings."""
+"""What the chest X-ray datasets share: labels by column name, readings."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.images import image_record
-from benchmd_ray.data.raw import Choices, RawItem, Reading
+from benchmd_ray.data.raw import Choices, Key, RawItem, Reading
 from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import UNKNOWN
+
+Row = TypeVar("Row")
 
 NO_FINDING = "No Finding"
 """Column that says whether the report names no finding at all."""
 UNLABELLED = "none of its labels is known"
 """Why an image is left out that neither trains nor scores anything."""
-UNLISTED = "it is not in the table of labels"
-"""Why a file without a row is left out."""
 
 UNCERTAIN = {"masked": UNKNOWN, "negative": 0, "positive": 1}
 """Target value of a finding that a report leaves open, by the card's option ``uncertain``."""
 UNMENTIONED = {"negative": 0, "masked": UNKNOWN}
 """Target value of a finding that a report does not mention, by the option ``unmentioned``."""
-
-
-def option(card: DatasetCard, choices: Choices, name: str) -> str:
-    """The chosen value of an option of the card, or its default."""
-    return choices.options.get(name, card.options[name].default)
 
 
 def finding_columns(card: DatasetCard) -> dict[str, str]:
@@ -54,9 +49,9 @@ def labels(
     Raises:
         BenchmdError: A value is none of these.
     """
-    clear = row.get(NO_FINDING, "").strip() in ("1", "1.0")
+    clear = row.get(NO_FINDING, "") in ("1", "1.0")
     return {
-        name: _value(row[column].strip(), clear, card, choices, f"{where}: {column}")
+        name: _value(row[column], clear, card, choices, f"{where}: {column}")
         for column, name in finding_columns(card).items()
     }
 
@@ -66,9 +61,9 @@ def _value(text: str, clear: bool, card: DatasetCard, choices: Choices, where: s
     if whole in ("0", "1"):
         return int(whole)
     if whole == "-1" and "uncertain" in card.options:
-        return UNCERTAIN[option(card, choices, "uncertain")]
+        return UNCERTAIN[choices.options["uncertain"]]
     if not whole and "unmentioned" in card.options:
-        return 0 if clear else UNMENTIONED[option(card, choices, "unmentioned")]
+        return 0 if clear else UNMENTIONED[choices.options["unmentioned"]]
     open_ones = ", -1 or nothing" if "uncertain" in card.options else ""
     raise BenchmdError(f"{where} is {text!r}, expected 1, 0{open_ones}. Fetch the table again.")
 
@@ -78,24 +73,18 @@ def is_labelled(found: Mapping[str, int]) -> bool:
     return any(value != UNKNOWN for value in found.values())
 
 
-def files_there(root: Path, paths: Iterable[str]) -> set[str]:
-    """Those of the paths below ``root`` that exist; each folder is listed once."""
-    folders: dict[str, set[str]] = {}
-    there: set[str] = set()
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        if folder not in folders:
-            folders[folder] = _names(root / folder)
-        if name in folders[folder]:
-            there.add(path)
-    return there
+def add_row(rows: dict[Key, Row], key: Key, row: Row, where: str) -> int:
+    """Add what a table's row says; 1 where an earlier one says the same of the key, else 0.
 
-
-def _names(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
+    Raises:
+        BenchmdError: An earlier one says otherwise.
+    """
+    known = rows.setdefault(key, row)
+    if known != row:
+        raise BenchmdError(
+            f"{where} contradicts an earlier one of the same image or study. Fetch the table again."
+        )
+    return int(known is not row)
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

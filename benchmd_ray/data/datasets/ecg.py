@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,12 +16,13 @@ from benchmd_ray.data.records import (
     RecordError,
     RecordLeftOut,
 )
+from benchmd_ray.data.tables import read_rows
 from benchmd_ray.data.transforms import quantise, resample, segments
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import MODALITIES
 
 ECG = MODALITIES["ecg"]
-LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
+LEADS = ECG.channels
 PRECEDENCE = (
     "atrial fibrillation/flutter",
     "myocardial infarction",
@@ -33,6 +33,8 @@ PRECEDENCE = (
     "normal",
 )
 """Which class a record takes among equally likely ones (decision D8)."""
+RATES = (50.0, 20_000.0)
+"""Hz: the header of a file with another rate cannot be right."""
 
 RELEASED_SPLITS = {"train": "train", "val": "validation"}
 
@@ -74,20 +76,15 @@ def released_labels(path: Path | None, card: DatasetCard) -> dict[str, tuple[str
             f"({card.split_table}); name it with --split-table FILE."
         )
     classes = {str(number): name for number, name in enumerate(ECG.classes)}
+    rows = read_rows(path, ("patient", "split", "label"), "splits that BenchMD released")
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            labels = {
-                row["patient"]: (RELEASED_SPLITS[row["split"]], classes[row["label"]])
-                for row in csv.DictReader(file)
-            }
-        if not labels:
-            raise ValueError("it holds no record")
-        return labels
-    except (OSError, KeyError, ValueError) as error:
+        return {
+            row["patient"]: (RELEASED_SPLITS[row["split"]], classes[row["label"]]) for row in rows
+        }
+    except KeyError as error:
         raise BenchmdError(
-            f"{path} is no split table of BenchMD ({type(error).__name__}: {error}); expected a "
-            f"CSV like {card.split_table} with the columns patient, split (train or val) and "
-            f"label (0–{len(ECG.classes) - 1})."
+            f"{path} is no split table of BenchMD: it has the value {error}; expected a CSV like "
+            f"{card.split_table} with split (train or val) and label (0–{len(classes) - 1})."
         ) from error
 
 
@@ -115,8 +112,12 @@ def stored_signal(waveform: Waveform) -> tuple[npt.NDArray[np.int16], float]:
     is needed; otherwise they are quantised anew to 16 bits.
 
     Raises:
-        RecordError: Leads are missing, or the signal is constant.
+        RecordError: Leads are missing, the signal is constant, or its rate cannot be right.
     """
+    if not RATES[0] <= waveform.rate <= RATES[1]:
+        raise RecordError(
+            f"sampled at {waveform.rate:g} Hz; expected {RATES[0]:g} to {RATES[1]:g} Hz"
+        )
     rows = twelve_leads(waveform)
     samples, steps = waveform.samples[rows], waveform.steps_per_mv[rows]
     if (samples.max(axis=1) == samples.min(axis=1)).all():

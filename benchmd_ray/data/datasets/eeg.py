@@ -163,8 +163,6 @@ def _central(
     remarks = []
     if any(len(channels) == 2 for channels in chosen.values()):
         remarks.append("C3 or C4 is the difference of an electrode and the opposite mastoid")
-    if any(channels == (site,) for site, channels in chosen.items()):
-        remarks.append("the reference of C3 or C4 is not named")
     return np.stack([signal[:length] for signal in resampled]), both, remarks
 
 

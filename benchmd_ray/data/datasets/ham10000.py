@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.photographs import Photograph, images, listing, one_hot_label
+from benchmd_ray.data.datasets.photographs import Photograph, listing, one_hot_label
 from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
@@ -34,13 +34,13 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             f"{root} has neither {METADATA[0]} (Harvard Dataverse) nor {LABELS} (ISIC 2018): "
             "expected the labels of HAM10000 beside its images."
         )
-    found = {
-        name: path
-        for name, path in images(root, "*.jpg").items()
+    paths = [
+        path
+        for path in files(root, "*.jpg")
         if not any(part in path.relative_to(root).as_posix().lower() for part in OTHER_SETS)
-    }
+    ]
     return listing(
-        root, card, choices, layout, photographs, found, rounding=round, grouped_by="lesion"
+        root, card, choices, layout, photographs, paths, rounding=round, grouped_by="lesion"
     )
 
 
@@ -50,13 +50,13 @@ def _dataverse(path: Path) -> list[Photograph]:
         delimiter = "\t" if "\t" in file.readline() else ","
     return [
         Photograph(
-            path=f"{row['image_id'].strip()}.jpg",
-            label=row["dx"].strip(),
-            group=row["lesion_id"].strip(),
+            path=f"{row['image_id']}.jpg",
+            label=row["dx"],
+            group=row["lesion_id"],
             metadata={
                 "age": age(row["age"]),
                 "sex": sex(row["sex"]),
-                "site": (row.get("dataset") or "").strip() or None,
+                "site": (row.get("dataset") or "") or None,
             },
         )
         for row in read_rows(path, COLUMNS, "HAM10000", delimiter=delimiter)
@@ -69,12 +69,12 @@ def _challenge(root: Path, path: Path, card: DatasetCard) -> list[Photograph]:
     lesions = {}
     for table in files(root, LESIONS)[:1]:
         rows = read_rows(table, ("image", "lesion_id"), "the ISIC 2018 lesion groupings")
-        lesions = {row["image"].strip(): row["lesion_id"].strip() for row in rows}
+        lesions = {row["image"]: row["lesion_id"] for row in rows}
     return [
         Photograph(
-            path=f"{row['image'].strip()}.jpg",
+            path=f"{row['image']}.jpg",
             label=one_hot_label(row, diagnoses).lower(),
-            group=lesions.get(row["image"].strip(), ""),
+            group=lesions.get(row["image"], ""),
         )
         for row in read_rows(path, ("image", *diagnoses), "the ISIC 2018 challenge, task 3")
     ]

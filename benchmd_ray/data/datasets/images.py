@@ -1,14 +1,38 @@
-"""What the image datasets share: an image's way to a record."""
+"""What the image datasets share: classes of labels, an image's way to a record."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem, Reading
+from benchmd_ray.data.readers.dicom import read_dicom
 from benchmd_ray.data.readers.image import Pixels
 from benchmd_ray.data.records import Record, RecordError
 from benchmd_ray.data.transforms import fitted
+
+NO_LABEL = "it has no label"
+
+
+def class_of(card: DatasetCard, label: str) -> tuple[str, str]:
+    """Class of an owner's label, and otherwise why there is none."""
+    if not label:
+        return "", NO_LABEL
+    if label not in card.class_mapping:
+        return "", f"its label {label!r} is unknown"
+    name = card.class_mapping[label]
+    return name, "" if name else f"its label {label!r} has no class"
+
+
+def read_dicom_image(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """The record of one DICOM file, in grey levels.
+
+    Raises:
+        RecordError: It cannot be read as a DICOM image.
+    """
+    return image_record(read_dicom(root / item.path, channels=1), item, card)
 
 
 def image_record(pixels: Pixels, item: RawItem, card: DatasetCard) -> Reading:
@@ -22,8 +46,8 @@ def image_record(pixels: Pixels, item: RawItem, card: DatasetCard) -> Reading:
     Raises:
         RecordError: Every pixel is equal.
     """
-    if (pixels == pixels.flat[0]).all():
-        raise RecordError(f"every pixel is {pixels.flat[0]}; expected an image")
+    if (pixels == pixels[0, 0]).all():
+        raise RecordError(f"every pixel is {pixels[0, 0]}; expected an image")
     size = card.kind.stored_shape[-1]
     signal, valid = fitted(pixels, size)
     record = Record(

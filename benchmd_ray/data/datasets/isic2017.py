@@ -42,10 +42,10 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             f"{root} has no ISIC-2017_…_Part3_GroundTruth.csv: expected the labels of ISIC 2017, "
             "task 3, beside its images."
         )
-    found = _largest(root)
+    paths = _largest_first(root)
+    found = {path.stem.lower() for path in paths}
     held = {
-        part: any(row["image_id"].strip().lower() in found for row in rows)
-        for part, rows in parts.items()
+        part: any(row["image_id"].lower() in found for row in rows) for part, rows in parts.items()
     }
     official = held.get("training", False) and held.get("validation", False)
     alone = [part for part, there in held.items() if there]
@@ -57,14 +57,14 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         for row in rows
     ]
     return listing(
-        root, card, choices, layout, photographs, found, rounding=round, grouped_by="record"
+        root, card, choices, layout, photographs, paths, rounding=round, grouped_by="record"
     )
 
 
 def _photograph(
     row: Mapping[str, str], part: str, split: str, people: Mapping[str, Mapping[str, str]]
 ) -> Photograph:
-    name = row["image_id"].strip()
+    name = row["image_id"]
     person = people.get(name, {})
     folder = f"ISIC-2017_{part.capitalize()}{'_v2' * (part == 'test')}_Data"
     return Photograph(
@@ -78,21 +78,16 @@ def _photograph(
     )
 
 
-def _largest(root: Path) -> dict[str, Path]:
-    """Images by name in lower case; of several sizes of one the largest file."""
-    found: dict[str, Path] = {}
-    for path in files(root, "ISIC_*.jpg"):
-        other = found.get(path.stem.lower())
-        if other is None or path.stat().st_size > other.stat().st_size:
-            found[path.stem.lower()] = path
-    return found
+def _largest_first(root: Path) -> list[Path]:
+    """The images; of several sizes of one, the largest file comes first."""
+    return sorted(files(root, "ISIC_*.jpg"), key=lambda path: -path.stat().st_size)
 
 
 def _people(tables: Mapping[str, Path]) -> dict[str, dict[str, str]]:
     """Age and sex by image, from the tables that lie among the images."""
     columns = ("image_id", "age_approximate", "sex")
     return {
-        row["image_id"].strip(): row
+        row["image_id"]: row
         for name, path in tables.items()
         if name.startswith("isic-2017_") and name.endswith("_metadata.csv")
         for row in read_rows(path, columns, "the ISIC 2017 metadata")

@@ -15,17 +15,20 @@ from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.eeg import Montage, read_night
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
+from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import hashed_split
+from benchmd_ray.data.tables import BOM
 
 MONTAGE: Montage = {
-    "C3": [("C3-A2",), ("C3-M2",), ("C3", "A2"), ("C3", "M2"), ("C3",)],
-    "C4": [("C4-A1",), ("C4-M1",), ("C4", "A1"), ("C4", "M1"), ("C4",)],
+    "C3": [("C3-A2",), ("C3-M2",), ("C3", "A2"), ("C3", "M2")],
+    "C4": [("C4-A1",), ("C4-M1",), ("C4", "A1"), ("C4", "M1")],
 }
 """Both against the opposite mastoid; one recording has electrodes and mastoids one by one."""
 SUBGROUP = re.compile(r"subgroup[ _-]?(III|II|I|3|2|1)", re.IGNORECASE)
 SUBGROUPS = {"I": 1, "II": 2, "III": 3, "1": 1, "2": 2, "3": 3}
+STRAY = "its folders do not say whose recording it is"
 MAX_TEXT_BYTES = 2**20
 """Larger stagings are refused; a night's has about 3 kB."""
 
@@ -45,13 +48,17 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     Policy ``released`` splits by person, as the code that BenchMD released does.
     """
     expert, wanted = choices.options["expert"], choices.options["subgroup"]
-    nights, stray = _nights(root, files(root, "*.edf", "*.rec"))
-    stagings, _ = _nights(root, files(root, f"*_{expert}.txt"))
-    items, left_out = [], Counter[str]()
-    if stray:
-        left_out["its folders do not say whose recording it is"] = stray
+    asked = set(SUBGROUPS.values()) if wanted == "all" else {SUBGROUPS[wanted]}
+    paths = files(root, "*.rec") + files(root, "*.edf")  # the owner's ending first
+    nights, doubled = by_key(paths, lambda path: _night(path.relative_to(root)))
+    stray = len(paths) - len(nights) - doubled
+    stagings, further = by_key(
+        files(root, f"*_{expert}.txt"), lambda path: _night(path.relative_to(root))
+    )
+    left_out = +Counter({STRAY: stray, DUPLICATE: doubled + further})
+    items = []
     for night, path in sorted(nights.items()):
-        if wanted != "all" and night.subgroup != SUBGROUPS[wanted]:
+        if night.subgroup not in asked:
             left_out["it is of a subgroup that was not asked for"] += 1
         elif night not in stagings:
             left_out[f"it has no staging by expert {expert}"] += 1
@@ -60,6 +67,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     missing = [
         f"recording {night.recording} of patient {_patient(card, night)}"
         for night in sorted(stagings.keys() - nights.keys())
+        if night.subgroup in asked
     ]
     alone = {night.subgroup for night in nights} <= {1}
     return Discovery("subgroup-1" if alone else "subgroups", items, missing, dict(left_out))
@@ -77,12 +85,8 @@ def text_stages(path: Path) -> list[str]:
     Raises:
         RecordError: The file cannot be read or is too large, or holds anything but numbers.
     """
-    try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise RecordError(f"its staging is larger than {MAX_TEXT_BYTES:,} bytes")
-        codes = path.read_bytes().decode("latin-1").removeprefix("ï»¿").split()
-    except OSError as error:
-        raise RecordError(f"its staging cannot be opened: {error.strerror}") from error
+    content = read_bounded(path, MAX_TEXT_BYTES, "its staging")
+    codes = content.decode("latin-1").removeprefix(BOM).split()
     wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
     if wrong or not codes:
         what = f"the stage {wrong[0][:20]!r}" if wrong else "no stage"
@@ -113,24 +117,8 @@ def _patient(card: DatasetCard, night: _Night) -> str:
     return hashed_patient(card.name, _name(night))
 
 
-def _nights(root: Path, paths: list[Path]) -> tuple[dict[_Night, Path], int]:
-    """Recordings or stagings by what their folders and names say, and how many fit none.
-
-    Of a recording with both endings the owner's, ``.rec``, comes last and wins.
-    """
-    found: dict[_Night, Path] = {}
-    stray = 0
-    for path in paths:
-        night = _night(path.relative_to(root))
-        if night is None:
-            stray += 1
-        else:
-            found[night] = path
-    return found, stray
-
-
 def _night(path: Path) -> _Night | None:
-    """Which recording a file belongs to, such as ``subgroupII/1/2/2_1.txt``."""
+    """Which recording a file belongs to, such as ``subgroupII/1/2/2_1.txt``; None where none."""
     subgroup, folders = 1, list(path.parts[:-1])
     for depth, folder in enumerate(folders):
         if match := SUBGROUP.fullmatch(folder):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.photographs import Photograph, images, listing
-from benchmd_ray.data.raw import Choices, Discovery
+from benchmd_ray.data.datasets.photographs import Photograph, listing
+from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import read_rows
 
 GRADES = "list.csv"
@@ -24,17 +24,17 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the images."""
     photographs = []
     for row in read_rows(root / GRADES, ("Image", GRADE), "the Jinchi dataset"):
-        name = row["Image"].strip()
+        name = row["Image"]
         parts = Path(name).stem.split("_")
         photographs.append(
             Photograph(
                 path=name,
-                label=row[GRADE].strip().lower(),
+                label=row[GRADE].lower(),
                 group=parts[0],
                 metadata={"view": EYES.get(parts[-1].upper())},
             )
         )
-    found = images(root, "*.jpg", "*.jpeg")
+    paths = files(root, "*.jpg", "*.jpeg")
     return listing(
-        root, card, choices, "figshare", photographs, found, rounding=int, grouped_by="patient"
+        root, card, choices, "figshare", photographs, paths, rounding=int, grouped_by="patient"
     )

@@ -7,7 +7,6 @@ Source: https://www.cancerimagingarchive.net/collection/lidc-idri/; Armato et al
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.ct import Labels, scan_metadata, scan_windows, size_class
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading
+from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, walk
 from benchmd_ray.data.readers.volume import Volume, read_series, series_header
 from benchmd_ray.data.readers.xml import children, name, read_xml, text
 from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
@@ -28,7 +27,7 @@ from benchmd_ray.data.splits import hashed_split, stable_fraction
 
 ROOT = "LidcReadMessage"
 """Root element of the annotation of a CT scan; those of chest X-rays have another."""
-MAX_POINTS = 10_000
+MAX_POINTS = 2_000
 """Outlines of more points are refused."""
 POSITIVE_SLICES = 4
 """Positive slices that make a window positive (decision D5)."""
@@ -65,9 +64,9 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     header of one file is read.
     """
     folders, files = _listed(root)
-    annotations, unreadable = _annotations(files)
+    annotations, further, unreadable = _annotations(files)
     items: list[RawItem] = []
-    left_out: Counter[str] = Counter()
+    left_out = +Counter({DUPLICATE: further})
     seen: set[str] = set()
     for folder, first in folders:
         try:
@@ -87,7 +86,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             details = {
                 "series": series,
                 "annotation": annotations[series].relative_to(root).as_posix(),
-                "readers": choices.options.get("readers", card.options["readers"].default),
+                "readers": choices.options["readers"],
             }
             path = folder.relative_to(root).as_posix()
             name, group = (hashed_patient(card.name, text) for text in (series, patient))
@@ -141,19 +140,12 @@ def positive_slices(
             column = card.classes.index(size_class(diameter))
             for outline in outlines:
                 place = places.get(outline.uid)
-                place = _by_height(outline.height, volume) if place is None else place
+                place = volume.slice_of_height(outline.height) if place is None else place
                 if place is None:
                     unplaced += 1
                 else:
                     marked[reader, place, column] = True
     return marked.sum(axis=0) >= agreement, unplaced
-
-
-def _by_height(height: float, volume: Volume) -> int | None:
-    """The slice nearest to a patient z, at most half a slice away."""
-    distances = np.abs(volume.origins[:, 2] - height)
-    nearest = int(np.argmin(distances))
-    return nearest if distances[nearest] <= volume.spacing[0] / 2 else None
 
 
 def extent(points: npt.NDArray[np.float64], spacing: tuple[float, ...]) -> float:
@@ -183,34 +175,33 @@ def _listed(root: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
     """Folders that hold DICOM files, each with its first file, and all XML files."""
     folders: list[tuple[Path, Path]] = []
     annotations: list[Path] = []
-    for folder, _, files in os.walk(root, followlinks=True):
+    for folder, files in walk(root, "*.dcm", "*.xml"):
         slices = [file for file in files if file.lower().endswith(".dcm")]
         if slices:
-            folders.append((Path(folder), Path(folder, min(slices))))
-        annotations += [Path(folder, file) for file in files if file.lower().endswith(".xml")]
+            folders.append((folder, folder / min(slices)))
+        annotations += [folder / file for file in files if file not in slices]
     return sorted(folders), sorted(annotations)
 
 
-def _annotations(files: list[Path]) -> tuple[dict[str, Path], int]:
-    """Annotation file of each CT series, and how many files cannot be read.
+def _annotations(files: list[Path]) -> tuple[dict[str, Path], int, int]:
+    """Annotation file of each CT series, how many duplicates, and how many cannot be read.
 
-    Of several for one series the one that was written last is taken: some were corrected.
+    Of several for one series the one that was written last comes first: some were corrected.
     """
-    found: dict[str, tuple[tuple[str, ...], Path]] = {}
+    headers: dict[Path, dict[str, str]] = {}
     unreadable = 0
     for path in files:
         try:
-            header = _message_header(path)
+            headers[path] = _message_header(path) or {}
         except RecordError:
             unreadable += 1
-            continue
-        if header is None or not header.get("SeriesInstanceUid"):
-            continue
-        series = header["SeriesInstanceUid"]
-        written = tuple(header.get(key, "") for key in ("DateService", "TimeService"))
-        if series not in found or written > found[series][0]:
-            found[series] = written, path
-    return {series: path for series, (_, path) in found.items()}, unreadable
+
+    def written(path: Path) -> tuple[str, ...]:
+        return tuple(headers[path].get(key, "") for key in ("DateService", "TimeService"))
+
+    latest_first = sorted(headers, key=written, reverse=True)
+    found, further = by_key(latest_first, lambda p: headers[p].get("SeriesInstanceUid") or None)
+    return found, further, unreadable
 
 
 def _identified(

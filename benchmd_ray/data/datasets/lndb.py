@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.ct import LARGE, Labels, scan_windows, size_class
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.volume import Volume, mhd_fields, read_mhd
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.tables import read_rows
@@ -25,9 +25,11 @@ from benchmd_ray.errors import BenchmdError
 
 SCANS, NODULES, ACQUISITION = "trainCTs.csv", "trainNodules_gt.csv", "LNDbAcqParams.csv"
 NODULE_COLUMNS = (
-    "LNDbID", "RadID", "RadFindingID", "x", "y", "z", "AgrLevel", "Nodule", "Volume",
+    "LNDbID", "FindingID", "RadID", "RadFindingID", "x", "y", "z", "AgrLevel", "Nodule", "Volume",
 )  # fmt: skip
 DEVICE_COLUMNS = ("LNDbID", "Manufacturer", "ManufacturerModelName")
+UNLISTED = f"its findings are not public: it is not in {SCANS}"
+CONFLICT = "the tables give it, or a nodule of it, twice and differently"
 SCAN = re.compile(r"LNDb-(\d{4})")
 POSITIVE_SLICES = 2
 """Positive slices that make a window positive (decision D5)."""
@@ -41,22 +43,25 @@ PRECISION = 1e-6
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the scans of the challenge's training set, with the nodules of each."""
-    tables = {path.name: path for path in files(root, "*.csv")}
+    tables = _tables(root)
     scans = _by_scan(read_rows(_table(tables, SCANS, root), ("LNDbID", "RadN"), "LNDb's scans"))
     nodules = _by_scan(read_rows(_table(tables, NODULES, root), NODULE_COLUMNS, "LNDb's nodules"))
     devices = _devices(tables.get(ACQUISITION))
-    paths = {path.name: path for path in files(root, "LNDb-*.mhd", "LNDb-*.raw")}
+    paths, duplicates = by_key(files(root, "LNDb-*.mhd", "LNDb-*.raw"), lambda path: path.name)
     unlisted = {path.stem for path in paths.values() if SCAN.fullmatch(path.stem)} - scans.keys()
-    left_out: Counter[str] = Counter()
-    if unlisted:
-        left_out[f"its findings are not public: it is not in {SCANS}"] = len(unlisted)
+    left_out = +Counter({UNLISTED: len(unlisted), DUPLICATE: duplicates})
     items: list[RawItem] = []
     missing: list[str] = []
-    for name, (row, *_) in sorted(scans.items()):
-        masks = [f"{name}_rad{reader}" for reader in range(1, _whole(row["RadN"]) + 1)]
+    for name, rows in sorted(scans.items()):
+        findings = _nodules(nodules.get(name, []), int(choices.options["readers"]))
+        readers = {_whole(row["RadN"]) for row in rows}
+        masks = [f"{name}_rad{reader}" for reader in range(1, max(readers) + 1)]
         wanted = [f"{stem}.{kind}" for stem in (name, *masks) for kind in ("mhd", "raw")]
         missing += [file for file in wanted if file not in paths]
         if not {f"{name}.mhd", f"{name}.raw"} <= paths.keys():
+            continue
+        if findings is None or len(readers) > 1:
+            left_out[CONFLICT] += 1
             continue
         if choices.policy == "released" and name not in nodules:
             left_out["it has no finding, and the paper counts those with findings"] += 1
@@ -67,7 +72,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 for mask in masks
                 if {f"{mask}.mhd", f"{mask}.raw"} <= paths.keys()
             },
-            "nodules": _nodules(nodules.get(name, []), card, choices),
+            "nodules": findings,
         }
         metadata: dict[str, float | str | None] = {"device": devices.get(name)}
         items.append(_item(root, paths[f"{name}.mhd"], card, choices, metadata, details))
@@ -165,14 +170,19 @@ def _slices_of_findings(mask: Volume) -> dict[int, list[int]]:
     return found
 
 
-def _nodules(
-    rows: list[dict[str, str]], card: DatasetCard, choices: Choices
-) -> list[dict[str, Any]]:
-    """The nodules of a scan that enough radiologists marked."""
-    least = int(choices.options.get("readers", card.options["readers"].default))
+def _nodules(rows: list[dict[str, str]], least: int) -> list[dict[str, Any]] | None:
+    """The nodules of a scan that at least so many radiologists marked.
+
+    Returns:
+        None where a finding is there twice, with different labels.
+    """
     found = []
+    labels: dict[str, set[str]] = defaultdict(set)
     for row in rows:
-        if _whole(row["Nodule"]) != 1 or _whole(row["AgrLevel"]) < least:
+        counts = _whole(row["Nodule"]) == 1 and _whole(row["AgrLevel"]) >= least
+        label = nodule_class(_number(row["Volume"])) if counts else ""
+        labels[row["FindingID"]].add(label)
+        if not counts:
             continue
         readers = [f"{_whole(text)}" for text in row["RadID"].split(",")]
         findings = [_whole(text) for text in row["RadFindingID"].split(",")]
@@ -183,12 +193,12 @@ def _nodules(
             )
         found.append(
             {
-                "class": nodule_class(_number(row["Volume"])),
+                "class": label,
                 "centre": [_number(row[axis]) for axis in "xyz"],
                 "marks": list(map(list, zip(readers, findings, strict=True))),
             }
         )
-    return found
+    return found if all(len(each) == 1 for each in labels.values()) else None
 
 
 def _geometry(header: Path) -> str:
@@ -202,6 +212,21 @@ def _geometry(header: Path) -> str:
         return header.stem
     names = ("DimSize", "ElementSpacing", "Offset", "TransformMatrix")
     return " ".join(fields.get(name, header.stem) for name in names)
+
+
+def _tables(root: Path) -> dict[str, Path]:
+    """The CSV files by name.
+
+    Raises:
+        BenchmdError: One of the dataset's is there twice.
+    """
+    paths = files(root, SCANS, NODULES, ACQUISITION)
+    found, duplicates = by_key(paths, lambda path: path.name)
+    if duplicates:
+        raise BenchmdError(
+            f"{root} holds a table twice: {', '.join(map(str, paths))}. Keep one of each name."
+        )
+    return found
 
 
 def _table(tables: dict[str, Path], name: str, root: Path) -> Path:
@@ -222,7 +247,7 @@ def _devices(path: Path | None) -> dict[str, str]:
         return {}
     rows = _by_scan(read_rows(path, DEVICE_COLUMNS, "LNDb's acquisitions"))
     return {
-        name: " ".join(row[column].strip() for column in DEVICE_COLUMNS[1:])
+        name: " ".join(row[column] for column in DEVICE_COLUMNS[1:])
         for name, (row, *_) in rows.items()
     }
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.photographs import Photograph, images, listing
-from benchmd_ray.data.raw import Choices, Discovery
+from benchmd_ray.data.datasets.photographs import Photograph, listing
+from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError
 
 GRADES = "messidor_data.csv"
 PAIRS = "messidor-2.csv"
 FOLDER = "IMAGES"
+UNPAIRED = "its pair of eyes is not known"
 COLUMNS = ("image_id", "adjudicated_dr_grade", "adjudicated_gradable")
 
 
@@ -26,25 +27,28 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     pairs = _pairs(root, choices)
     photographs = []
     for row in read_rows(root / GRADES, COLUMNS, "the adjudicated grades of Messidor-2"):
-        name = row["image_id"].strip()
-        gradable = row["adjudicated_gradable"].strip() not in ("0", "0.0")
+        name = row["image_id"]
+        pair = pairs.get(Path(name).stem.lower(), "")
+        left_out = "" if pair or choices.policy == "released" else UNPAIRED
+        if row["adjudicated_gradable"] in ("0", "0.0"):
+            left_out = "it is not gradable"
         photographs.append(
             Photograph(
                 path=f"{FOLDER}/{name}",
-                label=row["adjudicated_dr_grade"].strip().removesuffix(".0"),
-                group=pairs.get(Path(name).stem.lower(), ""),
-                left_out="" if gradable else "it is not gradable",
+                label=row["adjudicated_dr_grade"].removesuffix(".0"),
+                group=pair,
+                left_out=left_out,
                 metadata={"site": "Brest"} if name.upper().startswith("IM") else {},
             )
         )
-    found = images(root / FOLDER, "*.png", "*.jpg", "*.jpeg", "*.tif", "*.tiff")
+    paths = files(root / FOLDER, "*.png", "*.jpg", "*.jpeg", "*.tif", "*.tiff")
     return listing(
         root,
         card,
         choices,
         "adcis",
         photographs,
-        found,
+        paths,
         rounding=int,
         grouped_by="patient" if pairs else "record",
     )
@@ -64,7 +68,7 @@ def _pairs(root: Path, choices: Choices) -> dict[str, str]:
     pairs: dict[str, str] = {}
     rows = read_rows(path, ("left", "right"), "the pairs of eyes of Messidor-2", delimiter=";")
     for row in rows:
-        eyes = [Path(row[side].strip()).stem.lower() for side in ("left", "right")]
+        eyes = [Path(row[side]).stem.lower() for side in ("left", "right")]
         for eye in filter(None, eyes):
             pairs[eye] = eyes[0] or eyes[1]
     return pairs

@@ -8,13 +8,15 @@ Source: https://physionet.org/content/mimic-cxr-jpg/2.1.0/.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmd_ray.data.cards import DatasetCard, dataset_card
+from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import cxr
-from benchmd_ray.data.raw import Choices, Discovery, RawItem
+from benchmd_ray.data.raw import DUPLICATE, NO_ROW, Choices, Discovery, RawItem
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import stable_fraction
 from benchmd_ray.data.tables import read_rows
@@ -56,12 +58,15 @@ class _Image:
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the images that are drawn, with the labels of their studies."""
-    images, left_out = _labelled(root, card, choices)
+    rows = _split_rows(root)
+    images, left_out = _labelled(rows, root, card, choices)
     drawn = _drawn(images, _number(card, choices), SHARES[choices.policy])
     if len(drawn) < len(images):
         left_out[UNDRAWN] = len(images) - len(drawn)
     views = _views(root)
-    there = cxr.files_there(root, (image.path for image in drawn))
+    there = _files_beside(root, (image.path for image in drawn))
+    named = {row["dicom_id"] for row in rows}
+    left_out[NO_ROW] = sum(Path(path).stem not in named for path in there)
     items = [
         RawItem(
             path=image.path,
@@ -75,31 +80,49 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if image.path in there
     ]
     missing = [f"image {image.dicom}" for image in drawn if image.path not in there]
-    return Discovery("physionet", items, missing, dict(left_out))
+    return Discovery("physionet", items, missing, dict(+left_out))
 
 
-def files_to_fetch(root: Path, policy: str = "clean", images: str = "10000") -> list[str]:
+def files_to_fetch(root: Path, card: DatasetCard, choices: Choices) -> list[str]:
     """Paths of the image files that a build reads, below the dataset's folder.
 
     Args:
         root: Folder with the three tables; no image needs to be there.
-        policy: As for the build.
-        images: The option ``images``, as for the build.
+        card: Card of the dataset.
+        choices: As for the build.
     """
-    card = dataset_card("mimic-cxr")
-    choices = Choices(policy, options={"images": images})
-    labelled, _ = _labelled(root, card, choices)
-    return [i.path for i in _drawn(labelled, _number(card, choices), SHARES[policy])]
+    labelled, _ = _labelled(_split_rows(root), root, card, choices)
+    return [i.path for i in _drawn(labelled, _number(card, choices), SHARES[choices.policy])]
 
 
-def _labelled(root: Path, card: DatasetCard, choices: Choices) -> tuple[list[_Image], Counter[str]]:
-    """Images whose study has a known label, and why the others are left out."""
-    studies = _studies(root, card, choices)
-    rows = read_rows(
-        root / SPLIT_TABLE, ("dicom_id", "subject_id", "study_id", "split"), "MIMIC-CXR-JPG 2.1.0"
-    )
+def _files_beside(root: Path, paths: Iterable[str]) -> set[str]:
+    """Image files in the folders of these paths, relative to ``root``; each is listed once."""
+    there: set[str] = set()
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        try:
+            names = os.listdir(root / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        there |= {f"{folder}/{n}" for n in names if n.endswith(".jpg") and n[0] != "."}
+    return there
+
+
+def _split_rows(root: Path) -> list[dict[str, str]]:
+    columns = ("dicom_id", "subject_id", "study_id", "split")
+    return read_rows(root / SPLIT_TABLE, columns, "MIMIC-CXR-JPG 2.1.0")
+
+
+def _labelled(
+    rows: list[dict[str, str]], root: Path, card: DatasetCard, choices: Choices
+) -> tuple[list[_Image], Counter[str]]:
+    """Images whose study has a known label, and why the others are left out.
+
+    Raises:
+        BenchmdError: A split is unknown, or a table of labels cannot be used.
+    """
+    studies, duplicates = _studies(root, card, choices)
     splits = SPLITS[choices.policy]
-    images, left_out = [], Counter[str]()
+    images, left_out = [], Counter({DUPLICATE: duplicates})
     for number, row in enumerate(rows, 1):
         if row["split"] not in splits:
             where = f"split in {root / SPLIT_TABLE}, record {number},"
@@ -117,16 +140,17 @@ def _labelled(root: Path, card: DatasetCard, choices: Choices) -> tuple[list[_Im
 
 def _studies(
     root: Path, card: DatasetCard, choices: Choices
-) -> dict[tuple[str, str], dict[str, int]]:
-    """Labels by patient and study."""
+) -> tuple[dict[tuple[str, str], dict[str, int]], int]:
+    """Labels by patient and study, and how many rows repeat an earlier one."""
     path = root / LABEL_TABLE
     columns = ("subject_id", "study_id", *cxr.finding_columns(card))
-    return {
-        (row["subject_id"], row["study_id"]): cxr.labels(
-            row, card, choices, f"{path}, record {number}"
-        )
-        for number, row in enumerate(read_rows(path, columns, "MIMIC-CXR-JPG 2.1.0"), 1)
-    }
+    studies: dict[tuple[str, str], dict[str, int]] = {}
+    duplicates = 0
+    for number, row in enumerate(read_rows(path, columns, "MIMIC-CXR-JPG 2.1.0"), 1):
+        where = f"{path}, record {number}"
+        found = cxr.labels(row, card, choices, where)
+        duplicates += cxr.add_row(studies, (row["subject_id"], row["study_id"]), found, where)
+    return studies, duplicates
 
 
 def _views(root: Path) -> dict[str, str]:
@@ -144,7 +168,7 @@ def _number(card: DatasetCard, choices: Choices) -> int | None:
     Raises:
         BenchmdError: The option is neither ``all`` nor a positive number.
     """
-    text = cxr.option(card, choices, "images")
+    text = choices.options["images"]
     if text == "all":
         return None
     if not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -173,6 +197,3 @@ def _place(image: _Image) -> tuple[float, str, str, str]:
     """Place of an image in the order of the draw."""
     patient = stable_fraction(f"mimic-cxr/draw/{image.subject}")
     return patient, image.subject, image.study, image.dicom
-
-
-read = cxr.read

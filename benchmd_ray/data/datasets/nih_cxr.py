@@ -10,10 +10,20 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import cxr
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.raw import (
+    DUPLICATE,
+    NO_ROW,
+    Choices,
+    Discovery,
+    RawItem,
+    Reading,
+    by_key,
+    files,
+)
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age_string, read_rows, sex
@@ -25,9 +35,11 @@ OFFICIAL_TABLES = "Data_Entry_2017*.csv"
 TEST_LIST = "test_list.txt"
 SAMPLE_TABLE, SAMPLE_FOLDER = "labels.csv", "images_224"
 COLUMNS = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "View Position")
-BOTH_VIEWS = "its patient also has films in the source's view"
+SOURCE_VIEW = "AP"
+TRAINED_ON = "its patient's AP films are in the source's training split"
 
 Row = dict[str, str]
+Role = Literal["source", "target"]
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> Discovery:
@@ -46,44 +58,51 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
     layout, path, folder = _layout(root)
     rows = read_rows(path, COLUMNS, "NIH ChestX-ray14")
     tested = _test_list(root) if layout == "official" else frozenset[str]()
-    found = {file.name: file for file in reversed(files(folder, "*.png"))}
-    other_view = {_patient(row, path) for row in rows if row["View Position"] != view}
-    items, missing, left_out = [], [], Counter[str]()
-    for row in rows:
-        name, patient = row["Image Index"], _patient(row, path)
-        if row["View Position"] != view:
-            left_out[f"its view position is {row['View Position'] or 'not given'}"] += 1
+    found, duplicates = by_key(files(folder, "*.png"), lambda file: file.name)
+    patients = [_patient(row, f"{path}, record {n}") for n, row in enumerate(rows, 1)]
+    trained_on = _trained_on(rows, patients, choices.policy, tested)
+    items, missing, left_out = [], [], Counter({DUPLICATE: duplicates})
+    for row, patient in zip(rows, patients, strict=True):
+        name, shared = row["Image Index"], card.role == "target" and patient in trained_on
+        if reason := _reason(row, view, shared, choices):
+            left_out[reason] += 1
         elif name not in found:
             missing.append(f"image {record_id(patient, name)}")
-        elif not row["Finding Labels"].strip():
-            left_out[cxr.UNLABELLED] += 1
         else:
             item = RawItem(
                 path=found[name].relative_to(root).as_posix(),
                 record_id=record_id(patient, name),
                 group_id=hashed_patient(DATASET, patient),
-                split=_split(card, choices, patient, name, tested),
+                split=_split(card.role, choices.policy, patient, name, tested),
                 labels=_labels(row, card, path),
                 metadata=_metadata(row),
-                details={"both_views": patient in other_view},
+                details={"trained_on": shared},
             )
             items.append(item)
-    unlisted = len(found.keys() - {row["Image Index"] for row in rows})
-    if unlisted:
-        left_out[cxr.UNLISTED] = unlisted
-    return Discovery(layout, items, missing, dict(left_out))
+    left_out[NO_ROW] = len(found.keys() - {row["Image Index"] for row in rows})
+    return Discovery(layout, items, missing, dict(+left_out))
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one film; one of a target says where its patient is in the source too.
+    """The record of one film; one of a target says where a model was trained on its patient.
 
     Raises:
         RecordError: It cannot be read as an image.
     """
     reading = cxr.read(root, item, card)
-    if card.role == "target" and item.details.get("both_views"):
-        reading.remarks[BOTH_VIEWS] += 1
+    if item.details["trained_on"]:
+        reading.remarks[TRAINED_ON] += 1
     return reading
+
+
+def _reason(row: Row, view: str, shared: bool, choices: Choices) -> str:
+    """Why a film is left out, if it is."""
+    if row["View Position"] != view:
+        return f"its view position is {row['View Position'] or 'not given'}"
+    if not row["Finding Labels"]:
+        return cxr.UNLABELLED
+    leaves_out = shared and choices.options["shared_patients"] == "leave-out"
+    return TRAINED_ON if leaves_out else ""
 
 
 def _layout(root: Path) -> tuple[str, Path, Path]:
@@ -107,14 +126,33 @@ def _test_list(root: Path) -> frozenset[str]:
             f"{path} is missing: it lists the official test images. Fetch it from the same place "
             "as the table."
         )
-    return frozenset(path.read_text(encoding="utf-8").split())
+    try:
+        return frozenset(path.read_text(encoding="utf-8").split())
+    except UnicodeDecodeError as error:
+        raise BenchmdError(f"{path} is no UTF-8 text ({error}). Fetch it again.") from error
 
 
-def _patient(row: Row, path: Path) -> str:
-    text = row["Patient ID"].strip()
+def _patient(row: Row, where: str) -> str:
+    """The patient's number, which a message must not give away."""
+    text = row["Patient ID"]
     if not (text.isascii() and text.isdigit()):
-        raise BenchmdError(f"{path}: a Patient ID is {text!r}, expected a whole number.")
+        raise BenchmdError(
+            f"{where}: Patient ID is no whole number, as it is in ChestX-ray14. Fetch the table "
+            "again."
+        )
     return str(int(text))
+
+
+def _trained_on(
+    rows: list[Row], patients: list[str], policy: str, tested: frozenset[str]
+) -> set[str]:
+    """Patients whose AP films are in the source's training split, under the same policy."""
+    return {
+        patient
+        for row, patient in zip(rows, patients, strict=True)
+        if row["View Position"] == SOURCE_VIEW and row["Finding Labels"]
+        if _split("source", policy, patient, row["Image Index"], tested) == "train"
+    }
 
 
 def record_id(patient: str, name: str) -> str:
@@ -123,13 +161,11 @@ def record_id(patient: str, name: str) -> str:
     return f"{hashed_patient(DATASET, patient)}-{number or hashed_patient(DATASET, name)}"
 
 
-def _split(
-    card: DatasetCard, choices: Choices, patient: str, name: str, tested: frozenset[str]
-) -> str:
+def _split(role: Role, policy: str, patient: str, name: str, tested: frozenset[str]) -> str:
     """Official test images where there is a list, else a hash of the patient (decision D7)."""
-    if choices.policy == "released":  # no release covers this dataset: the rule for the others
+    if policy == "released":  # no release covers this dataset: the rule for the others
         return hashed_split(DATASET, name)
-    if card.role == "target" or name in tested:
+    if role == "target" or name in tested:
         return "test"
     return hashed_split(DATASET, patient)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.photographs import Photograph, images, listing
-from benchmd_ray.data.raw import Choices, Discovery
+from benchmd_ray.data.datasets.photographs import Photograph, listing
+from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import age, read_rows, sex
 
 METADATA = "metadata.csv"
@@ -21,14 +21,14 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the images."""
     photographs = [
         Photograph(
-            path=row["img_id"].strip(),
-            label=row["diagnostic"].strip(),
-            group=row["patient_id"].strip(),
+            path=row["img_id"],
+            label=row["diagnostic"],
+            group=row["patient_id"],
             metadata={"age": age(row["age"]), "sex": sex(row["gender"])},
         )
         for row in read_rows(root / METADATA, COLUMNS, "PAD-UFES-20")
     ]
-    found = images(root, "*.png")
+    paths = files(root, "*.png")
     return listing(
-        root, card, choices, "mendeley", photographs, found, rounding=round, grouped_by="patient"
+        root, card, choices, "mendeley", photographs, paths, rounding=round, grouped_by="patient"
     )

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.images import image_record
-from benchmd_ray.data.raw import Choices, Discovery, GroupedBy, RawItem, Reading, files
+from benchmd_ray.data.datasets.images import class_of, image_record
+from benchmd_ray.data.raw import (
+    DUPLICATE,
+    NO_ROW,
+    Choices,
+    Discovery,
+    GroupedBy,
+    RawItem,
+    Reading,
+    by_key,
+)
 from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import hashed_split, stable_fraction
 
-NO_ROW = "no table names it"
-NO_LABEL = "it has no label"
 TRAIN_SHARE = 0.8
 """Share of each class that the paper trains on."""
 
@@ -42,28 +49,6 @@ class Photograph:
         return Path(self.path).stem
 
 
-def images(folder: Path, *patterns: str) -> dict[str, Path]:
-    """Image files below a folder by name without suffix, in lower case; the first of equal ones.
-
-    Hidden files are none: archives packed on a Mac hold a ``._`` file beside each image.
-    """
-    found: dict[str, Path] = {}
-    for path in files(folder, *patterns):
-        if not path.name.startswith("."):
-            found.setdefault(path.stem.lower(), path)
-    return found
-
-
-def class_of(card: DatasetCard, label: str) -> tuple[str, str]:
-    """Class of an owner's label, and otherwise why there is none."""
-    if not label:
-        return "", NO_LABEL
-    if label not in card.class_mapping:
-        return "", f"its label {label!r} is unknown"
-    name = card.class_mapping[label]
-    return name, "" if name else f"its label {label!r} has no class"
-
-
 def one_hot_label(row: Mapping[str, str], columns: Sequence[str]) -> str:
     """Name of the one column that is 1; those of all joined where there are several.
 
@@ -74,7 +59,7 @@ def one_hot_label(row: Mapping[str, str], columns: Sequence[str]) -> str:
     Returns:
         Empty where none is 1, ``?`` where a value is neither 0 nor 1.
     """
-    values = {column: row[column].strip().removesuffix(".0") for column in columns}
+    values = {column: row[column].removesuffix(".0") for column in columns}
     if not set(values.values()) <= {"0", "1"}:
         return "?"
     return "+".join(column for column, value in values.items() if value == "1")
@@ -114,7 +99,7 @@ def listing(
     choices: Choices,
     layout: str,
     photographs: Sequence[Photograph],
-    found: Mapping[str, Path],
+    paths: Iterable[Path],
     *,
     rounding: Callable[[float], int],
     grouped_by: GroupedBy,
@@ -127,12 +112,13 @@ def listing(
         choices: The policy.
         layout: Name of the layout.
         photographs: All images that the tables name, in their order.
-        found: The image files, as `images` gives them.
+        paths: The image files, known by name without suffix, in any case; the first of equal ones.
         rounding: See `by_class`, for policy ``released``.
         grouped_by: What a group stands for.
     """
     released = by_class(card, photographs, rounding) if choices.policy == "released" else {}
-    items, missing, left_out = [], [], Counter[str]()
+    found, duplicates = by_key(paths, lambda path: path.stem.lower())
+    items, missing, left_out = [], [], Counter({DUPLICATE: duplicates})
     for photograph in photographs:
         label, reason = class_of(card, photograph.label)
         reason = photograph.left_out or reason
@@ -143,12 +129,10 @@ def listing(
             missing.append(_shown(card, photograph))
         else:
             split = released.get(photograph.name, _clean_split(card, photograph))
-            where = path.relative_to(root).as_posix()
-            items.append(_item(card, photograph, where, split, label))
+            items.append(_item(card, photograph, path.relative_to(root), split, label))
     named = {photograph.name.lower() for photograph in photographs}
-    if strays := len(found.keys() - named):
-        left_out[NO_ROW] = strays
-    return Discovery(layout, items, missing, dict(left_out), grouped_by)
+    left_out[NO_ROW] = len(found.keys() - named)
+    return Discovery(layout, items, missing, dict(+left_out), grouped_by)
 
 
 def _clean_split(card: DatasetCard, photograph: Photograph) -> str:
@@ -168,9 +152,9 @@ def _shown(card: DatasetCard, photograph: Photograph) -> str:
     return photograph.path
 
 
-def _item(card: DatasetCard, photograph: Photograph, where: str, split: str, label: str) -> RawItem:
+def _item(card: DatasetCard, photograph: Photograph, path: Path, split: str, label: str) -> RawItem:
     return RawItem(
-        path=where,
+        path=path.as_posix(),
         record_id=_record_id(card, photograph),
         group_id=hashed_patient(card.name, photograph.group or photograph.name),
         split=split,

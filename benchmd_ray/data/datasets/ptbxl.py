@@ -15,7 +15,16 @@ from pathlib import Path
 from benchmd_ray.data.cards import DatasetCard, code_classes
 from benchmd_ray.data.datasets import cinc
 from benchmd_ray.data.datasets.ecg import dominant_class, read_records, released_labels
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading
+from benchmd_ray.data.raw import (
+    DUPLICATE,
+    NO_ROW,
+    Choices,
+    Discovery,
+    RawItem,
+    Reading,
+    by_key,
+    files,
+)
 from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
 from benchmd_ray.data.tables import age, read_rows
 from benchmd_ray.errors import BenchmdError
@@ -44,10 +53,11 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             "Put the file of PTB-XL 1.0.3 (PhysioNet) there, or build with --policy released."
         )
     layout = "physionet" if (root / "records500").is_dir() else "cinc"
-    found = cinc.headers(root, card.layouts["cinc"].pattern) if layout == "cinc" else {}
+    paths = files(root, card.layouts["cinc"].pattern) if layout == "cinc" else []
+    found, duplicates = by_key(paths, lambda path: path.stem)
     released = released_labels(choices.split_table, card) if by_table else {}
     classes = code_classes(card.code_table)
-    items, missing, left_out = [], [], Counter[str]()
+    items, missing, left_out = [], [], +Counter({DUPLICATE: duplicates})
     for row in rows:
         name = record_name(row)
         path = root / f"{row['filename_hr']}.hea"
@@ -69,7 +79,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             where = path.relative_to(root).as_posix()
             items.append(RawItem(where, name, patient, *released[name]))
         else:
-            left_out[f"it is not in {DATABASE}"] += 1
+            left_out[NO_ROW] += 1
     return Discovery(layout, items, missing, dict(left_out))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.eeg import EPOCH, Montage, read_night
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.xml import children, read_xml
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import hashed_split
@@ -32,10 +32,10 @@ SEXES = {"1": "male", "2": "female"}
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the nights; each person has one. Both policies split by person, as the paper does."""
-    nights = _by_person(root, "shhs1-*.edf", RECORDING)
-    stagings = _by_person(root, "shhs1-*-profusion.xml", STAGING)
+    nights, doubled = _by_person(root, "shhs1-*.edf", RECORDING)
+    stagings, further = _by_person(root, "shhs1-*-profusion.xml", STAGING)
     people = _people(root)
-    items, left_out = [], Counter[str]()
+    items, left_out = [], +Counter({DUPLICATE: doubled + further})
     for person, path in nights.items():
         if person not in stagings:
             left_out["it has no Profusion staging"] += 1
@@ -87,14 +87,15 @@ def profusion_stages(path: Path) -> list[str]:
     return codes
 
 
-def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> dict[str, Path]:
-    """Files by the person's number, in order of the number; the first of equal ones."""
-    found: dict[str, Path] = {}
-    for path in files(root, glob):
+def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> tuple[dict[str, Path], int]:
+    """Files by the person's number, in order of the number, and how many are duplicates."""
+
+    def person(path: Path) -> str | None:
         match = pattern.fullmatch(path.name)
-        if match:
-            found.setdefault(match[1], path)
-    return dict(sorted(found.items(), key=lambda pair: int(pair[0])))
+        return match[1] if match else None
+
+    found, duplicates = by_key(files(root, glob), person)
+    return dict(sorted(found.items(), key=lambda pair: int(pair[0]))), duplicates
 
 
 def _people(root: Path) -> dict[str, dict[str, float | str | None]]:
@@ -108,10 +109,7 @@ def _people(root: Path) -> dict[str, dict[str, float | str | None]]:
         return {}
     rows = read_rows(tables[-1], COLUMNS, "SHHS-1", encoding="latin-1")  # what is used is ASCII
     return {
-        row["nsrrid"].strip(): {
-            "age": age(row["age_s1"]),
-            "sex": SEXES.get(row["gender"].strip()),
-        }
+        row["nsrrid"]: {"age": age(row["age_s1"]), "sex": SEXES.get(row["gender"])}
         for row in rows
         if row["nsrrid"]
     }

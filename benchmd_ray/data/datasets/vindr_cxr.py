@@ -13,23 +13,32 @@ from pathlib import Path
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import cxr
 from benchmd_ray.data.datasets.images import image_record
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
+from benchmd_ray.data.raw import (
+    DUPLICATE,
+    NO_ROW,
+    Choices,
+    Discovery,
+    RawItem,
+    Reading,
+    by_key,
+    files,
+)
 from benchmd_ray.data.readers.dicom import open_dicom, read_dicom, text
 from benchmd_ray.data.records import hashed_patient
+from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.data.tables import age_string, read_rows, sex
 
 LABEL_TABLE = "annotations/image_labels_test.csv"
 FOLDER = "test"
-SPLITS = {"clean": "test", "released": "validation"}
-"""The paper's validation split of this target is the official test set too."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the images of the test set. Each stands for a patient: the source names none."""
-    found = {path.stem: path for path in files(root / FOLDER, "*.dicom", "*.dcm")}
+    paths = files(root / FOLDER, "*.dicom", "*.dcm")
+    found, duplicates = by_key(paths, lambda path: path.stem)
     path = root / LABEL_TABLE
     rows = read_rows(path, ("image_id", *cxr.finding_columns(card)), "VinDr-CXR 1.0.0")
-    items, missing, left_out = [], [], Counter[str]()
+    items, missing, left_out = [], [], Counter({DUPLICATE: duplicates})
     for number, row in enumerate(rows, 1):
         name = row["image_id"]
         if name not in found:
@@ -39,14 +48,12 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             path=found[name].relative_to(root).as_posix(),
             record_id=name,
             group_id=hashed_patient(card.name, name),
-            split=SPLITS[choices.policy],
+            split=TARGET_SPLIT[choices.policy],
             labels=cxr.labels(row, card, choices, f"{path}, record {number}"),
         )
         items.append(item)
-    unlisted = len(found.keys() - {row["image_id"] for row in rows})
-    if unlisted:
-        left_out[cxr.UNLISTED] = unlisted
-    return Discovery("physionet", items, missing, dict(left_out), grouped_by="record")
+    left_out[NO_ROW] = len(found.keys() - {row["image_id"] for row in rows})
+    return Discovery("physionet", items, missing, dict(+left_out), grouped_by="record")
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
@@ -59,7 +66,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     pixels = read_dicom(path, channels=1)
     header = open_dicom(path, stop_before_pixels=True)
     metadata: dict[str, float | str | None] = {
-        "age": age_string(text(header, "PatientAge") or "") or None,  # 000Y: not given
+        "age": age_string(text(header, "PatientAge") or ""),
         "sex": sex(text(header, "PatientSex") or ""),
         "view": text(header, "ViewPosition"),
         **item.metadata,

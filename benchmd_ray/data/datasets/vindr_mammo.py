@@ -1,7 +1,7 @@
 """VinDr-Mammo 1.0.0: DICOM mammograms, four of each exam, with the official split.
 
 The BI-RADS assessment is the breast's; each of its two views is a record of its own. The dataset
-names no patients, but no woman has two exams in it, so the exam stands for the patient.
+names no patients: an exam stands for one.
 Source: https://physionet.org/content/vindr-mammo/1.0.0/.
 """
 
@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.images import image_record
-from benchmd_ray.data.datasets.photographs import NO_ROW, class_of
-from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading, files
-from benchmd_ray.data.readers.dicom import read_dicom
+from benchmd_ray.data.datasets.images import class_of
+from benchmd_ray.data.raw import NO_ROW, Choices, Discovery, RawItem, files
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.tables import age_string, read_rows
 from benchmd_ray.errors import BenchmdError
@@ -39,7 +37,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     items, missing, left_out = [], [], Counter[str]()
     for row in rows:
         path = _path(row)
-        label, reason = class_of(card, row["breast_birads"].strip())
+        label, reason = class_of(card, row["breast_birads"])
         if reason:
             left_out[reason] += 1
         elif path not in found:
@@ -54,18 +52,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 metadata=_metadata(row, headers.get(row["image_id"], {})),
             )
             items.append(item)
-    if unlisted := len(found - {_path(row) for row in rows}):
-        left_out[NO_ROW] = unlisted
-    return Discovery("physionet", items, missing, dict(left_out))
-
-
-def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one DICOM file.
-
-    Raises:
-        RecordError: It cannot be read as a DICOM image.
-    """
-    return image_record(read_dicom(root / item.path, channels=1), item, card)
+    left_out[NO_ROW] = len(found - {_path(row) for row in rows})
+    return Discovery("physionet", items, missing, dict(+left_out), grouped_by="exam")
 
 
 def _path(row: Mapping[str, str]) -> str:
@@ -80,7 +68,7 @@ def _splits(rows: list[dict[str, str]], table: Path) -> dict[str, str]:
     """
     splits: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
-        split = SPLITS.get(row["split"].strip())
+        split = SPLITS.get(row["split"])
         if split is None:
             raise BenchmdError(
                 f"{table}, record {number}: split is {row['split']!r}, expected one of "
@@ -105,7 +93,7 @@ def _headers(path: Path) -> dict[str, dict[str, str]]:
 def _metadata(row: Mapping[str, str], header: Mapping[str, str]) -> dict[str, float | str | None]:
     device = f"{header.get('Manufacturer') or ''} {header.get(MODEL) or ''}"
     return {
-        "age": age_string(header.get("Patient's Age") or "") or None,  # 000Y: not given
+        "age": age_string(header.get("Patient's Age") or ""),
         "device": " ".join(device.split()) or None,
         "view": f"{row['laterality']}-{row['view_position']}",
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from benchmd_ray.data.records import RecordError
 
@@ -15,7 +15,7 @@ Pixels = npt.NDArray[np.uint8]
 
 MAX_PIXELS = 200_000_000
 """Larger images are refused before they are decoded."""
-FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "MPO")
+FORMATS = ("JPEG", "PNG", "TIFF", "BMP")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Modes of more than 8 bits."""
 
@@ -24,7 +24,8 @@ def read_image(path: Path, channels: int) -> Pixels:
     """Read an image.
 
     It is turned upright as its EXIF orientation says, a palette is looked up, transparency is laid
-    over black, and more than 8 bits are scaled to 0–255 over the image's own range (decision D6).
+    over black, and grey levels of more than 8 bits are scaled to 0–255 over the image's own range
+    (decision D6).
 
     Args:
         path: The file.
@@ -34,7 +35,8 @@ def read_image(path: Path, channels: int) -> Pixels:
         uint8, (y, x) for one channel, (y, x, 3) for three.
 
     Raises:
-        RecordError: The file is missing, damaged, too large or no image.
+        RecordError: The file is missing, damaged, too large or no image, or has more than 8 bits
+            per colour, of which Pillow would take the upper 8.
     """
     try:
         with warnings.catch_warnings():
@@ -45,6 +47,8 @@ def read_image(path: Path, channels: int) -> Pixels:
                     raise RecordError(
                         f"the image has {width} × {height} pixels, expected at most {MAX_PIXELS:,}"
                     )
+                if image.mode not in DEEP and any(";16" in str(tile[3]) for tile in image.tile):
+                    raise RecordError("it has 16 bits per colour; expected 8 (or 16 of grey)")
                 image.load()
                 return _as_grey_levels(_upright(image), channels)
     except RecordError:
@@ -53,9 +57,14 @@ def read_image(path: Path, channels: int) -> Pixels:
         raise
     except Image.DecompressionBombError as error:  # Pillow's own bound, when the header is read
         raise RecordError(f"the image has too many pixels ({error})") from error
-    except Exception as error:  # Pillow raises whatever its decoders raise
+    except UnidentifiedImageError as error:
         raise RecordError(
-            f"it cannot be read as an image ({type(error).__name__}: {error}). Fetch it again."
+            f"it cannot be read as an image of {', '.join(FORMATS)}. Fetch it again."
+        ) from error
+    except Exception as error:  # Pillow raises whatever its decoders raise
+        why = getattr(error, "strerror", None) or error  # without the file's name
+        raise RecordError(
+            f"it cannot be read as an image ({type(error).__name__}: {why}). Fetch it again."
         ) from error
 
 

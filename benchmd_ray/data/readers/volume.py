@@ -30,6 +30,8 @@ MAX_VOXELS = 2**29
 """Larger volumes are refused before they are read."""
 SAME = 0.01
 """Positions, spacings and directions that differ by less (mm, or 1) are the same."""
+UNEVEN = 0.1
+"""A step between slices that differs from the median by more than this share of it is uneven."""
 GAP = 1.5
 """A step between slices of more than so many times the median step is a gap."""
 HEADER = ("PatientID", "PatientAge", "PatientSex", "Manufacturer", "ManufacturerModelName")
@@ -80,9 +82,16 @@ class Volume:
 
     def slice_at(self, point: Sequence[float]) -> int | None:
         """Number of the slice through a point of patient space (x, y, z mm); None outside."""
-        distances = np.abs(self.positions - float(np.dot(point, self.normal)))
-        nearest = int(np.argmin(distances))
-        return nearest if distances[nearest] <= self.spacing[0] / 2 + SAME else None
+        return self._nearest(self.positions - float(np.dot(point, self.normal)))
+
+    def slice_of_height(self, z: float) -> int | None:
+        """Number of the slice whose first voxel has a height in mm; None outside."""
+        return self._nearest(self.origins[:, 2] - z)
+
+    def _nearest(self, distances: Numbers) -> int | None:
+        """Number of the slice at the smallest distance, None where it is over half a slice."""
+        nearest = int(np.argmin(np.abs(distances)))
+        return nearest if abs(distances[nearest]) <= self.spacing[0] / 2 + SAME else None
 
 
 @dataclass(frozen=True)
@@ -101,9 +110,10 @@ class _Slice:
 
 
 def series_files(folder: Path) -> list[Path]:
-    """The ``.dcm`` files of a folder, by name."""
+    """The ``.dcm`` files of a folder, by name, without hidden ones."""
     with os.scandir(folder) as entries:
-        return sorted(Path(e.path) for e in entries if e.name.lower().endswith(".dcm"))
+        names = [entry.name for entry in entries if entry.name.lower().endswith(".dcm")]
+    return sorted(folder / name for name in names if name[0] != ".")
 
 
 def read_series(source: Path | Sequence[Path], series: str | None = None) -> Volume:
@@ -135,13 +145,15 @@ def read_series(source: Path | Sequence[Path], series: str | None = None) -> Vol
     origins = np.array([one.origin for one in kept])
     steps = np.diff(origins @ normal)
     depth = float(np.median(steps)) if len(steps) else first.thickness or 1.0
+    gaps, uneven = steps > GAP * depth, np.abs(steps - depth) > UNEVEN * depth
     rows, columns = int(first.size[0]), int(first.size[1])
     if len(kept) * rows * columns > MAX_VOXELS:
         raise RecordError(f"{len(kept)} slices of {columns} × {rows} are more than {MAX_VOXELS:,}")
     remarks = (
         ("it holds files of other series, which are not read", len(paths) > len(found)),
         ("several slices at one position; the first is kept", len(found) > len(kept)),
-        ("slices are missing between others", bool((steps > GAP * depth).any())),
+        ("slices are missing between others", bool(gaps.any())),
+        ("the distance between slices varies", bool(uneven[~gaps].any())),
         ("the slices' thickness varies", len({one.thickness for one in kept}) > 1),
     )
     return Volume(

@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
+from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError
 
 MAX_BYTES = 16 * 2**20
@@ -23,14 +24,7 @@ def read_xml(path: Path, what: str, *, first_bytes: int | None = None) -> Elemen
     Raises:
         RecordError: It cannot be opened, is too large or no XML, or declares a document type.
     """
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise RecordError(f"{what} has {size:,} bytes, expected at most {MAX_BYTES:,}")
-        with path.open("rb") as file:
-            content = file.read(first_bytes)
-    except OSError as error:
-        raise RecordError(f"{what} cannot be opened: {error.strerror or error}") from None
+    content = read_bounded(path, MAX_BYTES, what, first_bytes=first_bytes)
     return _tree(content, what, whole=first_bytes is None)
 
 
@@ -57,7 +51,8 @@ def _tree(content: bytes, what: str, *, whole: bool) -> Element:
         while inside:
             end(inside[-1])
         root: Element | None = builder.close()
-    except (expat.ExpatError, AssertionError) as error:
+    except (expat.ExpatError, AssertionError, LookupError, ValueError) as error:
+        # the last two are for an encoding that it declares and that Python lacks or cannot use
         raise RecordError(f"{what} is no XML, or damaged ({error}). Fetch it again.") from None
     if root is None:
         raise RecordError(f"{what} holds nothing. Fetch it again.")

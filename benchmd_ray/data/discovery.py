@@ -1,0 +1,88 @@
+"""From a raw folder and a user's choices to the list of its records."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmd_ray.data.cards import POLICIES, DatasetCard
+from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery
+from benchmd_ray.errors import BenchmdError, unknown_name
+
+
+def discovered(
+    card: DatasetCard,
+    raw: Path,
+    policy: str,
+    split_table: Path | None,
+    options: Mapping[str, str],
+) -> tuple[Choices, Discovery]:
+    """What a raw folder holds, under the arguments of `build`.
+
+    Raises:
+        BenchmdError: It is missing or of another layout, or a choice is unknown.
+    """
+    choices = chosen(card, policy, split_table, options)
+    if not raw.is_dir():
+        raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
+    return choices, _unique(DATASETS[card.name].discover(raw, card, choices))
+
+
+def chosen(
+    card: DatasetCard, policy: str, split_table: Path | None, options: Mapping[str, str]
+) -> Choices:
+    """The choices with a value for each of the card's options.
+
+    Raises:
+        BenchmdError: The policy, an option or its value is unknown, or a split table of no use.
+    """
+    if policy not in POLICIES:
+        raise unknown_name("policy", policy, POLICIES)
+    for name, value in options.items():
+        if name not in card.options:
+            raise unknown_name(f"option of {card.name}", name, card.options)
+        valid = card.options[name].choices
+        if valid and value not in valid:
+            raise unknown_name(f"value of the option {name} of {card.name}:", value, valid)
+    if split_table and not (policy == "released" and card.split_table):
+        needed = "the policy released" if card.split_table else "other datasets"
+        raise BenchmdError(
+            f"--split-table {split_table} is for {needed} alone and would change nothing here: "
+            "leave it out."
+        )
+    defaults = {name: option.default for name, option in card.options.items()}
+    return Choices(policy, split_table, defaults | dict(options))
+
+
+def _unique(found: Discovery) -> Discovery:
+    """Without the later ones of items of the same record id, which are counted."""
+    kept = {item.record_id: item for item in reversed(found.items)}
+    items = [item for item in found.items if kept[item.record_id] is item]
+    if len(items) == len(found.items):
+        return found
+    left_out = Counter(found.left_out) + Counter({DUPLICATE: len(found.items) - len(items)})
+    return dataclasses.replace(found, items=items, left_out=dict(left_out))
+
+
+def _expectation(card: DatasetCard) -> str:
+    layouts = " Or: ".join(layout.description for layout in card.layouts.values())
+    return f"Expected for {card.name}: {layouts} See `benchmd catalog show {card.name}`."
+
+
+def require_complete(found: Discovery, card: DatasetCard, raw: Path, allow_missing: bool) -> None:
+    """Refuse a raw folder that holds less, or more, than the card's layout, unless allowed."""
+    total = found.total
+    if total == 0:
+        raise BenchmdError(f"{raw} holds no record of {card.name}. {_expectation(card)}")
+    expected = card.layouts[found.layout].records
+    if allow_missing or (total == expected and not found.missing):
+        return
+    first = f", the first is {found.missing[0]}" if found.missing else ""
+    raise BenchmdError(
+        f"{raw} holds {total:,} records of {card.name}, the card expects {expected:,} (layout "
+        f"{found.layout}); {len(found.missing):,} files that its tables name are missing{first}. "
+        "Complete the download, or accept what is there with --allow-missing."
+    )

@@ -1,0 +1,200 @@
+"""What an HDF5 file of a catalog holds, and whether one that need not be trusted does.
+
+A group per split with the datasets ``signal`` (rows, *stored_shape), one chunk per row,
+``target`` (rows, classes), ``scale``, ``valid_size``, ``record_id``, ``unit_id``, ``group_id`` and,
+under ``metadata``, each column with a ``<column>_known`` beside; ``manifest``, a JSON text that
+says how the catalog was built; attributes for whoever looks into the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+
+from benchmd_ray.data.cards import POLICIES, DatasetCard, cards, dataset_card
+from benchmd_ray.data.manifest import ORIGIN
+from benchmd_ray.data.records import METADATA, schema
+from benchmd_ray.errors import BenchmdError
+
+FORMAT = "benchmd-catalog-1"
+"""Layout of the file."""
+TEXTS = ("record_id", "unit_id", "group_id")
+LONGEST_TEXT = 1000
+"""Bytes; datasets of longer texts are refused."""
+LARGEST_SHARD = 2**31
+"""Signal bytes that are held at once; shards of more are refused."""
+LARGEST_CHUNK = 2**26
+"""Bytes; a chunk is read whole, so datasets of larger ones are refused."""
+LARGEST_MANIFEST = 2**28
+"""Bytes; longer ones are refused."""
+FILTERS = (1, 2, 3)
+"""Numbers of the filters that are taken: deflate, shuffle, Fletcher's checksum."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A dataset of a split's group."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of a row."""
+    dtype: np.dtype[Any] | None
+    """None for texts."""
+
+
+def columns_of(card: DatasetCard) -> dict[str, Column]:
+    """The datasets of a group by their names."""
+    stored = card.kind.stored_shape
+    found = [
+        Column("signal", stored, np.dtype(card.kind.dtype)),
+        Column("target", (len(card.classes),), np.dtype(np.int8)),
+        Column("scale", (), np.dtype(np.float32)),
+        Column("valid_size", (len(stored) - 1,), np.dtype(np.int32)),
+        *(Column(name, (), None) for name in TEXTS),
+    ]
+    for name, kind in METADATA.items():
+        dtype = None if pa.types.is_string(kind) else np.dtype(kind.to_pandas_dtype())
+        found.append(Column(f"metadata/{name}", (), dtype))
+        found.append(Column(f"metadata/{name}_known", (), np.dtype(np.bool_)))
+    return {column.name: column for column in found}
+
+
+def foreign(path: Path, what: str) -> BenchmdError:
+    """An error of a file that is damaged or none of ours."""
+    return BenchmdError(
+        f"{path} cannot be imported: {what}. Expected a file of `benchmd catalog export`; export "
+        "the catalog again."
+    )
+
+
+def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]:
+    """What the file says of the exported catalog, checked, and the card of its dataset."""
+    if file.attrs.get("format") != FORMAT:
+        raise foreign(path, f"its attribute 'format' is not {FORMAT!r}")
+    held = _dataset(file, "manifest", path)
+    if held.dtype != np.uint8 or held.ndim != 1 or len(held) > LARGEST_MANIFEST:
+        raise foreign(path, "its manifest is no text")
+    stated = json.loads(held[()].tobytes().decode())
+    if stated["dataset"] not in cards():
+        raise foreign(path, f"there is no card of its dataset {stated['dataset']!r}")
+    card = dataset_card(stated["dataset"])
+    if stated["card_version"] != card.version:
+        raise foreign(
+            path,
+            f"version {stated['card_version']} of its card made it, which is now {card.version}",
+        )
+    _require_origin(stated, card, path)
+    _require_shards(stated, card, path)
+    return stated, card
+
+
+def _require_origin(stated: Mapping[str, Any], card: DatasetCard, path: Path) -> None:
+    """What the manifest says of how the catalog was built has the form that a build gives it."""
+    kinds: dict[str, type] = dict.fromkeys(ORIGIN, dict) | {"quarantined": list}
+    kinds |= {"policy": str, "layout": str, "plan": str, "splits": dict, "shards": list}
+    for key, kind in kinds.items():
+        if not isinstance(stated[key], kind):
+            raise foreign(path, f"{key} of its manifest is no {kind.__name__}")
+    if stated["policy"] not in POLICIES or stated["layout"] not in card.layouts:
+        raise foreign(path, "its policy or layout is not one of the card's")
+    raw = stated["raw"]
+    counts = [raw[key] for key in ("records", "expected", "missing")]
+    counts += [*stated["left_out"].values(), *stated["remarks"].values()]
+    texts = [raw["grouped_by"], *stated["options"].values()]
+    texts += [entry[key] for entry in stated["quarantined"] for key in ("record", "reason")]
+    texts += [entry["file"] or "" for entry in stated["quarantined"]]
+    if not all(type(count) is int for count in counts) or not all(
+        isinstance(text, str) for text in texts
+    ):
+        raise foreign(
+            path, "its manifest has a count that is no number, or a reason that is no text"
+        )
+
+
+def _require_shards(stated: Mapping[str, Any], card: DatasetCard, path: Path) -> None:
+    """Shards of sound names and sizes, whose rows are those of the splits."""
+    width = schema(card).field("signal").type.byte_width
+    rows: dict[str, int] = {}
+    names = set()
+    for shard in stated["shards"]:
+        file, split, count = shard["file"], shard["split"], shard["rows"]
+        sound = split in stated["splits"] and re.fullmatch(r"[a-z]{1,20}", split)
+        if not sound or not re.fullmatch(rf"shards/{split}-\d{{1,9}}\.parquet", file):
+            raise foreign(path, f"its manifest names an odd shard, {file!r}")
+        if not isinstance(count, int) or not 0 < count * width <= LARGEST_SHARD:
+            raise foreign(path, f"its shard {file} has {count} rows")
+        rows[split] = rows.get(split, 0) + count
+        names.add(file)
+    if rows != {k: v["records"] for k, v in stated["splits"].items()} or len(names) != len(
+        stated["shards"]
+    ):
+        raise foreign(path, "the rows of its shards are not those of its splits")
+
+
+def require_layout(file: Any, stated: Mapping[str, Any], card: DatasetCard, path: Path) -> None:
+    """Every object is one of ours, within the file, of the right type and shape."""
+    expected = {"manifest": None} | dict.fromkeys(stated["splits"])
+    if set(file) != set(expected):
+        raise foreign(path, f"it holds {sorted(file)}, expected {sorted(expected)}")
+    columns = columns_of(card)
+    for split, content in stated["splits"].items():
+        group = _group(file, split, path)
+        top = {name.partition("/")[0] for name in columns}
+        inner = {name.partition("/")[2] for name in columns} - {""}
+        if set(group) != top or set(_group(group, "metadata", path)) != inner:
+            raise foreign(path, f"its group {split} holds other datasets than expected")
+        for name, column in columns.items():
+            _require_column(_dataset(group, name, path), column, content["records"], path)
+
+
+def _require_column(held: Any, column: Column, rows: int, path: Path) -> None:
+    where = f"its dataset {held.name}"
+    text = h5py.check_string_dtype(held.dtype)
+    fits = held.dtype == column.dtype if column.dtype else bool(text and text.length)
+    if not fits or held.dtype.itemsize > LONGEST_TEXT:
+        raise foreign(path, f"{where} has type {held.dtype}, expected {column.dtype or 'texts'}")
+    if held.shape != (rows, *column.shape):
+        raise foreign(path, f"{where} has shape {held.shape}, expected {(rows, *column.shape)}")
+    if column.name == "signal" and held.chunks != (1, *column.shape):
+        raise foreign(path, f"{where} has chunks {held.chunks}, expected one per row")
+    if held.chunks is None or held.id.get_num_chunks() != math.ceil(rows / held.chunks[0]):
+        raise foreign(path, f"{where} has rows that were never written")
+
+
+def _group(parent: Any, name: str, path: Path) -> Any:
+    _require_within(parent, name, path)
+    held = parent[name]
+    if not isinstance(held, h5py.Group):
+        raise foreign(path, f"{name} is no group")
+    return held
+
+
+def _dataset(parent: Any, name: str, path: Path) -> Any:
+    """A dataset that lies in the file itself."""
+    folder, _, own = name.rpartition("/")
+    parent = _group(parent, folder, path) if folder else parent
+    _require_within(parent, own, path)
+    held = parent[own]
+    if not isinstance(held, h5py.Dataset) or held.external or held.is_virtual:
+        raise foreign(path, f"{name} is no dataset within the file")
+    if held.chunks and math.prod(held.chunks) * held.dtype.itemsize > LARGEST_CHUNK:
+        raise foreign(path, f"{name} has chunks of more than {LARGEST_CHUNK:,} bytes")
+    created = held.id.get_create_plist()
+    used = [created.get_filter(number)[0] for number in range(created.get_nfilters())]
+    if not set(used) <= set(FILTERS):
+        raise foreign(path, f"{name} is compressed by a filter that is not taken")
+    return held
+
+
+def _require_within(parent: Any, name: str, path: Path) -> None:
+    if not isinstance(parent.get(name, getlink=True), h5py.HardLink):
+        raise foreign(path, f"{name} is a link, which is not followed")

@@ -1,0 +1,172 @@
+"""A catalog's shards and its manifest: what both hold, counted and summed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.catalog import FORMAT
+from benchmd_ray.data.raw import Choices, Discovery
+from benchmd_ray.data.records import decode_signals, decode_targets, positives_per_unit, schema
+from benchmd_ray.files import digest, replacing, sha256
+from benchmd_ray.modalities import Modality
+
+ROW_GROUP_BYTES = 6 * 2**20
+"""Signal bytes of a row group: small enough to stream, large enough to read fast."""
+ORIGIN = ("policy", "options", "layout", "plan", "raw", "left_out", "remarks", "quarantined")
+"""What a manifest says of how its catalog was built, beside what its shards hold."""
+
+
+def shard_part(table: pa.Table, path: Path, card: DatasetCard) -> dict[str, Any]:
+    """Write a shard, and give what the manifest has to know of it."""
+    return write_shard(table, path, card.kind) | {
+        "groups": sorted(set(table["group_id"].to_pylist())),
+        "units": len(set(table["unit_id"].to_pylist())),
+        "positives": (decode_targets(table["target"]) == 1).sum(axis=0).tolist(),
+        "positive_units": positives_per_unit(table).tolist(),
+        "statistics": _sums(table, card.kind),
+    }
+
+
+def write_shard(table: pa.Table, path: Path, modality: Modality) -> dict[str, Any]:
+    """Write a shard, whole or not at all. Images hardly compress; time series and CT do.
+
+    Returns:
+        ``bytes`` and ``sha256`` of the file.
+    """
+    width = table.schema.field("signal").type.byte_width
+    with replacing(path) as partial:
+        pq.write_table(
+            table,
+            partial,
+            row_group_size=max(1, ROW_GROUP_BYTES // width),
+            compression="none" if modality.dtype == "uint8" else "lz4",
+            use_dictionary=False,
+            write_statistics=False,
+        )
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def _sums(table: pa.Table, modality: Modality) -> dict[str, list[float]]:
+    """Per channel: number, sum and sum of squares of the values in physical units.
+
+    The padding of images is not counted; it is zero, so the sums do not know of it.
+    """
+    signals = decode_signals(table["signal"], modality)
+    channels = modality.stored_shape[0]
+    extents: list[tuple[int, ...]] = [modality.stored_shape[1:]] * len(signals)
+    if modality.dtype == "uint8":
+        extents = table["valid_size"].to_pylist()
+    total, squares = np.zeros(channels), np.zeros(channels)
+    for signal, scale in zip(signals, table["scale"].to_pylist(), strict=True):
+        values = signal.reshape(channels, -1)
+        total += values.sum(axis=1, dtype=np.int64) * scale
+        squares += np.square(values.astype(np.float32)).sum(axis=1, dtype=np.float64) * scale**2
+    count = sum(math.prod(extent) for extent in extents)
+    return {
+        "count": [count] * channels,
+        "sum": total.tolist(),
+        "squares": squares.tolist(),
+    }
+
+
+def origin_of(
+    card: DatasetCard,
+    choices: Choices,
+    plan: str,
+    found: Discovery,
+    parts: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """How a build made a catalog: the values of `ORIGIN`."""
+    left_out = Counter(found.left_out)
+    remarks: Counter[str] = Counter()
+    for part in parts:
+        left_out.update(part["left_out"])
+        remarks.update(part["remarks"])
+    return {
+        "policy": choices.policy,
+        "options": dict(choices.options),
+        "layout": found.layout,
+        "plan": plan,
+        "raw": {
+            "records": found.total,
+            "expected": card.layouts[found.layout].records,
+            "missing": len(found.missing),
+            "grouped_by": found.grouped_by,
+        },
+        "left_out": dict(sorted(left_out.items())),
+        "remarks": dict(sorted(remarks.items())),
+        "quarantined": [entry for part in parts for entry in part["quarantined"]],
+    }
+
+
+def manifest_of(
+    card: DatasetCard, origin: Mapping[str, Any], parts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The manifest of a catalog.
+
+    Args:
+        card: Card of its dataset.
+        origin: What is known of how it was built, the values of `ORIGIN`.
+        parts: Of each shard, what `shard_part` gives, with its name, split and rows.
+    """
+    splits: dict[str, Any] = {}
+    for split in sorted({part["split"] for part in parts if part["rows"]}):
+        own = [part for part in parts if part["split"] == split and part["rows"]]
+        positives = np.sum([part["positives"] for part in own], axis=0).tolist()
+        splits[split] = {
+            "records": sum(part["rows"] for part in own),
+            "units": sum(part["units"] for part in own),
+            "patients": len({group for part in own for group in part["groups"]}),
+            "classes": dict(zip(card.classes, positives, strict=True)),
+        }
+        if splits[split]["units"] != splits[split]["records"]:
+            units = np.sum([part["positive_units"] for part in own], axis=0).tolist()
+            splits[split]["unit_classes"] = dict(zip(card.classes, units, strict=True))
+    shards = [
+        {
+            "file": f"shards/{part['name']}.parquet",
+            "split": part["split"],
+            "rows": part["rows"],
+            "bytes": part["bytes"],
+            "sha256": part["sha256"],
+        }
+        for part in parts
+        if part["rows"]
+    ]
+    manifest = {
+        "format": FORMAT,
+        "dataset": card.name,
+        "card_version": card.version,
+        "modality": card.modality,
+        "role": card.role,
+        "schema": {field.name: str(field.type) for field in schema(card)},
+        "splits": splits,
+        "statistics": _statistics(parts),
+        "shards": shards,
+    }
+    manifest |= {key: origin[key] for key in ORIGIN}
+    return manifest | {"digest": digest(manifest)}
+
+
+def _statistics(parts: list[dict[str, Any]]) -> dict[str, list[float]] | None:
+    """Mean and standard deviation per channel over the training split; None without one."""
+    own = [part["statistics"] for part in parts if part["split"] == "train" and part["rows"]]
+    if not own:
+        return None
+    count, total, squares = (
+        np.sum([sums[key] for sums in own], axis=0) for key in ("count", "sum", "squares")
+    )
+    mean = total / count
+    return {
+        "mean": mean.tolist(),
+        "std": np.sqrt(np.maximum(squares / count - mean**2, 0.0)).tolist(),
+    }

@@ -1,0 +1,79 @@
+"""Raw files that cannot be read: what a catalog says of them, and which to try again instead."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.raw import RawItem
+from benchmd_ray.data.records import RecordError
+from benchmd_ray.errors import BenchmdError
+
+TRANSIENT = {errno.EIO, errno.ESTALE, errno.ENFILE, errno.EMFILE, errno.ENOMEM}
+"""Errors of the system that say nothing of the file: a failing disk or mount, too many files."""
+
+
+def quarantined(
+    error: Exception, item: RawItem, root: str, card: DatasetCard
+) -> dict[str, str | None]:
+    """An entry of the quarantine; where file names name patients, without them.
+
+    Raises:
+        BenchmdError: The error may be gone when the file is read again.
+    """
+    reason = str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+    reason = reason.replace(f"{root}/", "").replace(root, "the raw folder")
+    file: str | None = item.path
+    if card.private_names:
+        file = None
+        for name in _names(item, root, card):
+            # not within another word: a folder "1" is no part of "12 leads"
+            reason = re.sub(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])", "…", reason)
+    if _is_transient(error):
+        raise BenchmdError(
+            f"{file or 'record ' + item.record_id} cannot be read at the moment: {reason}. See to "
+            "the disk, the mount or the limits of open files and memory, and run the same command "
+            "again: it goes on where it stopped. If it stays so, fetch that file anew."
+        )
+    return {"record": item.record_id, "file": file, "reason": reason}
+
+
+def _is_transient(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is one of `TRANSIENT`."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in TRANSIENT:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _names(item: RawItem, root: str, card: DatasetCard) -> list[str]:
+    """All names of the item's files and folders that a reason may hold, the longest first.
+
+    Folders and files that are named in the same way for everybody are left out: words of the
+    layout's drawing without a digit.
+    """
+    paths = {item.path, *_paths(item.details)}
+    paths |= {path.relative_to(root).as_posix() for path in Path(root, item.path).rglob("*")}
+    names: set[str] = set()
+    for text in paths:
+        path = Path(text)
+        names |= {text, *path.parts, path.stem, path.name.partition(".")[0]}
+    drawn = {word for layout in card.layouts.values() for word in layout.tree.split()}
+    shared = {part for word in drawn for part in Path(word).parts if not re.search(r"\d", part)}
+    return sorted(names - shared - {"", "/"}, key=lambda name: (-len(name), name))
+
+
+def _paths(value: Any) -> Iterator[str]:
+    """Texts of a nested dict or list that may be a path: with a slash or a suffix."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _paths(part)
+    elif isinstance(value, str) and ("/" in value or Path(value).suffix):
+        yield value
