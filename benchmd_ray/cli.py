@@ -30,7 +30,7 @@ class Commands(click.Group):
         except BenchmdError as error:
             click.echo(f"error: {error}", err=True)
         except KeyboardInterrupt:
-            click.echo("interrupted: the same command goes on from the newest checkpoint", err=True)
+            click.echo("interrupted: the same command goes on where it stopped", err=True)
             ctx.exit(130)
         except OSError as error:  # a full disk, a folder that cannot be written, …
             click.echo(f"error: {error}", err=True)
@@ -463,9 +463,11 @@ def demo(out: Path, modalities: tuple[str, ...], address: str | None) -> None:
     benchmd demo                      # all seven modalities
     benchmd demo --modality ecg       # one of them
     """
+    from benchmd_ray.results.store import runs
     from benchmd_ray.service.demo import demo as run_demo
 
-    _report(run_demo(out, click.echo, address, modalities), out / "report")
+    run_demo(out, click.echo, address, modalities)
+    _report(runs([out / "runs"]), out / "report")  # also the modalities of earlier calls
     click.echo("The data are synthetic: the numbers show that everything works, and nothing else.")
 
 

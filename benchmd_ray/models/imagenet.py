@@ -111,7 +111,7 @@ def _downloaded() -> Path:
     except ImportError as error:
         raise BenchmdError(
             "downloading the ImageNet weights needs huggingface_hub: pip install "
-            f"'benchmd-ray[hub]'. Or: {GET}"
+            f"'benchmd-ray[hub]' (in a checkout -e '.[hub]'). Or: {GET}"
         ) from error
     try:
         return Path(hf_hub_download(REPOSITORY, FILE))

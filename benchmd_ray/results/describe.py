@@ -57,6 +57,12 @@ def _item(content: str, indent: int = 2) -> str:
     return " " * indent + "- " + filled.lstrip()
 
 
+def unmapped(card: DatasetCard) -> str:
+    """What becomes of a record with a label that is none of our classes."""
+    several = card.kind.task == "multi-label"
+    return "(no class of its own; the record stays)" if several else "(left out)"
+
+
 def describe_card(card: DatasetCard) -> str:
     """What a dataset is, where to get it, how its folder must look and what comes of it."""
     head = f"{card.name}: {card.title}"
@@ -127,7 +133,7 @@ def _labels(card: DatasetCard) -> list[str]:
         lines.append(_text("What the owner calls it → our class:"))
         width = min(40, max(len(label) for label in card.class_mapping))
         lines += [
-            _text(f"→ {name or '(left out)'}", 4, f"{label:<{width}}")
+            _text(f"→ {name or unmapped(card)}", 4, f"{label:<{width}}")
             for label, name in card.class_mapping.items()
         ]
     if card.code_table:

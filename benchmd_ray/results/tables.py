@@ -264,6 +264,13 @@ def notes(found: Sequence[Cell]) -> list[str]:
         "by bootstrap over patients.",
         *_notes_on_paper(found),
     ]
+    if any(c.role == "source" and c.split == "validation" for c in found):
+        lines.append(
+            "validation: the split that also chose the best epoch, so that its AUROC is a little "
+            "too high."
+        )
+    if any(c.setting == "linear" for c in found):
+        lines.append("linear: a linear head on the frozen encoder, all labels.")
     if any(c.role == "source" and c.dataset != c.source for c in found):
         lines.append(
             "another source: scored zero-shot as the targets are, by a run that was trained on the "
@@ -296,10 +303,9 @@ def _notes_on_paper(found: Sequence[Cell]) -> list[str]:
         )
     if any(c.paper is None and _key(c) in paper_auroc() for c in found):
         lines.append(
-            "paper, where it has a number and – stands here: the two cannot be compared. Trained "
-            "on another source or on shuffled labels, a split that the paper does not score, "
-            "options of a build, or a dataset, trained on or scored, of which less than half of "
-            "the raw records were there."
+            "paper: – where its number and this run's cannot be compared: another source, a split "
+            "that the paper does not score, shuffled labels, other options of a build, or less "
+            "than half of the raw records of a dataset."
         )
     return lines
 

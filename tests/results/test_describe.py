@@ -16,6 +16,7 @@ from benchmd_ray.results.describe import (
     describe_card,
     describe_catalog,
     list_cards,
+    unmapped,
 )
 
 WHOLE = DatasetCard(
@@ -66,7 +67,7 @@ def said(card: DatasetCard) -> list[str]:
         plain += [policy, f"Scored and never trained on: {', '.join(scored)}."]
     for name, option in card.options.items():
         plain += [name, option.description, f"Default: {option.default}.", *option.choices]
-    plain += [f"{label} → {name or '(left out)'}" for label, name in card.class_mapping.items()]
+    plain += [f"{label} → {name or unmapped(card)}" for label, name in card.class_mapping.items()]
     plain += [f"{name} = {' + '.join(held)}" for name, held in card.merged_classes.items()]
     for policy, splits in card.expected.items():
         plain += [f"policy {policy} {' '.join(splits)}"]
