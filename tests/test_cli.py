@@ -138,7 +138,7 @@ def test_completion_scripts_are_printed(shell):
 
 
 def test_shell_completion_offers_datasets():
-    from benchmd_ray.cli import complete_dataset, complete_technique
+    from benchmd_ray.cli.options import complete_dataset, complete_technique
 
     assert complete_dataset(None, None, "ge") == ["georgia"]
     assert {"e-mix", "shed", "mae"} <= set(complete_technique(None, None, ""))

@@ -1,0 +1,184 @@
+"""``benchmd catalog``: build catalogs and inspect them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmd_ray.cli.group import main
+from benchmd_ray.cli.options import FILE, FOLDER, complete_dataset, raw_options
+
+
+@main.group()
+def catalog() -> None:
+    """Build catalogs from raw datasets, and inspect them."""
+
+
+@catalog.command("list")
+def catalog_list() -> None:
+    """List the datasets that have a card: by modality, sources first.
+
+    The terms of access and everything else: `benchmd catalog show NAME`.
+    """
+    from benchmd_ray.data.cards import cards
+    from benchmd_ray.results.describe import list_cards
+
+    click.echo(list_cards(cards().values()))
+
+
+@catalog.command("show")
+@click.argument("name", shell_complete=complete_dataset)
+@click.option(
+    "--figures",
+    type=FOLDER,
+    help="Also draw the catalog into this folder (PNG, SVG): class balance, people, examples.",
+)
+def catalog_show(name: str, figures: Path | None) -> None:
+    """Show the dataset NAME, or the catalog in the folder NAME.
+
+    Of a dataset: what to download, from where and on which terms, how its folder must look, and
+    what a build makes of it. Of a catalog: what it holds.
+
+    \b
+    benchmd catalog show ptb-xl
+    benchmd catalog show catalogs/ptb-xl --figures figures/ptb-xl
+    """
+    from benchmd_ray.results.describe import show
+
+    click.echo(show(name, figures is not None))
+    if figures is not None:
+        from benchmd_ray.data.catalog import open_catalog
+        from benchmd_ray.results.figures import write_figures
+
+        opened = open_catalog(Path(name))
+        for path in write_figures(opened, figures):
+            click.echo(f"written: {path}")
+        click.echo(f"the examples are records; the dataset's terms: {opened.card.licence}")
+
+
+@catalog.command("build")
+@click.argument("name", shell_complete=complete_dataset)
+@click.option("--out", type=FOLDER, required=True, help="Folder of the catalog.")
+@raw_options
+@click.option(
+    "--allow-missing", is_flag=True, help="Accept another number of records than the card expects."
+)
+@click.option(
+    "--max-quarantined",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
+    help="Largest accepted share of unreadable records.",
+)
+@click.option(
+    "--retry-quarantined",
+    is_flag=True,
+    help="Read files again that could not be read, and what shares a shard with them.",
+)
+@click.option("--cpus", type=click.IntRange(1), default=None, help="CPUs of an embedded Ray.")
+@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+def catalog_build(name: str, raw: Path, out: Path, cpus: int | None, **options: Any) -> None:
+    """Build a catalog of the dataset NAME, or what is missing of it.
+
+    \b
+    benchmd catalog build ptb-xl --raw ~/data/ptb-xl --out catalogs/ptb-xl
+    benchmd catalog build mimic-cxr --raw ~/data/mimic-cxr --out catalogs/mimic-cxr \\
+        --option images=all
+    """
+    from benchmd_ray.data.build import build
+    from benchmd_ray.results.describe import describe_catalog
+
+    click.echo(describe_catalog(build(name, raw, out, cpus=cpus or 1, **options)))
+
+
+@catalog.command("files")
+@click.argument("name", type=click.Choice(["mimic-cxr"]))
+@raw_options
+def catalog_files(name: str, raw: Path, **options: Any) -> None:
+    """Print the image files of NAME that a build reads, from its tables in the folder --raw.
+
+    \b
+    benchmd catalog files mimic-cxr --raw ~/data/mimic-cxr > files.txt
+    """
+    from benchmd_ray.data.cards import dataset_card
+    from benchmd_ray.data.datasets.mimic_cxr import files_to_fetch
+    from benchmd_ray.data.discovery import chosen
+
+    card = dataset_card(name)
+    click.echo("\n".join(files_to_fetch(raw, card, chosen(card, **options))))
+
+
+@catalog.command("locate")
+@click.argument("name", shell_complete=complete_dataset)
+@click.argument("records", nargs=-1, required=True, metavar="RECORD_ID...")
+@raw_options
+def catalog_locate(name: str, records: tuple[str, ...], raw: Path, **options: Any) -> None:
+    """Print the raw file of records of the dataset NAME, by listing the raw folder again.
+
+    For datasets whose file names name patients, catalogs hold no file names.
+
+    \b
+    benchmd catalog locate ptb-xl --raw ~/data/ptb-xl HR00001 HR00002
+    """
+    from benchmd_ray.data.locate import locate
+
+    for record, path in locate(name, raw, records, **options).items():
+        click.echo(f"{record}  {path}")
+
+
+@catalog.command("verify")
+@click.argument("path", type=FOLDER)
+def catalog_verify(path: Path) -> None:
+    """Check every shard of the catalog at PATH, and its counts against the card.
+
+    Exits with 1 when the catalog is damaged.
+    """
+    from benchmd_ray.data.catalog import open_catalog
+    from benchmd_ray.data.verify import verify
+
+    opened = open_catalog(path)
+    result = verify(opened)
+    for note in result.notes:
+        click.echo(f"note: {note}")
+    for fault in result.faults:
+        click.echo(f"fault: {fault}", err=True)
+    if result.faults:
+        sys.exit(1)
+    shards = len(opened.manifest["shards"])
+    click.echo(f"{path}: {opened.dataset}, {shards} shards, digest {opened.digest[:16]}: whole")
+
+
+@catalog.command("export")
+@click.argument("path", type=FOLDER)
+@click.option("--out", type=FILE, required=True, help="HDF5 file to write.")
+def catalog_export(path: Path, out: Path) -> None:
+    """Write the catalog at PATH as one HDF5 file, with its labels and how it was built.
+
+    \b
+    benchmd catalog export catalogs/lndb --out lndb.h5
+    """
+    from benchmd_ray.data.catalog import open_catalog
+    from benchmd_ray.data.hdf5 import export_hdf5
+
+    opened = open_catalog(path)
+    export_hdf5(opened, out)
+    rows = sum(held["records"] for held in opened.manifest["splits"].values())
+    click.echo(f"{out}: {opened.dataset}, {rows:,} records, digest {opened.digest[:16]}")
+
+
+@catalog.command("import")
+@click.argument("file", type=FILE)
+@click.option("--out", type=FOLDER, required=True, help="Folder of the catalog.")
+def catalog_import(file: Path, out: Path) -> None:
+    """Make a catalog of FILE, which `benchmd catalog export` wrote; its records stay the same.
+
+    \b
+    benchmd catalog import lndb.h5 --out catalogs/lndb
+    """
+    from benchmd_ray.data.hdf5 import import_hdf5
+    from benchmd_ray.results.describe import describe_catalog
+
+    click.echo(describe_catalog(import_hdf5(file, out)))

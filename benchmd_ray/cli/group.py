@@ -1,0 +1,47 @@
+"""The command group, and how errors are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from benchmd_ray import __version__
+from benchmd_ray.errors import BenchmdError
+
+
+class Commands(click.Group):
+    """Prints errors that a user can mend without a traceback, and exits with 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except BenchmdError as error:
+            click.echo(f"error: {error}", err=True)
+        except KeyboardInterrupt:
+            click.echo("interrupted: the same command goes on where it stopped", err=True)
+            ctx.exit(130)
+        except OSError as error:  # a full disk, a folder that cannot be written, …
+            click.echo(f"error: {error}", err=True)
+        ctx.exit(1)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """BenchMD: one benchmark of modality-agnostic learning over medical modalities.
+
+    \b
+    The way of the data:
+      benchmd catalog build   raw files       -> a catalog (Parquet shards, manifest)
+      benchmd pretrain        source catalog  -> a pretrained encoder
+      benchmd transfer        labels          -> a classifier, scored on source and targets
+      benchmd report          predictions     -> the results table
+
+    Settings default to the fixed protocol of the paper. A run is named by the hash of what
+    determines it: repeated commands do nothing twice and go on where they were interrupted.
+
+    \b
+    Try it without any data:  benchmd demo
+    """

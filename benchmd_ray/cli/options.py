@@ -1,0 +1,96 @@
+"""Options and completions that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of datasets, for the shell."""
+    from benchmd_ray.data.cards import cards
+
+    return [name for name in cards() if name.startswith(incomplete)]
+
+
+def complete_modality(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of modalities, for the shell."""
+    from benchmd_ray.modalities import MODALITIES
+
+    return [name for name in MODALITIES if name.startswith(incomplete)]
+
+
+def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of pretraining techniques, for the shell."""
+    from benchmd_ray.ssl import TECHNIQUES
+
+    return [name for name in TECHNIQUES if name.startswith(incomplete)]
+
+
+def execution_options(command: F) -> F:
+    """Options of every command that computes."""
+    for option in (
+        click.option(
+            "--address",
+            help="Work on the Ray cluster at this address (auto, host:port); else embedded.",
+        ),
+        click.option(
+            "--set",
+            "assignments",
+            multiple=True,
+            metavar="A.B=VALUE",
+            help="Change one setting, after --settings; `benchmd settings` lists them all.",
+        ),
+        click.option("--settings", "settings_file", type=FILE, help="YAML file of settings."),
+        click.option(
+            "--store",
+            type=FOLDER,
+            default=Path("runs"),
+            show_default=True,
+            help="Folder of all runs; on a cluster, one that all nodes see.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def assigned(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE arguments as a dictionary."""
+    for value in values:
+        if not value.partition("=")[1] or value.startswith("="):
+            raise click.BadParameter(f"{value!r} is not of the form NAME=VALUE.")
+    return dict(value.split("=", 1) for value in values)
+
+
+def raw_options(command: F) -> F:
+    """Options of every command that lists a raw folder."""
+    for option in (
+        click.option(
+            "--option",
+            "options",
+            multiple=True,
+            callback=assigned,
+            metavar="NAME=VALUE",
+            help="Set an option of the dataset; `benchmd catalog show NAME` lists them.",
+        ),
+        click.option(
+            "--split-table", type=FILE, help="BenchMD's released split table (--policy released)."
+        ),
+        click.option(
+            "--policy",
+            default="clean",
+            show_default=True,
+            help="clean: leak-free splits and labels. released: as BenchMD released them.",
+        ),
+        click.option("--raw", type=FOLDER, required=True, help="Folder with the raw files."),
+    ):
+        command = option(command)
+    return command

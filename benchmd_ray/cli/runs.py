@@ -1,0 +1,119 @@
+"""Commands that make one run each: ``pretrain``, ``transfer``, ``evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from benchmd_ray.cli.group import main
+from benchmd_ray.cli.options import FILE, FOLDER, complete_technique, execution_options
+
+
+@main.command()
+@click.option("--catalog", "path", type=FOLDER, required=True, help="Catalog of the source.")
+@click.option(
+    "--technique",
+    required=True,
+    shell_complete=complete_technique,
+    help="e-mix, shed or mae; for images also imagenet or imagenet+mae.",
+)
+@click.option(
+    "--weights",
+    type=FILE,
+    help="ImageNet weights (model.safetensors of timm's ViT-Tiny); else downloaded.",
+)
+@execution_options
+def pretrain(
+    path: Path,
+    technique: str,
+    weights: Path | None,
+    store: Path,
+    settings_file: Path | None,
+    assignments: tuple[str, ...],
+    address: str | None,
+) -> None:
+    """Pretrain an encoder on the source's training split, without labels.
+
+    Prints the run's folder.
+
+    \b
+    benchmd pretrain --catalog catalogs/ptb-xl --technique mae
+    benchmd pretrain --catalog catalogs/ptb-xl --technique mae --set execution.workers=8
+    benchmd pretrain --catalog catalogs/mimic-cxr --technique imagenet \\
+        --weights model.safetensors
+    """
+    from benchmd_ray.service.execute import base_settings, pretrain_run
+    from benchmd_ray.settings import load_settings
+    from benchmd_ray.ssl import technique_named
+
+    technique_named(technique)
+    settings = load_settings(settings_file, assignments, base_settings(path, technique))
+    run = pretrain_run(technique, path, store, settings, address, weights=weights)
+    if held := run.description.get("weights"):
+        left_out = ", ".join(held["left_out"]) or "nothing"
+        click.echo(f"from {held['file']}, left out: {left_out}", err=True)
+    click.echo(run.folder)
+
+
+@main.command()
+@click.option("--catalog", "path", type=FOLDER, required=True, help="Catalog of the source.")
+@click.option(
+    "--from", "upstream", type=FOLDER, help="Folder of a pretraining run; else from scratch."
+)
+@click.option(
+    "--target", "targets", type=FOLDER, multiple=True, help="Catalog to evaluate zero-shot."
+)
+@execution_options
+def transfer(
+    path: Path,
+    upstream: Path | None,
+    targets: tuple[Path, ...],
+    store: Path,
+    settings_file: Path | None,
+    assignments: tuple[str, ...],
+    address: str | None,
+) -> None:
+    """Train on the source's labels; score its validation and the targets.
+
+    Prints the run's folder.
+
+    \b
+    benchmd transfer --catalog catalogs/ptb-xl --from runs/pretrain-… --target catalogs/georgia
+    benchmd transfer --catalog catalogs/ptb-xl --set transfer.mode=finetune \\
+        --set transfer.labels=small
+    """
+    from benchmd_ray.results.store import read_run
+    from benchmd_ray.service.execute import base_settings, transfer_run
+    from benchmd_ray.settings import load_settings
+    from benchmd_ray.ssl import SCRATCH
+
+    technique = SCRATCH if upstream is None else read_run(upstream).description["technique"]
+    run = transfer_run(
+        path,
+        store,
+        load_settings(settings_file, assignments, base_settings(path, technique)),
+        upstream=upstream,
+        targets=targets,
+        address=address,
+    )
+    click.echo(run.folder)
+
+
+@main.command()
+@click.argument("run", type=FOLDER)
+@click.option("--catalog", "paths", type=FOLDER, multiple=True, required=True, help="Catalogs.")
+@click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
+@click.option("--address", help="Predict on the Ray cluster at this address; else in this process.")
+def evaluate(
+    run: Path, paths: tuple[Path, ...], assignments: tuple[str, ...], address: str | None
+) -> None:
+    """Score catalogs with the finished transfer RUN and write its predictions."""
+    from benchmd_ray.results.store import read_run
+    from benchmd_ray.service.execute import evaluate_run
+    from benchmd_ray.settings import load_settings
+
+    opened = read_run(run)
+    settings = load_settings(assignments=assignments, base=opened.settings)
+    for path in paths:
+        click.echo(evaluate_run(opened, path, settings, address))

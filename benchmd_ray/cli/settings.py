@@ -1,0 +1,45 @@
+"""``benchmd settings`` and ``benchmd completion``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import yaml
+from click.shell_completion import get_completion_class
+
+from benchmd_ray.cli.group import main
+from benchmd_ray.cli.options import FILE, complete_modality
+
+
+@main.command()
+@click.option("--settings", "settings_file", type=FILE, help="YAML file of settings.")
+@click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
+@click.option(
+    "--modality",
+    "modality_name",
+    default="ecg",
+    shell_complete=complete_modality,
+    show_default=True,
+    help="Whose fixed protocol to start from: ldct has another batch size than the others.",
+)
+def settings(settings_file: Path | None, assignments: tuple[str, ...], modality_name: str) -> None:
+    """Print all settings as YAML; without further options these are the fixed protocol's."""
+    from benchmd_ray.modalities import modality
+    from benchmd_ray.settings import as_dict, fixed_settings, load_settings
+
+    chosen = load_settings(settings_file, assignments, fixed_settings(modality(modality_name)))
+    click.echo(yaml.safe_dump(as_dict(chosen), sort_keys=False), nl=False)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for a SHELL.
+
+    \b
+    bash: eval "$(benchmd completion bash)"
+    """
+    found = get_completion_class(shell)
+    assert found is not None  # the choices are click's own
+    click.echo(found(main, {}, "benchmd", "_BENCHMD_COMPLETE").source())
