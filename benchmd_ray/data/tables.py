@@ -84,7 +84,8 @@ def read_rows(
                 f"{path}, record {number}: it has {len(row)} values, the header {len(names)} "
                 "columns. Fetch it again."
             )
-    return [dict.fromkeys(names, "") | dict(zip(names, row, strict=False)) for row in rows]
+    empty = [""] * len(names)  # for cells that a row leaves out at its end
+    return [dict(zip(names, (row + empty)[: len(names)], strict=True)) for row in rows]
 
 
 def present(path: Path) -> Path:

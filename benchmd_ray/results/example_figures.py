@@ -83,7 +83,7 @@ def _draw_eegs(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
     for row, (name, found) in zip(panels, chosen.items(), strict=True):
         for axes in row[len(found) :]:
             axes.set_axis_off()
-        for axes, example, values in zip(row, found, traces[name], strict=False):
+        for axes, example, values in zip(row[: len(found)], found, traces[name], strict=True):
             seconds = values.shape[1] / _rate(catalog)
             _paper(axes, np.arange(0, seconds + 0.1, 1), offsets)
             _traces(axes, values + offsets[:, None], offsets, catalog.modality.channels, seconds)
@@ -122,7 +122,7 @@ def _stacked(
     values = _about_median(signal)
     floors = minimum_filter1d(values, 2 * near + 1, axis=1)
     offsets = [0.0]
-    for floor, below in zip(floors, values[1:], strict=False):
+    for floor, below in zip(floors[:-1], values[1:], strict=True):
         steps = np.ceil((below - floor).max() / step)
         offsets.append(offsets[-1] - step * float(np.clip(steps, 2, 12)))
     return values + np.array(offsets)[:, None], np.array(offsets)
@@ -184,7 +184,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         row[0].set_ylabel(textwrap.fill(name, 16), rotation=0, ha="right", va="center")
-        for axes, example in zip(row, found, strict=False):
+        for axes, example in zip(row[: len(found)], found, strict=True):
             shown = _shown(axes, example.signal, volume)
             _same_scale(axes, example.signal.shape[-2:], cell)
             also = [other for other in example.classes if other != name]
