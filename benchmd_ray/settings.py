@@ -30,6 +30,9 @@ def _require(holds: bool, name: str, got: object, expected: str) -> None:
         raise BenchmdError(f"setting {name} is {got!r}, expected {expected}.")
 
 
+_OWN = "none: only a {} of one's own reads them"
+
+
 @dataclass(frozen=True)
 class EncoderSettings:
     """Size of the transformer encoder."""
@@ -56,6 +59,11 @@ class EncoderSettings:
     """Added to the variance in every LayerNorm."""
     pool: Literal["mean", "cls"] = "mean"
     """Features: the mean over all tokens with CLS, or CLS alone."""
+    network: str = "transformer"
+    """The benchmark's transformer, or a network of one's own: the name of an entry point or
+    package.module:name (docs/add_a_method.md)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further settings that a network of one's own reads, by name."""
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads", "head_dim", "mlp"):
@@ -64,6 +72,8 @@ class EncoderSettings:
             value = getattr(self, name)
             _require(0 <= value < 1, f"encoder.{name}", value, "a number in [0, 1)")
         _require(0 < self.norm_eps < 1, "encoder.norm_eps", self.norm_eps, "a number in (0, 1)")
+        own = self.network != "transformer"
+        _require(own or not self.options, "encoder.options", self.options, _OWN.format("network"))
 
 
 ENCODERS: dict[str, EncoderSettings] = {
@@ -142,6 +152,8 @@ class PretrainSettings:
     """ShED: share of the tokens that are moved."""
     mask_rate: float = 0.75
     """MAE: share of the tokens that are masked."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further settings that a method of one's own reads, by name."""
 
     def __post_init__(self) -> None:
         _require(self.steps >= 1, "pretrain.steps", self.steps, "1 or more")
@@ -278,8 +290,15 @@ def as_dict(settings: Any) -> dict[str, Any]:
     return dataclasses.asdict(settings)
 
 
+_PLAIN = (bool, int, float, str, type(None))
+
+
 def _coerce(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as ``kind`` (bool, int, float, str or a Literal)."""
+    """``value`` as ``kind`` (bool, int, float, str, a Literal or a dictionary of plain values)."""
+    if typing.get_origin(kind) is dict:
+        if isinstance(value, Mapping) and all(isinstance(v, _PLAIN) for v in value.values()):
+            return {str(name): held for name, held in value.items()}
+        raise BenchmdError(f"setting {where} is {value!r}, expected names with plain values.")
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         for choice in choices:
@@ -313,7 +332,9 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
             scope = f"in {where.rstrip('.')!r} " if where else ""
             raise unknown_name(f"setting {scope}".strip(), key, kinds)
         old = getattr(settings, key)
-        if not dataclasses.is_dataclass(old):
+        if isinstance(old, dict):
+            new[key] = old | _coerce(kinds[key], value, path)
+        elif not dataclasses.is_dataclass(old):
             new[key] = _coerce(kinds[key], value, path)
         elif kinds[key] is EncoderSettings and isinstance(value, str):
             if value not in ENCODERS:

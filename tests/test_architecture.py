@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
-FOUNDATION = {"benchmd_ray", "errors", "files", "modalities", "progress", "settings"}
+FOUNDATION = {"benchmd_ray", "errors", "files", "modalities", "plugins", "progress", "settings"}
 SCORES = {"evaluation.metrics", "evaluation.intervals"}
 ROOMS = {
     "data": FOUNDATION | {"cluster", "data"},

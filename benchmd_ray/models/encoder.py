@@ -6,12 +6,16 @@ ViT (`benchmd_ray.models.imagenet`) differs: biases, final norm, and what is poo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.patch import patchify
+from benchmd_ray.plugins import plugin, source_sha256
 from benchmd_ray.settings import EncoderSettings
 
 
@@ -89,3 +93,41 @@ class Encoder(nn.Module):
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Features: (batch, width)."""
         return self.pool(self.encode(self.embed(signals)))
+
+
+NETWORK = "transformer"
+"""Name of the benchmark's own network."""
+NEEDED = ("modality", "width", "patches", "patch_embedding", "embed", "encode", "pool")
+"""What methods and heads use of an encoder beside calling it."""
+
+
+def make_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
+    """An encoder with random weights: the benchmark's, or a user's that does what it does.
+
+    Args:
+        modality: Of its signals.
+        size: ``network`` names what is made.
+
+    Raises:
+        BenchmdError: There is no such network, or it is none.
+    """
+    if size.network == NETWORK:
+        return Encoder(modality, size)
+    made = _plugged(size)(modality, size)
+    missing = [name for name in NEEDED if not hasattr(made, name)]
+    if not isinstance(made, nn.Module) or missing:
+        raise BenchmdError(
+            f"the encoder network {size.network} made a {type(made).__name__}"
+            f"{' without ' + ', '.join(missing) if missing else ''}: expected a torch module with "
+            f"{', '.join(NEEDED)}, as benchmd_ray.models.encoder.Encoder has them."
+        )
+    return made  # type: ignore[return-value]
+
+
+def network_source(size: EncoderSettings) -> str | None:
+    """SHA-256 of the source of a user's network; None for the benchmark's own."""
+    return None if size.network == NETWORK else source_sha256(_plugged(size))
+
+
+def _plugged(size: EncoderSettings) -> Callable[..., object]:
+    return plugin("encoder network", size.network, [NETWORK])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from benchmd_ray.data.feed import shuffle_rows, streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import predict, predictions_path, read_predictions
 from benchmd_ray.files import remove, sha256
+from benchmd_ray.models.encoder import network_source
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.store import Run, open_run, read_run, working
 from benchmd_ray.settings import (
@@ -30,7 +32,7 @@ from benchmd_ray.settings import (
     fixed_settings,
     updated,
 )
-from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder, technique_named
+from benchmd_ray.ssl import SCRATCH, method_source, protocol_encoder, technique_named
 from benchmd_ray.training.checkpoints import MODEL, START, export_model, versions, write_weights
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.launch import launch
@@ -84,7 +86,7 @@ def pretrain_run(
         job = PretrainJob(settings, technique, catalog, store)
         run = open_run(
             store,
-            f"pretrain-{source.modality.name}-{technique.replace('+', '-')}",
+            f"pretrain-{source.modality.name}-{_file_name(technique)}",
             _pretraining(job, source, start),
             partial(require_pretrainable, job, source),
         )
@@ -104,7 +106,9 @@ def _pretraining(
         "setting": "pretrain",
     }
     determinants = _determinants(job.settings, source, "pretrain") | {"technique": job.technique}
-    if TECHNIQUES[job.technique].method is None:  # nothing is trained or drawn
+    if own := method_source(job.technique):
+        determinants["method_source"] = own
+    if technique_named(job.technique).method is None:  # nothing is trained or drawn
         kept = ("stage", "encoder", "catalog", "technique")
         determinants = {name: determinants[name] for name in kept}
     if start is not None:
@@ -117,7 +121,7 @@ def _pretrain(
     job: PretrainJob, source: Catalog, start: ImageNetWeights | None, on_cluster: bool
 ) -> None:
     """Train by the technique's method, or export the weights to start from where it has none."""
-    if start is not None and TECHNIQUES[job.technique].method is None:
+    if start is not None and technique_named(job.technique).method is None:
         weights = {f"encoder.{name}": value for name, value in start.tensors.items()}
         name, statistics = source.modality.name, source.statistics
         export_model(job.folder, weights, job.settings.encoder, name, statistics)
@@ -178,8 +182,7 @@ def transfer_run(
         job = TransferJob(settings, catalog, store, folder)
         run = open_run(
             store,
-            f"transfer-{source.modality.name}-{technique.replace('+', '-')}-"
-            f"{settings.transfer.setting}",
+            f"transfer-{source.modality.name}-{_file_name(technique)}-{settings.transfer.setting}",
             description,
             partial(require_transferable, job, source),
         )
@@ -323,6 +326,11 @@ def _adopted(
     return result
 
 
+def _file_name(technique: str) -> str:
+    """A technique's name as part of a folder's: that of a user's own may be an import path."""
+    return re.sub("[^A-Za-z0-9.]+", "-", technique)
+
+
 def _require_target(target: Catalog, source: Catalog) -> None:
     if target.manifest["role"] != "target":
         raise BenchmdError(
@@ -352,7 +360,9 @@ def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, 
     which values dropout draws. With a streaming feed the workers decide the order.
     """
     everything, execution = as_dict(settings), settings.execution
+    own = network_source(settings.encoder)
     return {
+        **({} if own is None else {"network_source": own}),
         "stage": stage,
         "encoder": everything["encoder"],
         stage: everything[stage],

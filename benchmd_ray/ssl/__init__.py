@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmd_ray.errors import unknown_name
 from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.plugins import plugin, source_sha256
 from benchmd_ray.settings import PretrainSettings
 from benchmd_ray.ssl.emix import EMix
 from benchmd_ray.ssl.mae import MAE
 from benchmd_ray.ssl.shed import ShED
 
-METHODS: dict[str, Callable[[Encoder, PretrainSettings], Any]] = {
+MakeMethod = Callable[[Encoder, PretrainSettings], Any]
+"""Makes a `benchmd_ray.ssl.method.Method` of an encoder and the settings."""
+
+METHODS: dict[str, MakeMethod] = {
     "e-mix": EMix,
     "shed": ShED,
     "mae": MAE,
@@ -35,6 +38,11 @@ class Technique:
         """Name of the encoder's size in the fixed protocol."""
         return "vit-tiny" if self.imagenet else "paper"
 
+    @property
+    def plugged_in(self) -> bool:
+        """Whether its method is a user's own."""
+        return self.method is not None and self.method not in METHODS
+
 
 TECHNIQUES: dict[str, Technique] = {
     **{name: Technique(name) for name in METHODS},
@@ -48,14 +56,30 @@ SCRATCH = "scratch"
 
 
 def technique_named(name: str) -> Technique:
-    """A technique; `SCRATCH` is none of pretraining.
+    """A technique, built in or a user's method; `SCRATCH` is none of pretraining.
 
     Raises:
         BenchmdError: It does not exist; the message lists the valid names and the nearest.
     """
     if name not in TECHNIQUES:
-        raise unknown_name("pretraining technique", name, TECHNIQUES)
+        plugin("pretraining technique", name, TECHNIQUES)
+        return Technique(name)
     return TECHNIQUES[name]
+
+
+def method_named(name: str) -> MakeMethod:
+    """What makes a method, built in or a user's.
+
+    Raises:
+        BenchmdError: It does not exist or cannot be imported.
+    """
+    return METHODS[name] if name in METHODS else plugin("pretraining technique", name, METHODS)
+
+
+def method_source(name: str) -> str | None:
+    """SHA-256 of the source of a technique's method where it is a user's, else None."""
+    technique = technique_named(name)
+    return source_sha256(method_named(name)) if technique.plugged_in else None
 
 
 def protocol_encoder(name: str) -> str:

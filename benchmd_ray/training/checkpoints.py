@@ -22,7 +22,7 @@ from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, flush, remove, removed_on_failure, replacing, write_json
 from benchmd_ray.modalities import modality
-from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import EncoderSettings, as_dict, updated
 from benchmd_ray.training.engine import Engine, barrier
@@ -204,7 +204,7 @@ def load_encoder(folder: Path) -> Encoder:
     """
     description = model_description(folder)
     size = updated(EncoderSettings(), description["encoder"])
-    encoder = Encoder(modality(description["modality"]), size)
+    encoder = make_encoder(modality(description["modality"]), size)
     load_weights(encoder, folder / MODEL, "encoder.")
     return encoder
 

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.imagenet import require_images
 from benchmd_ray.settings import Settings
-from benchmd_ray.ssl import METHODS, technique_named
+from benchmd_ray.ssl import method_named, technique_named
 from benchmd_ray.ssl.method import Draws
 from benchmd_ray.training.checkpoints import (
     START,
@@ -56,6 +57,11 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
         require_images(catalog.modality)
     if technique.method is None:  # nothing is trained
         return
+    if job.settings.pretrain.options and not technique.plugged_in:
+        raise BenchmdError(
+            f"pretrain.options is {job.settings.pretrain.options}, which {job.technique} does not "
+            "read: leave it out, only a method of one's own reads it."
+        )
     batch, workers = job.settings.pretrain.batch_size, job.settings.execution.workers
     if batch % workers:
         raise BenchmdError(
@@ -91,7 +97,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     catalog = open_catalog(job.catalog)
     require_pretrainable(job, catalog)
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
-    method = _method(job, Encoder(catalog.modality, settings.encoder))
+    method = _method(job, make_encoder(catalog.modality, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
     first = int(load_checkpoint(job.folder, engine).get("step", 0))
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
@@ -123,7 +129,13 @@ def _method(job: PretrainJob, encoder: Encoder) -> Any:
         raise BenchmdError(f"the technique {job.technique} takes its weights as they are.")
     if technique.imagenet:
         load_weights(encoder, job.folder / START)
-    return METHODS[technique.method](encoder, job.settings.pretrain)
+    made = method_named(technique.method)(encoder, job.settings.pretrain)
+    if not isinstance(made, nn.Module) or not hasattr(made, "draw"):
+        raise BenchmdError(
+            f"the technique {job.technique} made a {type(made).__name__}, expected a torch module "
+            "with draw and encoder, as benchmd_ray.ssl.method.Method describes."
+        )
+    return made
 
 
 def _step(engine: Engine, batches: Iterator[Batch], settings: Settings, step: int) -> torch.Tensor:

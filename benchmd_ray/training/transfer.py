@@ -27,7 +27,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import auroc, pooled, probabilities, require_scorable
 from benchmd_ray.files import write_json
 from benchmd_ray.modalities import Task
-from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
 from benchmd_ray.training.checkpoints import (
@@ -151,7 +151,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     catalog = open_catalog(job.catalog)
     data = require_transferable(job, catalog)
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
-    encoder = Encoder(catalog.modality, settings.encoder)
+    encoder = make_encoder(catalog.modality, settings.encoder)
     if job.upstream is not None:
         load_weights(encoder, job.upstream / MODEL, "encoder.")
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
