@@ -14,7 +14,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 demo: .venv/.ready ## the benchmark on synthetic data of all seven modalities, from raw files to the table
 	$(BIN)/benchmd demo
 
-test: .venv/.ready ## style, types, tests
+test: .venv/.ready ## style, types, tests (those of the HTML report want Chromium, or skip)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError
@@ -47,6 +50,13 @@ def own_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def embedded(address: str | None = None) -> bool:
+    """Whether `connected` would start a Ray in this process, as there is none to work on."""
+    ray = sys.modules.get("ray")
+    running = ray is not None and ray.is_initialized()
+    return not (running or address or os.environ.get("RAY_ADDRESS"))
 
 
 @contextmanager
@@ -105,6 +115,38 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
     finally:
         if started:
             ray.shutdown()
+
+
+def require_shared(folder: Path) -> None:
+    """Refuse to let a cluster work in a folder that not all of its nodes see.
+
+    Raises:
+        BenchmdError: A node does not; one alone sees what its driver sees.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    if len(nodes) < 2:
+        return
+    probe = folder / f".partial-probe-{uuid.uuid4().hex}"
+    probe.touch()
+    try:
+        look = ray.remote(num_cpus=0, max_retries=0)(_is_file)
+        there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        seen = ray.get([look.options(scheduling_strategy=node).remote(probe) for node in there])
+    finally:
+        probe.unlink(missing_ok=True)
+    if not all(seen):
+        raise BenchmdError(
+            f"{seen.count(False)} of the cluster's {len(nodes)} nodes do not see {folder}, where "
+            "the run's checkpoints are written: name a store that all nodes see under the same "
+            "path; with a store on S3, set BENCHMD_CACHE to such a folder on every node."
+        )
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file()
 
 
 def ray_data() -> Any:

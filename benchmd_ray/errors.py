@@ -10,6 +10,18 @@ class BenchmdError(Exception):
     """Something the user can mend; commands print it without a traceback."""
 
 
+class Busy(BenchmdError):
+    """Another process is at it: wait for it to end, then look again."""
+
+
+class Transient(BenchmdError):
+    """Nothing is wrong with what was asked for, such as a lost worker: another try may work."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal, its first argument, asked the work to stop; nothing that was done is lost."""
+
+
 def unknown_name(kind: str, got: str, valid: Iterable[str]) -> BenchmdError:
     """An error for a name that does not exist, listing the valid ones and the nearest."""
     names = sorted(valid)

@@ -10,16 +10,21 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, Busy
 
 TEMPORARY = ".partial-"
 """Prefix of names under which files and folders are written before they are renamed."""
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: ``BENCHMD_CACHE`` or ~/.cache/benchmd."""
+    return Path(os.environ.get("BENCHMD_CACHE") or Path.home() / ".cache" / "benchmd")
 
 
 @contextmanager
@@ -95,6 +100,15 @@ def write_json(path: Path, content: Any) -> None:
         partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of a file of JSON objects; one that was cut off is left out, as is a missing file."""
+    lines = []
+    for text in path.read_text("utf-8").splitlines() if path.is_file() else ():
+        with suppress(json.JSONDecodeError):
+            lines.append(json.loads(text))
+    return lines
+
+
 class _UniqueKeys(yaml.SafeLoader):
     """Plain values only, and no key twice in one mapping: YAML would drop the first silently."""
 
@@ -141,15 +155,15 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock file ``path``; it is freed when the process ends, however it ends.
 
     Raises:
-        BenchmdError: Another process holds it (unless told to wait), or the file system has no
-            locks.
+        Busy: Another process holds it (unless told to wait).
+        BenchmdError: The file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise BenchmdError(
+            raise Busy(
                 f"another process is working on {what} ({path}). Wait for it to end."
             ) from None
         except OSError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 from tqdm import tqdm
@@ -89,3 +90,77 @@ def progress(what: str, total: int, unit: str, done: int = 0) -> Progress:
     """A bar where standard error is a terminal, else plain lines."""
     display = TerminalProgress if sys.stderr.isatty() else LineProgress
     return display(what, total, unit, done)
+
+
+class Board(Protocol):
+    """Shows how far many pieces of work are that go on at the same time."""
+
+    def show(self, done: int, text: str) -> None:
+        """Show that ``done`` pieces are done, and what goes on."""
+
+    def close(self) -> None:
+        """End the display."""
+
+
+class SilentBoard:
+    """Shows nothing."""
+
+    def show(self, done: int, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class TerminalBoard:
+    """A bar with the text beside it, as wide as the terminal."""
+
+    def __init__(self, total: int, unit: str) -> None:
+        form = f"{{n_fmt}}/{{total_fmt}} {unit} |{{bar:12}}| {{desc}}"
+        self._bar = tqdm(total=total, bar_format=form, dynamic_ncols=True, leave=True)
+
+    def show(self, done: int, text: str) -> None:
+        """Move the bar."""
+        self._bar.n = done
+        self._bar.set_description_str(text)  # refreshes too
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self._bar.close()
+
+
+class LineBoard:
+    """One line on standard error every ``interval`` seconds, and one at the end."""
+
+    def __init__(self, total: int, unit: str, interval: float = 10.0) -> None:
+        self._total, self._unit, self._interval = total, unit, interval
+        self._shown = time.monotonic()
+        self._line = self._written = ""
+
+    def show(self, done: int, text: str) -> None:
+        """Write a line when the interval has passed."""
+        self._line = f"{done}/{self._total} {self._unit}, {text}"
+        if time.monotonic() - self._shown >= self._interval:
+            self._write()
+
+    def close(self) -> None:
+        """Write the last line, unless it stands there."""
+        if self._line and self._line != self._written:
+            self._write()
+
+    def _write(self) -> None:
+        self._shown, self._written = time.monotonic(), self._line
+        sys.stderr.write(f"{self._line}\n")
+        sys.stderr.flush()
+
+
+def board(total: int, unit: str) -> Board:
+    """A bar where standard error is a terminal, else plain lines."""
+    return (TerminalBoard if sys.stderr.isatty() else LineBoard)(total, unit)
+
+
+@contextmanager
+def above() -> Iterator[None]:
+    """What is printed within stands above the bars of a terminal, not amid them."""
+    with tqdm.external_write_mode(file=sys.stderr):
+        yield

@@ -219,6 +219,8 @@ class ExecutionSettings:
     """Data-parallel workers; several run as a Ray Train job."""
     cpus_per_worker: int = 1
     """CPUs that Ray reserves for each worker."""
+    gpu_share: float = 0.25
+    """`benchmd run`: share of a GPU of linear evaluation, few-shot fine-tuning and scoring."""
     feed: Literal["auto", "resident", "streaming"] = "auto"
     """auto: resident while the split fits `resident_gib`, else streaming."""
     resident_gib: float = 64.0
@@ -233,12 +235,19 @@ class ExecutionSettings:
     """Transfer: least time between two checkpoints."""
     max_failures: int = 2
     """How often Ray Train starts lost workers again."""
+    retries: int = 1
+    """`benchmd run`: how often a run is tried again that failed of a lost process, an outage or
+    another accident, not of what was asked for."""
+    keep: Literal["checkpoints", "models", "predictions"] = "models"
+    """What stays of a finished run: also its last training checkpoint, its weights, or predictions,
+    metrics and settings alone (`benchmd run`: once nothing planned needs the weights)."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "cpus_per_worker", "shuffle_mib", "log_every", "checkpoint_every"):
             value = getattr(self, name)
             _require(value >= 1, f"execution.{name}", value, "1 or more")
-        for name in ("resident_gib", "checkpoint_seconds", "max_failures"):
+        _require(0 < self.gpu_share <= 1, "execution.gpu_share", self.gpu_share, "in (0, 1]")
+        for name in ("resident_gib", "checkpoint_seconds", "max_failures", "retries"):
             value = getattr(self, name)
             _require(0 <= value < math.inf, f"execution.{name}", value, "0 or more")
         _require(

@@ -70,11 +70,11 @@ def test_torch_stays_out_of_the_data_room_but_for_batches(path):
         assert relative(path) in ("data/batches.py", "data/feed.py", "data/normalise.py")
 
 
-@pytest.mark.parametrize("name", ["metrics", "intervals"])
+@pytest.mark.parametrize("name", ["metrics", "intervals", "ranking", "sums"])
 def test_scores_need_numpy_and_scikit_learn_alone(name):
     used = external(PACKAGE / "evaluation" / f"{name}.py")
-    standard = {"__future__", "collections", "dataclasses", "typing", "functools", "math"}
-    assert used <= standard | {"numpy", "sklearn", "benchmd_ray"}
+    standard = {"__future__", "collections", "concurrent", "dataclasses", "itertools", "typing"}
+    assert used <= standard | {"math", "os", "numpy", "sklearn", "benchmd_ray"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -33,6 +34,10 @@ def demo(out: Path, modalities: tuple[str, ...], address: str | None) -> None:
     from benchmd_ray.results.store import runs
     from benchmd_ray.service.demo import demo as run_demo
 
-    run_demo(out, click.echo, address, modalities)
+    outcome = run_demo(out, click.echo, address, modalities)
+    for line in outcome.lines():
+        click.echo(line)
+    if not outcome.whole:
+        sys.exit(1)
     print_report(runs([out / "runs"]), out / "report")  # also the modalities of earlier calls
     click.echo("The data are synthetic: the numbers show that everything works, and nothing else.")

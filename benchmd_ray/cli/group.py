@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import click
 
 from benchmd_ray import __version__
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, Stopped
 
 
 class Commands(click.Group):
@@ -19,9 +20,10 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BenchmdError as error:
             click.echo(f"error: {error}", err=True)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             click.echo("interrupted: the same command goes on where it stopped", err=True)
-            ctx.exit(130)
+            number = stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT
+            ctx.exit(128 + number)
         except OSError as error:  # a full disk, a folder that cannot be written, …
             click.echo(f"error: {error}", err=True)
         ctx.exit(1)

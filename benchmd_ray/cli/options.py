@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class StoreType(click.Path):
+    """A folder, or the address of a store or a run on S3, which becomes that of its mirror."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        """The folder."""
+        text = os.fspath(value)
+        if not text.startswith("s3://"):
+            return super().convert(value, param, ctx)
+        from benchmd_ray.results.mirror import store_folder
+
+        return store_folder(text)
+
+
+STORE = StoreType(path_type=Path, file_okay=False)
+"""For every option or argument that names a store or runs."""
+
+
+WANDB = click.option(
+    "--wandb",
+    "mode",
+    default="off",
+    show_default=True,
+    metavar="MODE",
+    help="Follow it in Weights & Biases: auto (online with a key, else offline), online, offline.",
+)
 
 
 def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -52,10 +85,10 @@ def execution_options(command: F) -> F:
         click.option("--settings", "settings_file", type=FILE, help="YAML file of settings."),
         click.option(
             "--store",
-            type=FOLDER,
+            type=STORE,
             default=Path("runs"),
             show_default=True,
-            help="Folder of all runs; on a cluster, one that all nodes see.",
+            help="Folder of all runs (on a cluster, one that all nodes see), or s3://BUCKET/PREFIX.",
         ),
     ):
         command = option(command)

@@ -1,4 +1,4 @@
-"""Commands that read finished runs: ``report``."""
+"""Commands that read finished runs: ``report`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -8,29 +8,125 @@ from typing import Any
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FOLDER
+from benchmd_ray.cli.options import FOLDER, STORE, WANDB
+
+RESAMPLES = click.option(
+    "--resamples",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Resamples of the patients, for the intervals.",
+)
 
 
 @main.command()
-@click.argument("paths", type=FOLDER, nargs=-1, required=True, metavar="RUNS...")
+@click.argument("paths", type=STORE, nargs=-1, required=True, metavar="RUNS...")
 @click.option(
-    "--out", type=FOLDER, default=Path("report"), show_default=True, help="Folder for the tables."
+    "--out", type=FOLDER, default=Path("report"), show_default=True, help="Folder for the report."
 )
-def report(paths: tuple[Path, ...], out: Path) -> None:
-    """Print the results table of RUNS (run folders or stores) and write it as CSV and Markdown."""
+@RESAMPLES
+@click.option(
+    "--figures/--no-figures", default=True, show_default=True, help="Draw figures, as SVG and PNG."
+)
+@WANDB
+def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mode: str) -> None:
+    """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
+
+    The folder gets report.html, which needs nothing else, the tables as CSV, Markdown and LaTeX,
+    and the figures.
+
+    \b
+    benchmd report runs
+    benchmd report runs --out report --no-figures
+    """
     from benchmd_ray.results.store import runs
+    from benchmd_ray.results.tracking import Tracker, chosen_mode
 
-    print_report(runs(list(paths)), out)
+    mode = chosen_mode(mode)
+    print_report(runs(list(paths)), out, resamples=resamples, figures=figures)
+    if mode != "off":
+        tracker = Tracker(out, mode)
+        tracker.reported(out)
+        click.echo(tracker.closed())
 
 
-def print_report(found: Any, out: Path) -> None:
-    """Print the results table of runs and write it into a folder."""
+def print_report(found: Any, out: Path, *, resamples: int = 1000, figures: bool = True) -> None:
+    """Print the main table of runs and write the report into a folder."""
     from benchmd_ray.results import tables
+    from benchmd_ray.results.analysis import analyse
+    from benchmd_ray.results.written import text
 
-    cells = tables.all_cells(found)
-    click.echo(tables.text(tables.display_frame(cells)))
+    analysis = analyse(found, resamples=resamples)
+    click.echo(text(tables.display_frame(analysis)))
     click.echo()
-    for note in [*tables.notes(cells), *tables.unfinished(found)]:
+    for note in analysis.notes:
         click.echo(note)
-    for path in tables.write_tables(cells, out):
-        click.echo(f"written: {path}")
+    paths = tables.write_tables(analysis, out)
+    click.echo(f"written: {len(paths)} tables in {out}, the main one {paths[0]}")
+    drawn = _write_figures(analysis, out / "figures", resamples) if figures else []
+    click.echo(f"written: {_write_page(analysis, drawn, out)}")
+
+
+def _write_figures(analysis: Any, folder: Path, resamples: int) -> list[Any]:
+    from benchmd_ray.progress import progress
+    from benchmd_ray.results.canvas import write
+    from benchmd_ray.results.report_figures import draw
+
+    drawn, left_out = draw(analysis, resamples=resamples)
+    display = progress("figures", len(drawn), "figures")
+    for number, each in enumerate(drawn, 1):
+        write(each.figure, folder, each.name)
+        display.update(number)
+    display.close()
+    click.echo(f"written: {len(drawn)} figures in {folder}")
+    for reason in sorted({each.reason for each in left_out}):
+        click.echo(f"not drawn: {reason}")
+    return drawn
+
+
+def _write_page(analysis: Any, drawn: list[Any], folder: Path) -> Path:
+    from benchmd_ray.results.page import write_page
+
+    return write_page(analysis, drawn, folder)
+
+
+@main.command()
+@click.argument("paths", type=STORE, nargs=-1, required=True, metavar="RUNS...")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the comparison of all cells as CSV.",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Show also what is not comparable, and why."
+)
+@RESAMPLES
+def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resamples: int) -> None:
+    """Compare RUNS (run folders or stores) with the numbers that the paper gives.
+
+    Each cell that both have is shown with the paper's AUROC, ours with its interval, and whether
+    the paper's lies inside. Not comparable are runs with other settings than the fixed protocol's,
+    another source or split than the paper's, and datasets of which less than half was there.
+
+    \b
+    benchmd compare runs
+    benchmd compare runs --all --out comparison.csv
+    """
+    from benchmd_ray.files import replacing
+    from benchmd_ray.results.against_paper import against_paper, shown, summary
+    from benchmd_ray.results.store import runs
+    from benchmd_ray.results.written import text
+
+    frame = against_paper(runs(list(paths)), resamples=resamples)
+    chosen = frame if everything else frame[frame["reason"] == ""].reset_index(drop=True)
+    if len(chosen):
+        click.echo(text(shown(chosen)))
+        click.echo()
+    for line in summary(frame):
+        click.echo(line)
+    if len(chosen) < len(frame):
+        click.echo("Show what is not comparable with --all.")
+    if out is not None:
+        with replacing(out) as partial:
+            partial.write_text(frame.to_csv(index=False), "utf-8")
+        click.echo(f"written: {out}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FILE, FOLDER, complete_technique, execution_options
+from benchmd_ray.cli.options import FILE, FOLDER, STORE, complete_technique, execution_options
 
 
 @main.command()
@@ -43,6 +43,7 @@ def pretrain(
     benchmd pretrain --catalog catalogs/mimic-cxr --technique imagenet \\
         --weights model.safetensors
     """
+    from benchmd_ray.results.store import shown
     from benchmd_ray.service.execute import base_settings, pretrain_run
     from benchmd_ray.settings import load_settings
     from benchmd_ray.ssl import technique_named
@@ -53,13 +54,13 @@ def pretrain(
     if held := run.description.get("weights"):
         left_out = ", ".join(held["left_out"]) or "nothing"
         click.echo(f"from {held['file']}, left out: {left_out}", err=True)
-    click.echo(run.folder)
+    click.echo(shown(run.folder))
 
 
 @main.command()
 @click.option("--catalog", "path", type=FOLDER, required=True, help="Catalog of the source.")
 @click.option(
-    "--from", "upstream", type=FOLDER, help="Folder of a pretraining run; else from scratch."
+    "--from", "upstream", type=STORE, help="Folder of a pretraining run; else from scratch."
 )
 @click.option(
     "--target", "targets", type=FOLDER, multiple=True, help="Catalog to evaluate zero-shot."
@@ -83,7 +84,7 @@ def transfer(
     benchmd transfer --catalog catalogs/ptb-xl --set transfer.mode=finetune \\
         --set transfer.labels=small
     """
-    from benchmd_ray.results.store import read_run
+    from benchmd_ray.results.store import read_run, shown
     from benchmd_ray.service.execute import base_settings, transfer_run
     from benchmd_ray.settings import load_settings
     from benchmd_ray.ssl import SCRATCH
@@ -97,11 +98,11 @@ def transfer(
         targets=targets,
         address=address,
     )
-    click.echo(run.folder)
+    click.echo(shown(run.folder))
 
 
 @main.command()
-@click.argument("run", type=FOLDER)
+@click.argument("run", type=STORE)
 @click.option("--catalog", "paths", type=FOLDER, multiple=True, required=True, help="Catalogs.")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
 @click.option("--address", help="Predict on the Ray cluster at this address; else in this process.")

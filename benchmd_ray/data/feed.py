@@ -9,7 +9,6 @@ the work has made sure that they are those that were built (`Catalog.require_una
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +33,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY, locked, remove, replacing
+from benchmd_ray.files import TEMPORARY, cache_folder, locked, remove, replacing
 from benchmd_ray.settings import ExecutionSettings, Settings
 
 READ_BYTES = 32 * 2**20
@@ -67,11 +66,6 @@ def read_units(catalog: Catalog, split: str) -> list[str]:
     catalog.require_split(split)
     tables = [pq.read_table(path, columns=["unit_id"]) for path, _ in catalog.shards(split)]
     return [unit for table in tables for unit in table["unit_id"].to_pylist()]
-
-
-def cache_folder() -> Path:
-    """Where decoded splits are kept for memory mapping: ``BENCHMD_CACHE`` or ~/.cache/benchmd."""
-    return Path(os.environ.get("BENCHMD_CACHE") or Path.home() / ".cache" / "benchmd")
 
 
 def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:

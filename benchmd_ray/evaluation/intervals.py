@@ -1,134 +1,104 @@
-"""Intervals of AUROC from a bootstrap over patients.
+"""Metrics of resampled patients, and intervals from them.
 
 Records of one patient are not independent, so patients are drawn, not records (a cluster
 bootstrap): as many patients as there are, with replacement, and each record counts as often as its
-patient was drawn. AUROC is as in `benchmd_ray.evaluation.metrics` (BenchMD v2, section 4; the paper
-gives no intervals).
+patient was drawn. The metrics are those of `benchmd_ray.evaluation.metrics` (the paper gives no
+intervals).
 
 What the intervals do not cover: they hold the model fixed, so they say nothing about another
 training seed. A class that a resample loses (all its positives, or all its negatives, belong to
-patients not drawn) is left out of that resample's mean; `AurocInterval.scored` says how often. A
-class that is separated perfectly is so in every resample, and its interval has no width.
+patients not drawn) is NaN there and left out of that resample's mean; where that is often so, a
+few patients carry the class and its interval is rough. A class that is separated perfectly is so
+in every resample, and its interval has no width. The calibration error is biased upwards, more so
+in a resample than in the sample: its interval is one of spread and may lie above the value.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.metrics import checked_predictions
+from benchmd_ray.evaluation.metrics import checked_metric
+from benchmd_ray.evaluation.ranking import Places, Ranked, Weights, rank
+from benchmd_ray.evaluation.sums import BLOCK_ROWS, Floats, Sums, Targets, mean_over_classes
+from benchmd_ray.modalities import Task
 
-Floats = npt.NDArray[np.float64]
+_RANKED_ELEMENTS = 1 << 20
+"""Resamples × rows that a thread ranks at a time: about 15 MB, unless one resample needs more."""
+_SUMMED_ELEMENTS = 1 << 26
+"""Resamples × patients held at a time, one byte each, by all threads together."""
+_BYTE = 255
+"""Largest multiplicity that a byte holds."""
+_MOST_THREADS = 8
+"""More threads would wait for memory, and hold more of it."""
 
-_CHUNK_ELEMENTS = 1 << 22
-"""Resamples × rows worked on at a time: about 150 MB in all, unless one resample needs more."""
-
-
-@dataclass(frozen=True)
-class AurocInterval:
-    """Percentile intervals of the mean AUROC and of each class, from one bootstrap."""
-
-    low: float
-    """Lower end for the mean over classes; NaN where no resample could be scored."""
-    high: float
-    """Upper end for the mean over classes."""
-    per_class: tuple[tuple[float, float], ...]
-    """Lower and upper end for each class; NaN where no resample could score it."""
-    scored: tuple[float, ...]
-    """Share of the resamples that could score each class. Well below 1 means a class that a few
-    patients carry: its interval, and the mean's, are then rough."""
+Fill = Callable[[range], Floats]
+"""Values (draws, 1 + classes) of some resamples."""
 
 
-def auroc_interval(
+def resampled(
+    name: str,
     targets: npt.ArrayLike,
     scores: npt.ArrayLike,
     groups: npt.ArrayLike,
+    task: Task,
     *,
     resamples: int = 1000,
     seed: int = 0,
-    level: float = 0.95,
-) -> AurocInterval:
-    """Intervals of the mean AUROC and of every class, from one bootstrap over patients.
-
-    Args:
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores: (rows, classes), higher means more likely positive.
-        groups: (rows,), the patient of each row, any sortable type.
-        resamples: Number of resamples.
-        seed: Seed of the draws.
-        level: Nominal coverage, between 0 and 1.
-
-    Raises:
-        BenchmdError: The arrays do not fit together, a score is not finite, or `resamples` or
-            `level` is out of range.
-    """
-    _check_level(level)
-    values = bootstrap_auroc(targets, scores, groups, resamples=resamples, seed=seed)
-    low, high = interval(mean_over_classes(values), level)
-    return AurocInterval(
-        low=low,
-        high=high,
-        per_class=tuple(interval(column, level) for column in values.T),
-        scored=tuple((~np.isnan(values)).mean(axis=0).tolist()),
-    )
-
-
-def bootstrap_auroc(
-    targets: npt.ArrayLike,
-    scores: npt.ArrayLike,
-    groups: npt.ArrayLike,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
+    threads: int | None = None,
 ) -> Floats:
-    """AUROC of every class in every resample of the patients, (resamples, classes).
+    """A metric in every resample of the patients, (resamples, 1 + classes).
 
-    Ties count one half, exactly: all counts are integers. NaN where a resample holds no positive
-    or no negative of the class, and everywhere when there are fewer than two patients, since one
-    patient says nothing about how patients vary.
+    Column 0 is the value over all classes, as `metrics.metric` gives it, then come the classes.
+    NaN where a resample cannot score it, and everywhere when there are fewer than two patients,
+    since one patient says nothing about how patients vary. Counts are exact, ties too.
 
     The draws depend only on the seed and the sorted set of patients. Two models' predictions for
     the same patients therefore get the same resamples, and the difference of two results of this
     function is a paired bootstrap of the difference. Row order does not matter.
 
+    1000 resamples of AUROC on a million rows of 7 classes take about half a minute on two CPUs
+    (``benchmarks/bootstrap.py``), and less than 1 GB.
+
     Args:
+        name: One of `metrics.METRICS`.
         targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores: (rows, classes), higher means more likely positive.
+        scores: (rows, classes), probabilities, see `metrics.metric`.
         groups: (rows,), the patient of each row, any sortable type.
+        task: ``single-label`` or ``multi-label``.
         resamples: Number of resamples.
-        seed: Seed of the draws.
+        seed: Seed of the draws, at least 0.
+        threads: Threads to use, at most 8; by default ``OMP_NUM_THREADS`` or the CPUs there are.
 
     Raises:
-        BenchmdError: The arrays do not fit together, a score is not finite, or `resamples` is
-            less than 1.
+        BenchmdError: As `metrics.metric`, or `groups` does not fit or `resamples` is less than 1.
     """
-    known_targets, finite_scores = checked_predictions(targets, scores)
-    rows, classes = known_targets.shape
+    how, known, finite = checked_metric(name, targets, scores, task)
     patients = np.asarray(groups)
-    if patients.shape != (rows,):
+    if patients.shape != known.shape[:1]:
         raise BenchmdError(
-            f"groups have shape {patients.shape}, expected ({rows},): the patient of each row"
+            f"groups have shape {patients.shape}, expected ({len(known)},): the patient of each row"
         )
     if resamples < 1:
         raise BenchmdError(f"resamples must be at least 1, but got {resamples}")
-    values = np.full((resamples, classes), np.nan)
-    names, group_of_row = np.unique(patients, return_inverse=True)
+    names, patient = np.unique(patients, return_inverse=True)
     if len(names) < 2:
-        return values
-    rankings = [
-        _rank(known_targets[:, index], finite_scores[:, index], group_of_row)
-        for index in range(classes)
-    ]
-    chunk = max(1, _CHUNK_ELEMENTS // rows)
-    for start in range(0, resamples, chunk):
-        draws = range(start, min(start + chunk, resamples))
-        weights = group_multiplicities(len(names), draws, seed=seed)
-        for index, ranking in enumerate(rankings):
-            values[draws.start : draws.stop, index] = _weighted_auroc(ranking, weights)
-    return values
+        return np.full((resamples, 1 + known.shape[1]), np.nan)
+    workers = max(1, min(threads or _threads(), _MOST_THREADS))
+    if isinstance(how, Ranked):
+        fill = _ranked(how, known, finite, patient, seed)
+        most = _RANKED_ELEMENTS // len(known)
+    else:
+        fill = _summed(how, known, finite, patient, task, seed)
+        most = _SUMMED_ELEMENTS // (len(names) * workers)
+    return _in_portions(fill, resamples, most, workers)
 
 
 def group_multiplicities(groups: int, draws: range, *, seed: int = 0) -> npt.NDArray[np.int32]:
@@ -147,21 +117,6 @@ def group_multiplicities(groups: int, draws: range, *, seed: int = 0) -> npt.NDA
         drawn = np.random.default_rng((seed, draw)).integers(0, groups, groups)
         counts[row] = np.bincount(drawn, minlength=groups)
     return counts
-
-
-def mean_over_classes(values: Floats) -> Floats:
-    """Unweighted mean of each resample over the classes it could score, (resamples,).
-
-    Args:
-        values: (resamples, classes), as `bootstrap_auroc` returns it. A class that is NaN in a
-            resample is left out of that resample's mean; the mean is NaN when all are.
-    """
-    scored = ~np.isnan(values)
-    count = scored.sum(axis=1)
-    total = np.where(scored, values, 0.0).sum(axis=1)
-    mean = np.full(len(values), np.nan)
-    np.divide(total, count, out=mean, where=count > 0)
-    return mean
 
 
 def interval(values: npt.ArrayLike, level: float = 0.95) -> tuple[float, float]:
@@ -183,53 +138,80 @@ def interval(values: npt.ArrayLike, level: float = 0.95) -> tuple[float, float]:
     return float(low), float(high)
 
 
-@dataclass(frozen=True)
-class _Ranking:
-    """One class, ranked once: where each row of the rarer side falls among the other side's."""
+def _ranked(how: Ranked, targets: Targets, scores: Floats, patient: Places, seed: int) -> Fill:
+    """Fill for a metric of the order: each class is ranked once."""
+    rankings = [
+        rank(target, score, patient) for target, score in zip(targets.T, scores.T, strict=True)
+    ]
+    patients = int(patient.max()) + 1
 
-    common: npt.NDArray[np.intp]
-    """Groups of the side with more rows, by ascending score."""
-    rare: npt.NDArray[np.intp]
-    """Groups of the side with fewer rows, by ascending score."""
-    below: npt.NDArray[np.intp]
-    """For each rare row, how many common rows score less."""
-    up_to: npt.NDArray[np.intp]
-    """For each rare row, how many common rows score less or the same."""
-    rare_is_positive: bool
+    def fill(draws: range) -> Floats:
+        weights = _weights(patients, draws, seed)
+        each = np.stack([how.weighted(ranking, weights) for ranking in rankings], axis=1)
+        return np.concatenate((mean_over_classes(each)[:, None], each), axis=1)
 
-
-def _rank(target: npt.NDArray[np.int8], score: Floats, groups: npt.NDArray[np.intp]) -> _Ranking:
-    order = np.argsort(score, kind="stable")
-    positive, negative = order[target[order] == 1], order[target[order] == 0]
-    rare_is_positive = len(positive) <= len(negative)
-    rare, common = (positive, negative) if rare_is_positive else (negative, positive)
-    return _Ranking(
-        common=groups[common],
-        rare=groups[rare],
-        below=np.searchsorted(score[common], score[rare], side="left"),
-        up_to=np.searchsorted(score[common], score[rare], side="right"),
-        rare_is_positive=rare_is_positive,
-    )
+    return fill
 
 
-def _weighted_auroc(ranking: _Ranking, weights: npt.NDArray[np.int32]) -> Floats:
-    """AUROC of each resample, (resamples,), from group weights (resamples, groups).
+def _summed(
+    how: Sums, targets: Targets, scores: Floats, patient: Places, task: Task, seed: int
+) -> Fill:
+    """Fill for a metric of sums: weights times the patients' sums of terms.
 
-    A rare row beats the common weight below it and ties with the common weight of its own score:
-    twice its share of won pairs is the cumulative weight below plus that up to and including it.
+    Terms are made for a block of patients at a time, the same for any portions of the draws.
     """
-    cumulative = np.zeros((len(weights), len(ranking.common) + 1), np.int64)
-    np.cumsum(weights[:, ranking.common], axis=1, dtype=np.int64, out=cumulative[:, 1:])
-    rare = weights[:, ranking.rare]
-    twice_won = cumulative.take(ranking.below, axis=1)
-    twice_won += cumulative.take(ranking.up_to, axis=1)
-    won = np.einsum("ij,ij->i", twice_won, rare, dtype=np.int64)
-    pairs = 2 * cumulative[:, -1] * rare.sum(axis=1, dtype=np.int64)
-    if not ranking.rare_is_positive:
-        won = pairs - won
-    values = np.full(len(weights), np.nan)
-    np.divide(won, pairs, out=values, where=pairs > 0)
-    return values
+    order = np.argsort(patient, kind="stable")
+    targets, scores = targets[order], scores[order]
+    starts = np.searchsorted(patient[order], np.arange(int(patient.max()) + 1))
+    cuts = np.flatnonzero(np.diff(starts // BLOCK_ROWS)) + 1
+    blocks = list(pairwise((0, *cuts.tolist(), len(starts))))
+    ends = np.append(starts, len(patient))
+    shape = how.terms(targets[:1], scores[:1], task).shape[1:]
+
+    def fill(draws: range) -> Floats:
+        weights = _weights(len(starts), draws, seed)
+        totals = np.zeros((len(draws), math.prod(shape)))
+        for first, last in blocks:
+            rows = slice(ends[first], ends[last])
+            terms = how.terms(targets[rows], scores[rows], task)
+            if len(terms) > last - first:
+                terms = np.add.reduceat(terms, starts[first:last] - starts[first], axis=0)
+            block = weights[:, first:last].astype(np.float64)
+            totals += block @ terms.reshape(len(terms), -1)
+        return how.values(totals.reshape(len(draws), *shape), task)
+
+    return fill
+
+
+def _weights(patients: int, draws: range, seed: int) -> Weights:
+    """`group_multiplicities` in one byte each, where they fit: they are read in random order."""
+    weights = np.empty((len(draws), patients), np.uint8)
+    for row, draw in enumerate(draws):
+        counts = group_multiplicities(patients, range(draw, draw + 1), seed=seed)[0]
+        if counts.max() > _BYTE:
+            return group_multiplicities(patients, draws, seed=seed)
+        weights[row] = counts
+    return weights
+
+
+def _in_portions(fill: Fill, resamples: int, most: int, threads: int) -> Floats:
+    """All resamples, at most so many at a time, in threads: NumPy works outside the GIL."""
+    size = max(1, min(most, -(-resamples // threads)))
+    portions = [range(first, min(first + size, resamples)) for first in range(0, resamples, size)]
+    if threads == 1 or len(portions) == 1:
+        return np.concatenate([fill(draws) for draws in portions])
+    with ThreadPoolExecutor(threads) as pool:
+        return np.concatenate(list(pool.map(fill, portions)))
+
+
+def _threads() -> int:
+    """Threads that NumPy's own products would use: Ray sets the variable to a task's CPUs."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    if said.isdecimal() and int(said):
+        return int(said)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _check_level(level: float) -> None:

@@ -1,35 +1,122 @@
-"""AUROC as BenchMD scores it: one class against the rest, unweighted mean over classes.
+"""The metrics: AUROC as BenchMD scores it, and six more to read beside it.
 
-Source: BenchMD v2, section 4. A class that a split cannot score (no positive or no negative among
-its known targets) is left out of the mean and named, never replaced by a number.
+AUROC and average precision (AUPRC) rank one class against the rest and are averaged over classes
+without weights (BenchMD v2, section 4). A class that a split cannot score (no positive or no
+negative among its known targets) is left out of the mean and named, never replaced by a number.
+`METRICS` says how each of the others is defined; `benchmd_ray.evaluation.sums` computes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.evaluation import ranking, sums
+from benchmd_ray.evaluation.sums import Floats, Targets
 from benchmd_ray.modalities import UNKNOWN, Task
+
+_ROUNDING = 1e-6
+"""How far a score may lie outside [0, 1]: merged classes have sums of probabilities."""
 
 
 @dataclass(frozen=True)
-class Auroc:
-    """AUROC of one split, as fractions in [0, 1]."""
+class Values:
+    """A metric of one split."""
 
     mean: float
-    """Unweighted mean over the classes that could be scored; NaN when there is none."""
+    """Over all classes, see `Metric.definition`; NaN when nothing could be scored."""
     per_class: tuple[float, ...]
-    """One value per class, in the modality's order; NaN where a class could not be scored."""
+    """One value per class, in the order of the columns; NaN where a class could not be scored."""
     unscored: tuple[int, ...]
     """Indices of the classes that could not be scored."""
 
 
-def auroc(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Auroc:
+@dataclass(frozen=True)
+class Metric:
+    """What a metric is, for readers and for the bootstrap."""
+
+    title: str
+    higher_is_better: bool
+    definition: str
+    """One or two sentences, for a report."""
+    how: ranking.Ranked | sums.Sums
+    """How to compute it, also for rows that count several times."""
+    biased: bool = False
+    """Whether resampling moves its mean: rows that count several times look like too few rows."""
+
+
+def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task) -> Values:
+    """A metric over all classes and for each class against the rest.
+
+    Args:
+        name: One of `METRICS`.
+        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
+        scores: (rows, classes), probabilities, see `probabilities`; AUROC and AUPRC take any score
+            of which higher means more likely positive.
+        task: ``single-label`` or ``multi-label``.
+
+    Raises:
+        BenchmdError: The name or task is unknown, the arrays do not fit together or hold other
+            target values, a score is not finite or, where that matters, no probability, or a
+            single-label row has two positives.
+    """
+    how, known, finite = checked_metric(name, targets, scores, task)
+    if isinstance(how, ranking.Ranked):
+        return _ranked_values(how.per_class(known, finite))
+    values = how.values(sums.totals_of(how, known, finite, task)[None], task)[0]
+    return _values(float(values[0]), values[1:])
+
+
+def checked_metric(
+    name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task
+) -> tuple[ranking.Ranked | sums.Sums, Targets, Floats]:
+    """How to compute a metric, and its arguments, checked (see `metric`)."""
+    if name not in METRICS:
+        raise unknown_name("metric", name, METRICS)
+    if task not in get_args(Task):
+        raise unknown_name("task", task, get_args(Task))
+    how = METRICS[name].how
+    known, finite = checked_predictions(targets, scores)
+    if isinstance(how, sums.Sums):
+        several = np.count_nonzero((known == 1).sum(axis=1) > 1) if task == "single-label" else 0
+        if several:
+            raise BenchmdError(
+                f"{several} of {len(known)} rows have several positive classes, but the task is "
+                "single-label: expected at most one 1 in a row of targets"
+            )
+        if how.needs_probabilities:
+            finite = _probabilities_only(finite, METRICS[name].title)
+    return how, known, finite
+
+
+def _probabilities_only(scores: Floats, title: str) -> Floats:
+    outside = (scores < -_ROUNDING) | (scores > 1 + _ROUNDING)
+    if outside.any():
+        raise BenchmdError(
+            f"{title} needs probabilities, but {np.count_nonzero(outside.any(axis=1))} of "
+            f"{len(scores)} rows have a score outside [0, 1], the first {scores[outside][0]:.6g}: "
+            "turn logits into scores with `probabilities`"
+        )
+    return np.clip(scores, 0.0, 1.0)
+
+
+def _ranked_values(per_class: Floats) -> Values:
+    scored = per_class[~np.isnan(per_class)]
+    return _values(float(scored.mean()) if scored.size else float("nan"), per_class)
+
+
+def _values(mean: float, per_class: Floats) -> Values:
+    unscored = tuple(np.flatnonzero(np.isnan(per_class)).tolist())
+    return Values(mean, tuple(per_class.tolist()), unscored)
+
+
+def auroc(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Values:
     """AUROC of each class and its unweighted mean (BenchMD v2, section 4).
 
     Args:
@@ -40,16 +127,10 @@ def auroc(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Auroc:
         BenchmdError: The arrays do not fit together, hold other target values, or a score is
             not finite.
     """
-    values = auroc_per_class(targets, scores)
-    unscored = np.isnan(values)
-    return Auroc(
-        mean=float("nan") if unscored.all() else float(values[~unscored].mean()),
-        per_class=tuple(values.tolist()),
-        unscored=tuple(np.flatnonzero(unscored).tolist()),
-    )
+    return _ranked_values(auroc_per_class(targets, scores))
 
 
-def auroc_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def auroc_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Floats:
     """AUROC of each class against the rest, (classes,); a tie counts one half.
 
     NaN where a class has no positive or no negative among its known targets.
@@ -62,13 +143,28 @@ def auroc_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> npt.NDArra
         BenchmdError: The arrays do not fit together, hold other target values, or a score is
             not finite.
     """
+    return _each_class(roc_auc_score, targets, scores)
+
+
+def average_precision_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Floats:
+    """Average precision of each class, (classes,), as scikit-learn defines it.
+
+    NaN where a class has no positive or no negative, as for `auroc_per_class`, which takes and
+    raises the same.
+    """
+    return _each_class(average_precision_score, targets, scores)
+
+
+def _each_class(
+    score_class: Callable[..., float], targets: npt.ArrayLike, scores: npt.ArrayLike
+) -> Floats:
     known_targets, finite_scores = checked_predictions(targets, scores)
     values = np.full(known_targets.shape[1], np.nan)
     for index, (target, score) in enumerate(zip(known_targets.T, finite_scores.T, strict=True)):
         known = target >= 0
         positives = np.count_nonzero(target == 1)
         if 0 < positives < np.count_nonzero(known):
-            values[index] = roc_auc_score(target[known], score[known])
+            values[index] = score_class(target[known], score[known])
     return values
 
 
@@ -201,3 +297,60 @@ def _finite(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
             "learning rate, or check the dataset with the catalog's verification."
         )
     return array
+
+
+_CLASSWISE = "each class against the rest, unweighted mean over classes"
+METRICS: dict[str, Metric] = {
+    "auroc": Metric(
+        "AUROC",
+        True,
+        f"Area under the receiver operating characteristic, ties one half; {_CLASSWISE}.",
+        ranking.Ranked(auroc_per_class, ranking.weighted_auroc),
+    ),
+    "auprc": Metric(
+        "AUPRC",
+        True,
+        "Average precision, the area under the precision-recall curve without interpolation; "
+        f"{_CLASSWISE}. A random order has the share of positives.",
+        ranking.Ranked(average_precision_per_class, ranking.weighted_average_precision),
+    ),
+    "accuracy": Metric(
+        "Accuracy",
+        True,
+        "Share of right decisions. Single-label: of rows whose highest score is their class's; "
+        "a class's own value is that of its decisions against the rest. Multi-label: of labels "
+        f"with the decision at {sums.THRESHOLD}, mean over labels.",
+        sums.Sums(sums.confusion, sums.accuracy),
+    ),
+    "balanced_accuracy": Metric(
+        "Balanced accuracy",
+        True,
+        "Single-label: mean recall over the classes present, by the highest score. Multi-label, "
+        "and a class's own value: mean of sensitivity and specificity, then over labels.",
+        sums.Sums(sums.confusion, sums.balanced_accuracy),
+    ),
+    "f1": Metric(
+        "F1",
+        True,
+        "Harmonic mean of precision and recall of the decisions, by the highest score or at "
+        f"{sums.THRESHOLD}; unweighted mean over the classes with a positive (macro).",
+        sums.Sums(sums.confusion, sums.f1),
+    ),
+    "brier": Metric(
+        "Brier score",
+        False,
+        f"Mean squared difference of probability and target; {_CLASSWISE}.",
+        sums.Sums(sums.squared_errors, sums.brier, needs_probabilities=True),
+    ),
+    "calibration_error": Metric(
+        "Calibration error",
+        False,
+        f"Expected calibration error: {sums.BINS} bins of equal width of a class's probability, "
+        "in each the difference of its mean and the share of positives, weighted by rows; "
+        f"{_CLASSWISE}. Few rows raise it, and resamples raise it more: its interval is that of "
+        "the resamples less the difference of their mean and the value.",
+        sums.Sums(sums.binned_gaps, sums.calibration_error, needs_probabilities=True),
+        biased=True,
+    ),
+}
+"""The metrics by name."""

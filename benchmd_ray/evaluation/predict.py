@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -62,14 +65,33 @@ class Predictions:
 
         A unit is what is scored: a CT scan with all its windows, elsewhere a record.
         """
+        table, (first, targets, scores) = self._pooled(split)
+        return targets, scores, np.array(table["group_id"].to_pylist())[first]
+
+    def units_of_split(self, split: str) -> pd.DataFrame:
+        """What is known of each unit of a split, in the order of `of_split`.
+
+        Columns: unit_id, group_id (the patient) and those of `METADATA`: age in years, sex, site,
+        device, view; null where the source does not say. A unit of several rows has its first
+        row's.
+        """
+        table, (first, *_) = self._pooled(split)
+        known = table.select(["unit_id", "group_id", *METADATA])
+        found: pd.DataFrame = known.take(first).to_pandas()
+        return found
+
+    def _pooled(
+        self, split: str
+    ) -> tuple[
+        pa.Table,
+        tuple[npt.NDArray[np.int64], npt.NDArray[np.int8], npt.NDArray[np.float64]],
+    ]:
+        """Rows of a split, and what `pooled` makes of them."""
         table = self.table.filter(pc.equal(self.table["split"], split))
         classes = table["scores"].type.list_size
         flat = table["scores"].combine_chunks().flatten().to_numpy()
         units = table["unit_id"].to_pylist()
-        first, targets, scores = pooled(
-            units, decode_targets(table["target"]), flat.reshape(-1, classes)
-        )
-        return targets, scores, np.array(table["group_id"].to_pylist())[first]
+        return table, pooled(units, decode_targets(table["target"]), flat.reshape(-1, classes))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -169,13 +191,32 @@ def read_predictions(path: Path) -> Predictions:
     Raises:
         BenchmdError: The file is no such table.
     """
-    try:
+    with _readable(path):
         table = pq.read_table(path)
-        metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-        description = {key: metadata[key] for key in DESCRIPTION}
+        return Predictions(table, _description(table.schema))
+
+
+def read_description(path: Path) -> dict[str, str]:
+    """What `DESCRIPTION` names of predictions, without reading them.
+
+    Raises:
+        BenchmdError: The file is no such table.
+    """
+    with _readable(path):
+        return _description(pq.read_schema(path))
+
+
+def _description(schema: pa.Schema) -> dict[str, str]:
+    metadata = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}
+    return {key: metadata[key] for key in DESCRIPTION}
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, pa.ArrowException, KeyError) as error:
         raise BenchmdError(
             f"{path} holds no predictions ({type(error).__name__}: {error}). Remove it and run "
             "`benchmd evaluate` again."
         ) from error
-    return Predictions(table, description)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib import style
 from matplotlib.figure import Figure
@@ -28,9 +31,55 @@ STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "benchmd",
 }
+BLACK, YELLOW = "#000000", "#F0E442"
+"""Yellow is too light for a line on white: it comes last, and with a dark edge."""
 DPI = 150
 WIDTH = 10.0
 """Inches."""
+LETTERS = 9.6
+"""Of a title, per inch."""
+
+
+LineStyle = Literal["-", "--", "-."] | tuple[float, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class TechniqueLook:
+    """How one technique looks in every figure: told apart by shape where colour is lost."""
+
+    colour: str
+    marker: str
+    line: LineStyle
+
+
+TECHNIQUE_LOOKS = {
+    "scratch": TechniqueLook(BLACK, "o", "-"),
+    "e-mix": TechniqueLook("#E69F00", "s", "--"),
+    "shed": TechniqueLook("#56B4E9", "^", "-."),
+    "mae": TechniqueLook("#0072B2", "D", (0, (1.0, 1.2))),
+    "imagenet": TechniqueLook("#D55E00", "v", (0, (6.0, 1.5, 1.0, 1.5, 1.0, 1.5))),
+    "imagenet+mae": TechniqueLook("#009E73", "P", (0, (8.0, 2.5))),
+}
+OTHER_LOOKS = (
+    TechniqueLook("#CC79A7", "X", (0, (3.0, 1.0))),
+    TechniqueLook("#7F7F7F", "p", (0, (4.0, 1.0, 1.0, 1.0))),
+    TechniqueLook(YELLOW, "*", (0, (1.0, 2.5))),
+    TechniqueLook("#882255", "<", (0, (10.0, 2.0, 2.0, 2.0))),
+    TechniqueLook("#999933", ">", (0, (2.0, 2.0))),
+    TechniqueLook("#44AA99", "h", (0, (5.0, 1.0))),
+)
+"""Of techniques that are not the benchmark's own, in the order of their names."""
+
+
+def technique_looks(names: Iterable[str]) -> dict[str, TechniqueLook]:
+    """Look of each technique, by name; the benchmark's own look the same in every report.
+
+    Args:
+        names: All techniques of a report, so that each looks the same in all its figures.
+    """
+    others = sorted(set(names) - set(TECHNIQUE_LOOKS))
+    added = {name: OTHER_LOOKS[i % len(OTHER_LOOKS)] for i, name in enumerate(others)}
+    return {**TECHNIQUE_LOOKS, **added}
 
 
 def styled() -> AbstractContextManager[None]:
@@ -41,7 +90,7 @@ def styled() -> AbstractContextManager[None]:
 def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
     """An empty figure with its title, of a size in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    lines = textwrap.fill(title, int(width * 10))
+    lines = textwrap.fill(title, int(width * LETTERS), break_on_hyphens=False)
     figure.suptitle(lines, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure
 
@@ -61,12 +110,23 @@ def named(catalog: Catalog) -> str:
     return f"{catalog.dataset} ({catalog.manifest['policy']})"
 
 
+def compact(svg: str) -> str:
+    """An SVG with coordinates of two decimals, 1/100 point, instead of six: half the size."""
+
+    def rounded(attribute: re.Match[str]) -> str:
+        return re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", attribute[0])
+
+    return re.sub(r'\s(?:d|x|y)="[^"]*"', rounded, svg)
+
+
 def write(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure as PNG and as SVG: the same figure gives the same bytes."""
     written = []
     for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
         path = folder / f"{name}.{kind}"
-        with replacing(path) as partial:
+        with styled(), replacing(path) as partial:
             figure.savefig(partial, format=kind, dpi=DPI, metadata=metadata)
+            if kind == "svg":
+                partial.write_text(compact(partial.read_text("utf-8")), "utf-8")
         written.append(path)
     return written

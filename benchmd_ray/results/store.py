@@ -1,24 +1,42 @@
 """A store of runs: one folder each, named by the hash of what determines it.
 
-A run folder holds ``run.json`` (what it is), what training and evaluation write, and ``done.json``
-once it is finished. A finished run is never done twice; an unfinished one goes on.
+A run folder holds ``run.json`` (what it is), what training and evaluation write, ``history.jsonl``
+(its sessions) and ``done.json`` once it is finished. A finished run is never done twice; an
+unfinished one goes on.
+
+A store may lie on S3 (`results.remote`): its folder is then a mirror, and all here holds too.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import digest, locked, remove, remove_partial, write_json
+from benchmd_ray.errors import Busy as Busy  # what `working` raises
+from benchmd_ray.files import digest, locked, remove, remove_partial, sha256, write_json
+from benchmd_ray.results import history, remote
+from benchmd_ray.results.mirror import (
+    CHECKPOINTS,
+    DONE,
+    MODEL,
+    PENDING,
+    RUN,
+    alone,
+    fetch_weights,
+    refresh,
+    refresh_store,
+)
+from benchmd_ray.results.mirror import shown as shown  # how commands name a store or a run
 from benchmd_ray.settings import Settings, updated
 
-RUN = "run.json"
-DONE = "done.json"
+Keep = Literal["checkpoints", "models", "predictions"]
+"""What stays of a finished run, see `ExecutionSettings.keep`."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,30 @@ class Run:
         return (self.folder / DONE).is_file()
 
     @property
+    def done(self) -> dict[str, Any]:
+        """What ``done.json`` says; empty for a run that is not finished.
+
+        ``finished`` (ISO time, UTC), ``seconds`` worked and ``model_sha256`` of the weights.
+        """
+        if not self.finished:
+            return {}
+        content: dict[str, Any] = json.loads((self.folder / DONE).read_text("utf-8"))
+        return content
+
+    @property
+    def model_sha256(self) -> str:
+        """Hash of its weights, also of those that were pruned.
+
+        Raises:
+            BenchmdError: It has none.
+        """
+        if "model_sha256" in self.done:
+            return str(self.done["model_sha256"])
+        if not (self.folder / MODEL).is_file():
+            raise BenchmdError(f"{self.folder} holds no weights ({MODEL}).")
+        return sha256(self.folder / MODEL)
+
+    @property
     def settings(self) -> Settings:
         """Its settings."""
         return updated(Settings(), self.description["settings"])
@@ -44,6 +86,11 @@ class Run:
     def digest(self) -> str:
         """Hash of what determines it."""
         return digest(self.description["determinants"])
+
+
+def run_folder(store: Path, name: str, description: dict[str, Any]) -> Path:
+    """Folder of the run with these determinants, whether it is there or not; see `open_run`."""
+    return store / f"{name}-{digest(description['determinants'])[:12]}"
 
 
 def open_run(
@@ -57,7 +104,8 @@ def open_run(
         description: What ``run.json`` says; its ``determinants`` are hashed.
         check: Called before a folder is made: a run that it refuses leaves none.
     """
-    folder = store / f"{name}-{digest(description['determinants'])[:12]}"
+    folder = run_folder(store, name, description)
+    refresh(folder)
     if (folder / RUN).is_file():
         return read_run(folder)
     if check is not None:
@@ -68,48 +116,155 @@ def open_run(
 
 
 @contextmanager
-def working(run: Run) -> Iterator[None]:
+def working(run: Run, device: str | None = None, keep: Keep = "models") -> Iterator[None]:
     """Work on a run, alone; it is marked finished when the work ends without an error.
 
-    The checkpoints of a finished run are removed: its weights are exported.
+    Args:
+        run: A run that is not finished.
+        device: Where it works, for its history; None takes the one it was made for.
+        keep: With ``checkpoints``, its last checkpoint stays; else its weights are what it leaves.
 
     Raises:
-        BenchmdError: Another process works on it.
+        Busy: Another process works on it, or has just finished it.
+        BenchmdError: Its store is on S3 and cannot be reached when the work begins or ends.
     """
-    with locked(run.folder / ".lock", f"the run {run.folder}"):
-        remove_partial(run.folder)
+    folder, checkpoint = run.folder, keep == "checkpoints"
+    with alone(folder, f"the run {folder}"), remote.published(folder) as publication:
+        if run.finished:
+            raise Busy(f"another process has just finished the run {folder}: look again.")
+        remove_partial(folder)
+        with _session(run, device):
+            yield
+        if publication is None:
+            write_json(folder / DONE, _done(run))
+        else:
+            publication.finish(_done(run), keep_checkpoint=checkpoint)
+        if not checkpoint:
+            remove(folder / CHECKPOINTS)
+
+
+@contextmanager
+def scoring(run: Run, dataset: str) -> Iterator[None]:
+    """Write a dataset's predictions, alone; look within whether they are there by now.
+
+    Raises:
+        Busy: Another process scores that dataset with this run.
+        BenchmdError: Its store is on S3 and cannot be reached.
+    """
+    lock, what = run.folder / f".lock-{dataset}", f"the predictions of {run.folder} for {dataset}"
+    with locked(lock, what), remote.scored(run.folder, dataset):
         yield
-        write_json(run.folder / DONE, {"finished": True})
-        remove(run.folder / "checkpoints")
+
+
+def require_weights(run: Run) -> None:
+    """Make sure that a finished run's weights are here; those of a store on S3 are pulled.
+
+    Raises:
+        BenchmdError: They were pruned, or the run is not finished.
+    """
+    fetch_weights(run.folder)
+    if (run.folder / MODEL).is_file():
+        return
+    name, command = shown(run.folder), run.description["kind"]
+    if not run.finished:
+        raise BenchmdError(f"{name} is not finished: run its `benchmd {command}` again.")
+    raise BenchmdError(
+        f"{name}: its weights were pruned: what was scored with them stays, and nothing new can be "
+        f"made from them. To have them again, do that `benchmd {command}` in another store, or "
+        "remove the run and do it again; keep them with --set execution.keep=models."
+    )
+
+
+@contextmanager
+def _session(run: Run, device: str | None) -> Iterator[None]:
+    """Write a session's start and end into the run's history."""
+    folder, start = run.folder, time.monotonic()
+    history.close_killed(folder)
+    device = device or run.description.get("device")
+    history.append(folder, "started", device=device, **{"from": _units_done(folder)})
+    try:
+        yield
+    except BaseException as error:
+        seconds = round(time.monotonic() - start, 3)
+        history.append(folder, "failed", seconds=seconds, reason=history.reason(error))
+        raise
+    history.append(folder, "finished", seconds=round(time.monotonic() - start, 3))
+
+
+def _units_done(folder: Path) -> int:
+    """Steps or epochs of the newest checkpoint."""
+    found = sorted((folder / CHECKPOINTS).glob("step_*"))
+    return int(found[-1].name.removeprefix("step_")) if found else 0
+
+
+def _done(run: Run) -> dict[str, Any]:
+    """Content of ``done.json``."""
+    model = run.folder / MODEL
+    return {
+        "finished": history.now(),
+        "seconds": round(history.seconds_worked(run.folder), 3),
+        **({"model_sha256": sha256(model)} if model.is_file() else {}),
+    }
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run's folder.
+    """Read a run's folder; an unfinished one of a store on S3 as the bucket has it now.
 
     Raises:
-        BenchmdError: It is none.
+        BenchmdError: It is none, or the bucket cannot be reached.
     """
+    if not (folder / DONE).is_file():
+        refresh(folder)
+    run = _read(folder)
+    _publish_rest(run)
+    return run
+
+
+def _read(folder: Path) -> Run:
     path = folder / RUN
     if not path.is_file():
         raise BenchmdError(
-            f"{folder} is no run (no {RUN}). Name a folder that `benchmd pretrain` or "
+            f"{shown(folder)} is no run (no {RUN}). Name a folder that `benchmd pretrain` or "
             "`benchmd transfer` printed."
         )
     return Run(folder, json.loads(path.read_text("utf-8")))
+
+
+def _publish_rest(run: Run) -> None:
+    """Publish what this machine has done and could not publish then."""
+    folder = run.folder
+    with suppress(Busy):  # another process is at it
+        if (folder / PENDING).is_file() and not run.finished:
+            with alone(folder, f"the run {folder}"), remote.published(folder) as publication:
+                if publication is not None and (folder / PENDING).is_file():
+                    done = json.loads((folder / PENDING).read_text("utf-8"))
+                    checkpoint = (folder / CHECKPOINTS).is_dir() and _keeps(run)
+                    publication.finish(done, keep_checkpoint=checkpoint)
+        for dataset in remote.unpublished_predictions(folder):
+            with scoring(run, dataset):
+                pass
+
+
+def _keeps(run: Run) -> bool:
+    return bool(run.description["settings"]["execution"].get("keep") == "checkpoints")
 
 
 def runs(paths: list[Path]) -> list[Run]:
     """Runs in these folders, each a run or a store of runs, in order of name.
 
     Raises:
-        BenchmdError: A folder holds no run.
+        BenchmdError: A folder holds no run, or a bucket cannot be reached.
     """
     found: dict[Path, Run] = {}
     for path in paths:
+        refresh(path)
+        refresh_store(path)
         folders = (
             [path] if (path / RUN).is_file() else sorted(p.parent for p in path.glob(f"*/{RUN}"))
         )
         if not folders:
-            raise BenchmdError(f"{path} holds no run: name a run's folder or a store of runs.")
-        found |= {folder.resolve(): read_run(folder) for folder in folders}
+            raise BenchmdError(
+                f"{shown(path)} holds no run: name a run's folder or a store of runs."
+            )
+        found |= {folder.resolve(): _read(folder) for folder in folders}
     return list(found.values())

@@ -1,224 +1,39 @@
-"""The results table: technique × setting × dataset, ours with its interval, the paper's beside."""
+"""The tables of a report: what they show, and how they are written.
+
+Each table is there as people read it (Markdown, LaTeX, and on the terminal the first one) and as
+data with all digits (CSV).
+"""
 
 from __future__ import annotations
 
-import csv
-import functools
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib import resources
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.intervals import auroc_interval
-from benchmd_ray.evaluation.metrics import auroc
-from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.files import replacing
-from benchmd_ray.modalities import MODALITIES
-from benchmd_ray.results.store import Run
+from benchmd_ray.results.analysis import Analysis
+from benchmd_ray.results.cells import Cell, dataset_text
+from benchmd_ray.results.frames import KEY
+from benchmd_ray.results.written import latex, markdown
 
-TECHNIQUES = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
-SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
-SPLITS = ("validation", "test")
-
-FEW = 10
-"""A class with fewer positive records is named below the table: its AUROC says little."""
+INTERVAL = "[95 % interval]"
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Result of one run on one split of one dataset."""
+class Table:
+    """One table of a report."""
 
-    modality: str
-    source: str
-    """Dataset that the run was trained on."""
-    dataset: str
-    """Dataset that is scored."""
-    role: str
-    split: str
-    policy: str
-    technique: str
-    setting: str
-    protocol: str
-    """``fixed`` for the fixed protocol's settings, ``shuffled`` for shuffled training labels, else
-    ``custom``."""
-    seed: int
-    records: int
-    """What is scored: scans for CT, elsewhere records."""
-    patients: int
-    auroc: float
-    """Unweighted mean over the classes that could be scored."""
-    low: float
-    """Lower end of the 95 % interval, bootstrap over patients."""
-    high: float
-    """Upper end."""
-    paper: float | None
-    """The paper's AUROC of this cell, where the two may stand beside each other."""
-    unscored: tuple[str, ...]
-    """Classes without a positive or without a negative record."""
-    classes: tuple[tuple[str, float, float, float], ...]
-    """Per class: name, AUROC, low, high."""
-    positives: tuple[int, ...]
-    """Positive records of each class."""
-    raw: tuple[int, int]
-    """Raw records that the catalog was built from, and those of the whole dataset."""
-    options: tuple[str, ...]
-    """Options of the builds of source and dataset that are not the cards' defaults."""
-    run: str
-    """Name of the run's folder."""
-
-
-@functools.cache
-def paper_auroc() -> dict[tuple[str, str, str], float]:
-    """The paper's tables 1 and 2: (dataset, setting, technique) → AUROC."""
-    rows = _reference()
-    return {(r["dataset"], r["setting"], r["technique"]): float(r["auroc"]) for r in rows}
-
-
-@functools.cache
-def paper_sources() -> frozenset[str]:
-    """Datasets that the paper trains on, one of each modality."""
-    return frozenset(row["dataset"] for row in _reference() if row["role"] == "source")
-
-
-@functools.cache
-def _reference() -> list[dict[str, str]]:
-    path = resources.files("benchmd_ray.results") / "reference" / "benchmd_auroc.csv"
-    return list(csv.DictReader(path.read_text("utf-8").splitlines()))
-
-
-def cells(run: Run, resamples: int = 1000) -> list[Cell]:
-    """Results of a run, computed from its predictions."""
-    paths = sorted((run.folder / "predictions").glob("*.parquet"))
-    return [cell for path in paths for cell in _cells_of(run, path, resamples)]
-
-
-def _cells_of(run: Run, path: Path, resamples: int) -> Iterable[Cell]:
-    predictions, about = read_predictions(path), run.description
-    dataset, classes = predictions.description["dataset"], predictions.classes
-    for split in predictions.splits:
-        targets, scores, groups = predictions.of_split(split)
-        result = auroc(targets, scores)
-        spread = auroc_interval(targets, scores, groups, resamples=resamples)
-        cell = Cell(
-            modality=predictions.description["modality"],
-            source=about["source"],
-            dataset=dataset,
-            role=predictions.description["role"],
-            split=split,
-            policy=predictions.description["policy"],
-            technique=about["technique"],
-            setting=about["setting"],
-            protocol=_protocol(run),
-            seed=about["seed"],
-            records=len(targets),
-            patients=len(set(groups.tolist())),
-            auroc=result.mean,
-            low=spread.low,
-            high=spread.high,
-            paper=None,
-            unscored=tuple(classes[i] for i in result.unscored),
-            classes=tuple(
-                (name, value, *ends)
-                for name, value, ends in zip(
-                    classes, result.per_class, spread.per_class, strict=True
-                )
-            ),
-            positives=tuple((targets == 1).sum(axis=0).tolist()),
-            raw=(
-                int(predictions.description["raw_records"]),
-                int(predictions.description["raw_expected"]),
-            ),
-            options=_options(run, predictions.description),
-            run=run.folder.name,
-        )
-        comparable = _comparable(cell) and not _incomplete(*about["raw"])
-        yield replace(cell, paper=paper_auroc().get(_key(cell)) if comparable else None)
-
-
-def _key(cell: Cell) -> tuple[str, str, str]:
-    return cell.dataset, cell.setting, cell.technique
-
-
-def _options(run: Run, scored: Mapping[str, str]) -> tuple[str, ...]:
-    """Chosen options of the builds of the source and of the dataset that is scored."""
-    chosen = {
-        run.description["source"]: run.description["options"],
-        scored["dataset"]: json.loads(scored["options"]),
-    }
-    return tuple(
-        f"{dataset}: {name}={value}"
-        for dataset, options in chosen.items()
-        for name, value in options.items()
-    )
-
-
-def _comparable(cell: Cell) -> bool:
-    """Whether the paper's number may stand beside a cell, as far as the cell itself tells.
-
-    The paper trains on one source of each modality and scores its validation split and the
-    targets. The default options are nearest to what it did.
-    """
-    return (
-        cell.protocol != "shuffled"
-        and cell.source in paper_sources()
-        and (cell.role == "target" or cell.split == "validation")
-        and not cell.options
-        and not _incomplete(*cell.raw)
-    )
-
-
-def _incomplete(held: int, whole: int) -> bool:
-    """Whether less than half of a dataset's raw records were there."""
-    return held < whole / 2
-
-
-def _protocol(run: Run) -> str:
-    if run.settings.transfer.shuffle_labels:
-        return "shuffled"
-    return "fixed" if run.description["fixed"] else "custom"
-
-
-def all_cells(found: Sequence[Run], resamples: int = 1000) -> list[Cell]:
-    """Results of all runs with predictions, in the table's order.
-
-    Raises:
-        BenchmdError: There are none.
-    """
-    result = [cell for run in found if run.finished for cell in cells(run, resamples)]
-    if not result:
-        raise BenchmdError(
-            f"none of the {len(found)} runs is finished and has predictions. Run "
-            "`benchmd transfer` first: it evaluates the source and the targets that it is given."
-        )
-    return sorted(result, key=_order)
-
-
-def _order(cell: Cell) -> tuple[object, ...]:
-    def place(names: tuple[str, ...], name: str) -> tuple[int, str]:
-        return (names.index(name) if name in names else len(names), name)
-
-    return (
-        cell.modality,
-        cell.source,
-        cell.dataset != cell.source,
-        cell.dataset,
-        place(SPLITS, cell.split),
-        place(SETTINGS, cell.setting),
-        place(TECHNIQUES, cell.technique),
-        cell.seed,
-        cell.run,
-    )
-
-
-def unfinished(found: Sequence[Run]) -> list[str]:
-    """Names the runs that a table leaves out because they are not finished."""
-    names = [run.folder.name for run in found if not run.finished]
-    return [f"Not finished, left out: {', '.join(names)}."] if names else []
+    name: str
+    """Stem of its files."""
+    caption: str
+    shown: Callable[[Analysis], pd.DataFrame]
+    """As people read it."""
+    data: Callable[[Analysis], pd.DataFrame]
+    """With all digits and columns."""
 
 
 def number(value: float | None) -> str:
@@ -226,173 +41,338 @@ def number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
-def display_frame(found: Sequence[Cell]) -> pd.DataFrame:
-    """The table as people read it."""
+def signed(value: float) -> str:
+    """Three decimals with their sign; a dash where there is no number."""
+    return "–" if math.isnan(value) else f"{round(value, 3) + 0.0:+.3f}"  # no -0.000
+
+
+def p_value(value: float) -> str:
+    """Three decimals, never 0."""
+    if math.isnan(value):
+        return "–"
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def spanned(frame: pd.DataFrame, value: str, write: Callable[[float], str] = number) -> list[str]:
+    """Column of values with their intervals: ``0.712 [0.690, 0.731]``."""
+    return [
+        f"{write(v)} [{write(low)}, {write(high)}]"
+        for v, low, high in zip(frame[value], frame["low"], frame["high"], strict=True)
+    ]
+
+
+def scored(frame: pd.DataFrame) -> list[str]:
+    """Column of datasets, see `dataset_text`."""
+    rows = frame[["source", "dataset", "role", "split"]].itertuples(index=False)
+    return [dataset_text(*row) for row in rows]
+
+
+def display_frame(analysis: Analysis) -> pd.DataFrame:
+    """The main table as people read it: one row per result, its seeds pooled."""
+    frame = auroc_frame(analysis)
     return pd.DataFrame(
         {
-            "modality": c.modality,
-            "trained on": c.source,
-            "dataset": _scored(c),
-            "setting": c.setting,
-            "technique": c.technique,
-            "AUROC [95 % interval]": f"{number(c.auroc)} [{number(c.low)}, {number(c.high)}]",
-            "paper": number(c.paper),
-            "classes": f"{len(c.classes) - len(c.unscored)}/{len(c.classes)}",
-            "records": c.records,
-            "patients": c.patients,
-            "policy": c.policy,
-            "protocol": c.protocol,
-            "seed": c.seed,
-            "run": c.run.rpartition("-")[2],
+            "modality": frame["modality"],
+            "trained on": frame["source"],
+            "dataset": scored(frame),
+            "setting": frame["setting"],
+            "technique": frame["technique"],
+            f"AUROC {INTERVAL}": spanned(frame, "value"),
+            "paper": frame["paper"].map(number),
+            "seeds": frame["seeds"],
+            "sd": frame["sd"].map(number),
+            "classes": frame["classes"],
+            "records": frame["records"],
+            "patients": frame["patients"],
+            "policy": frame["policy"],
+            "protocol": frame["protocol"],
         }
-        for c in found
     )
 
 
-def _scored(cell: Cell) -> str:
-    """Dataset, and split where it is a source's; another than the run's own is named as such."""
-    if cell.role == "target":
-        return cell.dataset
-    other = "" if cell.dataset == cell.source else ", another source"
-    return f"{cell.dataset} ({cell.split}{other})"
-
-
-def notes(found: Sequence[Cell]) -> list[str]:
-    """What a reader of the table must know."""
-    lines = [
-        "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % interval "
-        "by bootstrap over patients.",
-        *_notes_on_paper(found),
-    ]
-    if any(c.role == "source" and c.split == "validation" for c in found):
-        lines.append(
-            "validation: the split that also chose the best epoch, so that its AUROC is a little "
-            "too high."
-        )
-    if any(c.setting == "linear" for c in found):
-        lines.append("linear: a linear head on the frozen encoder, all labels.")
-    if any(c.role == "source" and c.dataset != c.source for c in found):
-        lines.append(
-            "another source: scored zero-shot as the targets are, by a run that was trained on the "
-            "source named at the left."
-        )
-    lines += [
-        f"{name}: the records of the table are {MODALITIES[name].scored}."
-        for name in sorted({c.modality for c in found})
-        if MODALITIES[name].scored != "records"
-    ]
-    if any(c.protocol == "custom" for c in found):
-        lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
-    if any(c.protocol == "shuffled" for c in found):
-        lines.append("shuffled: trained on labels shuffled among the records, a sanity check.")
-    partial = {(c.dataset, *c.raw) for c in found if c.raw[0] != c.raw[1]}
-    lines += [
-        f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."
-        for dataset, held, whole in sorted(partial)
-    ]
-    options = sorted({option for c in found for option in c.options})
-    lines += [f"{option}, an option of the build; the default is another." for option in options]
-    return [*lines, *_notes_on_classes(found)]
-
-
-def _notes_on_paper(found: Sequence[Cell]) -> list[str]:
-    lines = []
-    if any(c.paper is not None for c in found):
-        lines.append(
-            "paper: BenchMD v2, tables 1 and 2, full datasets with the released labels and splits."
-        )
-    if any(c.paper is None and _key(c) in paper_auroc() for c in found):
-        lines.append(
-            "paper: – where its number and this run's cannot be compared: another source, a split "
-            "that the paper does not score, shuffled labels, other options of a build, or less "
-            "than half of the raw records of a dataset."
-        )
-    return lines
-
-
-def _notes_on_classes(found: Sequence[Cell]) -> list[str]:
-    """Classes of which there are few positives, or none or nothing else."""
-    few = {
-        (c.dataset, c.split, MODALITIES[c.modality].scored, f"{name} ({count})")
-        for c in found
-        for (name, *_), count in zip(c.classes, c.positives, strict=True)
-        if 0 < count < FEW
-    }
-    lines = []
-    for where in sorted({entry[:3] for entry in few}):
-        dataset, split, scored = where
-        names = ", ".join(entry[3] for entry in sorted(few) if entry[:3] == where)
-        lines.append(f"Fewer than {FEW} positive {scored} in {dataset} ({split}): {names}.")
-    missing = {
-        (c.dataset, c.split, MODALITIES[c.modality].scored, c.unscored) for c in found if c.unscored
-    }
-    return lines + [
-        f"Not scored in {dataset} ({split}), no positive or no negative {scored}: "
-        f"{', '.join(names)}."
-        for dataset, split, scored, names in sorted(missing)
-    ]
-
-
-def text(frame: pd.DataFrame) -> str:
-    """A frame as aligned text, columns of numbers to the right."""
-    rows = [list(map(str, frame.columns)), *([str(v) for v in row] for row in frame.to_numpy())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    right = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
-    lines = [
-        "  ".join(
-            v.rjust(w) if r else v.ljust(w) for v, w, r in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    """A frame as a Markdown table."""
-    rows = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
-    rows += [[str(value) for value in row] for row in frame.to_numpy()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def write_tables(found: Sequence[Cell], folder: Path) -> list[Path]:
-    """Write ``auroc.csv``, ``auroc_per_class.csv`` and ``auroc.md``."""
-    whole = pd.DataFrame(
-        [
-            {
-                **{
-                    k: v
-                    for k, v in vars(c).items()
-                    if k not in ("classes", "unscored", "raw", "positives", "options")
-                },
-                "options": "; ".join(c.options),
-                "unscored": "; ".join(c.unscored),
-            }
-            for c in found
-        ]
+def auroc_frame(analysis: Analysis) -> pd.DataFrame:
+    """AUROC over all classes of each result, with what is known of the runs behind it."""
+    frame = _mean(analysis.scores, "auroc").drop(columns=["metric", "class", "positives"])
+    behind: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in analysis.cells:
+        behind.setdefault(tuple(getattr(cell, name) for name in KEY), []).append(cell)
+    cells = [behind[tuple(key)] for key in frame[list(KEY)].itertuples(index=False)]
+    firsts = [held[0] for held in cells]
+    return frame.assign(
+        seed_values=["; ".join(map(str, values)) for values in frame["seed_values"]],
+        classes=[f"{len(c.classes) - len(c.unscored)}/{len(c.classes)}" for c in firsts],
+        unscored=["; ".join(c.unscored) for c in firsts],
+        options=["; ".join(c.options) for c in firsts],
+        runs=["; ".join(c.run for c in held) for held in cells],
     )
-    key = ["modality", "source", "dataset", "split", "policy", "technique", "setting"]
-    key += ["seed", "run"]
-    per_class = pd.DataFrame(
-        [
-            {
-                **{k: getattr(c, k) for k in key},
-                "class": name,
-                "positives": positives,
-                "auroc": value,
-                "low": low,
-                "high": high,
-            }
-            for c in found
-            for (name, value, low, high), positives in zip(c.classes, c.positives, strict=True)
-        ]
+
+
+def runs_frame(analysis: Analysis) -> pd.DataFrame:
+    """AUROC of every single run."""
+    hidden = ("classes", "unscored", "raw", "positives", "options", "unlike")
+    return pd.DataFrame(
+        {
+            **{name: value for name, value in vars(c).items() if name not in hidden},
+            "options": "; ".join(c.options),
+            "unscored": "; ".join(c.unscored),
+        }
+        for c in analysis.cells
     )
-    lines = [markdown(display_frame(found)), "", *(f"- {note}" for note in notes(found))]
-    contents = {
-        "auroc.csv": whole.to_csv(index=False),
-        "auroc_per_class.csv": per_class.to_csv(index=False),
-        "auroc.md": "\n".join(lines) + "\n",
+
+
+def _mean(scores: pd.DataFrame, metric: str) -> pd.DataFrame:
+    chosen = (scores["metric"] == metric) & (scores["class"] == "mean")
+    return scores[chosen].reset_index(drop=True)
+
+
+def _of(frame: pd.DataFrame, *names: str) -> dict[str, pd.Series | list[str]]:
+    """The columns that say what a row is about, under the names that readers see."""
+    held: dict[str, pd.Series | list[str]] = {}
+    for name in names:
+        held["trained on" if name == "source" else name] = frame[name]
+    if "role" in frame:
+        held["dataset"] = scored(frame)
+    return held
+
+
+def _end(frame: pd.DataFrame) -> dict[str, pd.Series]:
+    return {name: frame[name] for name in ("policy", "protocol")}
+
+
+def _titled(metrics: pd.Series) -> list[str]:
+    return [METRICS[name].title for name in metrics]
+
+
+ABOUT = ("modality", "source", "dataset", "setting")
+
+
+def metrics_shown(analysis: Analysis) -> pd.DataFrame:
+    """All metrics over all classes, one column each."""
+    base = _mean(analysis.scores, "auroc")
+    columns = {
+        METRICS[name].title: spanned(_mean(analysis.scores, name), "value") for name in METRICS
     }
+    return pd.DataFrame({**_of(base, *ABOUT, "technique"), **columns, **_end(base)})
+
+
+def classes_shown(analysis: Analysis) -> pd.DataFrame:
+    """AUROC of each class."""
+    frame = _per_class(analysis)
+    return pd.DataFrame(
+        {
+            **_of(frame, *ABOUT, "technique", "class"),
+            f"AUROC {INTERVAL}": spanned(frame, "auroc"),
+            "positives": frame["positives"],
+            "records": frame["records"],
+            **_end(frame),
+        }
+    )
+
+
+def gaps_shown(analysis: Analysis) -> pd.DataFrame:
+    """In-distribution against the other datasets, in AUROC."""
+    frame = analysis.gaps[analysis.gaps["metric"] == "auroc"].reset_index(drop=True)
+    return pd.DataFrame(
+        {
+            **_of(frame, *ABOUT, "technique"),
+            "in distribution": frame["in_distribution"].map(number),
+            "on the dataset": frame["target"].map(number),
+            f"gap {INTERVAL}": spanned(frame, "gap", signed),
+            **_end(frame),
+        }
+    )
+
+
+def changes_shown(analysis: Analysis) -> pd.DataFrame:
+    """Each technique minus scratch, for every metric."""
+    frame = analysis.changes
+    return pd.DataFrame(
+        {
+            **_of(frame, *ABOUT, "technique"),
+            "metric": _titled(frame["metric"]),
+            f"minus scratch {INTERVAL}": spanned(frame, "value", signed),
+            "p": frame["p"].map(p_value),
+            "p (DeLong)": frame["p_delong"].map(p_value),
+            **_end(frame),
+        }
+    )
+
+
+def pairs_shown(analysis: Analysis) -> pd.DataFrame:
+    """Every two techniques on the same records, in AUROC."""
+    frame = analysis.pairs
+    return pd.DataFrame(
+        {
+            **_of(frame, *ABOUT),
+            "a": frame["a"],
+            "b": frame["b"],
+            f"b minus a {INTERVAL}": spanned(frame, "difference", signed),
+            "p": frame["p"].map(p_value),
+            "p (Holm)": frame["p_holm"].map(p_value),
+            **_end(frame),
+        }
+    )
+
+
+def ranking_shown(analysis: Analysis) -> pd.DataFrame:
+    """Ranks of the techniques on the same records, and how stable the ranking is."""
+    frame = analysis.ranking
+    ends = frame[["tau", "tau_low", "tau_high"]].set_axis(["tau", "low", "high"], axis=1)
+    return pd.DataFrame(
+        {
+            **_of(frame, *ABOUT, "technique"),
+            f"rank {INTERVAL}": [
+                f"{rank:g} [{low:g}, {high:g}]"
+                for rank, low, high in frame[["rank", "low", "high"]].itertuples(index=False)
+            ],
+            f"Kendall's τ {INTERVAL}": spanned(ends, "tau"),
+            **_end(frame),
+        }
+    )
+
+
+def subgroups_shown(analysis: Analysis) -> pd.DataFrame:
+    """AUROC of groups of people and devices."""
+    frame = analysis.subgroups
+    return pd.DataFrame(
+        {
+            **_of(frame, *ABOUT, "technique", "variable", "group"),
+            f"AUROC {INTERVAL}": spanned(frame, "value"),
+            "records": frame["records"],
+            "patients": frame["patients"],
+            "p (Kruskal)": frame["kruskal_p"].map(p_value),
+            **_end(frame),
+        }
+    )
+
+
+def posthoc_shown(analysis: Analysis) -> pd.DataFrame:
+    """Groups that were compared with each other."""
+    frame = analysis.posthoc
+    return pd.DataFrame(
+        {
+            **_of(frame, *ABOUT, "technique", "variable", "a", "b"),
+            "p (Bonferroni)": frame["p_bonferroni"].map(p_value),
+            **_end(frame),
+        }
+    )
+
+
+def _per_class(analysis: Analysis) -> pd.DataFrame:
+    scores = analysis.scores
+    frame = scores[(scores["metric"] == "auroc") & (scores["class"] != "mean")]
+    frame = frame.drop(columns=["metric", "seed_values", "paper"]).reset_index(drop=True)
+    return frame.rename(columns={"value": "auroc"})
+
+
+TABLES = (
+    Table("auroc", "AUROC, the seeds pooled.", display_frame, auroc_frame),
+    Table("auroc_per_class", "AUROC of each class against the rest.", classes_shown, _per_class),
+    Table(
+        "metrics",
+        "All metrics over all classes.",
+        metrics_shown,
+        lambda a: a.scores.drop(columns=["seed_values", "paper"]),
+    ),
+    Table(
+        "gaps",
+        "AUROC in distribution (the source's validation split) minus that on another dataset.",
+        gaps_shown,
+        lambda a: a.gaps,
+    ),
+    Table(
+        "changes",
+        "Each technique minus scratch on the same records.",
+        changes_shown,
+        lambda a: a.changes,
+    ),
+    Table(
+        "pairs",
+        "Differences in AUROC between techniques on the same records; p by a paired bootstrap over "
+        "patients, corrected by Holm over the pairs of a dataset and setting.",
+        pairs_shown,
+        lambda a: a.pairs,
+    ),
+    Table(
+        "ranking",
+        "Ranks of the techniques in AUROC on the same records, and how well the rankings of "
+        "resampled patients agree with that of all.",
+        ranking_shown,
+        lambda a: a.ranking,
+    ),
+    Table(
+        "subgroups",
+        "AUROC of groups; p by Kruskal and Wallis over the groups of a variable.",
+        subgroups_shown,
+        lambda a: a.subgroups,
+    ),
+    Table(
+        "subgroups_posthoc",
+        "Pairs of groups; p by Mann and Whitney, corrected by Bonferroni.",
+        posthoc_shown,
+        lambda a: a.posthoc,
+    ),
+)
+"""The tables of a report, in order."""
+LISTS: dict[str, Callable[[Analysis], pd.DataFrame]] = {
+    "auroc_per_run": runs_frame,
+    "runs": lambda a: a.ran,
+    "subgroups_left_out": lambda a: a.left_out,
+}
+"""What is written as data alone."""
+
+
+def file_names() -> frozenset[str]:
+    """Names of all files that `write_tables` may write."""
+    kinds = ("csv", "md", "tex")
+    tables = {f"{table.name}.{kind}" for table in TABLES for kind in kinds}
+    return frozenset(tables | {f"{name}.csv" for name in LISTS})
+
+
+def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
+    """Write every table with rows as CSV, Markdown and LaTeX, and the lists as CSV alone.
+
+    The lists are ``auroc_per_run``, ``runs`` and ``subgroups_left_out``. The notes stand below the
+    main table, ``auroc``.
+
+    Returns:
+        The files written, the main table's first.
+    """
+    contents: dict[str, str] = {}
+    for table in TABLES:
+        shown, notes = table.shown(analysis), analysis.notes if table.name == "auroc" else []
+        if len(shown):
+            contents |= _files(table, shown, table.data(analysis), notes)
+    for name, make in LISTS.items():
+        held = make(analysis)
+        if len(held):
+            contents[f"{name}.csv"] = held.to_csv(index=False)
     for name, content in contents.items():
         with replacing(folder / name) as partial:
             partial.write_text(content, "utf-8")
     return [folder / name for name in contents]
+
+
+def _files(
+    table: Table, shown: pd.DataFrame, data: pd.DataFrame, notes: Sequence[str]
+) -> dict[str, str]:
+    lines = [table.caption, "", markdown(shown)]
+    if notes:
+        lines += ["", *(f"- {note}" for note in notes)]
+    label = f"tab:{table.name.replace('_', '-')}"
+    return {
+        f"{table.name}.csv": data.to_csv(index=False),
+        f"{table.name}.md": "\n".join(lines) + "\n",
+        f"{table.name}.tex": latex(*_narrowed(shown, table.caption), label, notes),
+    }
+
+
+def _narrowed(shown: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, str]:
+    """A table without columns of one text, which its caption says: a printed page is narrow."""
+    same = [
+        name
+        for name in ("modality", "trained on", "setting", "metric", "policy", "protocol")
+        if name in shown and shown[name].nunique() == 1
+    ]
+    said = "; ".join(f"{name} {shown[name].iloc[0]}" for name in same)
+    return shown.drop(columns=same), f"{caption} In all rows: {said}." if said else caption

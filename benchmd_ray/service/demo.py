@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmd_ray.cluster import connected
+from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.synthetic import WRITERS
 from benchmd_ray.errors import unknown_name
-from benchmd_ray.results.store import Run
-from benchmd_ray.service.execute import pretrain_run, transfer_run
-from benchmd_ray.settings import ENCODERS, Settings, updated
-from benchmd_ray.ssl import METHODS
+from benchmd_ray.service.outcome import Outcome
+from benchmd_ray.service.plan import Choice, Item, Plan, make_plan
+from benchmd_ray.service.schedule import run_plan
+from benchmd_ray.ssl import METHODS, SCRATCH
 
-SETTINGS = updated(
-    Settings(encoder=ENCODERS["tiny"]),
-    {
-        "pretrain": {"steps": 150, "batch_size": 32, "optimiser": {"lr": 1e-3}},
-        "transfer": {"epochs": 15, "batch_size": 32, "optimiser": {"lr": 1e-3}},
-    },
+SETTINGS = (
+    "encoder=tiny",
+    "pretrain.steps=150",
+    "pretrain.batch_size=32",
+    "pretrain.optimiser.lr=1e-3",
+    "transfer.epochs=15",
+    "transfer.batch_size=32",
+    "transfer.optimiser.lr=1e-3",
+    "execution.log_every=10",
+    "execution.checkpoint_every=50",
 )
 """Small enough for two cores and a few minutes."""
 
-TECHNIQUES = {"ecg": tuple(METHODS)}
-"""Pretraining techniques of a modality; the others have `FEWER`."""
-FEWER = ("mae",)
-TRANSFERS = ({"mode": "linear"}, {"mode": "finetune", "labels": "small"})
+TECHNIQUES = {"ecg": (SCRATCH, *METHODS)}
+"""Techniques of a modality; the others have `FEWER`."""
+FEWER = (SCRATCH, "mae")
+TRANSFERS = ("linear", "finetune-small")
 ON_RAY = ("ecg", "mae")
 """What is pretrained by two workers with DeepSpeed as a Ray Train job."""
+TFLOPS = 0.02
+"""About what a processor core sustains; the time left is corrected by how long runs really take."""
 
 
 def demo(
@@ -37,32 +44,58 @@ def demo(
     say: Callable[[str], None],
     address: str | None = None,
     modalities: Sequence[str] = (),
-) -> list[Run]:
-    """Write data, build catalogs, pretrain, transfer and evaluate; what is done stays done.
+) -> Outcome:
+    """Write data, build catalogs, and execute one plan of all runs; what is done stays done.
 
     Args:
-        folder: Everything is written below it.
+        folder: Everything is written below it; the runs to ``runs``.
         say: Takes a line for the user at each stage.
         address: Ray cluster; None works embedded.
         modalities: Names of modalities; none takes all.
 
-    Returns:
-        The transfer runs.
-
     Raises:
-        BenchmdError: A modality does not exist, or the work failed.
+        BenchmdError: A modality does not exist, or a catalog could not be built.
     """
     chosen = list(modalities or WRITERS)
     for name in chosen:
         if name not in WRITERS:
             raise unknown_name("modality", name, WRITERS)
-    runs: list[Run] = []
+    cpus = own_cpus() if embedded(address) else None
     with connected(address, cpus=3):
+        catalogs: list[Catalog] = []
         for number, name in enumerate(chosen, 1):
             say(f"{number}/{len(chosen)} {name}: synthetic raw data, catalogs by Ray Data")
-            source, *targets = _catalogs(name, folder, say)
-            runs += _runs(name, source, targets, folder / "runs", say, address)
-    return runs
+            catalogs += _catalogs(name, folder, say)
+        plan = demo_plan(catalogs)
+        say(f"{len(plan.items)} runs, several at a time: pretrain, transfer, evaluate")
+        if any((item.modality, item.technique) == ON_RAY for item in plan.items):
+            say(f"    {' '.join(ON_RAY)} on two workers by Ray Train and DeepSpeed")
+        return run_plan(plan, folder / "runs", say=say, address=address, cpus=cpus)
+
+
+def demo_plan(catalogs: Sequence[Catalog]) -> Plan:
+    """The runs of the demo on these catalogs."""
+    choice = Choice(
+        catalogs=tuple(catalog.path for catalog in catalogs),
+        techniques=(SCRATCH, *METHODS),
+        settings=TRANSFERS,
+        assignments=SETTINGS,
+    )
+    plan = make_plan(choice, tflops=TFLOPS)
+    items = tuple(
+        _on_two_workers(item) if item.kind == "pretrain" else item
+        for item in plan.items
+        if item.technique in TECHNIQUES.get(item.modality, FEWER)
+    )
+    return replace(plan, items=items)
+
+
+def _on_two_workers(item: Item) -> Item:
+    """The item, on two workers where the demo shows that."""
+    if (item.modality, item.technique) != ON_RAY:
+        return item
+    execution = replace(item.settings.execution, workers=2)
+    return replace(item, cpus=2.0, settings=replace(item.settings, execution=execution))
 
 
 def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[Catalog]:
@@ -80,33 +113,3 @@ def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[C
         found.append(catalog)
     listed.write_text("\n".join(catalog.path.name for catalog in found), "utf-8")
     return found
-
-
-def _runs(
-    modality: str,
-    source: Catalog,
-    targets: list[Catalog],
-    store: Path,
-    say: Callable[[str], None],
-    address: str | None,
-) -> list[Run]:
-    """The transfer runs of a modality, after its pretraining."""
-    upstreams: list[Path | None] = [None]
-    for technique in TECHNIQUES.get(modality, FEWER):
-        settings = SETTINGS
-        if (modality, technique) == ON_RAY:
-            say(f"    {technique} on two workers by Ray Train and DeepSpeed")
-            settings = updated(SETTINGS, {"execution": {"workers": 2}})
-        upstreams.append(pretrain_run(technique, source.path, store, settings, address).folder)
-    return [
-        transfer_run(
-            source.path,
-            store,
-            updated(SETTINGS, {"transfer": dict(transfer)}),
-            upstream=upstream,
-            targets=tuple(target.path for target in targets),
-            address=address,
-        )
-        for transfer in TRANSFERS
-        for upstream in upstreams
-    ]

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from benchmd_ray.cluster import connected
+from benchmd_ray.cluster import connected, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import streams
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, Transient
 from benchmd_ray.files import remove, write_json
 from benchmd_ray.progress import progress
 from benchmd_ray.training.engine import choose_device
@@ -83,6 +83,7 @@ def _launch_on_ray(job: Job) -> None:
             f"{ray.cluster_resources().get('GPU', 0):g}. Take fewer workers or "
             "--set execution.device=cpu."
         )
+    require_shared(job.folder)
     storage = job.folder / "ray_train"
     for leftover in (job.folder / ERROR, storage):
         remove(leftover)
@@ -116,7 +117,7 @@ def _worker_error(job: Job, error: Exception) -> BenchmdError:
     path = job.folder / ERROR
     if path.is_file():
         return BenchmdError(json.loads(path.read_text("utf-8"))["message"])
-    return BenchmdError(
+    return Transient(
         f"the Ray Train job in {job.folder} failed: {error}. Run the command again: it goes on "
         "from the newest checkpoint."
     )

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import replacing
+from benchmd_ray.files import read_json_lines, replacing
 from benchmd_ray.progress import Progress, SilentProgress, progress
 
 METRICS = "metrics.jsonl"
@@ -54,7 +54,7 @@ class RunReporter:
         now = time.monotonic()
         rate = (done - self._before[0]) / max(now - self._before[1], 1e-9)
         self._before = (done, now)
-        line = {"done": done, **values, "per_second": round(rate, 3)}
+        line = {"done": done, **values, "per_second": float(f"{rate:.4g}")}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._display.update(done, values)
@@ -79,16 +79,7 @@ class SilentReporter:
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """Lines of a run's ``metrics.jsonl``; a line that was cut off is left out."""
-    path = folder / METRICS
-    if not path.is_file():
-        return []
-    lines = []
-    for text in path.read_text("utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
-    return lines
+    return read_json_lines(folder / METRICS)
 
 
 def require_finite(losses: torch.Tensor, first_step: int, lr_of: Callable[[int], float]) -> None:

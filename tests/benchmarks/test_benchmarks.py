@@ -169,3 +169,14 @@ def test_linear_evaluation_measures_all_epochs_where_told(tmp_path: Path) -> Non
         "linear_evaluation", tmp_path, *small, "--epochs", "2", "--epochs-measured", "2"
     )
     assert not result["peer_is_extrapolated"]
+
+
+@pytest.mark.parametrize("metric", ["auroc", "auprc"])
+def test_bootstrap_compares_with_scikit_learn(metric: str, tmp_path: Path) -> None:
+    small = ["--metric", metric, "--rows", "3000", "--classes", "3", "--rows-per-patient", "2"]
+    result = benchmark("bootstrap", tmp_path, *small, "--resamples", "20", "--peer-resamples", "4")
+    assert result["resamples_measured"] == {"weighted": 20, "scikit_learn_loop": 4}
+    assert result["peer_is_extrapolated"]
+    assert result["largest_difference_of_values"] < 1e-9
+    for name, seconds in result["wall_seconds"].items():
+        assert result["rates"][name]["least"] == pytest.approx(20 / seconds["most"], rel=1e-3)

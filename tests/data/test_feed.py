@@ -13,7 +13,6 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import (
     StreamingFeed,
-    cache_folder,
     chosen_rows_feed,
     read_columns,
     resident_feed,
@@ -25,6 +24,7 @@ from benchmd_ray.data.feed import (
 from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import cache_folder
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.settings import ExecutionSettings, Settings
 

@@ -117,6 +117,25 @@ def test_rows_of_a_unit_are_scored_as_one(tmp_path, target, write_catalog, recor
     assert groups.tolist() == ["p0", "p1", "p1", "p2", "p2", "p3"]
 
 
+def test_units_have_the_metadata_of_their_first_row_in_the_order_of_the_scores(
+    tmp_path, target, write_catalog, records, model
+):
+    known = [
+        dataclasses.replace(
+            record, metadata={"age": 30.0 + row, "sex": "female", "site": f"s{row}"}
+        )
+        for row, record in enumerate(records)
+    ]
+    known[3] = dataclasses.replace(known[3], metadata={})
+    found = predicted(tmp_path, write_catalog(target, {"test": [known]}, OWN), model, SOURCE)
+    units = found.units_of_split("test")
+    assert units["unit_id"].tolist() == ["u1", "u2", "u3", "u4", "u5", "u6"]
+    assert units["group_id"].tolist() == found.of_split("test")[2].tolist()
+    assert units["age"].fillna(-1).tolist() == [30, 32, -1, 34, 35, 36]  # u1 has two rows
+    assert units["site"].fillna("").tolist() == ["s0", "s2", "", "s4", "s5", "s6"]
+    assert units["view"].isna().all()
+
+
 def test_a_model_of_another_modality_is_refused(tmp_path, changed_card, write_catalog, model):
     card = changed_card("films", modality="mammo")
     record = Record("r", "p", "r", np.zeros((1, 224, 224), np.uint8), 1.0, (9, 9), [1, 0, 0, 0, 0])

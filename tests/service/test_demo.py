@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmd_ray.results import tables
+from benchmd_ray.results.analysis import analyse
+from benchmd_ray.results.store import runs
 from benchmd_ray.service import demo as module
-from benchmd_ray.settings import updated
 
 
 @pytest.mark.slow
@@ -12,13 +12,15 @@ from benchmd_ray.settings import updated
 def test_the_demo_fills_the_table_from_a_relative_folder(
     ray_cluster, tmp_path, monkeypatch, synthetic_raw
 ):
-    short = {"pretrain": {"steps": 2, "batch_size": 8}, "transfer": {"epochs": 1}}
-    monkeypatch.setattr(module, "SETTINGS", updated(module.SETTINGS, short))
+    short = ("pretrain.steps=2", "pretrain.batch_size=8", "transfer.epochs=1")
+    monkeypatch.setattr(module, "SETTINGS", (*module.SETTINGS, *short))
     monkeypatch.setitem(module.WRITERS, "ecg", lambda folder: synthetic_raw)
     monkeypatch.chdir(tmp_path)
     said = []
-    runs = module.demo(Path("demo"), said.append, modalities=["ecg"])
-    cells = tables.all_cells(runs, resamples=20)
+    outcome = module.demo(Path("demo"), said.append, modalities=["ecg"])
+    assert outcome.whole
+    assert len(outcome.done) == 3 + 8 + 8 * 3
+    cells = analyse(runs([Path("demo/runs")]), resamples=20).cells
     assert {(c.technique, c.setting) for c in cells} == {
         (technique, setting)
         for technique in ("scratch", "e-mix", "shed", "mae")
@@ -28,3 +30,5 @@ def test_the_demo_fills_the_table_from_a_relative_folder(
     assert any("two workers by Ray Train and DeepSpeed" in line for line in said)
     (mae,) = (tmp_path / "demo" / "runs").glob("pretrain-ecg-mae-*")
     assert '"workers": 2' in (mae / "run.json").read_text("utf-8")
+    again = module.demo(Path("demo"), said.append, modalities=["ecg"])
+    assert (again.done, set(again.before)) == ((), set(outcome.done))

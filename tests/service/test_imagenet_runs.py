@@ -19,8 +19,9 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.files import digest, sha256, write_json
 from benchmd_ray.models.imagenet import read_imagenet
+from benchmd_ray.results.analysis import analyse
+from benchmd_ray.results.paper import paper_auroc
 from benchmd_ray.results.store import read_run
-from benchmd_ray.results.tables import cells, paper_auroc
 from benchmd_ray.service import execute
 from benchmd_ray.service.execute import base_settings, pretrain_run, transfer_run
 from benchmd_ray.settings import ENCODERS, Settings, as_dict, fixed_settings, updated
@@ -185,7 +186,7 @@ def test_its_predictions_are_those_of_its_features(transferred, source):
 
 def test_the_papers_numbers_stand_beside(transferred):
     _, run = transferred
-    found = {cell.dataset: cell.paper for cell in cells(run, resamples=2)}
+    found = {cell.dataset: cell.paper for cell in analyse([run], resamples=2).cells}
     assert found == {
         name: paper_auroc()[name, "linear", "imagenet"] for name in ("mimic-cxr", "vindr-cxr")
     }

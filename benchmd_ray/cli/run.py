@@ -1,0 +1,181 @@
+"""``benchmd run``: the whole benchmark, or what is chosen of it, as one plan."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from benchmd_ray.cli.group import main
+from benchmd_ray.cli.options import (
+    FILE,
+    FOLDER,
+    WANDB,
+    complete_modality,
+    complete_technique,
+    execution_options,
+)
+
+if TYPE_CHECKING:
+    from benchmd_ray.service.choice import Choice
+    from benchmd_ray.service.outcome import Observer
+    from benchmd_ray.service.plan import Plan
+
+
+@main.command()
+@click.option(
+    "--catalog",
+    "catalogs",
+    type=FOLDER,
+    multiple=True,
+    metavar="PATH",
+    help="A catalog, or a folder of catalogs (repeatable).",
+)
+@click.option(
+    "--modality",
+    "modalities",
+    multiple=True,
+    shell_complete=complete_modality,
+    help="Only this modality (repeatable).",
+)
+@click.option(
+    "--technique",
+    "techniques",
+    multiple=True,
+    shell_complete=complete_technique,
+    help="Only this technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae.",
+)
+@click.option(
+    "--setting",
+    "transfers",
+    multiple=True,
+    metavar="NAME",
+    help="Only this transfer setting (repeatable): linear, finetune-small, …-medium, …-full.",
+)
+@click.option(
+    "--seed", "seeds", type=int, multiple=True, default=(0,), help="Seeds (repeatable); else 0."
+)
+@click.option("--policy", "policies", multiple=True, help="Only catalogs of this policy.")
+@click.option("--weights", type=FILE, help="ImageNet weights; else downloaded where needed.")
+@click.option("--dry-run", is_flag=True, help="Show what would be run, for how long, and stop.")
+@click.option("--items", is_flag=True, help="With --dry-run: list every single run.")
+@click.option(
+    "--tflops",
+    type=float,
+    help="Estimate for another machine: the speed that each device sustains, in TFLOP/s.",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(0),
+    help="With --dry-run: GPUs to plan for; else those of this machine or of the cluster.",
+)
+@click.option("--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are.")
+@WANDB
+@execution_options
+def run(
+    catalogs: tuple[Path, ...],
+    modalities: tuple[str, ...],
+    techniques: tuple[str, ...],
+    transfers: tuple[str, ...],
+    seeds: tuple[int, ...],
+    policies: tuple[str, ...],
+    weights: Path | None,
+    store: Path,
+    settings_file: Path | None,
+    assignments: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Run everything that is missing: pretrain, transfer, evaluate, several runs at a time.
+
+    Sources and targets are told apart by the catalogs; what is done already is not done again, and
+    an interrupted command goes on where it stopped. Several such commands may share a store.
+
+    \b
+    benchmd run --dry-run                                # the paper's benchmark, from the cards
+    benchmd run --catalog catalogs --dry-run --items     # what these catalogs allow
+    benchmd run --catalog catalogs --technique scratch --technique mae \\
+        --setting linear --seed 0 --seed 1 --seed 2
+    """
+    from benchmd_ray.service.choice import Choice
+
+    choice = Choice(
+        catalogs=catalogs,
+        modalities=modalities,
+        techniques=techniques,
+        settings=transfers,
+        seeds=seeds,
+        policies=policies,
+        file=settings_file,
+        assignments=assignments,
+        weights=weights,
+    )
+    if options["dry_run"]:
+        _show(choice, store, options)
+        return
+    if not catalogs:
+        raise click.UsageError("name catalogs with --catalog, or look at the plan with --dry-run.")
+    _execute(choice, store, options)
+
+
+def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
+    """Print the plan."""
+    from benchmd_ray.service.dry_run import dry_run
+
+    asked = ("address", "cpus", "gpus", "tflops", "items")
+    click.echo(dry_run(choice, store, **{name: options[name] for name in asked}))
+
+
+def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
+    """Execute the plan and print what became of it; exits with 1 where anything failed."""
+    from benchmd_ray.cluster import connected, embedded
+    from benchmd_ray.results.mirror import shown
+    from benchmd_ray.service.plan import make_plan
+    from benchmd_ray.service.schedule import run_plan
+
+    def plan_for(device: str | None) -> Plan:
+        return make_plan(choice, store, device=device, tflops=options["tflops"])
+
+    def execute(plan: Plan) -> Any:
+        for note in plan.notes:
+            click.echo(f"note: {note}", err=True)
+        return run_plan(
+            plan,
+            store,
+            say=click.echo,
+            address=options["address"],
+            weights=choice.weights,
+            cpus=options["cpus"],
+            observers=_observers(store, options["mode"]),
+        )
+
+    if embedded(options["address"]):
+        outcome = execute(plan_for(None))
+    else:  # the plan depends on whether the cluster has GPUs
+        with connected(options["address"]):
+            outcome = execute(plan_for(_device_of_cluster()))
+    for line in outcome.lines():
+        click.echo(line)
+    click.echo(f"next: benchmd report {shown(store)}")
+    if not outcome.whole:
+        click.echo("run the same command again for what failed; the rest is not repeated")
+        sys.exit(1)
+
+
+def _observers(store: Path, mode: str) -> list[Observer]:
+    """Who is told what happens: W&B, where it is wanted."""
+    from benchmd_ray.results.tracking import chosen_mode
+
+    if chosen_mode(mode) == "off":
+        return []
+    from benchmd_ray.service.tracked import TrackedPlan
+
+    return [TrackedPlan(store, mode, click.echo)]
+
+
+def _device_of_cluster() -> str:
+    """Kind of device of the cluster that this process is connected to."""
+    from benchmd_ray.service.capacity import cluster_capacity
+
+    return "cuda" if cluster_capacity().gpus else "cpu"

@@ -1,0 +1,65 @@
+"""Commands that look after stores of runs: ``prune``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmd_ray.cli.group import main
+from benchmd_ray.cli.options import STORE
+
+
+@main.command()
+@click.argument("stores", type=STORE, nargs=-1, required=True, metavar="STORE...")
+@click.option(
+    "--keep",
+    type=click.Choice(["models", "predictions"]),
+    default="models",
+    show_default=True,
+    help="What stays of finished runs: weights and predictions, or predictions alone.",
+)
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
+@click.option(
+    "--mirror",
+    is_flag=True,
+    help="Remove this machine's copies of weights that a store on S3 has; nothing of the store.",
+)
+def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> None:
+    """Remove from each STORE what finished runs need not keep, and what killed ones left behind.
+
+    Predictions, metrics, settings and histories always stay, and so does the checkpoint of an
+    unfinished run. Whatever anybody works on is left alone. Asks nothing.
+
+    \b
+    benchmd prune runs                        # checkpoints of finished runs, half-written files
+    benchmd prune runs --keep predictions     # and weights that no unfinished run needs
+    benchmd prune s3://bucket/study --keep predictions --dry-run
+    benchmd prune s3://bucket/study --mirror  # free this machine's disk only
+    """
+    from benchmd_ray.results.mirror import shown
+    from benchmd_ray.results.retention import drop_copies
+    from benchmd_ray.results.retention import prune as prune_store
+
+    for store in stores:
+        click.echo(shown(store))
+        if mirror:
+            pruned = drop_copies(store, dry_run=dry_run)
+        else:
+            pruned = prune_store(store, keep, dry_run=dry_run)  # type: ignore[arg-type]
+        print_pruned(pruned, dry_run=dry_run)
+
+
+def print_pruned(pruned: Any, *, dry_run: bool) -> None:
+    """Print what was removed, what stays and why, and the bytes freed of each kind."""
+    from benchmd_ray.results.retention import KINDS
+
+    for removal in pruned.removals:
+        names = ", ".join(removal.names) if removal.kind != "checkpoints" else removal.kind
+        click.echo(f"  {removal.run}: {names}, {removal.bytes:,} bytes")
+    for line in pruned.left:
+        click.echo(f"  left alone: {line}")
+    verb = "would free" if dry_run else "freed"
+    each = ", ".join(f"{kind} {pruned.bytes_of(kind):,}" for kind in KINDS)
+    click.echo(f"  {verb} {sum(map(pruned.bytes_of, KINDS)):,} bytes ({each})")

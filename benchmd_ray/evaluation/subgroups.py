@@ -1,0 +1,270 @@
+"""Does a model do as well for one kind of patient as for another: sex, age, site, device, view.
+
+Two views of it. The AUROC of each group says how well the group's patients are told apart among
+themselves. The tests ask whether patients of the groups differ in what the model gives to the
+truth: each patient has one value, the mean probability given to the true state of its known
+labels; Kruskal & Wallis over all groups, then Mann & Whitney for each pair, corrected by
+Bonferroni. Neither adjusts for what else differs between the groups, such as how frequent a disease
+is in them.
+
+Groups with few patients are left out and named, so that nobody reads a number into chance; rows
+without a label are the group ``unknown`` there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import kruskal, mannwhitneyu
+
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.evaluation.intervals import interval, resampled
+from benchmd_ray.evaluation.metrics import checked_predictions, metric
+from benchmd_ray.modalities import Task
+
+Floats = npt.NDArray[np.float64]
+
+UNKNOWN_GROUP = "unknown"
+"""Name under which rows without a label are left out."""
+AGE_BANDS = (*(f"{start}–{start + 9}" for start in range(0, 90, 10)), "90+")
+"""Bands of ten years; catalogs store ages above 90 as 90."""
+
+
+def age_band(years: float | None) -> str | None:
+    """The band of `AGE_BANDS` that an age lies in; None for None and NaN.
+
+    Raises:
+        BenchmdError: The age is negative or not finite.
+    """
+    if years is None or math.isnan(years):
+        return None
+    if years < 0 or math.isinf(years):
+        raise BenchmdError(f"an age must be 0 years or more, but got {years:g}; None is unknown")
+    return AGE_BANDS[min(int(years // 10), len(AGE_BANDS) - 1)]
+
+
+@dataclass(frozen=True)
+class Subgroup:
+    """AUROC of one group's patients."""
+
+    name: str
+    rows: int
+    patients: int
+    value: float
+    """Mean AUROC over the classes that the group can score; NaN where it can score none."""
+    low: float
+    """Lower end of the 95 % interval, from a bootstrap over the group's patients."""
+    high: float
+    """Upper end."""
+    unscored: tuple[int, ...] = ()
+    """Indices of the classes with no positive or no negative in this group. Where groups differ in
+    them, their means are over different classes."""
+    note: str = ""
+    """Why there is no value; empty when there is one."""
+
+
+@dataclass(frozen=True)
+class Subgroups:
+    """The groups of one variable, compared."""
+
+    variable: str
+    groups: tuple[Subgroup, ...]
+    """Groups with enough patients, in order of name."""
+    left_out: tuple[tuple[str, int], ...]
+    """Name and patients of each group left out: those too small, then ``unknown``."""
+    kruskal_h: float
+    """Kruskal & Wallis's H over the groups; NaN with fewer than two groups to compare."""
+    kruskal_p: float
+    """Its p; 1 where all patients have the same value."""
+    posthoc: tuple[tuple[str, str, float, float], ...]
+    """Each pair of groups: names, Mann & Whitney's U of the first, two-sided p after Bonferroni."""
+
+
+def by_subgroup(
+    targets: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    labels: Sequence[str | None],
+    task: Task,
+    *,
+    variable: str,
+    minimum: int = 20,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Subgroups:
+    """AUROC of each group with its interval, and tests between the groups.
+
+    A patient whose rows are in several groups (two views, two ages) counts in each group's AUROC,
+    but in the tests once, as these take patients as independent: in the group of most of its rows,
+    and where groups are level in one of them at random.
+
+    Args:
+        targets: (rows, classes), integers: 1, 0, or -1 for unknown.
+        scores: (rows, classes), probabilities.
+        groups: (rows,), the patient of each row.
+        labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where it is not
+            known.
+        task: ``single-label`` or ``multi-label``.
+        variable: What the labels are: sex, age.
+        minimum: Fewest patients of a group that is shown.
+        resamples: Number of resamples.
+        seed: Seed of the draws.
+
+    Raises:
+        BenchmdError: The arrays do not fit together, a score is no probability, the task is
+            unknown, or `minimum` is less than 1.
+    """
+    known, probability = checked_predictions(targets, scores)
+    patients, named = np.asarray(groups), _named(labels)
+    _check(patients, named, len(known), minimum)
+    truth = probability_of_truth(known, probability, task)
+    counts = {str(name): len(np.unique(patients[named == name])) for name in np.unique(named)}
+    unknown = counts.pop(UNKNOWN_GROUP, 0)
+    shown = [name for name, count in counts.items() if count >= minimum]
+    small = [(name, count) for name, count in counts.items() if count < minimum]
+    samples = _one_value_per_patient(truth, patients, named, shown, seed)
+    h, p = _kruskal(list(samples.values()))
+    return Subgroups(
+        variable=variable,
+        groups=tuple(
+            _subgroup(
+                name,
+                known[named == name],
+                probability[named == name],
+                patients[named == name],
+                task,
+                resamples,
+                seed,
+            )
+            for name in shown
+        ),
+        left_out=(*small, *([(UNKNOWN_GROUP, unknown)] if unknown else [])),
+        kruskal_h=h,
+        kruskal_p=p,
+        posthoc=_posthoc(samples),
+    )
+
+
+def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task) -> Floats:
+    """Probability that each row's scores give to the truth, (rows,); NaN where nothing is known.
+
+    Single-label: the probability of the true class. Multi-label: the mean over the known labels of
+    p where the label is present and 1 - p where it is absent.
+
+    Args:
+        targets: (rows, classes), integers: 1, 0, or -1 for unknown.
+        scores: (rows, classes), probabilities.
+        task: ``single-label`` or ``multi-label``.
+
+    Raises:
+        BenchmdError: The arrays do not fit together, a score is no probability, or the task is
+            unknown.
+    """
+    known, probability = checked_predictions(targets, scores)
+    outside = (probability < -1e-6) | (probability > 1 + 1e-6)
+    if outside.any():
+        raise BenchmdError(
+            f"scores must be probabilities within 0 to 1, but {np.count_nonzero(outside)} are not "
+            f"({probability[outside][0]:g}): turn logits into them with `probabilities` first"
+        )
+    found = np.full(len(known), np.nan)
+    if task == "single-label":
+        counted = (known == 1).any(axis=1)
+        given = np.where(known == 1, probability, 0.0).sum(axis=1)
+        return np.asarray(np.where(counted, given, found))
+    if task == "multi-label":
+        number = (known >= 0).sum(axis=1)
+        given = np.where(known == 1, probability, 1 - probability)
+        total = np.where(known >= 0, given, 0.0).sum(axis=1)
+        return np.asarray(np.divide(total, number, out=found, where=number > 0))
+    raise unknown_name("task", task, ("single-label", "multi-label"))
+
+
+def _named(labels: Sequence[str | None]) -> npt.NDArray[np.str_]:
+    # a label that is not equal to itself is NaN, as tables hold where text is missing
+    return np.array([str(x) if x and x == x else UNKNOWN_GROUP for x in labels], np.str_)
+
+
+def _check(
+    patients: npt.NDArray[np.generic], named: npt.NDArray[np.str_], rows: int, minimum: int
+) -> None:
+    for name, array in (("groups", patients), ("labels", named)):
+        if array.shape != (rows,):
+            raise BenchmdError(
+                f"{name} have shape {array.shape}, expected ({rows},): one for each row of targets"
+            )
+    if minimum < 1:
+        raise BenchmdError(f"minimum must be at least 1 patient, but got {minimum}")
+
+
+def _subgroup(
+    name: str,
+    targets: npt.NDArray[np.int8],
+    scores: Floats,
+    patients: npt.NDArray[np.generic],
+    task: Task,
+    resamples: int,
+    seed: int,
+) -> Subgroup:
+    found = metric("auroc", targets, scores, task)
+    draws = resampled("auroc", targets, scores, patients, task, resamples=resamples, seed=seed)
+    low, high = interval(draws[:, 0])
+    nothing = "no class has both a positive and a negative in this group, so no AUROC exists"
+    return Subgroup(
+        name=name,
+        rows=len(targets),
+        patients=len(np.unique(patients)),
+        value=float(found.mean),
+        low=low,
+        high=high,
+        unscored=found.unscored,
+        note=nothing if math.isnan(found.mean) else "",
+    )
+
+
+def _one_value_per_patient(
+    truth: Floats,
+    patients: npt.NDArray[np.generic],
+    named: npt.NDArray[np.str_],
+    shown: Sequence[str],
+    seed: int,
+) -> dict[str, Floats]:
+    """Values of the patients that count in each group, where it has any."""
+    usable = np.isin(named, shown) & ~np.isnan(truth)
+    names, patient = np.unique(patients[usable], return_inverse=True)
+    group = np.searchsorted(np.array(shown, np.str_), named[usable])
+    rows = np.zeros((len(names), len(shown)))
+    np.add.at(rows, (patient, group), 1)
+    sums = np.zeros_like(rows)
+    np.add.at(sums, (patient, group), truth[usable])
+    if not rows.size:
+        return {}
+    # a random share below one row decides between groups with as many rows
+    own = (rows + np.random.default_rng(seed).random(rows.shape) * (rows > 0)).argmax(axis=1)
+    every = np.arange(len(names))
+    # means of equal values must be equal: ranks would turn rounding into an order
+    values = np.round(sums[every, own] / rows[every, own], 12)
+    return {name: values[own == i] for i, name in enumerate(shown) if (own == i).any()}
+
+
+def _kruskal(samples: Sequence[Floats]) -> tuple[float, float]:
+    if len(samples) < 2:
+        return math.nan, math.nan
+    if np.ptp(np.concatenate(samples)) == 0:
+        return 0.0, 1.0  # all tie, where the statistic is 0 / 0
+    found = kruskal(*samples)
+    return float(found.statistic), float(found.pvalue)
+
+
+def _posthoc(samples: dict[str, Floats]) -> tuple[tuple[str, str, float, float], ...]:
+    pairs = list(combinations(samples, 2))
+    found = []
+    for a, b in pairs:
+        test = mannwhitneyu(samples[a], samples[b], alternative="two-sided")
+        found.append((a, b, float(test.statistic), min(1.0, float(test.pvalue) * len(pairs))))
+    return tuple(found)

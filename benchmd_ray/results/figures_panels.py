@@ -1,0 +1,183 @@
+"""Panels, points, lines and legends of the report's figures."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from benchmd_ray.results.canvas import LETTERS, WIDTH, TechniqueLook, new_figure
+
+SETTING_LABELS = {
+    "linear": "linear\nall labels",
+    "finetune-small": "fine-tune\n8 / class",
+    "finetune-medium": "fine-tune\n64 / class",
+    "finetune-large": "fine-tune\n256 / class",
+    "finetune-full": "fine-tune\nall labels",
+}
+SMALL = 7.5
+"""Points of small text; none is below 7."""
+COLUMNS = 2
+FAINT = "#D9D9D9"
+CHANCE = 0.5
+"""AUROC of scores that know nothing."""
+
+
+def grid(
+    title: str, panels: int, *, columns: int = COLUMNS, row: float = 2.1, extra: float = 1.1
+) -> tuple[Figure, list[Axes]]:
+    """A figure with as many panels as asked for, in rows; heights in inches."""
+    columns = min(columns, panels)
+    rows = -(-panels // columns)
+    figure = new_figure(title, rows * row + extra + title_height(title))
+    axes = [figure.add_subplot(rows, columns, number + 1) for number in range(panels)]
+    return figure, axes
+
+
+def columns_for(settings: Sequence[str]) -> int:
+    """Columns of panels with an x axis of settings: more where the axes are short."""
+    return COLUMNS if len(settings) > 2 else 3
+
+
+def title_height(title: str) -> float:
+    """Inches that a title takes."""
+    return 0.2 * len(textwrap.wrap(title, int(WIDTH * LETTERS), break_on_hyphens=False))
+
+
+def dodged(
+    axes: Axes,
+    frame: pd.DataFrame,
+    *,
+    at: Sequence[str],
+    column: str,
+    techniques: Sequence[str],
+    looks: Mapping[str, TechniqueLook],
+) -> None:
+    """Points with intervals, the techniques side by side at each place of the x axis.
+
+    Args:
+        axes: Drawn into.
+        frame: ``column``, technique, value, low, high, and paper where there is one.
+        at: What stands at x = 0, 1, ….
+        column: Which holds what stands at x.
+        techniques: All of the figure, so that each keeps its place.
+        looks: Of each technique.
+    """
+    for number, technique in enumerate(techniques):
+        rows = frame[frame["technique"] == technique].set_index(column)
+        rows = rows.loc[[place for place in at if place in rows.index]]
+        if rows.empty:
+            continue
+        x = np.array([at.index(place) for place in rows.index]) + dodge(number, len(techniques))
+        look = looks[technique]
+        axes.vlines(x, rows["low"], rows["high"], color=look.colour, linewidth=1.2, zorder=2)
+        axes.plot(x, rows["value"], label=technique, **points(look))
+        if "paper" in rows and rows["paper"].notna().any():
+            hollow = {**points(look), "markerfacecolor": "white", "zorder": 2.5}
+            beside = x + 0.3 * (dodge(1, len(techniques)) - dodge(0, len(techniques)))
+            axes.plot(beside, rows["paper"], label=f"{technique}, paper", **hollow)
+    axes.set_xlim(-0.5, len(at) - 0.5)
+    for edge in range(1, len(at)):
+        axes.axvline(edge - 0.5, color=FAINT, linewidth=0.6, zorder=0)
+
+
+def dodge(number: int, techniques: int) -> float:
+    """How far a technique's points stand beside their place."""
+    return (number - (techniques - 1) / 2) * min(0.84 / techniques, 0.18)
+
+
+def points(look: TechniqueLook) -> dict[str, Any]:
+    """Arguments of `Axes.plot` for points without a line."""
+    return {
+        "linestyle": "none",
+        "marker": look.marker,
+        "color": look.colour,
+        "markersize": 5.0,
+        "markeredgewidth": 0.8,
+        "zorder": 3,
+    }
+
+
+def setting_ticks(axes: Axes, settings: Sequence[str]) -> None:
+    """Name the settings along the x axis."""
+    labels = [SETTING_LABELS.get(name, name.replace("-", "\n", 1)) for name in settings]
+    axes.set_xticks(range(len(settings)), labels, fontsize=SMALL)
+    axes.tick_params(axis="x", length=0)
+
+
+def auroc_limits(*frames: pd.DataFrame) -> tuple[float, float]:
+    """Limits of an AUROC axis: always down to chance at least, so that heights can be judged."""
+    columns = ("value", "low", "high", "paper")
+    drawn = [frame[c].dropna().to_numpy(float) for frame in frames for c in columns if c in frame]
+    values = np.concatenate([*drawn, [CHANCE]])
+    bottom, top = float(values.min()), float(values.max())
+    room = 0.04 * max(top - bottom, 0.1)
+    return max(0.0, bottom - room), min(1.0, top + room) + 0.005
+
+
+def chance_line(axes: Axes) -> None:
+    """A line at the AUROC of scores that know nothing."""
+    axes.axhline(CHANCE, color="#666666", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+
+
+def zero_line(axes: Axes) -> None:
+    """A line at no difference."""
+    axes.axhline(0, color="#333333", linewidth=0.9, zorder=1)
+
+
+def technique_legend(
+    figure: Figure,
+    techniques: Sequence[str],
+    looks: Mapping[str, TechniqueLook],
+    *,
+    lines: bool = False,
+    extra: Sequence[Line2D] = (),
+) -> None:
+    """Below the figure: each technique's marker, and its line where the figure has lines."""
+    handles = [
+        Line2D(
+            [],
+            [],
+            label=name,
+            color=looks[name].colour,
+            marker=looks[name].marker,
+            linestyle=looks[name].line if lines else "none",
+            markersize=5.5,
+        )
+        for name in techniques
+    ]
+    handles += list(extra)
+    widths = [len(str(handle.get_label())) + (10 if lines else 6) for handle in handles]
+    rows = -(-sum(widths) // 125)
+    figure.legend(
+        handles=handles,
+        loc="outside lower left",
+        ncols=-(-len(handles) // rows),
+        frameon=False,
+        fontsize=8.5,
+        handlelength=3.4 if lines else 1.2,
+    )
+
+
+def paper_mark() -> Line2D:
+    """Legend entry of the paper's numbers."""
+    return Line2D(
+        [],
+        [],
+        label="hollow: the paper's number",
+        color="#444444",
+        marker="o",
+        markerfacecolor="white",
+        linestyle="none",
+    )
+
+
+def chance_mark() -> Line2D:
+    """Legend entry of `chance_line`."""
+    return Line2D([], [], label="chance", color="#666666", linewidth=0.8, linestyle=(0, (4, 3)))

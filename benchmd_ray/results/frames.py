@@ -1,0 +1,119 @@
+"""Columns of the frames of an analysis; figures, page and tables build on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+KEY = (
+    "modality",
+    "source",
+    "dataset",
+    "role",
+    "split",
+    "policy",
+    "setting",
+    "technique",
+    "protocol",
+)
+"""What names a result; runs that share it differ by their seeds alone."""
+PLACE = tuple(name for name in KEY if name != "technique")
+"""Where techniques meet on the same rows."""
+OF_RUN = ("modality", "source", "technique", "setting")
+
+
+def _text(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "str")
+
+
+def _real(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "float64")
+
+
+def _whole(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "int64")
+
+
+FRAMES: dict[str, dict[str, str]] = {
+    "scores": {
+        **_text(*KEY, "metric", "class"),
+        **_real("value", "sd", "low", "high"),
+        **_whole("seeds"),
+        "seed_values": "object",
+        **_whole("records", "patients", "positives"),
+        **_real("paper"),
+    },
+    "gaps": {
+        **_text(
+            *("modality", "source", "dataset", "policy", "setting", "technique", "protocol"),
+            "metric",
+        ),
+        **_real("in_distribution", "target", "gap", "low", "high"),
+    },
+    "changes": {
+        **_text(*KEY, "metric"),
+        **_real("value", "low", "high", "p", "p_delong"),
+    },
+    "pairs": {
+        **_text(*PLACE, "a", "b"),
+        **_real("difference", "low", "high", "p", "p_holm"),
+    },
+    "ranking": {
+        **_text(*PLACE, "technique"),
+        **_real("rank", "low", "high", "tau", "tau_low", "tau_high"),
+    },
+    "subgroups": {
+        **_text(*KEY, "variable", "group"),
+        **_whole("records", "patients"),
+        **_real("value", "low", "high", "kruskal_p"),
+    },
+    "posthoc": {**_text(*KEY, "variable", "a", "b"), **_real("p_bonferroni")},
+    "left_out": {**_text(*KEY, "variable", "group"), **_whole("patients")},
+    "roc": {**_text(*KEY, "class"), **_whole("seed"), **_real("fpr", "tpr")},
+    "calibration": {
+        **_text(*KEY, "class"),
+        **_whole("seed"),
+        **_real("predicted", "observed"),
+        **_whole("count"),
+    },
+    "training": {
+        **_text("run", "kind", *OF_RUN),
+        **_whole("seed", "done"),
+        **_text("unit", "name"),
+        **_real("value"),
+    },
+    "ran": {
+        **_text("run", "kind", "modality", "source", "policy", "technique", "setting"),
+        **_whole("seed"),
+        **_text("protocol"),
+        "finished": "bool",
+        **_real("seconds"),
+        **_text("device"),
+        **_whole("workers"),
+        **_text("catalog", "benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"),
+    },
+}
+"""Columns of each frame and their types, in order.
+
+`KEY` comes first where a frame has one row or more of each result. ``class`` is ``mean`` or the
+name of a class. A frame without rows has its columns all the same.
+"""
+VERSIONS = tuple(FRAMES["ran"])[-6:]
+"""Columns of ``ran`` with the version of a package."""
+
+
+def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """The frame of that name with these rows.
+
+    Raises:
+        KeyError: A row lacks a column.
+    """
+    columns, held = FRAMES[name], list(rows)
+    return pd.DataFrame(
+        {
+            column: pd.Series([row[column] for row in held], dtype=kind)
+            for column, kind in columns.items()
+        }
+    )

@@ -1,0 +1,261 @@
+"""Tables of the HTML report: the first rows as plain HTML, all rows as data for the script."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
+
+FIRST = 100
+"""Rows that stand in the HTML itself, so that the page says something without a script too."""
+DASH = "–"
+MINUS = "−"
+PATH = re.compile(r"(?<![\w./:])(?:file://|~|[A-Za-z]:)?[/\\](?:[^\s/\\:;,'\"<>()]+[/\\])+")
+
+Kind = Literal["text", "integer", "number", "signed", "interval", "change", "p"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    title: str
+    values: Sequence[Any]
+    kind: Kind = "text"
+    """``interval`` and ``change`` show value, low and high; ``change`` with a sign, and marked
+    where the interval leaves out zero."""
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    digits: int = 3
+    order: tuple[str, ...] = ()
+    """Texts in the order that sorting keeps; others follow in alphabetical order."""
+    about: str = ""
+    """What the column is, shown with its header."""
+    filtered: bool = False
+    """Whether readers choose rows by it."""
+    chosen: str = ""
+    """The value that is chosen at first; all are shown if empty."""
+    required: bool = False
+    """Whether one value is chosen always; the count above the table says which, not each row."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its caption; ``name`` is unique on the page."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.columns[0].values)
+
+
+def text_of(value: object) -> str:
+    """A value as text, without the folders of a path: a report leaves the machine it was made on.
+
+    ``see /home/ada/runs/transfer-1`` is ``see transfer-1``.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return DASH
+    return PATH.sub("", str(value))
+
+
+def shown(value: Any, kind: Kind, digits: int = 3) -> str:
+    """A number as readers see it; the page's script shows it in the same way."""
+    number = rounded(value, kind, digits)
+    if number is None:
+        return DASH
+    if kind == "integer":
+        return f"{number:,}".replace("-", MINUS)
+    if kind == "p" and number < 10**-digits:
+        return f"<{10**-digits:.{digits}f}"
+    sign = "+" if kind in ("signed", "change") else ""
+    return f"{number:{sign if number else ''}.{digits}f}".replace("-", MINUS)
+
+
+def rounded(value: Any, kind: Kind, digits: int = 3) -> float | int | None:
+    """A number with the digits that are shown, so that sorting follows what is seen."""
+    if value is None or not math.isfinite(value):
+        return None
+    if kind == "integer":
+        return round(float(value))
+    if kind == "p" and value < 10**-digits:
+        return float(f"{value:.3g}")
+    return round(float(value), digits) + 0.0  # + 0.0 makes −0.0 a zero
+
+
+def constant(columns: Sequence[Column]) -> tuple[tuple[Column, ...], str]:
+    """Leave out text columns with one value in all of several rows, and say what it is.
+
+    Returns:
+        The columns that are left, and a sentence for the caption.
+    """
+    alone = [
+        c
+        for c in columns
+        if c.kind == "text" and not c.required and len(c.values) > 1 and len(set(c.values)) == 1
+    ]
+    kept = tuple(c for c in columns if c not in alone)
+    if not alone or not kept:
+        return tuple(columns), ""
+    said = ", ".join(f"{c.title} {text_of(c.values[0])}" for c in alone)
+    return kept, f" In all rows: {said}."
+
+
+def html(table: Table) -> str:
+    """A table with its controls, its first rows and its data."""
+    content = [_content(column) for column in table.columns]
+    rows = _first_rows(table, content)
+    seen = [pair for pair in zip(table.columns, content, strict=True) if not pair[0].required]
+    body = "".join(
+        f"<tr>{''.join(_cell(column, data, row) for column, data in seen)}</tr>"
+        for row in rows[:FIRST]
+    )
+    heads = "".join(_head(column) for column, _ in seen)
+    count = _count(table, content, len(rows))
+    data = _safe({"rows": table.rows, "columns": content})
+    name = escape(table.name)
+    return f"""<div class="table" data-table id="table-{name}">
+<form class="controls" hidden>{_controls(table, content)}</form>
+<p class="count" role="status">{count}</p>
+<div class="scroll" role="region" tabindex="0" aria-labelledby="caption-{name}">
+<table><caption id="caption-{name}"><span>{escape(text_of(table.caption))}</span></caption>
+<thead><tr>{heads}</tr></thead>
+<tbody>{body}</tbody></table>
+</div>
+<p class="more">{_more(len(rows))}</p>
+<script type="application/json">{data}</script>
+</div>
+"""
+
+
+def _count(table: Table, content: Sequence[dict[str, Any]], rows: int) -> str:
+    """How many rows are shown, and what was chosen; the script says it in the same words."""
+    whole = f"{table.rows:,} row{'' if table.rows == 1 else 's'}"
+    chosen = [
+        f"{column.title} {data['levels'][code]}"
+        for column, data in zip(table.columns, content, strict=True)
+        if column.filtered and (code := _chosen(column, data)) is not None
+    ]
+    shown = whole if rows == table.rows else f"{rows:,} of {whole}"
+    return escape(f"{shown}: {', '.join(chosen)}" if chosen else shown)
+
+
+def _more(rows: int) -> str:
+    if rows <= FIRST:
+        return ""
+    return f"The first {FIRST} of {rows:,} rows; the others need JavaScript, or the CSV files."
+
+
+def _first_rows(table: Table, content: Sequence[dict[str, Any]]) -> list[int]:
+    """Rows that are shown before anything is chosen."""
+    rows = list(range(table.rows))
+    for column, data in zip(table.columns, content, strict=True):
+        chosen = _chosen(column, data)
+        if chosen is not None:
+            rows = [row for row in rows if data["codes"][row] == chosen]
+    return rows
+
+
+def _chosen(column: Column, data: dict[str, Any]) -> int | None:
+    """Code of the text that is chosen at first, if any."""
+    levels = data.get("levels", [])
+    if column.chosen in levels:
+        return int(levels.index(column.chosen))
+    return 0 if column.required and levels else None
+
+
+def _content(column: Column) -> dict[str, Any]:
+    """Values of a column for the script: texts as codes of sorted levels, numbers rounded."""
+    if column.kind == "text":
+        texts = [text_of(value) for value in column.values]
+        places = {name: i for i, name in enumerate(column.order)}
+        levels = sorted(set(texts), key=lambda t: (t == DASH, places.get(t, len(places)), t))
+        codes = {level: code for code, level in enumerate(levels)}
+        return {
+            "title": column.title,
+            "kind": "text",
+            "hidden": column.required,
+            "levels": levels,
+            "codes": [codes[text] for text in texts],
+        }
+    parts = {"values": column.values}
+    if column.kind in ("interval", "change"):
+        parts |= {"low": column.low, "high": column.high}
+    return {
+        "title": column.title,
+        "kind": column.kind,
+        "digits": column.digits,
+        **{
+            name: [rounded(value, column.kind, column.digits) for value in part]
+            for name, part in parts.items()
+        },
+    }
+
+
+def _cell(column: Column, data: dict[str, Any], row: int) -> str:
+    if column.kind == "text":
+        return f"<td>{escape(data['levels'][data['codes'][row]])}</td>"
+    value = shown(data["values"][row], column.kind, column.digits)
+    if column.kind not in ("interval", "change") or data["values"][row] is None:
+        return f'<td class="n">{escape(value)}</td>'
+    low, high = data["low"][row], data["high"][row]
+    ends = ", ".join(shown(end, column.kind, column.digits) for end in (low, high))
+    mark = _mark(low, high) if column.kind == "change" else ""
+    return f'<td class="n{mark}"><b>{value}</b> <span>[{ends}]</span></td>'
+
+
+def _mark(low: float | None, high: float | None) -> str:
+    """Class of a cell whose interval leaves out zero."""
+    if low is None or high is None:
+        return ""
+    return " up" if low > 0 else " down" if high < 0 else ""
+
+
+def _head(column: Column) -> str:
+    title = f' title="{escape(column.about)}"' if column.about else ""
+    kind = "" if column.kind == "text" else ' class="n"'
+    return f'<th scope="col"{kind}{title}>{escape(column.title)}</th>'
+
+
+def _controls(table: Table, content: Sequence[dict[str, Any]]) -> str:
+    """A text box, and a select for each column that rows are chosen by."""
+    parts = [_labelled(table, "search", "Search", 'input type="search"')]
+    for place, (column, data) in enumerate(zip(table.columns, content, strict=True)):
+        if not column.filtered or (len(data["levels"]) < 2 and not column.required):
+            continue
+        options = [] if column.required else ['<option value="">all</option>']
+        chosen = _chosen(column, data)
+        options += [
+            f'<option value="{code}"{" selected" if code == chosen else ""}>'
+            f"{escape(level)}</option>"
+            for code, level in enumerate(data["levels"])
+        ]
+        select = f'select data-column="{place}"'
+        parts.append(
+            _labelled(table, str(place), column.title, select, f"{''.join(options)}</select>")
+        )
+    return "".join([*parts, '<button type="reset">Reset</button>'])
+
+
+def _labelled(table: Table, place: str, label: str, control: str, content: str = "") -> str:
+    name = escape(f"{table.name}-{place}")
+    return (
+        f'<span><label for="{name}">{escape(label)}</label>'
+        f'<{control} id="{name}" autocomplete="off">{content}</span>'
+    )
+
+
+def _safe(content: Any) -> str:
+    """JSON that cannot end the script element that it stands in."""
+    text = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

@@ -1,0 +1,212 @@
+"""The protocol of each run: which settings it has, so that no two are pooled unseen.
+
+``fixed`` is the fixed protocol, ``shuffled`` trains on shuffled labels, all else is ``custom``.
+Runs of one modality, source, policy, transfer setting and such protocol that differ by more than
+their seeds get a number for what differs in the transfer, and a letter for what differs in the
+pretraining: ``custom 1a``. Runs from scratch, which have no pretraining, have no letter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.results.store import Run, read_run
+
+NO_SETTINGS = {"stage", "seed", "technique", "upstream"}
+"""Determinants that are no settings."""
+AXES = {"transfer.mode", "transfer.labels", "transfer.shuffle_labels"}
+"""Settings that the key of a result names by itself."""
+Flat = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Protocols:
+    """Protocols of runs."""
+
+    names: Mapping[Path, str]
+    """By the run's folder."""
+    notes: tuple[str, ...]
+    """What the numbers and letters stand for."""
+
+
+@dataclass(frozen=True)
+class _Variant:
+    run: Run
+    transfer: str
+    """JSON of the settings of the transfer."""
+    pretraining: str
+    """JSON of the settings of the pretraining, empty from scratch."""
+
+
+def base_protocol(run: Run) -> str:
+    """``fixed``, ``custom`` or ``shuffled``."""
+    if run.settings.transfer.shuffle_labels:
+        return "shuffled"
+    return "fixed" if run.description["fixed"] else "custom"
+
+
+def comparable_with(protocol: str, other: str) -> bool:
+    """Whether results of two protocols may be compared: they differ by no letter but a missing one.
+
+    Runs from scratch have no pretraining, so they may be compared with all letters.
+    """
+    stem, letter = _parts(protocol)
+    other_stem, other_letter = _parts(other)
+    return stem == other_stem and (letter == other_letter or "" in (letter, other_letter))
+
+
+def same_transfer(run: Run, other: Run) -> bool:
+    """Whether two transfer runs have the same settings but for their seed and pretraining."""
+    return _flat(run.description["determinants"]) == _flat(other.description["determinants"])
+
+
+def letters_of(names: Sequence[str]) -> list[str]:
+    """Protocols that a comparison is made for: without the plain one where others have letters."""
+    stems = {_parts(name)[0] for name in names if _parts(name)[1]}
+    return [name for name in names if name not in stems]
+
+
+def _parts(protocol: str) -> tuple[str, str]:
+    """Protocol without its letter, and the letter: ``custom 1a`` → ``custom 1``, ``a``."""
+    base, _, suffix = protocol.partition(" ")
+    number = suffix.rstrip("abcdefghijklmnopqrstuvwxyz")
+    return f"{base} {number}".strip(), suffix[len(number) :]
+
+
+def protocols(found: Sequence[Run]) -> Protocols:
+    """The protocol of each run with its number and letter; those of pretrainings have none."""
+    names = {run.folder: base_protocol(run) for run in found}
+    upstreams = {run.folder.name: run for run in found}
+    together: dict[tuple[str, ...], list[Run]] = {}
+    for run in found:
+        if run.description.get("kind") == "transfer":
+            about = run.description
+            key = (*(about[k] for k in ("modality", "source", "policy", "setting")),)
+            together.setdefault((*key, names[run.folder]), []).append(run)
+    notes: list[str] = []
+    for (modality, source, policy, setting, base), runs in sorted(together.items()):
+        variants = _variants(runs, base, upstreams)
+        chosen, said = _numbered(variants, base)
+        names |= chosen
+        notes += [f"{modality}, {source} ({policy}), {setting}: {line}" for line in said]
+    return Protocols(names, tuple(notes))
+
+
+def _variants(runs: Sequence[Run], base: str, known: Mapping[str, Run]) -> list[_Variant]:
+    """Settings of runs; ImageNet's own network is none of the choices that tell them apart."""
+    made: list[tuple[Run, dict[str, str], bool]] = []
+    for run in runs:
+        flat = _flat(run.description["determinants"])
+        own = base == "fixed" or run.description["technique"].startswith("imagenet")
+        made.append((run, {k: v for k, v in flat.items() if k not in AXES}, own))
+    whole = [_without_encoder(flat) for _, flat, _ in made]
+    encoders: dict[str, Flat] = {}
+    for (_, flat, own), rest in sorted(
+        zip(made, whole, strict=True), key=lambda pair: json.dumps(pair[0][1], sort_keys=True)
+    ):
+        if not own:
+            encoders.setdefault(json.dumps(rest, sort_keys=True), flat)
+    variants = []
+    for (run, flat, own), rest in zip(made, whole, strict=True):
+        text = json.dumps(rest, sort_keys=True)
+        settled = encoders.get(text, rest) if own else flat
+        variants.append(
+            _Variant(
+                run,
+                json.dumps(settled, sort_keys=True),
+                json.dumps(_pretraining(run, base, known), sort_keys=True),
+            )
+        )
+    return variants
+
+
+def _without_encoder(flat: Flat) -> dict[str, str]:
+    return {name: value for name, value in flat.items() if not name.startswith("encoder.")}
+
+
+def _pretraining(run: Run, base: str, known: Mapping[str, Run]) -> Flat:
+    """Settings of the pretraining; its folder's name where that says no more."""
+    name = run.description.get("upstream")
+    if name is None:
+        return {}
+    upstream = known.get(name)
+    if upstream is None:
+        try:
+            upstream = read_run(run.folder.parent / name)
+        except BenchmdError:  # not in this store
+            return {} if base == "fixed" else {"pretraining": name}
+    flat = _flat(upstream.description["determinants"])
+    return {k: v for k, v in flat.items() if k != "catalog" and not k.startswith("encoder.")}
+
+
+def _flat(determinants: Mapping[str, Any]) -> dict[str, str]:
+    """Settings of nested determinants: ``transfer.optimiser.lr`` → text of its value."""
+    found: dict[str, str] = {}
+    for name, value in determinants.items():
+        if name in NO_SETTINGS:
+            continue
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": text for key, text in _flat(value).items()}
+        else:
+            found[name] = json.dumps(value)
+    return found
+
+
+def _numbered(variants: Sequence[_Variant], base: str) -> tuple[dict[Path, str], list[str]]:
+    """Protocols of runs that share the rest of the key, and what their marks stand for."""
+    names: dict[Path, str] = {}
+    transfers = sorted({variant.transfer for variant in variants})
+    numbers = list(map(str, range(1, len(transfers) + 1))) if len(transfers) > 1 else [""]
+    notes = _said([_marked(base, number) for number in numbers], transfers, "")
+    for number, transfer in zip(numbers, transfers, strict=True):
+        inside = [variant for variant in variants if variant.transfer == transfer]
+        several = _several(inside)
+        marks = {text: _marked(base, number, _letter(i)) for i, text in enumerate(several)}
+        plain = _marked(base, number)
+        names |= {one.run.folder: marks.get(one.pretraining, plain) for one in inside}
+        notes += _said(list(marks.values()), several, "pretrained ")
+    return names, notes
+
+
+def _marked(base: str, number: str, letter: str = "") -> str:
+    return f"{base} {number}{letter}".strip()
+
+
+def _several(variants: Sequence[_Variant]) -> list[str]:
+    """Settings of the pretraining of techniques that have more than one."""
+    by_technique: dict[str, set[str]] = {}
+    for variant in variants:
+        technique = variant.run.description["technique"]
+        by_technique.setdefault(technique, set()).add(variant.pretraining)
+    return sorted(set().union(*(held for held in by_technique.values() if len(held) > 1)))
+
+
+def _letter(place: int) -> str:
+    """The letter of a place: a, b, and so on, after z come za and zb."""
+    return "z" * (place // 26) + "abcdefghijklmnopqrstuvwxyz"[place % 26]
+
+
+def _said(names: Sequence[str], settings: Sequence[str], how: str) -> list[str]:
+    """One line for each name with the settings in which it differs from the others."""
+    flat = [json.loads(text) for text in settings]
+    keys = sorted({key for one in flat for key in one})
+    differing = [key for key in keys if len({one.get(key) for one in flat}) > 1]
+    if not differing:
+        return []
+    return [
+        f"{name}: {how}with "
+        + ", ".join(f"{key}={_short(one[key])}" for key in differing if key in one)
+        + "."
+        for name, one in zip(names, flat, strict=True)
+    ]
+
+
+def _short(value: str) -> str:
+    """A value as text; a hash by its beginning."""
+    text = value.strip('"')
+    return text[:12] if len(text) == 64 else text

@@ -1,0 +1,365 @@
+"""Runs followed in Weights & Biases: one W&B run per item of a plan, and one for each report.
+
+Everything happens in a process apart, which reads the runs' folders: an unreachable W&B, a slow one
+or an error there can neither fail nor delay a run. What leaves: settings, metrics, scores of whole
+splits, versions, the report. What never leaves: predictions and records, why something failed,
+keys, paths, names of machines and of users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import netrc
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+from benchmd_ray.errors import unknown_name
+from benchmd_ray.evaluation.intervals import interval, resampled
+from benchmd_ray.evaluation.metrics import metric
+from benchmd_ray.evaluation.predict import predictions_path, read_predictions
+from benchmd_ray.files import digest, read_json_lines
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.results.history import METRICS
+from benchmd_ray.results.store import read_run
+
+MODES = ("auto", "online", "offline", "off")
+"""auto: online where there is a key for W&B, else offline; ``WANDB_MODE`` decides where set."""
+PROJECT = "benchmd"
+FOLDER = "wandb"
+"""Folder of a store where W&B's files lie."""
+RESAMPLES = 200
+"""For the intervals that W&B shows; the report has more."""
+POLL_SECONDS = 5.0
+REACH_SECONDS = 30.0
+"""How long the first run waits for W&B; then all are written offline."""
+END_SECONDS = 60.0
+"""How long the end of a plan waits for what is not sent yet."""
+KEPT = tuple(
+    "kind technique setting modality source policy options seed fixed device settings "
+    "versions".split()
+)
+"""What of a run's description is W&B's configuration."""
+
+
+def chosen_mode(mode: str) -> str:
+    """``online``, ``offline`` or ``off``.
+
+    Raises:
+        BenchmdError: There is no such mode.
+    """
+    if mode not in MODES:
+        raise unknown_name("mode of W&B", mode, MODES)
+    if mode != "auto":
+        return mode
+    told = os.environ.get("WANDB_MODE", "")
+    if told in ("disabled", "off"):
+        return "off"
+    if told in ("online", "offline"):
+        return told
+    return "online" if os.environ.get("WANDB_API_KEY") or _login() else "offline"
+
+
+def _login() -> bool:
+    """Whether a key was left by ``wandb login``."""
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+@dataclass(frozen=True)
+class Followed:
+    """An item of a plan, as W&B shows it."""
+
+    name: str
+    """Unique and readable."""
+    kind: str
+    """pretrain, transfer or evaluate."""
+    modality: str
+    technique: str
+    dataset: str
+    """What is scored: the source of a transfer, the target of an evaluation."""
+
+
+class Tracker:
+    """Takes what happens to the items of a plan and hands it to the process that follows them.
+
+    No method raises or waits, but `closed`, which waits for `END_SECONDS` at most.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        mode: str,
+        project: str = PROJECT,
+        *,
+        reach_seconds: float = REACH_SECONDS,
+    ) -> None:
+        """Start following.
+
+        Args:
+            store: Folder of the runs; W&B's files go to `FOLDER` in it.
+            mode: One of `MODES` but ``off``.
+            project: W&B's project.
+            reach_seconds: How long the first run waits for W&B before all are written offline.
+
+        Raises:
+            BenchmdError: There is no such mode.
+        """
+        self.mode, self.folder = chosen_mode(mode), store / FOLDER
+        spawn = multiprocessing.get_context("spawn")  # no state of Ray or torch goes along
+        self._messages = spawn.Queue()
+        following = _Following(store.resolve(), self.mode, project, reach_seconds)
+        self._process = spawn.Process(
+            target=_follow,
+            args=(self._messages, following, os.getpid()),
+            daemon=True,
+        )
+        self._process.start()
+
+    def started(self, item: Followed, run: Path | None = None) -> None:
+        """An item was started; its metrics are followed where its run's folder is known."""
+        self._messages.put(("started", item, run))
+
+    def finished(self, item: Followed, run: Path) -> None:
+        """An item is done."""
+        self._messages.put(("finished", item, run))
+
+    def failed(self, item: Followed, reason: str) -> None:
+        """An item failed for good; W&B learns that, not why."""
+        self._messages.put(("failed", item, reason))
+
+    def reported(self, folder: Path) -> None:
+        """A report was written into a folder."""
+        self._messages.put(("reported", None, folder.resolve()))
+
+    def closed(self) -> str:
+        """Wait for what is not written yet, but not for long.
+
+        Returns:
+            What a user should know, in one line.
+        """
+        self._messages.put(("closed", None, None))
+        self._process.join(END_SECONDS)
+        late = self._process.is_alive()
+        if late:
+            self._process.kill()
+        self._messages.cancel_join_thread()
+        later = f"`wandb sync {self.folder}/offline-run-*` sends them"
+        if late or self._process.exitcode:
+            return f"W&B could not be told everything; what was written is in {self.folder}."
+        if self.mode == "offline":
+            return f"W&B: runs written offline; {later}."
+        if any(self.folder.glob("offline-run-*")):
+            return f"W&B was not reachable for all runs: these were written offline; {later}."
+        return f"W&B: runs sent, copies in {self.folder}."
+
+
+def _follow(messages: Any, followed: _Following, parent: int) -> None:
+    """The process that talks to W&B, until it is told to end or its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to end
+    with contextlib.suppress(OSError):  # W&B's own messages would break the progress display
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    while os.getppid() == parent:
+        try:
+            event, item, content = messages.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            followed.guarded(followed.poll)
+            continue
+        if event == "closed":
+            break
+        followed.guarded(lambda: getattr(followed, event)(item, content))  # noqa: B023
+    followed.end()
+
+
+@dataclass
+class _Open:
+    """A W&B run that is not finished yet."""
+
+    wandb_run: Any
+    folder: Path
+    """Of the run whose metrics are followed."""
+    lines: int = 0
+    """Lines of its metrics that were told."""
+
+
+@dataclass
+class _Following:
+    """What the process apart knows."""
+
+    store: Path
+    mode: str
+    project: str
+    reach_seconds: float
+    open: dict[str, _Open] = field(default_factory=dict)
+    """By the item's name."""
+
+    def guarded(self, action: Callable[[], object]) -> None:
+        """Do something with W&B; whatever goes wrong is written down and nothing else."""
+        try:
+            action()
+        except Exception as error:
+            folder = self.store / FOLDER
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "errors.log").open("a", encoding="utf-8") as file:
+                file.write(f"{type(error).__name__}: {error}\n")
+
+    def started(self, item: Followed, folder: Path | None) -> None:
+        if folder is not None and item.kind != "evaluate":
+            self._opened(item, folder)
+
+    def finished(self, item: Followed, folder: Path) -> None:
+        told = self._opened(item, folder)
+        if item.kind != "evaluate":
+            self._tell_metrics(told)
+        if item.kind != "pretrain":
+            _tell_scores(told.wandb_run, folder, item.dataset)
+        told.wandb_run.finish()
+        del self.open[item.name]
+
+    def failed(self, item: Followed, _: str) -> None:
+        """The reason stays here: it may name a record, a file or a machine."""
+        told = self.open.pop(item.name, None)
+        if told is not None:
+            self._tell_metrics(told)
+            told.wandb_run.summary["failed"] = True
+            told.wandb_run.finish(exit_code=1)
+
+    def reported(self, _: None, folder: Path) -> None:
+        import wandb
+
+        run = self._init(digest(["report", time.time_ns()])[:16], "report", "report", "report", {})
+        artifact = wandb.Artifact("report", "report")
+        files = report_files(folder)
+        for path in files:
+            artifact.add_file(str(path), path.relative_to(folder).as_posix())
+        run.log_artifact(artifact)
+        images = [path for path in files if path.suffix == ".png"]
+        run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in images})
+        run.finish()
+
+    def poll(self) -> None:
+        for told in self.open.values():
+            self._tell_metrics(told)
+
+    def end(self) -> None:
+        for told in self.open.values():  # interrupted: they go on under the same id
+            self.guarded(lambda: self._tell_metrics(told))  # noqa: B023
+            self.guarded(lambda: told.wandb_run.finish(exit_code=1))  # noqa: B023
+
+    def _opened(self, item: Followed, folder: Path) -> _Open:
+        if item.name not in self.open:
+            run = read_run(folder)
+            config = {name: run.description[name] for name in KEPT if name in run.description}
+            config["catalog"] = run.description["determinants"]["catalog"]
+            config |= {"run": run.folder.name, "scored": item.dataset}
+            identity = digest([item.kind, item.dataset, run.digest])[:16]
+            group = f"{item.modality}/{item.technique}"
+            told = self._init(identity, item.name, group, item.kind, config)
+            self.open[item.name] = _Open(told, folder)
+        return self.open[item.name]
+
+    def _tell_metrics(self, told: _Open) -> None:
+        lines = read_json_lines(told.folder / METRICS)
+        for line in lines[told.lines :]:
+            told.wandb_run.log(dict(line), step=int(line["done"]))
+        told.lines = len(lines)
+
+    def _init(
+        self, identity: str, name: str, group: str, kind: str, config: Mapping[str, Any]
+    ) -> Any:
+        """A W&B run; where W&B is not reachable, this and all that follow are written offline."""
+        import wandb
+
+        arguments: dict[str, Any] = {
+            "project": self.project,
+            "id": identity,
+            "name": name,
+            "group": group,
+            "job_type": kind,
+            "config": dict(config),
+            "dir": str(self.store),
+            "resume": "allow",
+            "reinit": "create_new",
+        }
+        if self.mode == "online":
+            try:
+                settings = _private(self.store, "online", self.reach_seconds)
+                return wandb.init(**arguments, settings=settings)
+            except (wandb.errors.Error, OSError):
+                self.mode = "offline"
+                arguments["id"] += "-offline"  # W&B keeps the other one for what failed
+        settings = _private(self.store, "offline", self.reach_seconds)
+        return wandb.init(**arguments, settings=settings)
+
+
+def _private(store: Path, mode: Literal["online", "offline"], reach_seconds: float) -> Any:
+    """W&B's settings: nothing about the machine, the user, the program or its code."""
+    import wandb
+
+    staging = store / FOLDER / "staging"
+    staging.mkdir(parents=True, exist_ok=True)
+    os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(staging)
+    return wandb.Settings(
+        mode=mode,
+        init_timeout=reach_seconds,
+        console="off",
+        silent=True,
+        disable_code=True,
+        disable_git=True,
+        disable_job_creation=True,
+        save_code=False,
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+        email="",
+        host="",
+        program="",
+        username="",
+    )
+
+
+def _tell_scores(wandb_run: Any, folder: Path, dataset: str) -> None:
+    """AUROC of each split of a dataset into the summary, and of each class into a table."""
+    import wandb
+
+    predictions = read_predictions(predictions_path(folder, dataset))
+    task = MODALITIES[predictions.description["modality"]].task
+    rows: list[Iterable[Any]] = []
+    for split in predictions.splits:
+        targets, scores, groups = predictions.of_split(split)
+        value = metric("auroc", targets, scores, task)
+        drawn = resampled("auroc", targets, scores, groups, task, resamples=RESAMPLES)
+        ends = [interval(column) for column in drawn.T]
+        names = ("mean", *predictions.classes)
+        values = (value.mean, *value.per_class)
+        rows += [
+            (dataset, split, name, each, *between)
+            for name, each, between in zip(names, values, ends, strict=True)
+        ]
+        prefix = f"{dataset}/{split}/auroc"
+        (low, high), *_ = ends
+        wandb_run.summary.update({prefix: value.mean, f"{prefix}_low": low, f"{prefix}_high": high})
+    columns: list[str | int] = ["dataset", "split", "class", "auroc", "low", "high"]
+    wandb_run.log({"scores": wandb.Table(columns=columns, data=rows)})
+
+
+def report_files(folder: Path) -> list[Path]:
+    """Files of a report in its folder: whatever else lies there, such as runs, is not sent."""
+    from benchmd_ray.results import page, tables
+
+    named = [folder / name for name in sorted((page.NAME, *tables.file_names()))]
+    drawn = sorted(p for p in (folder / "figures").glob("*") if p.suffix in (".png", ".svg"))
+    return [path for path in (*named, *drawn) if path.is_file()]

@@ -1,0 +1,109 @@
+"""A frame of texts as aligned text, as Markdown and as LaTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # after \\ a bracket would be read as a length
+    "]": "{]}",
+    "–": "--",
+    "−": "$-$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "τ": r"$\tau$",
+    "→": r"$\rightarrow$",
+    "…": r"\dots{}",
+    "≥": r"$\geq$",
+    "“": "``",
+    "”": "''",
+}
+"""What stands for characters that LaTeX reads in another way or has in no font."""
+
+
+def text(frame: pd.DataFrame) -> str:
+    """A frame as aligned text, columns of numbers to the right."""
+    rows = _rows(frame)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    right = _right(frame)
+    lines = [
+        "  ".join(
+            v.rjust(w) if r else v.ljust(w) for v, w, r in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A frame as a Markdown table, columns of numbers to the right."""
+    head, *rows = ([v.replace("|", "\\|") for v in row] for row in _rows(frame))
+    marks = ["---:" if right else "---" for right in _right(frame)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, marks, *rows))
+
+
+def latex(frame: pd.DataFrame, caption: str, label: str, notes: Sequence[str] = ()) -> str:
+    r"""A frame as a LaTeX table over several pages.
+
+    It needs the packages ``booktabs`` and ``longtable``.
+
+    Args:
+        frame: Texts and numbers.
+        caption: Its caption, plain text.
+        label: For ``\ref``.
+        notes: Plain text, below the table.
+    """
+    head, *rows = ([latex_text(v) for v in row] for row in _rows(frame))
+    columns = "".join("r" if right else "l" for right in _right(frame))
+    top = " & ".join(head) + r" \\"
+    lines = [
+        "% needs \\usepackage{booktabs,longtable}",
+        r"\begingroup\footnotesize\setlength{\tabcolsep}{3pt}",
+        rf"\begin{{longtable}}{{{columns}}}",
+        rf"\caption{{{latex_text(caption)}}}\label{{{label}}}\\",
+        r"\toprule",
+        top,
+        r"\midrule",
+        r"\endfirsthead",
+        r"\toprule",
+        top,
+        r"\midrule",
+        r"\endhead",
+        r"\bottomrule",
+        r"\endlastfoot",
+        *(" & ".join(row) + r" \\" for row in rows),
+        r"\end{longtable}",
+    ]
+    lines += [f"\n{latex_text(note)}" for note in notes]
+    lines += [r"\par\endgroup"]
+    return "\n".join(lines) + "\n"
+
+
+def latex_text(content: str) -> str:
+    """Plain text for LaTeX."""
+    content = re.sub(r"(?<!\w)-(?=\d)", "−", content)
+    return "".join(LATEX.get(character, character) for character in content)
+
+
+def _rows(frame: pd.DataFrame) -> list[list[str]]:
+    return [list(map(str, frame.columns)), *([str(v) for v in row] for row in frame.to_numpy())]
+
+
+def _right(frame: pd.DataFrame) -> list[bool]:
+    return [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]

@@ -1,0 +1,148 @@
+"""What fits a cluster at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.feed import streams
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.service.naming import settled
+from benchmd_ray.service.plan import Item
+from benchmd_ray.ssl import technique_named
+
+SLACK = 1e-6
+"""Shares of a GPU add up to one but for rounding."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an item holds while it runs."""
+
+    cpus: float
+    gpus: float
+    workers: int
+    spare: bool
+    """Whether a CPU must stay free beside it: Ray Data starves where all are held."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a cluster has."""
+
+    cpus: float
+    """CPUs to keep busy at once."""
+    gpus: float
+    all_cpus: float
+    """CPUs in all: one item alone may hold more than are kept busy by several."""
+    node_cpus: float
+    """Of the largest node."""
+    node_gpus: float
+    """Of the node with the most."""
+
+    def fits(self, need: Need, running: Iterable[Need]) -> bool:
+        """Whether an item may start beside those that run; alone it always may."""
+        running = list(running)
+        if not running:
+            return True
+        everyone = [*running, need]
+        cpus = sum(each.cpus for each in everyone) + any(each.spare for each in everyone)
+        gpus = sum(each.gpus for each in everyone)
+        return cpus <= self.cpus + SLACK and gpus <= self.gpus + SLACK
+
+    def refusal(self, need: Need) -> str:
+        """Why an item can never run here; empty where it can."""
+        cpus, gpus = need.cpus + need.spare, need.gpus
+        if cpus > self.all_cpus + SLACK or need.cpus / need.workers > self.node_cpus + SLACK:
+            return (
+                f"it needs {cpus:g} CPUs at once and the cluster has {self.all_cpus:g} "
+                f"({self.node_cpus:g} on its largest node): take fewer workers "
+                "(execution.workers, execution.cpus_per_worker) or a larger cluster (--cpus where "
+                "it is embedded)."
+            )
+        if gpus > self.gpus + SLACK or gpus / need.workers > max(self.node_gpus, 0.0) + SLACK:
+            return (
+                f"it needs {gpus:g} GPUs and the cluster has {self.gpus:g}: take fewer workers or "
+                "--set execution.device=cpu."
+            )
+        return ""
+
+
+def cluster_capacity(cpus: float | None = None) -> Capacity:
+    """What the connected cluster has.
+
+    Args:
+        cpus: Keep only so many CPUs busy; None takes all.
+    """
+    import ray
+
+    total = ray.cluster_resources()
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    held = float(total.get("CPU", 0))
+    return Capacity(
+        cpus=held if cpus is None else min(held, cpus),
+        gpus=float(total.get("GPU", 0)),
+        all_cpus=held,
+        node_cpus=max((float(node.get("CPU", 0)) for node in nodes), default=0.0),
+        node_gpus=max((float(node.get("GPU", 0)) for node in nodes), default=0.0),
+    )
+
+
+def free_reserved() -> None:
+    """Free what this program's Ray Train jobs have reserved; none of them may be at work.
+
+    Where the process that waits for such a job is killed, the job dies with it. Its reservation
+    stays, unless the cluster has a dashboard, and so the next job would wait for ever.
+    """
+    import ray
+    from ray._raylet import PlacementGroupID
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    own = ray.get_runtime_context().get_job_id()
+    for name, about in ray.util.placement_group_table().items():
+        if name.endswith(own) and about["state"] != "REMOVED":  # its end names the program
+            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(name))))
+
+
+def placed(item: Item, *, gpu: bool) -> Item:
+    """An item with device and precision settled, on several workers only where it trains on them.
+
+    Args:
+        item: An item of a plan.
+        gpu: Whether the cluster has a GPU.
+    """
+    settings = settled(item.settings, gpu=gpu)
+    trains = item.kind == "pretrain" and technique_named(item.technique).method is not None
+    shared = trains or (item.kind == "transfer" and settings.transfer.mode == "finetune")
+    execution = settings.execution
+    if not shared:
+        execution = replace(execution, workers=1)
+    if item.kind == "pretrain" and not trains:  # weights are written as they are
+        execution = replace(execution, device="cpu")
+    gpus = 0.0
+    if execution.device == "cuda":
+        gpus = float(execution.workers) if execution.workers > 1 else item.gpus or 1.0
+    return replace(item, settings=replace(settings, execution=execution), gpus=gpus)
+
+
+def need_of(item: Item) -> Need:
+    """What an item holds, as `placed` settled it."""
+    execution = item.settings.execution
+    several = execution.workers > 1
+    cpus = float(execution.workers * execution.cpus_per_worker) if several else max(item.cpus, 1.0)
+    return Need(cpus, item.gpus, execution.workers, several or _streams(item))
+
+
+def _streams(item: Item) -> bool:
+    """Whether it reads a split by Ray Data; a catalog that cannot be read fails later, by name."""
+    if item.catalog is None:
+        return False
+    try:
+        catalog = open_catalog(item.catalog)
+    except BenchmdError:
+        return False
+    splits = {"train", "validation", *catalog.evaluation_splits}
+    return any(
+        streams(catalog, split, item.settings.execution) for split in splits if catalog.rows(split)
+    )

@@ -1,0 +1,175 @@
+"""What a user chooses of the benchmark: datasets, techniques, label settings, seeds, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from benchmd_ray.data.cards import POLICIES
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.models.imagenet import require_images
+from benchmd_ray.results.paper import paper_auroc
+from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
+from benchmd_ray.settings import (
+    ENCODERS,
+    EncoderSettings,
+    Settings,
+    TransferSettings,
+    fixed_settings,
+    load_settings,
+)
+from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder, technique_named
+
+MODES, LABELS = (get_args(get_type_hints(TransferSettings)[name]) for name in ("mode", "labels"))
+TRANSFERS: dict[str, dict[str, Any]] = {
+    TransferSettings(mode=mode, labels=labels).setting: {"mode": mode, "labels": labels}
+    for mode in MODES
+    for labels in LABELS
+}
+"""Transfer settings by the name that tables use."""
+PROTOCOL = ("linear", *(name for name in TRANSFERS if name.startswith("finetune")))
+"""Those of the fixed protocol."""
+ALL_TECHNIQUES = (SCRATCH, *TECHNIQUES)
+"""Built-in techniques, in the tables' order."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user chose of the benchmark; an empty tuple stands for everything there is."""
+
+    catalogs: tuple[Path, ...] = ()
+    """Catalogs, and folders that contain catalogs; none plans from the cards alone."""
+    modalities: tuple[str, ...] = ()
+    techniques: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    """Transfer settings as tables name them: ``linear``, ``finetune-small``, …"""
+    seeds: tuple[int, ...] = (0,)
+    policies: tuple[str, ...] = ()
+    file: Path | None = None
+    """YAML file of settings for all runs, over the fixed protocol's."""
+    assignments: tuple[str, ...] = ()
+    """``a.b=value`` settings, over the file's."""
+    weights: Path | None = None
+    """File of ImageNet weights; None downloads them."""
+
+
+def require_known(choice: Choice) -> None:
+    """Refuse names that do not exist.
+
+    Raises:
+        BenchmdError: One does not, or a seed is below 0.
+    """
+    for kind, names, valid in (
+        ("modality", choice.modalities, MODALITIES),
+        ("transfer setting", choice.settings, TRANSFERS),
+        ("policy", choice.policies, POLICIES),
+    ):
+        for name in names:
+            if name not in valid:
+                raise unknown_name(kind, name, valid)
+    for name in choice.techniques:
+        if name != SCRATCH:
+            technique_named(name)
+    for seed in choice.seeds:
+        if seed < 0:
+            raise BenchmdError(f"seed {seed} is below 0: name seeds from 0 on.")
+    if not choice.seeds:
+        raise BenchmdError("no seed is chosen: name one, such as 0.")
+
+
+def chosen_datasets(choice: Choice) -> Found:
+    """Sources that can be trained on with what they are scored on, of the chosen modalities."""
+    if choice.catalogs:
+        found = from_catalogs(choice.catalogs)
+    else:
+        names = {dataset for dataset, _, _ in paper_auroc()}
+        found = from_cards(names, tuple(dict.fromkeys(choice.policies)) or ("clean",))
+    wanted = choice.modalities or tuple(MODALITIES)
+    policies = choice.policies or POLICIES
+    chosen = [d for d in found.datasets if d.modality in wanted and d.policy in policies]
+    held = {(d.modality, d.policy) for d in chosen if d.role == "source"}
+    missing = [
+        name for name in choice.modalities if not any(name == modality for modality, _ in held)
+    ]
+    if missing or not held:
+        raise _no_source(missing, found.datasets)
+    alone = [d for d in chosen if (d.modality, d.policy) not in held]
+    notes = [
+        f"{d.name} ({d.modality}, policy {d.policy}): left out, no catalog of a source of its "
+        "modality and policy."
+        for d in alone
+    ]
+    return Found(tuple(d for d in chosen if d not in alone), (*found.notes, *notes))
+
+
+def _no_source(missing: Sequence[str], found: Iterable[Dataset]) -> BenchmdError:
+    held = ", ".join(f"{d.name} ({d.modality} {d.role}, policy {d.policy})" for d in found)
+    of = f" of {', '.join(missing)}" if missing else ""
+    return BenchmdError(
+        f"there is no catalog of a source{of} to train on among {held or 'none'}. Build one with "
+        "`benchmd catalog build`, or choose other modalities or policies."
+    )
+
+
+def technique_settings(choice: Choice, modality: str, name: str) -> tuple[Settings, str | None]:
+    """Settings of a technique's runs but for seed and label setting, or why it does not fit.
+
+    Raises:
+        BenchmdError: The settings cannot be used, or choose what the plan varies, or an encoder
+            that a technique chosen by name cannot have.
+    """
+    base = fixed_settings(MODALITIES[modality], protocol_encoder(name))
+    settings = load_settings(choice.file, choice.assignments, base)
+    _require_free(choice, base, settings)
+    if name not in TECHNIQUES or not TECHNIQUES[name].imagenet:
+        return settings, None
+    try:
+        require_images(MODALITIES[modality])
+    except BenchmdError:
+        return settings, "ImageNet weights are for 2-D images"
+    size = ENCODERS[protocol_encoder(name)]
+    if _architecture(settings.encoder) in (_architecture(size), _architecture(EncoderSettings())):
+        return settings, None
+    reason = "the settings choose another encoder than its weights are of"
+    if name in choice.techniques:
+        raise BenchmdError(
+            f"technique {name}: {reason}. Leave all of encoder out but dropout and "
+            "embedding_dropout, or leave that technique out."
+        )
+    return settings, reason
+
+
+def _architecture(encoder: EncoderSettings) -> EncoderSettings:
+    return replace(encoder, dropout=0.0, embedding_dropout=0.0)
+
+
+def _require_free(choice: Choice, base: Settings, settings: Settings) -> None:
+    """Refuse settings of what the plan itself varies, even where they say what is the default.
+
+    Raises:
+        BenchmdError: They choose the seed, the mode or the labels.
+    """
+    other = replace(base, seed=1, transfer=replace(base.transfer, mode="finetune", labels="small"))
+    again = load_settings(choice.file, choice.assignments, other)
+    for name, option, one, two in (
+        ("seed", "--seed", settings.seed, again.seed),
+        ("transfer.mode", "--setting", settings.transfer.mode, again.transfer.mode),
+        ("transfer.labels", "--setting", settings.transfer.labels, again.transfer.labels),
+    ):
+        if one == two:
+            raise BenchmdError(
+                f"the settings choose {name} ({one}), which a plan varies itself: leave it out "
+                f"and choose with {option}."
+            )
+
+
+def with_setting(settings: Settings, name: str) -> Settings:
+    """Settings of a transfer setting; linear evaluation runs on one worker."""
+    execution = settings.execution
+    if TRANSFERS[name]["mode"] == "linear":
+        execution = replace(execution, workers=1)
+    transfer = replace(settings.transfer, **TRANSFERS[name])
+    return replace(settings, transfer=transfer, execution=execution)

@@ -1,0 +1,262 @@
+"""What a run costs, counted: floating-point operations, parameters and bytes on disk.
+
+A multiplication and an addition count as two operations, as usual; norms, activations, softmax and
+the optimiser are not counted. They are small beside the matrix products.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmd_ray.modalities import MODALITIES, Modality
+from benchmd_ray.models.encoder import make_encoder
+from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings, as_dict, updated
+from benchmd_ray.ssl import technique_named
+from benchmd_ray.ssl.emix import PROJECTION
+
+Stage = Literal["pretrain", "export", "linear", "finetune", "evaluate"]
+"""Kind of work: `export` takes ImageNet weights as they are."""
+
+FLOAT = 4
+"""Bytes of a float32."""
+PREDICTION_BYTES = 64
+"""Bytes of a row of predictions beside its scores, about: names, target, metadata."""
+METRICS_BYTES = 110
+"""Bytes of a line of metrics, about."""
+FILES_BYTES = 8192
+"""Bytes of a run's descriptions and history, about."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one run computes, all workers together."""
+
+    stage: Stage
+    modality: str
+    technique: str
+    encoder: EncoderSettings
+    batch: int
+    workers: int
+    units: int = 0
+    """Steps (pretraining) or epochs (transfer)."""
+    unit_flops: float = 0.0
+    """Operations of one unit."""
+    unit_head_steps: int = 0
+    """Linear evaluation: steps of the head alone in one unit; they cost time, hardly operations."""
+    once_flops: float = 0.0
+    """Operations beside the units, forward only: encoding, scoring."""
+
+    def alike(self, other: Work) -> bool:
+        """Whether a unit of the other work is the very same."""
+        one, two = (
+            (w.stage, w.modality, w.encoder, w.batch, w.workers, w.unit_head_steps)
+            for w in (self, other)
+        )
+        same_method = self.stage != "pretrain" or self.technique == other.technique
+        close = abs(self.unit_flops - other.unit_flops) <= 1e-6 * self.unit_flops
+        return one == two and same_method and close
+
+
+def work_of(
+    stage: Stage,
+    technique: str,
+    settings: Settings,
+    source: Dataset,
+    target: Dataset | None = None,
+    *,
+    labelled: int | None = None,
+) -> Work:
+    """The work of a run, or of scoring one target.
+
+    Args:
+        stage: What is done.
+        technique: Name of the technique.
+        settings: Settings of the run.
+        source: Dataset that is trained on.
+        target: Dataset that is scored, for the stage ``evaluate``.
+        labelled: Training records of a transfer, where they are known; else `labelled_rows`.
+    """
+    chosen, encoder = MODALITIES[source.modality], settings.encoder
+    forward = forward_flops(chosen, encoder)
+    batch, units = settings.pretrain.batch_size, settings.pretrain.steps
+    unit, once, head_steps = 0.0, 0.0, 0
+    if stage == "pretrain":
+        unit = batch * pretrain_flops(chosen, encoder, technique, batch)
+    elif stage == "evaluate":
+        units, once = 0, forward * (target or source).scored_rows
+    elif stage == "export":
+        units = 0
+    else:
+        rows = labelled or labelled_rows(settings.transfer, source)
+        held = source.rows.get("validation", 0)
+        batch, units = min(settings.transfer.batch_size, rows), settings.transfer.epochs
+        once = forward * source.scored_rows
+        if stage == "linear":
+            once, head_steps = once + forward * (rows + held), -(-rows // batch)
+        else:
+            unit = rows * training_flops(chosen, encoder) + held * forward
+    about = (stage, source.modality, technique, encoder, batch, settings.execution.workers)
+    return Work(*about, units, unit, head_steps, once)
+
+
+def labelled_rows(transfer: TransferSettings, source: Dataset) -> int:
+    """Training records of a label setting, at most; the classes of a record are not known here."""
+    whole, wanted = source.rows.get("train", 0), transfer.labels_per_class
+    if wanted is None:
+        return max(1, whole)
+    positives = source.positives or (whole,) * len(MODALITIES[source.modality].classes)
+    return max(1, min(whole, sum(min(wanted, count) for count in positives)))
+
+
+def forward_flops(modality: Modality, encoder: EncoderSettings) -> float:
+    """Operations of encoding one example; a network of one's own is run once to count them."""
+    if encoder.network != "transformer":
+        return _counted(modality, encoder)[0]
+    return patch_flops(modality, encoder) + blocks_flops(modality, encoder)
+
+
+def patch_flops(modality: Modality, encoder: EncoderSettings) -> float:
+    """Operations of embedding the patches of one example."""
+    return 2.0 * modality.tokens * modality.patch_size * encoder.width
+
+
+def blocks_flops(modality: Modality, encoder: EncoderSettings) -> float:
+    """Operations of all transformer blocks on one example, CLS among its tokens."""
+    tokens, inner = modality.tokens + 1, encoder.heads * encoder.head_dim
+    projections = 2.0 * tokens * encoder.width * 4 * inner  # queries, keys, values; and back
+    attention = 2.0 * 2 * tokens**2 * inner  # scores, and the mixture of the values
+    mlp = 2.0 * 2 * tokens * encoder.width * encoder.mlp
+    return encoder.depth * (projections + attention + mlp)
+
+
+def training_flops(modality: Modality, encoder: EncoderSettings) -> float:
+    """Operations of training on one example: the backward pass costs two forward passes.
+
+    But for the patch embedding, whose input takes no gradient.
+    """
+    forward = forward_flops(modality, encoder)
+    own = encoder.network != "transformer"
+    return 3 * forward - (0.0 if own else patch_flops(modality, encoder))
+
+
+def pretrain_flops(
+    modality: Modality, encoder: EncoderSettings, technique: str, batch: int
+) -> float:
+    """Operations of pretraining on one example of a batch.
+
+    e-Mix encodes each example and a mixture and compares all mixtures with all examples; ShED and
+    MAE have a head on every token. A method of one's own is taken to train on one encoding.
+    """
+    width, tokens = encoder.width, modality.tokens
+    method = technique_named(technique).method
+    one = training_flops(modality, encoder)
+    if method == "e-mix":
+        embedding = 0.0 if encoder.network != "transformer" else 2 * patch_flops(modality, encoder)
+        compared = 2.0 * PROJECTION * (2 * width + batch)
+        return 2 * one - embedding + 3 * compared
+    head = {"shed": 1, "mae": modality.patch_size}.get(method or "", 0)
+    return one + 3 * 2.0 * tokens * width * head
+
+
+def encoder_parameters(modality: Modality, encoder: EncoderSettings) -> int:
+    """Parameters of an encoder."""
+    if encoder.network != "transformer":
+        return _counted(modality, encoder)[1]
+    width, inner = encoder.width, encoder.heads * encoder.head_dim
+    norm, bias = 2 * width, 3 * inner if encoder.qkv_bias else 0
+    attention = width * 3 * inner + bias + inner * width + width
+    mlp = width * encoder.mlp + encoder.mlp + encoder.mlp * width + width
+    ends = (modality.patch_size + 1) * width + width + (modality.tokens + 1) * width
+    final = norm if encoder.final_norm else 0
+    return ends + encoder.depth * (2 * norm + attention + mlp) + final
+
+
+def head_parameters(modality: Modality, encoder: EncoderSettings, technique: str | None) -> int:
+    """Parameters beside the encoder's: of a technique's head, or of the classifier (None)."""
+    width = encoder.width
+    method = None if technique is None else technique_named(technique).method
+    outputs = {"shed": 1, "mae": modality.patch_size, "e-mix": PROJECTION}
+    if technique is None:
+        return (width + 1) * len(modality.classes)
+    norm = 2 * width if method == "e-mix" else 0
+    return norm + (width + 1) * outputs[method] if method in outputs else 0
+
+
+def _counted(modality: Modality, encoder: EncoderSettings) -> tuple[float, int]:
+    """Operations and parameters of a user's own network."""
+    return _counted_once(modality.name, json.dumps(as_dict(encoder), sort_keys=True))
+
+
+@functools.cache
+def _counted_once(name: str, settings: str) -> tuple[float, int]:
+    """Count on tensors without values; with values where the network needs them.
+
+    Args:
+        name: Name of the modality.
+        settings: The encoder's, as JSON: they are no key for a cache themselves.
+    """
+    encoder = updated(EncoderSettings(), json.loads(settings))
+    try:
+        return _counted_on("meta", MODALITIES[name], encoder)
+    except (NotImplementedError, RuntimeError):
+        return _counted_on("cpu", MODALITIES[name], encoder)
+
+
+def _counted_on(device: str, modality: Modality, encoder: EncoderSettings) -> tuple[float, int]:
+    with torch.device(device), torch.random.fork_rng(devices=[]):
+        module = make_encoder(modality, encoder).eval()
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            module(torch.zeros(1, *modality.input_shape))
+    return float(counter.get_total_flops()), sum(p.numel() for p in module.parameters())
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes of a run."""
+
+    kept: int
+    """What stays when it is done: metrics, predictions and, as `ExecutionSettings.keep` says,
+    weights and a checkpoint. Weights that go count as long as the run works, not until the last run
+    that needs them is done."""
+    working: int = 0
+    """What it has beside that while it works: two checkpoints, while the newer is written."""
+
+
+def disk_of(
+    stage: Stage,
+    technique: str,
+    settings: Settings,
+    source: Dataset,
+    target: Dataset | None = None,
+) -> Disk:
+    """Bytes that a run, or the predictions for one target, take; arguments as in `work_of`."""
+    chosen = MODALITIES[source.modality]
+    if stage == "evaluate":
+        return Disk(_prediction_bytes(chosen, (target or source).scored_rows))
+    upstream = technique if stage in ("pretrain", "export") else None
+    size = encoder_parameters(chosen, settings.encoder)
+    size += head_parameters(chosen, settings.encoder, upstream)
+    lines = settings.transfer.epochs
+    if stage in ("pretrain", "export"):
+        lines = settings.pretrain.steps // settings.execution.log_every if stage != "export" else 0
+    # Weights and AdamW's two moments; fine-tuning also keeps the weights of its best epoch.
+    checkpoint = {"pretrain": 3, "finetune": 4}.get(stage, 0) * size * FLOAT
+    kept, working = lines * METRICS_BYTES + FILES_BYTES, 2 * checkpoint
+    if upstream is None:
+        kept += _prediction_bytes(chosen, source.scored_rows)
+    keep = settings.execution.keep
+    if keep == "predictions":
+        return Disk(kept, working + size * FLOAT)
+    left = checkpoint if keep == "checkpoints" else 0
+    return Disk(kept + size * FLOAT + left, working - left)
+
+
+def _prediction_bytes(modality: Modality, rows: int) -> int:
+    return rows * (8 * len(modality.classes) + PREDICTION_BYTES) + FILES_BYTES

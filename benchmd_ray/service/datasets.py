@@ -1,0 +1,175 @@
+"""Datasets that a plan can use: catalogs on disk, or cards alone before any catalog is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmd_ray.data.cards import DatasetCard, cards
+from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
+from benchmd_ray.errors import BenchmdError
+
+DEPTH = 2
+"""Levels of folders below a named one that are looked through for catalogs."""
+TRAINED_SHARE = 0.8
+"""Training records of a source for which no counts are published (decisions D7 and D20)."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset under one policy, as far as a plan needs to know it."""
+
+    name: str
+    modality: str
+    role: str
+    policy: str
+    rows: Mapping[str, int]
+    """Records of each split."""
+    scored: tuple[str, ...]
+    """Splits that are scored."""
+    positives: tuple[int, ...] = ()
+    """Positive training records of each class; empty where they are not known."""
+    catalog: Path | None = None
+    """None for one that is known by its card alone."""
+    digest: str | None = field(default=None, repr=False)
+    """Hash of the catalog."""
+
+    @property
+    def scored_rows(self) -> int:
+        """Records that are scored."""
+        return sum(self.rows.get(split, 0) for split in self.scored)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Datasets, and what was left out and why."""
+
+    datasets: tuple[Dataset, ...]
+    notes: tuple[str, ...] = ()
+
+
+def from_catalogs(paths: Iterable[Path]) -> Found:
+    """Datasets of catalogs, in order of modality, role (sources first), name and policy.
+
+    Args:
+        paths: Catalogs, and folders that contain some.
+
+    Raises:
+        BenchmdError: A path holds no catalog, a catalog cannot be used, or two are of the same
+            dataset and policy.
+    """
+    folders: dict[Path, None] = {}
+    notes: list[str] = []
+    for path in paths:
+        held = _catalog_folders(path)
+        if not held:
+            raise BenchmdError(
+                f"{path} holds no catalog (no {MANIFEST} in it or up to {DEPTH} levels below). "
+                "Name a catalog, or a folder with catalogs, that `benchmd catalog build` wrote."
+            )
+        folders |= dict.fromkeys(held)
+        notes += _unfinished(path)
+    found: dict[tuple[str, str], Dataset] = {}
+    for folder in folders:
+        dataset = _of_catalog(open_catalog(folder))
+        key = (dataset.name, dataset.policy)
+        if key in found:
+            raise BenchmdError(
+                f"{found[key].catalog} and {folder} are both catalogs of {dataset.name} with "
+                f"policy {dataset.policy}: name one of them."
+            )
+        found[key] = dataset
+    return Found(tuple(sorted(found.values(), key=_order)), tuple(notes))
+
+
+def _order(dataset: Dataset) -> tuple[str, ...]:
+    return (dataset.modality, dataset.role, dataset.name, dataset.policy)
+
+
+def _catalog_folders(path: Path) -> list[Path]:
+    """The catalog that a folder is, or those below it; resolved."""
+    if (path / MANIFEST).is_file():
+        return [path.resolve()]
+    patterns = ["/".join(["*"] * depth + [MANIFEST]) for depth in range(1, DEPTH + 1)]
+    return sorted(held.parent.resolve() for pattern in patterns for held in path.glob(pattern))
+
+
+def _unfinished(path: Path) -> list[str]:
+    """Names the folders of builds that did not end, whose manifest is not written yet."""
+    return [
+        f"{shards.parent}: left out, an unfinished catalog (run its `benchmd catalog build`)."
+        for shards in sorted(path.glob("*/shards"))
+        if shards.is_dir() and not (shards.parent / MANIFEST).is_file()
+    ]
+
+
+def _of_catalog(catalog: Catalog) -> Dataset:
+    splits = catalog.manifest["splits"]
+    classes = splits.get("train", {}).get("classes", {})
+    return Dataset(
+        name=catalog.dataset,
+        modality=catalog.modality.name,
+        role=catalog.card.role,
+        policy=str(catalog.manifest["policy"]),
+        rows={split: catalog.rows(split) for split in splits},
+        scored=catalog.evaluation_splits,
+        positives=tuple(classes[name] for name in catalog.card.classes if name in classes),
+        catalog=catalog.path,
+        digest=catalog.digest,
+    )
+
+
+def from_cards(names: Iterable[str], policies: Sequence[str] = ("clean",)) -> Found:
+    """Datasets as their cards state them, with about the records that a complete download has."""
+    chosen = [cards()[name] for name in sorted(names)]
+    found = [_of_card(card, policy) for card in chosen for policy in policies]
+    return Found(tuple(sorted(found, key=_order)))
+
+
+def _of_card(card: DatasetCard, policy: str) -> Dataset:
+    return Dataset(
+        name=card.name,
+        modality=card.modality,
+        role=card.role,
+        policy=policy,
+        rows=card_rows(card, policy),
+        scored=card.evaluation_splits[policy],
+        positives=_card_positives(card, policy),
+    )
+
+
+def card_rows(card: DatasetCard, policy: str) -> dict[str, int]:
+    """Records of each split that a complete catalog has, about.
+
+    Published counts are taken where they are counts of records: one class a record, and no scans.
+    Else it is the whole of the first layout, all of it for a target; of a source `TRAINED_SHARE`
+    are trained on and its other splits share the rest.
+    """
+    counts = card.expected.get(policy, {})
+    countable = card.kind.task == "single-label" and card.kind.scored == "records"
+    published = {split: sum(of.values()) for split, of in counts.items()} if countable else {}
+    if published and "total" not in published:
+        return published
+    scored = card.evaluation_splits[policy]
+    whole = published.get("total") or _whole(card)
+    if card.role == "target":
+        return {scored[0]: whole}
+    train = round(TRAINED_SHARE * whole)
+    return {"train": train} | dict.fromkeys(scored, (whole - train) // len(scored))
+
+
+def _whole(card: DatasetCard) -> int:
+    """Rows of a catalog of everything, or of what the build draws by default."""
+    layout = next(iter(card.layouts.values()))
+    whole = layout.records * layout.rows_per_record
+    drawn = card.options["images"].default if "images" in card.options else ""
+    return min(whole, int(drawn)) if drawn.isdecimal() else whole
+
+
+def _card_positives(card: DatasetCard, policy: str) -> tuple[int, ...]:
+    """Published training records of each class, of the policy or else of the other."""
+    for counts in (card.expected.get(policy, {}), *card.expected.values()):
+        if train := counts.get("train"):
+            return tuple(train.get(name, 0) for name in card.classes)
+    return ()

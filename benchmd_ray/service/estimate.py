@@ -1,0 +1,176 @@
+"""How long runs will take, from what is measured or from a stated speed.
+
+A run like a measured one takes its speed. Others are scaled by their floating-point operations
+(`service.cost`) from measured runs on the same kind of device, the nearest that there are.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmd_ray.service.cost import Work
+from benchmd_ray.service.rates import Measured, Spot, median_start
+
+TERA = 1e12
+ASSUMED_TFLOPS = {"cpu": 0.05, "cuda": 20.0}
+"""TFLOP/s of a device where nothing is known of it."""
+HEAD_STEP_SECONDS = 1e-3
+"""Time of one step of a linear head, where none is measured: it is launching, not computing."""
+
+Source = str
+"""What an estimate rests on: ``same``, ``scaled``, ``here``, ``stated`` or ``assumed``; beside that
+``head``, where `HEAD_STEP_SECONDS` is assumed."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Estimates times on one kind of device."""
+
+    device: str
+    """``cpu`` or ``cuda``."""
+    measured: tuple[Measured, ...] = ()
+    """Runs on any device."""
+    spot: Spot | None = None
+    """This machine, measured on the spot."""
+    tflops: float | None = None
+    """Sustained TFLOP/s of one device, as a user states them; nothing measured counts then."""
+    used: Counter[Source] = field(default_factory=Counter, compare=False)
+    """How many estimates rest on what."""
+
+    @property
+    def here(self) -> tuple[Measured, ...]:
+        """Measured runs on this kind of device."""
+        chosen = () if self.tflops else self.measured
+        return tuple(m for m in chosen if m.device == self.device)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known of the device's speed."""
+        return self.tflops is None and self.spot is None and not _computing(self.here)
+
+    def seconds(self, work: Work, share: float = 1.0) -> float:
+        """Seconds of work.
+
+        Args:
+            work: The work.
+            share: Share of a device that it has, others working beside it.
+        """
+        start = 0.0 if work.stage == "evaluate" else self._start_seconds(work)
+        units, source = self._unit_seconds(work, share)
+        once, other = self._forward_seconds(work, share)
+        self.used[source if work.unit_flops else other] += 1
+        return start + work.units * units + once
+
+    def _start_seconds(self, work: Work) -> float:
+        """Seconds beside the units: of runs like it, else of all on this device."""
+        return median_start([m for m in self.here if m.work.alike(work)] or self.here)
+
+    def _unit_seconds(self, work: Work, share: float) -> tuple[float, Source]:
+        if same := [m for m in self.here if m.units_per_second and m.work.alike(work)]:
+            return 1 / statistics.median(m.units_per_second for m in same), "same"
+        head = self._head_seconds(work.unit_head_steps)
+        if not work.unit_flops:
+            return head, "scaled"
+        speed, source = self._speed(work, training=True)
+        return head + work.unit_flops / (speed * work.workers * share), source
+
+    def _forward_seconds(self, work: Work, share: float) -> tuple[float, Source]:
+        if not work.once_flops:
+            return 0.0, "scaled"
+        speed, source = self._speed(work, training=False)
+        return work.once_flops / (speed * work.workers * share), source
+
+    def _speed(self, work: Work, *, training: bool) -> tuple[float, Source]:
+        """Operations a second of one worker, and what says so."""
+        if self.tflops:
+            return self.tflops * TERA, "stated"
+        if near := nearest(_computing(self.here), work):
+            return statistics.median(m.flops_per_second for m in near), "scaled"
+        if self.spot is not None:
+            return self.spot.training if training else self.spot.forward, "here"
+        return ASSUMED_TFLOPS[self.device] * TERA, "assumed"
+
+    def _head_seconds(self, steps: int) -> float:
+        """Seconds of so many steps of a linear head, each with its share of the validation."""
+        if not steps:
+            return 0.0
+        linear = [m for m in self.here if m.work.unit_head_steps]
+        if not linear:
+            self.used["head"] += 1
+            return steps * HEAD_STEP_SECONDS
+        each = [1 / (m.units_per_second * m.work.unit_head_steps) for m in linear]
+        return steps * statistics.median(each)
+
+    def basis(self) -> str:
+        """What the estimates rest on, in words."""
+        heads = self.used["head"]
+        counts = sorted((source, count) for source, count in self.used.items() if source != "head")
+        told = [_told(source, count, self) for source, count in counts]
+        if self.tflops:
+            told = [f"{self.tflops:g} TFLOP/s sustained by each device, as stated."]
+        if heads:
+            told.append(
+                f"{_entries(heads)}: {1000 * HEAD_STEP_SECONDS:g} ms for a step of a linear head, "
+                f"a mere assumption, since none on {self.device} is measured."
+            )
+        return " ".join(told) or "No estimate was asked for."
+
+
+def _computing(measured: Sequence[Measured]) -> list[Measured]:
+    return [m for m in measured if m.work.unit_flops]
+
+
+def nearest(measured: Sequence[Measured], work: Work) -> list[Measured]:
+    """The measured runs most like some work: as much as possible of what decides speed is the same.
+
+    In this order: encoder, workers, stage, modality, batch.
+    """
+    same: list[Callable[[Work], object]] = [
+        lambda w: w.encoder == work.encoder,
+        lambda w: w.workers == work.workers,
+        lambda w: w.stage == work.stage,
+        lambda w: w.modality == work.modality,
+        lambda w: w.batch == work.batch,
+    ]
+    chosen = list(measured)
+    for fits in same:
+        chosen = [m for m in chosen if fits(m.work)] or chosen
+    return chosen
+
+
+def _told(source: Source, count: int, estimator: Estimator) -> str:
+    device, runs = estimator.device, _computing(estimator.here)
+    entries = _entries(count)
+    if source == "same":
+        return f"{entries}: the measured speed of runs like them, on {device}."
+    if source == "scaled":
+        number = "1 measured run" if len(runs) == 1 else f"{len(runs)} measured runs"
+        speeds = [m.flops_per_second for m in runs]
+        if not speeds:
+            return f"{entries}: hardly any computing."
+        span = f"{figure(min(speeds))} to {figure(max(speeds))} TFLOP/s"
+        return f"{entries}: scaled by floating-point operations from {number} on {device} ({span})."
+    if source == "here" and estimator.spot is not None:
+        speed = f"{figure(estimator.spot.training)} TFLOP/s training"
+        forward = f"{figure(estimator.spot.forward)} without gradients"
+        return (
+            f"{entries}: scaled by floating-point operations from a few seconds of training on "
+            f"this machine ({device}: {speed}, {forward}); loading is not counted."
+        )
+    return (
+        f"{entries}: {ASSUMED_TFLOPS[device]:g} TFLOP/s by each device, a mere assumption, since "
+        f"no run on {device} is measured in the store. State the speed with --tflops, or finish a "
+        "short run there first."
+    )
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
+
+
+def figure(flops: float) -> str:
+    """Operations a second in TFLOP/s, two figures."""
+    return f"{flops / TERA:.2g}"

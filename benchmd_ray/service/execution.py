@@ -1,0 +1,324 @@
+"""The execution of a plan, step by step.
+
+The driver decides what starts when; each item is one Ray task (`service.work`), whose process
+serves one item after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.progress import Board, above
+from benchmd_ray.results.mirror import shown as address_of
+from benchmd_ray.results.store import read_run
+from benchmd_ray.service.capacity import (
+    Capacity,
+    Need,
+    cluster_capacity,
+    free_reserved,
+    need_of,
+    placed,
+)
+from benchmd_ray.service.keeping import release_unneeded
+from benchmd_ray.service.live import Progressing, longest_first, status_text
+from benchmd_ray.service.outcome import Failure, Observers, Outcome
+from benchmd_ray.service.plan import Item, Plan
+from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, time_left
+from benchmd_ray.service.status import Found, find_run, find_runs
+from benchmd_ray.service.stopping import Stopping
+from benchmd_ray.service.work import Report, execute_item
+
+TICK_SECONDS = 0.5
+"""How often the driver looks around while nothing ends."""
+LOOK_AGAIN_SECONDS = (1.0, 5.0)
+"""First and longest pause before another look at an item that another process works on."""
+ITEMS_OF_A_PROCESS = 100
+"""How many items a process serves before another takes its place."""
+PATIENCE = 60.0
+"""Seconds for which items that need less are started in the place of one that does not fit."""
+CANCEL_SECONDS = 3.0
+"""How long a cancelled task may take to end before its process is ended."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task at work on an item."""
+
+    item: Item
+    need: Need
+    shown: Progressing
+
+
+class Execution:
+    """How far the execution of a plan is, and its next step."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Path,
+        *,
+        weights: Path | None,
+        cpus: int | None,
+        say: Callable[[str], None],
+        told: Observers,
+        shown: Board,
+    ) -> None:
+        """Look at the cluster that this process is connected to; see `schedule.run_plan`."""
+        self.capacity: Capacity = cluster_capacity(cpus)
+        self.gpu = self.capacity.gpus > 0
+        items = [placed(item, gpu=self.gpu) for item in plan.items]
+        self.needs = {item.name: need_of(item) for item in items}
+        self.items, self.store, self.weights = items, store, weights
+        self.say, self.told, self.shown = say, told, shown
+        self.waiting = longest_first(items)
+        self.rank = {item.name: number for number, item in enumerate(self.waiting)}
+        self.running: dict[Any, Task] = {}
+        self.folders: dict[str, Path] = {}
+        self.ends: dict[str, list[Any]] = {
+            name: [] for name in ("done", "before", "elsewhere", "failed", "not_run")
+        }
+        self.blocked: dict[str, str] = {}
+        """Items that are not done and never will be, with the failed one that is the reason."""
+        self.tries: dict[str, int] = {}
+        self.alone: set[str] = set()
+        """Items that ran out of memory beside others."""
+        self.reserved = False
+        """Whether a lost Ray Train job may have left a reservation behind."""
+        self.look: dict[str, tuple[float, float]] = {}
+        """Items that another process works on: when to look again, and the pause before that."""
+        self.passed: dict[str, float] = {}
+        """Since when an item could start but for its size."""
+        self.took: list[tuple[float, float]] = []
+        """Estimated and real seconds of the items that were done."""
+        self.start = time.monotonic()
+        self.left, self.estimate_at = math.nan, 0.0
+
+    def run(self, stop: Stopping) -> Outcome:
+        """Work until nothing more can be done."""
+        try:
+            self._sort_out(find_runs(self.items, self.store, gpu=self.gpu, weights=self.weights))
+            while self.waiting or self.running:
+                stop.check()
+                self._admit()
+                self._show()
+                self._collect()
+            self._show()
+        except BaseException:
+            with contextlib.suppress(Exception):  # Ray itself may be what is lost
+                self._cancel()
+            raise
+        finally:
+            self.shown.close()
+        ends = {name: tuple(held) for name, held in self.ends.items()}
+        return Outcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
+
+    def _sort_out(self, found: dict[str, Found | None]) -> None:
+        """Take what is done already, and refuse what can never run here."""
+        for item in list(self.waiting):
+            held = found[item.name]
+            if held is not None and held.done:
+                self.waiting.remove(item)
+                self.folders[item.name] = held.run.folder
+                self.ends["before"].append(item.name)
+            elif refusal := self.capacity.refusal(self.needs[item.name]):
+                self.waiting.remove(item)
+                self._fail(item, refusal, None)
+
+    def _admit(self) -> None:
+        """Start what can start, in order of rank."""
+        for item in list(self.waiting):
+            if cause := self.blocked.get(item.after or ""):
+                self.waiting.remove(item)
+                self.blocked[item.name] = cause
+                self.ends["not_run"].append((item.name, cause))
+            elif item.after is not None and item.after not in self.folders:
+                continue
+            elif self.look.get(item.name, (0.0, 0.0))[0] > time.monotonic():
+                continue
+            elif self._fits(item):
+                self.waiting.remove(item)
+                self.passed.pop(item.name, None)
+                self._start(item)
+            elif time.monotonic() - self.passed.setdefault(item.name, time.monotonic()) > PATIENCE:
+                return  # smaller ones would start in its place for ever
+
+    def _fits(self, item: Item) -> bool:
+        tasks = self.running.values()
+        several = any(task.need.workers > 1 for task in tasks)
+        if self.reserved and not several:
+            free_reserved()
+            self.reserved = False
+        if self.reserved and self.needs[item.name].workers > 1:
+            return False
+        if tasks and (item.name in self.alone or any(t.item.name in self.alone for t in tasks)):
+            return False
+        return self.capacity.fits(self.needs[item.name], [task.need for task in tasks])
+
+    def _start(self, item: Item) -> None:
+        """Start an item's task, unless another process has done it by now."""
+        import ray
+
+        upstream = self.folders.get(item.after or "")
+        found = self._find(item, upstream)
+        if found is not None and found.done:
+            self._finish(item, found.run.folder, "elsewhere")
+            return
+        need, folder = self.needs[item.name], None if found is None else found.run.folder
+        single = need.workers == 1
+        # A Ray Train job reserves for its workers itself; its task only waits for them. A process
+        # that held a GPU ends with its task, and memory and faults of the GPU with it.
+        task = ray.remote(
+            num_cpus=need.cpus if single else 0,
+            num_gpus=need.gpus if single else 0,
+            max_retries=0,
+            max_calls=1 if need.gpus else ITEMS_OF_A_PROCESS,
+        )(execute_item)
+        shown = Progressing(item, folder, time.monotonic())
+        shown = replace(shown, before=min(0.99, shown.fraction or 0.0))
+        reference = task.remote(
+            item,
+            address_of(self.store),
+            None if upstream is None else upstream.name,
+            None if folder is None else folder.name,
+            self.weights,
+        )
+        self.running[reference] = Task(item, need, shown)
+        self.told.started(item, folder)
+
+    def _find(self, item: Item, upstream: Path | None) -> Found | None:
+        try:
+            run = None if upstream is None else read_run(upstream)
+            return find_run(item, self.store, run, gpu=self.gpu, weights=self.weights)
+        except BenchmdError:
+            return None  # its task will say what is wrong
+
+    def _collect(self) -> None:
+        """Wait a moment, and take what ended."""
+        import ray
+
+        if not self.running:
+            time.sleep(TICK_SECONDS if self.waiting else 0)
+            return
+        tasks = list(self.running)
+        ray.wait(tasks, num_returns=1, timeout=TICK_SECONDS)
+        for reference in ray.wait(tasks, num_returns=len(tasks), timeout=0)[0]:
+            task = self.running.pop(reference)
+            self._settle(task, self._report(reference, task))
+
+    def _report(self, reference: Any, task: Task) -> Report:
+        """What a task says, or what Ray says of it."""
+        import ray
+
+        try:
+            report: Report = ray.get(reference)
+            return report
+        except ray.exceptions.OutOfMemoryError:
+            self.alone.add(task.item.name)
+            self.reserved |= task.need.workers > 1
+            return Report(error="the node ran out of memory and its process was ended", again=True)
+        except ray.exceptions.RayError as error:
+            self.reserved |= task.need.workers > 1
+            lost = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            return Report(error=f"its process was lost ({lost})", again=True)
+
+    def _settle(self, task: Task, report: Report) -> None:
+        """Note how the work on an item ended."""
+        item = task.item
+        if report.run is not None:
+            self.took.append((item.seconds, task.shown.seconds))
+            self._finish(item, self.store / report.run, "done")
+            return
+        if report.busy:
+            if item.name not in self.look:
+                self._say(f"{item.name}: another process works on it; waiting for that")
+            pause = min(2 * self.look.get(item.name, (0.0, 0.5))[1], LOOK_AGAIN_SECONDS[1])
+            self.look[item.name] = (time.monotonic() + pause, pause)
+            self._wait(item)
+            return
+        tries = self.tries[item.name] = self.tries.get(item.name, 0) + 1
+        retries = item.settings.execution.retries
+        if report.again and tries <= retries:
+            self._say(f"{item.name}: {report.error}; trying again ({tries} of {retries})")
+            self._wait(item)
+            return
+        self._fail(item, report.error, task.shown.folder)
+
+    def _wait(self, item: Item) -> None:
+        self.waiting.append(item)
+        self.waiting.sort(key=lambda each: self.rank[each.name])
+
+    def _finish(self, item: Item, folder: Path, how: str) -> None:
+        self.folders[item.name] = folder
+        self.look.pop(item.name, None)
+        self.ends[how].append(item.name)
+        self.told.finished(item, folder)
+        self._release(item)
+
+    def _release(self, item: Item) -> None:
+        """Free what need not stay, now that an item is done."""
+        try:
+            release_unneeded(item, self.items, self.folders)
+        except (BenchmdError, OSError) as error:
+            self._say(f"{item.name}: nothing was freed: {error}")
+
+    def _fail(self, item: Item, reason: str, folder: Path | None) -> None:
+        folder = folder if folder is not None and folder.is_dir() else None
+        self.look.pop(item.name, None)
+        self.blocked[item.name] = item.name
+        self.ends["failed"].append(Failure(item, reason, folder))
+        self._say(f"{item.name} failed: {reason}")
+        self.told.failed(item, reason)
+
+    def _say(self, line: str) -> None:
+        with above():
+            self.say(line)
+
+    def _show(self) -> None:
+        """Show how far everything is."""
+        ended = sum(len(self.ends[name]) for name in ("done", "before", "elsewhere"))
+        minutes = (time.monotonic() - self.start) / 60
+        rate = len(self.ends["done"]) / minutes if minutes > 0 else 0.0
+        shown = [task.shown for task in self.running.values()]
+        failed = len(self.ends["failed"])
+        self.shown.show(ended, status_text(shown, failed, len(self.look), rate, self._left()))
+
+    def _left(self) -> float:
+        """Seconds left; estimated anew only now and then, as that takes time itself."""
+        begin = time.monotonic()
+        if not (self.waiting or self.running):
+            return 0.0
+        if begin < self.estimate_at:
+            return self.left
+        pace = pace_of(self.took)
+        tasks = list(self.running.values())
+        needed = {
+            t.item.name: seconds_needed(t.item, t.shown.seconds, t.shown.share, pace) for t in tasks
+        }
+        items = [task.item for task in tasks]
+        everyone = [*items, *self.waiting]
+        cpus = max([self.capacity.cpus, *(item.cpus for item in everyone)])
+        gpus = max([self.capacity.gpus, *(item.gpus for item in everyone)])
+        waiting = sorted(self.waiting, key=lambda each: self.rank[each.name])
+        self.left = time_left(waiting, needed, Resources(cpus, gpus), items=items, pace=pace)
+        now = time.monotonic()
+        self.estimate_at = now + max(2.0, 50 * (now - begin))
+        return self.left
+
+    def _cancel(self) -> None:
+        """End all tasks: by an interrupt, so that they write how they ended, else by force."""
+        import ray
+
+        tasks = list(self.running)
+        for force, seconds in ((False, CANCEL_SECONDS), (True, 1.0)):
+            for reference in tasks:
+                ray.cancel(reference, force=force)
+            if tasks:
+                tasks = ray.wait(tasks, num_returns=len(tasks), timeout=seconds)[1]
+        self.running.clear()

@@ -1,0 +1,134 @@
+"""What a plan's execution shows: how far the running items are, and how long the rest will take."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmd_ray.service.plan import Item
+from benchmd_ray.training.reporter import METRICS
+
+TAIL_BYTES = 4096
+"""Of a run's metrics that are read to see how far it is."""
+SHOWN = 3
+"""Running items that are named at most."""
+
+
+@dataclass(frozen=True)
+class Progressing:
+    """An item at work."""
+
+    item: Item
+    folder: Path | None
+    """Folder of its run, where that is known."""
+    started: float
+    """On the monotonic clock."""
+    before: float = 0.0
+    """Share of its training that an earlier process had done."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it has worked."""
+        return time.monotonic() - self.started
+
+    @property
+    def share(self) -> float:
+        """Share of what was left to do that is done; 0 where that is not to be seen."""
+        return max(0.0, (self.fraction or 0.0) - self.before) / max(1e-9, 1 - self.before)
+
+    @property
+    def fraction(self) -> float | None:
+        """Share of its training that is done; None where that is not to be seen."""
+        if self.item.kind == "evaluate" or self.folder is None:
+            return None
+        settings, pretraining = self.item.settings, self.item.kind == "pretrain"
+        total = settings.pretrain.steps if pretraining else settings.transfer.epochs
+        done = units_done(self.folder)
+        return None if done is None else min(1.0, done / total)
+
+
+def units_done(folder: Path) -> float | None:
+    """Steps or epochs by the last line of a run's metrics; None without one."""
+    path = folder / METRICS
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            return float(json.loads(line)["done"])
+        except (ValueError, KeyError, TypeError):  # cut off
+            continue
+    return None
+
+
+def status_text(
+    running: Sequence[Progressing], failed: int, elsewhere: int, done_per_minute: float, left: float
+) -> str:
+    """``2 running (ptb-xl mae pretrain 45 %, …), 0 failed, 1.2 runs/min, 23 min left``."""
+    parts = [f"{len(running)} running{_named(running)}"]
+    if elsewhere:
+        parts.append(f"{elsewhere} elsewhere")
+    parts.append(f"{failed} failed")
+    if done_per_minute:
+        parts.append(f"{done_per_minute:.2g} runs/min")
+    return ", ".join([*parts, f"{duration(left)} left"])
+
+
+def _named(running: Sequence[Progressing]) -> str:
+    if not running:
+        return ""
+    names = []
+    for at in running[:SHOWN]:
+        done = at.fraction
+        names.append(label(at.item) + ("" if done is None else f" {done:.0%}"))
+    return f" ({', '.join(names)}{', …' if len(running) > SHOWN else ''})"
+
+
+def label(item: Item) -> str:
+    """An item in a few words: ``ptb-xl mae pretrain``, ``ptb-xl mae linear on georgia``."""
+    name = f"{item.source} {item.technique} {item.setting}"
+    seed = f" seed {item.seed}" if item.seed else ""
+    return name + seed + (f" on {item.dataset}" if item.kind == "evaluate" else "")
+
+
+def duration(seconds: float) -> str:
+    """A time to read: ``40 s``, ``23 min``, ``7 h 40 min``."""
+    if math.isnan(seconds):
+        return "unknown time"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def longest_first(items: Sequence[Item]) -> list[Item]:
+    """Items in the order in which they should start.
+
+    Those of several workers come first, as there is less and less room for them later; then by the
+    time of the longest chain of items that starts with each.
+    """
+    chain: dict[str, float] = {}
+    after = _by_predecessor(items)
+    for item in reversed(items):  # dependants stand behind what they come after
+        follow = [chain[other.name] for other in after.get(item.name, [])]
+        chain[item.name] = item.seconds + max(follow, default=0.0)
+    return sorted(items, key=lambda item: (item.settings.execution.workers == 1, -chain[item.name]))
+
+
+def _by_predecessor(items: Iterable[Item]) -> dict[str, list[Item]]:
+    after: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        if item.after is not None:
+            after[item.after].append(item)
+    return after

@@ -1,0 +1,210 @@
+"""What a run is: the settings it adopts, what determines it and how its folder is named."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.feed import shuffle_rows, streams
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.encoder import network_source
+from benchmd_ray.models.imagenet import ImageNetWeights
+from benchmd_ray.results.store import Run, read_run
+from benchmd_ray.settings import (
+    ENCODERS,
+    EncoderSettings,
+    ExecutionSettings,
+    Settings,
+    as_dict,
+    fixed_settings,
+    updated,
+)
+from benchmd_ray.ssl import SCRATCH, method_source, protocol_encoder, technique_named
+from benchmd_ray.training.checkpoints import versions
+from benchmd_ray.training.pretrain import PretrainJob
+from benchmd_ray.training.transfer import TransferJob
+
+
+def settled(settings: Settings, *, gpu: bool) -> Settings:
+    """Settings without ``auto`` for device and precision: both are part of what names a run.
+
+    Args:
+        settings: The settings.
+        gpu: Whether there is a GPU where the run will be executed.
+    """
+    device, precision = settings.execution.device, settings.execution.precision
+    if device == "auto":
+        device = "cuda" if gpu else "cpu"
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" else "float32"
+    return replace(
+        settings, execution=replace(settings.execution, device=device, precision=precision)
+    )
+
+
+def pretraining(
+    technique: str,
+    source: Catalog,
+    store: Path,
+    settings: Settings,
+    start: ImageNetWeights | None,
+) -> tuple[PretrainJob, str, dict[str, Any]]:
+    """A pretraining's job, the beginning of its folder's name and its ``run.json``."""
+    about: dict[str, Any] = {"kind": "pretrain", "technique": technique, "setting": "pretrain"}
+    if start is not None:
+        size = ENCODERS[technique_named(technique).encoder]
+        encoder = _adopted(settings.encoder, size, technique, f"the technique {technique}")
+        settings = replace(settings, encoder=encoder)
+    determinants = _determinants(settings, source, "pretrain") | {"technique": technique}
+    if (own := method_source(technique)) is not None:
+        determinants["method_source"] = own
+    if technique_named(technique).method is None:  # nothing is trained or drawn
+        kept = ("stage", "encoder", "catalog", "technique")
+        determinants = {name: determinants[name] for name in kept}
+    if start is not None:
+        determinants["weights"] = start.sha256
+        about["weights"] = {"file": start.file, "left_out": start.left_out}
+    job = PretrainJob(settings, technique, source.path, store)
+    name = f"pretrain-{source.modality.name}-{_file_name(technique)}"
+    return job, name, _description(settings, source, about, determinants)
+
+
+def transferring(
+    source: Catalog, store: Path, settings: Settings, pretrained: Run | None
+) -> tuple[TransferJob, str, dict[str, Any]]:
+    """A transfer's job, the beginning of its folder's name and its ``run.json``."""
+    technique = SCRATCH if pretrained is None else str(pretrained.description["technique"])
+    if pretrained is not None:
+        held = updated(EncoderSettings(), pretrained.description["settings"]["encoder"])
+        encoder = _adopted(settings.encoder, held, technique, pretrained.folder.name)
+        settings = replace(settings, encoder=encoder)
+    determinants = _determinants(settings, source, "transfer") | {
+        "upstream": None if pretrained is None else pretrained.model_sha256
+    }
+    setting = settings.transfer.setting
+    about = {
+        "kind": "transfer",
+        "technique": technique,
+        "setting": setting,
+        "upstream": None if pretrained is None else pretrained.folder.name,
+    }
+    description = _description(settings, source, about, determinants)
+    if pretrained is not None:
+        description["fixed"] &= pretrained.description["fixed"]
+    folder = None if pretrained is None else pretrained.folder
+    name = f"transfer-{source.modality.name}-{_file_name(technique)}-{setting}"
+    return TransferJob(settings, source.path, store, folder), name, description
+
+
+def finished_upstream(folder: Path, source: Catalog) -> Run:
+    """A finished pretraining run on this very catalog.
+
+    Raises:
+        BenchmdError: It is none. One on a catalog of other splits may have seen this one's
+            validation and test patients.
+    """
+    run = read_run(folder)
+    if run.description["kind"] != "pretrain" or not run.finished:
+        raise BenchmdError(
+            f"{folder} is no finished pretraining run: name one that `benchmd pretrain` printed."
+        )
+    if run.description["determinants"]["catalog"] != source.digest:
+        held = f"{run.description['source']}, policy {run.description['policy']}"
+        raise BenchmdError(
+            f"{folder} was pretrained on another catalog ({held}) than {source.path} "
+            f"({source.dataset}, policy {source.manifest['policy']}), and may have seen its "
+            "validation or test patients: pretrain on this catalog."
+        )
+    return run
+
+
+def _adopted(
+    chosen: EncoderSettings, held: EncoderSettings, technique: str, whose: str
+) -> EncoderSettings:
+    """The architecture ``held`` with the chosen dropout.
+
+    Args:
+        chosen: The settings' encoder; the default stands for no choice.
+        held: The encoder whose weights are taken.
+        technique: Its fixed protocol has the dropout where nothing is chosen.
+        whose: What has that encoder, for the message.
+
+    Raises:
+        BenchmdError: Another architecture was chosen, neither the default nor ``held``.
+    """
+    default = EncoderSettings()
+    source = ENCODERS[protocol_encoder(technique)] if chosen == default else chosen
+
+    def dropping(size: EncoderSettings) -> EncoderSettings:
+        rates = (source.dropout, source.embedding_dropout)
+        return replace(size, dropout=rates[0], embedding_dropout=rates[1])
+
+    result = dropping(held)
+    if chosen not in (result, default, dropping(default)):
+        raise BenchmdError(
+            f"the settings choose another encoder than {whose} has: leave all of encoder out but "
+            "dropout and embedding_dropout."
+        )
+    return result
+
+
+def _file_name(technique: str) -> str:
+    """A technique's name as part of a folder's: that of a user's own may be an import path."""
+    return re.sub("[^A-Za-z0-9.]+", "-", technique)
+
+
+def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, Any]:
+    """What decides a run's result.
+
+    The number of workers, the engine and ZeRO's stage are left out: they change rounding and
+    which values dropout draws. With a streaming feed the workers decide the order.
+    """
+    everything, execution = as_dict(settings), settings.execution
+    own = network_source(settings.encoder)
+    return {
+        **({} if own is None else {"network_source": own}),
+        "stage": stage,
+        "encoder": everything["encoder"],
+        stage: everything[stage],
+        "precision": execution.precision,
+        "order": _order(source, execution),
+        "seed": settings.seed,
+        "catalog": source.digest,
+    }
+
+
+def _order(source: Catalog, execution: ExecutionSettings) -> list[int]:
+    """What decides the order of the training records beside the seed: nothing, when resident."""
+    streaming = streams(source, "train", execution)
+    return [execution.workers, shuffle_rows(source, execution)] if streaming else []
+
+
+def _description(
+    settings: Settings, source: Catalog, about: dict[str, Any], determinants: dict[str, Any]
+) -> dict[str, Any]:
+    """Content of ``run.json``."""
+    everything, encoder = as_dict(settings), protocol_encoder(about["technique"])
+    standard = as_dict(fixed_settings(source.modality, encoder))
+    for key in ("mode", "labels"):  # the protocol's own axes
+        standard["transfer"][key] = everything["transfer"][key]
+    decisive = [name for name in ("encoder", "pretrain", "transfer") if name in determinants]
+    # The run may be evaluated on another machine: where it ran is recorded, not set.
+    device = everything["execution"]["device"]
+    everything["execution"]["device"] = "auto"
+    return {
+        **about,
+        "device": device,
+        "modality": source.modality.name,
+        "source": source.dataset,
+        "raw": [source.manifest["raw"][name] for name in ("records", "expected")],
+        "options": source.options,
+        "policy": source.manifest["policy"],
+        "seed": settings.seed,
+        "fixed": all(determinants[name] == standard[name] for name in decisive),
+        "settings": everything,
+        "determinants": determinants,
+        "versions": versions(),
+    }

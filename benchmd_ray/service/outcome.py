@@ -1,0 +1,114 @@
+"""What became of a plan, and who is told on the way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from benchmd_ray.service.live import duration
+from benchmd_ray.service.plan import Item
+
+
+class Observer(Protocol):
+    """Is told what happens while a plan is executed; its errors never touch the work."""
+
+    def started(self, item: Item, folder: Path | None) -> None:
+        """An item begins, or is tried again; its run lies in the folder, where that is known."""
+
+    def finished(self, item: Item, folder: Path) -> None:
+        """An item was done, here or by another process; its run lies in the folder."""
+
+    def failed(self, item: Item, reason: str) -> None:
+        """An item failed for good."""
+
+    def closed(self) -> None:
+        """Nothing more will be told."""
+
+
+class Observers:
+    """Several observers as one that never fails."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._broken: list[Observer] = []
+
+    def started(self, item: Item, folder: Path | None) -> None:
+        """See `Observer`."""
+        self._tell(lambda each: each.started(item, folder))
+
+    def finished(self, item: Item, folder: Path) -> None:
+        """See `Observer`."""
+        self._tell(lambda each: each.finished(item, folder))
+
+    def failed(self, item: Item, reason: str) -> None:
+        """See `Observer`."""
+        self._tell(lambda each: each.failed(item, reason))
+
+    def closed(self) -> None:
+        """See `Observer`."""
+        self._tell(lambda each: each.closed())
+
+    def _tell(self, event: Callable[[Observer], None]) -> None:
+        for each in self._observers:
+            try:
+                event(each)
+            except Exception as error:  # whatever it is, it must not cost a run
+                if each not in self._broken:
+                    name = type(each).__name__
+                    logging.getLogger(__name__).warning("the observer %s failed: %r", name, error)
+                    self._broken.append(each)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An item that failed for good."""
+
+    item: Item
+    reason: str
+    folder: Path | None
+    """Folder of its run, with history and metrics, where it came so far."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a plan."""
+
+    folders: dict[str, Path]
+    """Folder of the run of each item that is done, by the item's name."""
+    done: tuple[str, ...] = ()
+    """Items that this call did."""
+    before: tuple[str, ...] = ()
+    """Items that were done before it."""
+    elsewhere: tuple[str, ...] = ()
+    """Items that another process did meanwhile."""
+    failed: tuple[Failure, ...] = ()
+    not_run: tuple[tuple[str, str], ...] = ()
+    """Items that come after a failed one, directly or not, with the name of that one."""
+    seconds: float = 0.0
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is done."""
+        return not self.failed and not self.not_run
+
+    def lines(self) -> list[str]:
+        """What a user reads of it, the failures last."""
+        counts = [f"{len(self.done)} done in {duration(self.seconds)}"] if self.done else []
+        for names, what in (
+            (self.before, "done before"),
+            (self.elsewhere, "done by another process"),
+            (self.failed, "failed"),
+            (self.not_run, "not run, as they come after a failed one"),
+        ):
+            if names:
+                counts.append(f"{len(names)} {what}")
+        lines = [", ".join(counts or ["nothing to do"])]
+        for failure in self.failed:
+            lines.append(f"failed: {failure.item.name}: {failure.reason}")
+            if failure.folder is not None:
+                lines.append(f"    history and metrics: {failure.folder}")
+        lines += [f"not run: {name} (after {cause})" for name, cause in self.not_run]
+        return lines

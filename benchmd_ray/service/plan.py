@@ -1,0 +1,287 @@
+"""The whole benchmark as a plan: every run that a choice asks for, in the order they need.
+
+A plan is data. It holds what is to be run with which settings, not how far anything is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.service.choice import (
+    ALL_TECHNIQUES,
+    PROTOCOL,
+    Choice,
+    chosen_datasets,
+    require_known,
+    technique_settings,
+    with_setting,
+)
+from benchmd_ray.service.cost import Stage, Work, disk_of, work_of
+from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.estimate import Estimator
+from benchmd_ray.service.rates import measure_here, measured_runs
+from benchmd_ray.settings import Settings
+from benchmd_ray.ssl import SCRATCH, TECHNIQUES, technique_named
+
+__all__ = ["Choice", "Item", "Kind", "Plan", "make_plan", "require_known"]
+
+Kind = Literal["pretrain", "transfer", "evaluate"]
+"""Pretrain on a source; transfer to its labels and score it; score a target."""
+
+FEW_LABELS = ("small", "medium")
+"""Label settings whose fine-tuning fills no GPU."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One run of a plan, or the scoring of one target by one."""
+
+    name: str
+    """Unique and readable: ``ptb-xl/clean/mae/seed-0/pretrain``, ``…/linear``,
+    ``…/linear/georgia``."""
+    kind: Kind
+    modality: str
+    source: str
+    """Dataset that the model is trained on."""
+    dataset: str
+    """Dataset that is read: the target of an evaluation, else the source."""
+    policy: str
+    technique: str
+    setting: str
+    """``pretrain`` or the transfer setting as tables name it."""
+    seed: int
+    catalog: Path | None
+    """Catalog of ``dataset``; None in a plan from cards alone."""
+    settings: Settings
+    """Of this very run."""
+    after: str | None
+    """Name of the item whose run this one starts from: a transfer's pretraining, an evaluation's
+    transfer."""
+    cpus: float
+    """CPUs that it keeps busy."""
+    gpus: float
+    """GPUs, or the share of one, that it keeps busy; 0 on a CPU."""
+    seconds: float
+    """Estimated time."""
+    disk_bytes: int
+    """Estimated size of what stays when it is done."""
+    peak_bytes: int = 0
+    """Estimated size of what it needs beside that while it runs: its checkpoints."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run, what was left out, and what the estimates rest on."""
+
+    items: tuple[Item, ...]
+    """Each after the one that it starts from."""
+    basis: str
+    """What the estimated times rest on, in words."""
+    notes: tuple[str, ...] = ()
+    """What was left out and why."""
+
+
+def make_plan(
+    choice: Choice,
+    store: Path | None = None,
+    *,
+    device: str | None = None,
+    tflops: float | None = None,
+    measure: bool | None = None,
+) -> Plan:
+    """Everything that a choice asks for, with estimates of time and disk.
+
+    Args:
+        choice: What is chosen. Without catalogs the plan is for the paper's datasets as their
+            cards state them; it shows what there is to do and cannot be run.
+        store: Folder of all runs, whose measured speeds are used; it need not be there.
+        device: ``cpu`` or ``cuda``, what there is where the plan will run; None takes what this
+            machine has. The settings' own choice comes first.
+        tflops: Sustained TFLOP/s of one device, for another machine than the store's.
+        measure: Measure this machine for a few seconds; None does so where nothing else is known.
+
+    Raises:
+        BenchmdError: A name does not exist, a catalog or the settings cannot be used, or nothing
+            is left to run.
+    """
+    require_known(choice)
+    found = chosen_datasets(choice)
+    notes = [*found.notes]
+    drafts = _drafts(choice, found.datasets, notes)
+    if not drafts:
+        raise BenchmdError(
+            "nothing is left to run of what was chosen: " + " ".join(notes or ["no technique."])
+        )
+    kind = _device(drafts[0].settings, device)
+    estimator = _estimator(drafts, found.datasets, store, kind, tflops, measure)
+    items = tuple(_item(draft, estimator, kind == "cuda") for draft in drafts)
+    return Plan(items, estimator.basis(), tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """An item without its estimates."""
+
+    name: str
+    kind: Kind
+    technique: str
+    setting: str
+    settings: Settings
+    source: Dataset
+    target: Dataset | None = None
+    after: str | None = None
+
+    @property
+    def stage(self) -> Stage:
+        if self.kind == "transfer":
+            return self.settings.transfer.mode
+        if self.kind == "pretrain" and technique_named(self.technique).method is None:
+            return "export"
+        return self.kind
+
+    @property
+    def work(self) -> Work:
+        return work_of(self.stage, self.technique, self.settings, self.source, self.target)
+
+
+def _drafts(choice: Choice, found: Sequence[Dataset], notes: list[str]) -> list[_Draft]:
+    """All items, dependencies first: source by source, seed by seed, technique by technique."""
+    drafts: list[_Draft] = []
+    unfit: dict[str, list[str]] = {}
+    names = tuple(dict.fromkeys(choice.techniques)) or ALL_TECHNIQUES
+    for source in (d for d in found if d.role == "source"):
+        targets = [
+            d
+            for d in found
+            if (d.role, d.modality, d.policy) == ("target", source.modality, source.policy)
+        ]
+        if not targets:
+            notes.append(f"{source.name}: no catalog of a target, so only its own splits count.")
+        fitting = {}
+        for name in names:
+            settings, reason = technique_settings(choice, source.modality, name)
+            if reason is None:
+                fitting[name] = settings
+            else:
+                unfit.setdefault(f"{name}: left out, {reason}", []).append(source.modality)
+        drafts += _drafts_of_source(choice, source, targets, fitting)
+    told = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
+    notes += [f"{why} ({where})." for why, where in told.items()]
+    used = {draft.technique for draft in drafts}
+    if choice.weights is None and any(TECHNIQUES[n].imagenet for n in used & TECHNIQUES.keys()):
+        notes.append(
+            "ImageNet weights are downloaded when they are needed; without a network name their "
+            "file with --weights."
+        )
+    return drafts
+
+
+def _drafts_of_source(
+    choice: Choice,
+    source: Dataset,
+    targets: Sequence[Dataset],
+    techniques: Mapping[str, Settings],
+) -> Iterator[_Draft]:
+    exported: dict[str, str] = {}
+    for seed in dict.fromkeys(choice.seeds):
+        for technique, settings in techniques.items():
+            name = f"{source.name}/{source.policy}/{technique}/seed-{seed}"
+            seeded = replace(settings, seed=seed)
+            upstream = exported.get(technique)
+            if technique != SCRATCH and upstream is None:
+                upstream = f"{name}/pretrain"
+                yield _Draft(upstream, "pretrain", technique, "pretrain", seeded, source)
+                if technique_named(technique).method is None:  # one for all seeds: nothing is drawn
+                    exported[technique] = upstream
+            for setting in dict.fromkeys(choice.settings or PROTOCOL):
+                own = with_setting(seeded, setting)
+                draft = _Draft(
+                    f"{name}/{setting}", "transfer", technique, setting, own, source, None, upstream
+                )
+                yield draft
+                for target in targets:
+                    yield replace(
+                        draft,
+                        name=f"{draft.name}/{target.name}",
+                        kind="evaluate",
+                        target=target,
+                        after=draft.name,
+                    )
+
+
+def _device(settings: Settings, there: str | None) -> str:
+    """Kind of device that the settings choose, or else that there is."""
+    chosen = settings.execution.device
+    return (there or own_device()) if chosen == "auto" else chosen
+
+
+def own_device() -> str:
+    """Kind of device of this machine."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _estimator(
+    drafts: Sequence[_Draft],
+    known: Sequence[Dataset],
+    store: Path | None,
+    device: str,
+    tflops: float | None,
+    measure: bool | None,
+) -> Estimator:
+    """What estimates times on a kind of device.
+
+    Raises:
+        BenchmdError: The stated speed is not above 0.
+    """
+    if tflops is not None and not 0 < tflops < float("inf"):
+        raise BenchmdError(f"--tflops is {tflops:g}, expected a number above 0.")
+    measured = () if store is None or measure else tuple(measured_runs(store, known))
+    estimator = Estimator(device, measured, tflops=tflops)
+    wanted = measure or (measure is None and estimator.empty and device == own_device())
+    if not wanted or tflops is not None:
+        return estimator
+    largest = max(drafts, key=lambda draft: draft.work.units * draft.work.unit_flops)
+    spot = measure_here(largest.source.modality, largest.settings, device)
+    return replace(estimator, spot=spot)
+
+
+def _item(draft: _Draft, estimator: Estimator, on_gpu: bool) -> Item:
+    cpus, gpus = _needed(draft, on_gpu)
+    disk = disk_of(draft.stage, draft.technique, draft.settings, draft.source, draft.target)
+    read = draft.target or draft.source
+    return Item(
+        name=draft.name,
+        kind=draft.kind,
+        modality=draft.source.modality,
+        source=draft.source.name,
+        dataset=read.name,
+        policy=draft.source.policy,
+        technique=draft.technique,
+        setting=draft.setting,
+        seed=draft.settings.seed,
+        catalog=read.catalog,
+        settings=draft.settings,
+        after=draft.after,
+        cpus=cpus,
+        gpus=gpus,
+        seconds=estimator.seconds(draft.work, min(gpus, 1.0) or 1.0),
+        disk_bytes=disk.kept,
+        peak_bytes=disk.working,
+    )
+
+
+def _needed(draft: _Draft, on_gpu: bool) -> tuple[float, float]:
+    """CPUs and GPUs of an item."""
+    execution, few = draft.settings.execution, draft.settings.transfer.labels in FEW_LABELS
+    small = draft.stage in ("linear", "evaluate") or (draft.stage == "finetune" and few)
+    workers = 1 if draft.stage in ("linear", "evaluate", "export") else execution.workers
+    cpus = workers * execution.cpus_per_worker
+    if not on_gpu or draft.stage == "export":
+        return float(cpus), 0.0
+    return float(cpus), execution.gpu_share if small and workers == 1 else float(workers)

@@ -1,0 +1,114 @@
+"""Execute a plan on Ray: several items at a time, each once, whatever happens on the way.
+
+All that lasts is in the store: the same plan, executed again, goes on from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmd_ray.cluster import connected, embedded, own_cpus
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.progress import SilentBoard, board
+from benchmd_ray.service.capacity import need_of, placed
+from benchmd_ray.service.execution import Execution
+from benchmd_ray.service.keeping import release_rest
+from benchmd_ray.service.outcome import Observer, Observers, Outcome
+from benchmd_ray.service.plan import Plan
+from benchmd_ray.service.status import find_runs
+from benchmd_ray.service.stopping import stopping
+
+
+def run_plan(
+    plan: Plan,
+    store: Path,
+    *,
+    say: Callable[[str], None],
+    address: str | None = None,
+    weights: Path | None = None,
+    cpus: int | None = None,
+    observers: Sequence[Observer] = (),
+    quiet: bool = False,
+) -> Outcome:
+    """Execute what is missing of a plan. What fails is in the outcome; the rest goes on.
+
+    Args:
+        plan: What is to be done; all its items have catalogs.
+        store: Folder of all runs; on a cluster, one that all nodes see.
+        say: Takes a line for the user where something unusual happens.
+        address: Ray cluster to work on; None works embedded.
+        weights: File of ImageNet weights; None downloads them.
+        cpus: CPUs to keep busy at once, but by an item alone that needs more; None takes all that
+            the machine or the cluster has.
+        observers: Are told what happens.
+        quiet: Show no progress.
+
+    Raises:
+        Stopped: A signal asked to stop. All tasks have been ended; the same call goes on.
+        BenchmdError: The plan has items without catalogs or without what they come after, or Ray
+            cannot be reached.
+    """
+    _require_executable(plan)
+    store, told = store.resolve(), Observers(observers)
+    try:
+        if embedded(address) and (outcome := _nothing_to_do(plan, store, weights)):
+            _release_rest(plan, store, outcome, say)
+            return outcome  # without the seconds that starting Ray takes
+        logical = _logical_cpus(plan, cpus, address)
+        if embedded(address):  # it may offer more CPUs than there are, for the largest item
+            cpus = cpus or own_cpus()
+        with connected(address, cpus=logical), stopping() as stop:
+            shown = SilentBoard() if quiet else board(len(plan.items), "runs")
+            execution = Execution(
+                plan, store, weights=weights, cpus=cpus, say=say, told=told, shown=shown
+            )
+            outcome = execution.run(stop)
+            _release_rest(plan, store, outcome, say)
+            return outcome
+    finally:
+        told.closed()
+
+
+def _release_rest(plan: Plan, store: Path, outcome: Outcome, say: Callable[[str], None]) -> None:
+    """Free what need not stay of what was done before, too."""
+    try:
+        release_rest(plan.items, outcome.folders, store)
+    except (BenchmdError, OSError) as error:
+        say(f"nothing was freed: {error}")
+
+
+def _nothing_to_do(plan: Plan, store: Path, weights: Path | None) -> Outcome | None:
+    """The outcome where everything is done, on this machine's device."""
+    gpu = torch.cuda.is_available()
+    items = [placed(item, gpu=gpu) for item in plan.items]
+    folders = {}
+    for name, found in find_runs(items, store, gpu=gpu, weights=weights).items():
+        if found is None or not found.done:
+            return None
+        folders[name] = found.run.folder
+    return Outcome(folders, before=tuple(folders))
+
+
+def _require_executable(plan: Plan) -> None:
+    names = {item.name for item in plan.items}
+    for item in plan.items:
+        if item.after is not None and item.after not in names:
+            raise BenchmdError(f"{item.name} comes after {item.after}, which is not in the plan.")
+    missing = sorted({item.dataset for item in plan.items if item.catalog is None})
+    if missing:
+        raise BenchmdError(
+            f"the plan was made from cards, without catalogs of {', '.join(missing)}: build them "
+            "with `benchmd catalog build` and name them with --catalog."
+        )
+
+
+def _logical_cpus(plan: Plan, cpus: int | None, address: str | None) -> int:
+    """CPUs that Ray must offer: an embedded one has as many as the largest item needs."""
+    if not embedded(address):
+        return 1
+    needs = [] if cpus else [need_of(placed(item, gpu=False)) for item in plan.items]
+    return max([cpus or own_cpus(), *(math.ceil(need.cpus) + need.spare for need in needs)])

@@ -1,0 +1,192 @@
+"""How long a plan takes on given resources: list scheduling, simulated."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.service.live import longest_first
+from benchmd_ray.service.plan import Item
+
+ROUNDING = 1e-9
+"""Shares of a GPU do not add up to exactly one."""
+LATE_SHARE = 0.05
+"""Of a run that has worked longer than estimated, this share of the estimate is still expected."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What may be used at once."""
+
+    cpus: float
+    gpus: float = 0.0
+
+    def holds(self, item: Item) -> bool:
+        """Whether an item fits in."""
+        return item.cpus <= self.cpus + ROUNDING and item.gpus <= self.gpus + ROUNDING
+
+    def without(self, item: Item) -> Resources:
+        """What an item leaves."""
+        return Resources(self.cpus - item.cpus, self.gpus - item.gpus)
+
+    def along(self, item: Item) -> Resources:
+        """What there is when an item ends."""
+        return Resources(self.cpus + item.cpus, self.gpus + item.gpus)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When each item of a plan would start and end, in seconds from now."""
+
+    times: Mapping[str, tuple[float, float]]
+    """Start and end by the item's name."""
+    peak_bytes: int
+    """Most bytes on disk at one time."""
+
+    @property
+    def seconds(self) -> float:
+        """When the last item ends."""
+        return max((end for _, end in self.times.values()), default=0.0)
+
+
+def simulate(
+    items: Sequence[Item],
+    resources: Resources,
+    done: Collection[str] = frozenset(),
+    first: Collection[str] = (),
+) -> Schedule:
+    """Start each item as soon as its run before is done and it fits in.
+
+    Of those that could start, the one with the longest chain of items behind it comes first, as
+    when the plan is executed.
+
+    Args:
+        items: Each after the one that it starts from.
+        resources: CPUs and GPUs.
+        done: Names of items that are done already.
+        first: Names of items that start before all others: they run already.
+
+    Raises:
+        BenchmdError: An item needs more than all resources.
+    """
+    waiting = longest_first([item for item in items if item.name not in done])
+    for item in waiting:
+        require_fitting(item, resources)
+    ready = _Ready(sorted(waiting, key=lambda item: item.name not in first))
+    running: list[tuple[float, int, Item]] = []
+    times: dict[str, tuple[float, float]] = {}
+    now, kept, held, peak, free = 0.0, 0, 0, 0, resources
+    while True:
+        while (next_one := ready.take(free)) is not None:
+            free, end = free.without(next_one), now + next_one.seconds
+            held, times[next_one.name] = held + _bytes(next_one), (now, end)
+            heapq.heappush(running, (end, len(times), next_one))
+        peak = max(peak, kept + held)
+        if not running:
+            return Schedule(times, peak)
+        now, _, ended = heapq.heappop(running)
+        free, kept = free.along(ended), kept + ended.disk_bytes
+        held -= _bytes(ended)
+        ready.release(ended.name)
+
+
+def _bytes(item: Item) -> int:
+    """What an item has on the disk while it runs, at most."""
+    return item.disk_bytes + item.peak_bytes
+
+
+class _Ready:
+    """Items that could start, first in order first; one queue for each amount of resources."""
+
+    def __init__(self, waiting: Sequence[Item]) -> None:
+        names = {item.name for item in waiting}
+        self._behind: dict[str, list[tuple[int, Item]]] = defaultdict(list)
+        self._queues: dict[tuple[float, float], list[tuple[int, Item]]] = defaultdict(list)
+        for rank, item in enumerate(waiting):
+            if item.after in names and item.after is not None:
+                self._behind[item.after].append((rank, item))
+            else:
+                self._put(rank, item)
+
+    def _put(self, rank: int, item: Item) -> None:
+        heapq.heappush(self._queues[item.cpus, item.gpus], (rank, item))
+
+    def release(self, name: str) -> None:
+        """The items behind one that is done can start."""
+        for rank, item in self._behind.pop(name, []):
+            self._put(rank, item)
+
+    def take(self, free: Resources) -> Item | None:
+        """The first that fits into what is free."""
+        fitting = [queue for queue in self._queues.values() if queue and free.holds(queue[0][1])]
+        if not fitting:
+            return None
+        return heapq.heappop(min(fitting, key=lambda queue: queue[0][0]))[1]
+
+
+def require_fitting(item: Item, resources: Resources) -> None:
+    """Refuse an item that can never start.
+
+    Raises:
+        BenchmdError: It needs more CPUs or GPUs than there are.
+    """
+    for name, needed, held in (
+        ("CPUs", item.cpus, resources.cpus),
+        ("GPUs", item.gpus, resources.gpus),
+    ):
+        if needed > held + ROUNDING:
+            raise BenchmdError(
+                f"{item.name} needs {needed:g} {name} at once and there are {held:g}: take fewer "
+                "workers (execution.workers, execution.cpus_per_worker), or a larger cluster."
+            )
+
+
+def time_left(
+    waiting: Sequence[Item],
+    running: Mapping[str, float],
+    resources: Resources,
+    *,
+    items: Iterable[Item] = (),
+    pace: float = 1.0,
+) -> float:
+    """Seconds until all is done.
+
+    Args:
+        waiting: Items that have not started, each after the one that it starts from; an item whose
+            run before is neither waiting nor running can start at once.
+        running: Seconds that each running item still needs, by name; see `seconds_needed`.
+        resources: CPUs and GPUs, those of the running items among them.
+        items: The running items themselves, for what they hold.
+        pace: Seconds that an estimated second has taken so far; see `pace_of`.
+
+    Raises:
+        BenchmdError: An item needs more than all resources.
+    """
+    now = [replace(i, seconds=running[i.name], after=None) for i in items if i.name in running]
+    later = [replace(item, seconds=item.seconds * pace) for item in waiting]
+    return simulate([*now, *later], resources, first=tuple(running)).seconds
+
+
+def seconds_needed(item: Item, worked: float, share: float = 0.0, pace: float = 1.0) -> float:
+    """Seconds that a running item still needs.
+
+    Args:
+        item: The item.
+        worked: Seconds that it has worked.
+        share: Share of its work that it did in them, as far as it reports; 0 where it does not.
+        pace: As in `time_left`.
+    """
+    if share > 0:
+        return worked * (1 - min(share, 1.0)) / share
+    expected = item.seconds * pace
+    return max(expected - worked, LATE_SHARE * expected)
+
+
+def pace_of(pairs: Iterable[tuple[float, float]]) -> float:
+    """Seconds that an estimated second has taken: (estimated, real) of finished items; else 1."""
+    known = [(estimated, real) for estimated, real in pairs if estimated > 0]
+    expected = sum(pair[0] for pair in known)
+    return sum(pair[1] for pair in known) / expected if expected else 1.0

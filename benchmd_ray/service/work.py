@@ -1,0 +1,88 @@
+"""One item of a plan, as a Ray task executes it."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmd_ray.errors import BenchmdError, Busy, Transient
+from benchmd_ray.files import remove
+from benchmd_ray.results.mirror import store_folder
+from benchmd_ray.results.store import read_run
+from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.service.plan import Item
+from benchmd_ray.service.stopping import interruptible
+from benchmd_ray.ssl import technique_named
+
+FAILURE = "failure.txt"
+"""In a run's folder: where in the program its last try failed."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """How the work on an item ended."""
+
+    run: str | None = None
+    """Name of the finished run's folder in the store."""
+    error: str = ""
+    """Why it failed; empty when it did not."""
+    busy: bool = False
+    """Another process works on it: nothing is wrong, look again."""
+    again: bool = False
+    """Whether another try may mend the error."""
+
+
+def execute_item(
+    item: Item, store: str, upstream: str | None, name: str | None, weights: Path | None
+) -> Report:
+    """Execute an item in this process; whatever goes wrong is reported, not raised.
+
+    Args:
+        item: What to do; its settings name device and precision.
+        store: The store of all runs, as commands name it: on S3, each machine has its own mirror.
+        upstream: Name of the folder of the run that it comes after.
+        name: That of its own run, if it is known; the folder takes `FAILURE`.
+        weights: File of ImageNet weights; None downloads them.
+    """
+    folder = store_folder(store)
+    torch.set_num_threads(max(1, int(item.cpus)))  # a process serves many items
+    try:
+        with interruptible():
+            done = _run(item, folder, upstream, weights)
+    except Busy as error:
+        return Report(error=str(error), busy=True)
+    except Transient as error:
+        return Report(error=str(error), again=True)
+    except BenchmdError as error:
+        return Report(error=str(error))
+    except Exception as error:
+        if name is not None and (folder / name).is_dir():
+            (folder / name / FAILURE).write_text(traceback.format_exc(), "utf-8")
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        return Report(error=f"{type(error).__name__}: {first}", again=True)
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    remove(done / FAILURE)
+    return Report(done.name)
+
+
+def _run(item: Item, store: Path, upstream: str | None, weights: Path | None) -> Path:
+    """Folder of the run that the item made or found."""
+    assert item.catalog is not None  # `run_plan` refuses such items
+    if item.kind == "pretrain":
+        start = weights if technique_named(item.technique).imagenet else None
+        run = pretrain_run(
+            item.technique, item.catalog, store, item.settings, weights=start, within=True
+        )
+        return run.folder
+    if item.kind == "transfer":
+        before = None if upstream is None else store / upstream
+        return transfer_run(item.catalog, store, item.settings, upstream=before, within=True).folder
+    assert upstream is not None  # an evaluation always comes after a transfer
+    run = read_run(store / upstream)
+    evaluate_run(run, item.catalog, item.settings, within=True)
+    return run.folder

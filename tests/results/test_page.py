@@ -1,0 +1,423 @@
+import base64
+import hashlib
+import json
+import math
+import socket
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from analysis_frames import invented, made
+
+from benchmd_ray.evaluation.metrics import METRICS
+from benchmd_ray.results import page_sections as sections
+from benchmd_ray.results.analysis import Analysis
+from benchmd_ray.results.canvas import new_figure, styled
+from benchmd_ray.results.figures_parts import Titled
+from benchmd_ray.results.frames import FRAMES, PLACE, frame
+from benchmd_ray.results.page import page, write_page
+from benchmd_ray.results.page_findings import facts, findings
+from benchmd_ray.results.page_tables import FIRST, Column, Table, constant, html, shown, text_of
+
+EVIL = "</script><script>window.hacked=1</script><img src=x onerror=hacked=1>\"'&amp;"
+VOID = {"meta", "img", "input", "br"}
+
+
+class Parsed(HTMLParser):
+    """Elements, attributes and texts of a page; raises where elements do not nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.open, self.texts = [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append((tag, len(self.texts)))
+
+    def handle_endtag(self, tag):
+        name, start = self.open.pop()
+        assert name == tag, f"<{name}> is ended by </{tag}>"
+        if tag in ("style", "script", "tbody", "title"):
+            self.found.append((f"/{tag}", "".join(self.texts[start:])))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def of(self, tag):
+        return [attrs for name, attrs in self.found if name == tag]
+
+    @property
+    def text(self):
+        return "\n".join(self.texts)
+
+
+def drawn(count=2, section="Results", title="What it shows", caption="What the marks are."):
+    figures = []
+    with styled():
+        for number in range(count):
+            figure = new_figure(title, 2.0, width=4.0)
+            axes = figure.add_subplot()
+            axes.plot([0, 1], [0, number], clip_on=True)
+            axes.bar([0], [1], hatch="//")
+            figures.append(Titled(f"figure-{number}", section, title, caption, figure))
+    return figures
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return invented(("ecg", "cxr"), settings=("linear", "finetune-full"))
+
+
+@pytest.fixture(scope="module")
+def parsed(analysis):
+    return Parsed(page(analysis, drawn()))
+
+
+def data_of(parsed):
+    """Data of all tables."""
+    return [json.loads(text) for text in parsed.of("/script")[:-1]]
+
+
+def renamed(analysis, column, old, new):
+    """An analysis with a value of a column replaced in all frames."""
+    changed = {}
+    for name in FRAMES:
+        held = getattr(analysis, name)
+        if column in held:
+            changed[name] = held.assign(**{column: held[column].replace(old, new)})
+    return replace(analysis, **changed)
+
+
+def test_the_page_is_one_file_written_whole(tmp_path, analysis):
+    path = write_page(analysis, drawn(), tmp_path / "report")
+    assert path == tmp_path / "report" / "report.html"
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+    assert path.read_text("utf-8") == page(analysis, drawn())
+
+
+def test_a_failed_writing_keeps_the_page_of_before(tmp_path, analysis):
+    path = write_page(analysis, [], tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(AttributeError):
+        write_page(analysis, [object()], tmp_path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_same_analysis_gives_the_same_bytes(analysis):
+    assert page(analysis, drawn()) == page(analysis, drawn())
+
+
+def test_nothing_is_fetched(parsed):
+    tags = {tag for tag, _ in parsed.found}
+    assert not tags & {"link", "iframe", "object", "embed", "base", "video", "audio", "source"}
+    attributes = [(k, v) for _, a in parsed.found if isinstance(a, dict) for k, v in a.items()]
+    sources = [v for k, v in attributes if k in ("src", "srcset", "data", "poster", "action")]
+    assert sources
+    assert all(v.startswith("data:image/svg+xml,") for v in sources)
+    assert all(v.startswith("#") for k, v in attributes if k == "href")
+    assert not [k for k, _ in attributes if k.startswith("on") or k == "style"]
+    (style,) = parsed.of("/style")
+    assert "url(" not in style
+    assert "@import" not in style
+    script = parsed.of("/script")[-1]
+    assert not [w for w in ("fetch(", "XMLHttp", "import(", "innerHTML", "eval(") if w in script]
+
+
+def test_the_policy_allows_this_style_and_this_script_alone(parsed):
+    (policy,) = [a["content"] for a in parsed.of("meta") if "http-equiv" in a]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for kind, text in (("style", parsed.of("/style")[0]), ("script", parsed.of("/script")[-1])):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+
+
+def test_links_lead_somewhere_and_ids_are_unique(parsed):
+    ids = [a["id"] for _, a in parsed.found if isinstance(a, dict) and "id" in a]
+    assert len(ids) == len(set(ids))
+    targets = [a["href"][1:] for a in parsed.of("a")]
+    targets += [a["aria-labelledby"] for _, a in parsed.found if "aria-labelledby" in a]
+    assert set(targets) <= set(ids)
+
+
+def test_landmarks_language_and_captions(parsed):
+    assert parsed.of("html") == [{"lang": "en"}]
+    assert len(parsed.of("main")) == len(parsed.of("h1")) == len(parsed.of("nav")) == 1
+    assert len(parsed.of("caption")) == len(parsed.of("table"))
+    assert all(a["alt"] for a in parsed.of("img"))
+    assert {a.get("scope") for a in parsed.of("th")} == {"col"}
+    assert len(parsed.of("label")) == len(parsed.of("input")) + len(parsed.of("select"))
+
+
+def test_sections_come_in_the_order_of_reading(parsed):
+    assert [a["id"] for a in parsed.of("section")] == [
+        *("summary", "notes", "results", "metrics", "gaps", "changes", "pairs", "ranking"),
+        *("subgroups", "figures-1", "ran", "methods"),
+    ]
+
+
+@pytest.mark.parametrize("column", ["dataset", "technique", "setting", "group", "class"])
+def test_names_are_shown_and_never_run(column, analysis):
+    frames = [getattr(analysis, name) for name in FRAMES]
+    old = next(held[column].iloc[-1] for held in frames if column in held and len(held))
+    parsed = Parsed(page(renamed(analysis, column, old, EVIL), []))
+    assert len(parsed.of("script")) == len(Parsed(page(analysis, [])).of("script"))
+    assert not parsed.of("img")
+    columns = [column for data in data_of(parsed) for column in data["columns"]]
+    assert any(level.startswith(EVIL) for c in columns for level in c.get("levels", ()))
+    assert EVIL in parsed.text
+
+
+def test_title_notes_and_captions_are_escaped(analysis):
+    evil = replace(analysis, notes=[EVIL])
+    figures = drawn(1, section=EVIL, title="a", caption=EVIL)
+    figures = [replace(figures[0], title=EVIL, name=EVIL)]
+    parsed = Parsed(page(evil, figures, title=EVIL))
+    assert len(parsed.of("img")) == 1
+    assert "hacked" not in "".join(parsed.of("/script"))
+    assert parsed.of("img")[0]["alt"] == EVIL
+    assert (
+        parsed.text.count("window.hacked=1") == 7
+    )  # title, h1, contents, section, note, 2 × caption
+
+
+def test_an_empty_analysis_says_so():
+    text = page(Analysis(), [])
+    parsed = Parsed(text)
+    assert not parsed.of("table")
+    for said in ("No result.", "No two techniques were scored", "No run.", "scored both on its"):
+        assert said in parsed.text
+
+
+def test_frames_that_are_empty_one_by_one_leave_the_others(analysis):
+    for name in FRAMES:
+        text = page(replace(analysis, **{name: frame(name, ())}), [])
+        assert Parsed(text).of("section")
+
+
+def test_no_path_user_or_host_is_told(report_store, report_analysis):
+    told = replace(report_analysis, notes=[f"left out {report_store}/runs/transfer-1: not read"])
+    text = page(told, drawn())
+    assert "left out transfer-1: not read" in "".join(Parsed(text).texts)
+    for secret in (str(report_store), str(Path.home()) + "/", socket.gethostname()):
+        assert secret not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/home/ada/runs/transfer-1", "transfer-1"),
+        ("see ~/runs/a.json now", "see a.json now"),
+        (r"C:\Users\ada\runs\b", "b"),
+        ("file:///home/ada/x.parquet", "x.parquet"),
+        ("'/scratch/ada/x' is missing", "'x' is missing"),
+        ("atrial fibrillation/flutter", "atrial fibrillation/flutter"),
+        ("a / b / c, 3/4", "a / b / c, 3/4"),
+        ("https://example.org/a/b", "https://example.org/a/b"),
+        (math.nan, "–"),
+        (None, "–"),
+    ],
+)
+def test_texts_leave_their_machine(text, expected):
+    assert text_of(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        (0.87349, "number", "0.873"),
+        (-0.0001, "number", "0.000"),
+        (-0.0315, "signed", "−0.032"),
+        (0.0315, "signed", "+0.032"),
+        (0.0, "signed", "0.000"),
+        (12345, "integer", "12,345"),
+        (np.int64(7), "integer", "7"),
+        (0.0004, "p", "<0.001"),
+        (0.0016, "p", "0.002"),
+        (1.0, "p", "1.000"),
+        (math.nan, "number", "–"),
+        (math.inf, "number", "–"),
+        (None, "number", "–"),
+    ],
+)
+def test_numbers_as_readers_see_them(value, kind, expected):
+    assert shown(value, kind) == expected
+
+
+def test_the_first_rows_stand_in_the_html():
+    values = np.random.default_rng(0).uniform(size=3 * FIRST)
+    parsed = Parsed(html(Table("t", "Many.", (Column("a", list(values), "number"),))))
+    (body,) = parsed.of("/tbody")
+    assert body == "".join(f"{value:.3f}" for value in values[:FIRST])
+    assert f"The first {FIRST} of {3 * FIRST} rows" in parsed.text
+    (data,) = [json.loads(text) for text in parsed.of("/script")]
+    assert data["columns"][0]["values"] == [round(value, 3) for value in values]
+
+
+def test_a_chosen_text_chooses_the_first_rows():
+    metric = Column("metric", ["b", "a", "b"], filtered=True, required=True, chosen="b")
+    text = html(Table("t", "Some.", (metric, Column("v", [1, 2, 3], "integer"))))
+    parsed = Parsed(text)
+    assert parsed.of("/tbody") == ["13"]
+    assert "2 of 3 rows: metric b" in parsed.text
+    assert [a for a in parsed.of("option") if "selected" in a] == [{"value": "1", "selected": None}]
+
+
+def test_intervals_that_leave_out_zero_are_marked():
+    changes = Column(
+        "c", [0.2, -0.2, 0.1, math.nan], "change",
+        low=[0.1, -0.3, -0.1, math.nan], high=[0.3, -0.1, 0.3, math.nan],
+    )  # fmt: skip
+    parsed = Parsed(html(Table("t", "Some.", (changes,))))
+    assert [a["class"] for a in parsed.of("td")] == ["n up", "n down", "n", "n"]
+    assert parsed.of("/tbody")[0].endswith("+0.100 [−0.100, +0.300]–")
+
+
+def test_columns_of_one_text_are_said_once():
+    kept, said = constant(
+        (Column("policy", ["clean"] * 2), Column("dataset", ["a", "b"]), Column("n", [1, 1], "p"))
+    )
+    assert [column.title for column in kept] == ["dataset", "n"]
+    assert said == " In all rows: policy clean."
+
+
+def test_texts_sort_in_the_order_of_the_benchmark(parsed):
+    results = data_of(parsed)[0]
+    levels = {c["title"]: c["levels"] for c in results["columns"] if "levels" in c}
+    assert levels["technique"] == ["scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae"]
+    assert levels["setting"] == ["linear", "finetune-full"]
+
+
+def test_the_results_table_holds_the_frame(analysis):
+    table = sections.results(analysis.scores)
+    columns = {column.title: column for column in table.columns}
+    rows = analysis.scores.query("metric == 'auroc' and `class` == 'mean'")
+    np.testing.assert_array_equal(columns["AUROC [95 %]"].values, rows["value"])
+    np.testing.assert_array_equal(columns["AUROC [95 %]"].low, rows["low"])
+    np.testing.assert_array_equal(columns["AUROC [95 %]"].high, rows["high"])
+    np.testing.assert_array_equal(columns["paper"].values, rows["paper"])
+    difference = np.array(columns["ours − paper"].values)
+    np.testing.assert_array_equal(difference, (rows["value"] - rows["paper"]).to_numpy())
+    assert columns["dataset"].values[0] == "ptb-xl (validation)"
+
+
+def test_all_metrics_are_one_table_with_a_chooser(report_analysis):
+    table = sections.metrics(report_analysis.scores)
+    (metric,) = [column for column in table.columns if column.title == "metric"]
+    assert metric.required
+    assert metric.chosen == "AUPRC ↑"
+    assert set(metric.values) == {
+        f"{m.title} {'↑' if m.higher_is_better else '↓'}" for m in METRICS.values()
+    }
+    assert table.rows == len(report_analysis.scores)
+
+
+def test_every_column_of_the_tables_is_found_in_the_frames(report_analysis):
+    assert all(
+        table is not None and table.rows
+        for table in (
+            sections.results(report_analysis.scores),
+            sections.metrics(report_analysis.scores),
+            *(
+                getattr(sections, name)(getattr(report_analysis, name))
+                for name in ("gaps", "changes", "pairs", "ranking", "subgroups", "ran")
+            ),
+        )
+    )
+
+
+def told(analysis):
+    return {topic: " ".join(sentences) for topic, sentences in findings(analysis)}
+
+
+def test_findings_on_changes_are_counted_from_the_frame(analysis):
+    changes, text = analysis.changes, told(analysis)["Against scratch"]
+    up, down = (changes["low"] > 0).sum(), (changes["high"] < 0).sum()
+    assert f"of {len(changes)} differences {up} are above zero" in text
+    assert f"{down} below, {len(changes) - up - down} cannot" in text
+    best = changes.sort_values("value").iloc[-1]
+    assert f"The largest gain: +{best['value']:.3f} [" in text
+    assert best["technique"] in text
+
+
+def test_no_gain_is_told_where_there_is_none(analysis):
+    changes = analysis.changes.assign(value=-0.1, low=-0.2, high=-0.05)
+    text = told(replace(analysis, changes=changes))["Against scratch"]
+    assert "largest gain" not in text
+    assert "The largest loss: −0.100 [−0.200, −0.050]" in text
+
+
+def test_findings_on_targets_count_who_is_first_among_those_on_the_same_rows(analysis):
+    ranking = analysis.ranking[analysis.ranking["role"] == "target"]
+    first = ranking[ranking["rank"] == 1]["technique"].value_counts()
+    text = told(analysis)["On targets"]
+    assert f"highest AUROC in {len(ranking.groupby(list(PLACE)))} comparisons" in text
+    for name, count in first.items():
+        assert f"{name} {count}" in text
+
+
+def test_findings_on_gaps_paper_and_pairs(analysis):
+    text = told(analysis)
+    gap = np.median(analysis.gaps["gap"])
+    assert f"falls by {gap:.3f} in the median of {len(analysis.gaps)} results" in text[
+        "Shift to targets"
+    ].replace("−", "-")
+    held = analysis.scores[analysis.scores["paper"].notna()]
+    inside = [low <= p <= high for low, p, high in held[["low", "paper", "high"]].to_numpy()]
+    assert f"{len(held)} results stand beside" in text["The paper"]
+    assert f"interval of {sum(inside)} holds it" in text["The paper"]
+    clear = sum(p < 0.05 for p in analysis.pairs["p_holm"])
+    assert text["Pairs of techniques"].startswith(f"{clear} of {len(analysis.pairs)} differences")
+
+
+def test_the_best_result_is_the_highest_on_the_validation_split(analysis):
+    scores = analysis.scores
+    own = scores[
+        (scores["metric"] == "auroc") & (scores["class"] == "mean") & (scores["role"] == "source")
+    ]
+    text = told(analysis)["Best results"]
+    for source in ("ptb-xl", "mimic-cxr"):
+        best = own[own["source"] == source].sort_values("value").iloc[-1]
+        numbers = f"{best['value']:.3f} [{best['low']:.3f}, {best['high']:.3f}]"
+        assert f"AUROC {numbers} by {best['technique']}, {best['setting']}" in text
+
+
+def test_shuffled_labels_are_told_apart(analysis):
+    shuffled = analysis.scores.query("setting == 'linear'").assign(
+        protocol="shuffled", value=0.999, low=0.99, high=1.0, paper=math.nan
+    )
+    text = told(replace(analysis, scores=pd.concat([analysis.scores, shuffled])))
+    assert "0.999" in text["Check"]
+    assert "0.999" not in text["Best results"]
+    assert text["Best results"] == told(analysis)["Best results"]
+    assert "Check" not in told(analysis)
+
+
+def test_one_seed_is_said_to_be_one():
+    text = told(invented(("ecg",), settings=("linear",), seeds=1))
+    assert "of one seed" in text["Seeds"]
+
+
+def test_nothing_compared_is_said():
+    scores = invented(("ecg",), techniques=("mae",), settings=("linear",)).scores
+    text = told(made(scores=scores))
+    assert "Nothing was compared with training from scratch" in text["Against scratch"]
+    assert "Pairs of techniques" not in text
+
+
+def test_facts_count_what_the_report_holds(report_analysis):
+    held = {label: (number, names) for label, number, names in facts(report_analysis)}
+    assert held["finished runs"][0] == str(report_analysis.ran["finished"].sum())
+    assert held["modalities"] == ("2", "ecg, cxr")
+    assert held["targets"] == ("2", "chexpert, georgia")
+    assert held["techniques"][0] == "6"
+    seeds = sorted({cell.seed for cell in report_analysis.cells})
+    assert held["seeds"] == (str(len(seeds)), ", ".join(map(str, seeds)))
+    assert held["versions"] == ("1", "benchmd_ray 1.0; torch 1.0")

@@ -1,0 +1,149 @@
+"""What is pooled and compared, and what is left out and named: hand-made faults."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+from stores import (
+    make_pretraining,
+    make_transfer,
+    people,
+    predict_all,
+    scores_of,
+    targets_of,
+    write_predictions,
+)
+
+from benchmd_ray.evaluation.metrics import METRICS
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.results.analysis import analyse
+from benchmd_ray.results.scored import measured, read_scored
+
+ECG = MODALITIES["ecg"]
+
+
+def test_predictions_of_other_records_are_left_out_of_the_seeds_and_named(tmp_path):
+    made = [make_transfer(tmp_path, seed=seed) for seed in (0, 1, 2)]
+    for run in made:
+        predict_all(run, {"ptb-xl": {"validation": 80}})
+    fewer = people(79)
+    targets = targets_of(ECG.classes, 79, "single-label")
+    scores = scores_of(targets, "single-label", 1, [1])
+    write_predictions(made[1], "ptb-xl", {"validation": (fewer, targets, scores)}, role="source")
+    analysis = analyse(made, resamples=20)
+    assert set(analysis.scores["seeds"]) == {2}
+    assert {cell.seed for cell in analysis.cells} == {0, 2}
+    (note,) = [note for note in analysis.notes if "left out: they are of other" in note]
+    assert note.startswith(f"{made[1].folder.name}: its predictions for ptb-xl (validation)")
+
+
+@pytest.mark.parametrize("fault", ["rows", "patients", "targets"])
+def test_techniques_on_other_records_are_not_compared_and_named(tmp_path, fault):
+    base = make_transfer(tmp_path)
+    upstream = make_pretraining(tmp_path, "shed")
+    other = make_transfer(tmp_path, "shed", upstream=upstream)
+    for run in (base, other):
+        rows = 78 if (fault, run) == ("rows", other) else 80
+        held, targets = people(rows), targets_of(ECG.classes, 80, "single-label")[:rows]
+        if run is other and fault == "patients":
+            held["group_id"] = [f"x{name}" for name in held["group_id"]]
+        if run is other and fault == "targets":
+            targets = np.roll(targets, 1, axis=1)
+        scores = scores_of(targets, "single-label", 1, [1])
+        write_predictions(run, "georgia", {"test": (held, targets, scores)})
+    analysis = analyse([base, other, upstream], resamples=20)
+    assert len(analysis.cells) == 2
+    assert not len(analysis.changes)
+    assert not len(analysis.pairs)
+    (note,) = [note for note in analysis.notes if "not compared" in note]
+    assert note.startswith("ptb-xl, georgia (test), linear, fixed: scratch and shed were scored")
+
+
+def test_the_order_of_rows_in_a_file_does_not_matter(tmp_path):
+    base = make_transfer(tmp_path)
+    upstream = make_pretraining(tmp_path, "shed")
+    other = make_transfer(tmp_path, "shed", upstream=upstream)
+    changes = []
+    for order in (np.arange(80), np.random.default_rng(3).permutation(80)):
+        for run in (base, other):
+            targets = targets_of(ECG.classes, 80, "single-label")
+            scores = scores_of(targets, "single-label", 1, [len(run.folder.name)])
+            held, chosen = people(80), order if run is other else np.arange(80)
+            held = {name: [values[i] for i in chosen] for name, values in held.items()}
+            write_predictions(run, "georgia", {"test": (held, targets[chosen], scores[chosen])})
+        changes.append(analyse([base, other, upstream], resamples=20).changes)
+    assert len(changes[0]) == len(METRICS)
+    pd.testing.assert_frame_equal(*changes)
+
+
+def test_the_same_run_in_two_stores_counts_once(tmp_path):
+    made = [make_transfer(tmp_path / store) for store in ("a", "b")]
+    for run in made:
+        predict_all(run, {"ptb-xl": {"validation": 80}})
+    analysis = analyse(made, resamples=20)
+    assert set(analysis.scores["seeds"]) == {1}
+    assert any("are there twice and count once" in note for note in analysis.notes)
+
+
+def test_pretrainings_of_several_seeds_below_one_transfer_seed_are_pooled(tmp_path):
+    made = []
+    for seed in (0, 1):
+        upstream = make_pretraining(tmp_path, "mae", seed=seed)
+        made += [upstream, make_transfer(tmp_path, "mae", upstream=upstream, seed=0)]
+        predict_all(made[-1], {"ptb-xl": {"validation": 80}})
+    analysis = analyse(made, resamples=20)
+    assert set(analysis.scores["seeds"]) == {2}
+    assert sorted(set(analysis.roc["seed"])) == [0, 1]
+    assert any("with several pretrainings each" in note for note in analysis.notes)
+
+
+@pytest.mark.parametrize(("lr", "compared"), [(None, True), (1e-3, False)])
+def test_another_pretraining_alone_is_compared_with_scratch_of_the_fixed_protocol(
+    tmp_path, lr, compared
+):
+    changes = None if lr is None else {"transfer": {"optimiser": {"lr": lr}}}
+    made = [make_transfer(tmp_path)]
+    for technique in ("shed", "mae"):
+        upstream = make_pretraining(
+            tmp_path, technique, changes={"pretrain": {"steps": 9}}, fixed=False
+        )
+        made.append(
+            make_transfer(tmp_path, technique, upstream=upstream, changes=changes, fixed=False)
+        )
+    for run in made:
+        predict_all(run, {"ptb-xl": {"validation": 80}})
+    analysis = analyse(made, resamples=20)
+    assert set(analysis.changes["technique"]) == ({"shed", "mae"} if compared else set())
+    assert len(analysis.pairs) == (3 if compared else 1)
+    assert set(analysis.ranking["technique"]) - {"shed", "mae"} == (
+        {"scratch"} if compared else set()
+    )
+    assert set(analysis.pairs["protocol"]) == set(analysis.ranking["protocol"]) == {"custom"}
+
+
+def test_one_patient_gives_values_without_intervals(tmp_path):
+    run = make_transfer(tmp_path)
+    targets = targets_of(ECG.classes, 40, "single-label")
+    scores = scores_of(targets, "single-label", 1, [1])
+    alone = people(40) | {"group_id": ["p"] * 40}
+    write_predictions(run, "georgia", {"test": (alone, targets, scores)})
+    analysis = analyse([run], resamples=20)
+    row = analysis.scores.iloc[0]
+    assert (row["metric"], row["class"]) == ("auroc", "mean")
+    assert row["value"] == pytest.approx(roc_auc_score(targets, scores, average="macro"))
+    assert np.isnan(row["low"])
+    assert np.isnan(row["high"])
+
+
+def test_an_interval_of_the_calibration_error_holds_the_value_that_resampling_would_raise(tmp_path):
+    run = make_transfer(tmp_path)
+    predict_all(run, {"ptb-xl": {"validation": 80}})
+    scores = analyse([run], resamples=200).scores
+    errors = scores[scores["metric"] == "calibration_error"]
+    assert len(errors) == 1 + len(ECG.classes)
+    assert (errors["low"] <= errors["value"]).all()
+    assert (errors["value"] <= errors["high"]).all()
+    (whole,) = measured(read_scored(run), ["calibration_error"], 200)
+    assert whole.resampled["calibration_error"][:, 0].mean() > errors["value"].iloc[0]

@@ -1,0 +1,640 @@
+"""Figures of the report: they hold the frame's numbers, and claim no more than these allow."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+from analysis_frames import SOURCES, invented, made, without_intervals
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from benchmd_ray.evaluation.stability import critical_difference
+from benchmd_ray.evaluation.sums import BINS
+from benchmd_ray.results.canvas import (
+    OTHER_LOOKS,
+    TECHNIQUE_LOOKS,
+    compact,
+    styled,
+    technique_looks,
+    write,
+)
+from benchmd_ray.results.figures_curves import (
+    draw_reliabilities,
+    draw_rocs,
+    mean_curve,
+    pooled_bins,
+)
+from benchmd_ray.results.figures_groups import draw_subgroups, letters
+from benchmd_ray.results.figures_labels import draw_label_efficiency
+from benchmd_ray.results.figures_pairs import draw_pairs
+from benchmd_ray.results.figures_parts import Report, in_distribution, over_targets, studies
+from benchmd_ray.results.figures_ranks import draw_critical_differences, draw_rankings
+from benchmd_ray.results.figures_scores import draw_results
+from benchmd_ray.results.figures_training import draw_training
+from benchmd_ray.results.figures_wording import differences
+from benchmd_ray.results.report_figures import draw, figures
+
+SECTIONS = [
+    "Results",
+    "Label efficiency",
+    "Significance",
+    "Subgroups",
+    "ROC and calibration",
+    "Training",
+]
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Six techniques, three datasets, five settings, two seeds."""
+    return invented(("cxr",), effect=0.01)
+
+
+@pytest.fixture(scope="module")
+def drawn(images):
+    return {one.name: one for one in figures(images, resamples=1000)}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return invented(("eeg",), techniques=("scratch", "mae"), settings=("linear",), seeds=1)
+
+
+def only(topic, analysis):
+    """Figures of one topic by name."""
+    looks = technique_looks(analysis.scores["technique"])
+    with styled():
+        found = list(topic(Report(analysis, looks, studies(analysis.scores))))
+    return {one.name: one for one in found}
+
+
+def panels(titled):
+    return [axes for axes in titled.figure.axes if axes.get_title(loc="left")]
+
+
+def panel(titled, start):
+    (found,) = [a for a in panels(titled) if a.get_title(loc="left").startswith(start)]
+    return found
+
+
+def line(axes, label):
+    (found,) = [one for one in axes.lines if one.get_label() == label]
+    return found
+
+
+def auroc(analysis, **where):
+    rows = analysis.scores
+    rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
+    return chosen(rows, **where)
+
+
+def chosen(rows, **where):
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
+def segments(axes):
+    """Ends of the intervals that are drawn, in order of x."""
+    found = [np.asarray(s) for held in axes.collections for s in held.get_segments()]
+    return {round(float(s[0, 0]), 6): tuple(np.round(s[:, 1], 9)) for s in found}
+
+
+# --- what is drawn is what the frame holds
+
+
+def test_sections_come_in_the_order_of_the_report_and_names_are_unique(drawn, images):
+    order = [SECTIONS.index(one.section) for one in drawn.values()]
+    assert order == sorted(order)
+    assert set(order) == set(range(len(SECTIONS)))
+    assert len(drawn) == 3 + 4 + 1 + 1 + 3 * 4 + 1  # each name once
+
+
+@pytest.mark.parametrize("technique", ["scratch", "imagenet+mae"])
+def test_auroc_in_distribution_is_the_frame_s_with_intervals_and_the_paper_s(
+    drawn, images, technique
+):
+    axes = panel(drawn["auroc"], "cxr, mimic-cxr: in distribution")
+    rows = auroc(images, dataset="mimic-cxr", technique=technique)
+    points = line(axes, technique)
+    assert points.get_ydata() == pytest.approx(rows["value"])
+    assert line(axes, f"{technique}, paper").get_ydata() == pytest.approx(rows["paper"])
+    assert line(axes, f"{technique}, paper").get_markerfacecolor() == "white"
+    ends = segments(axes)
+    for x, low, high in zip(points.get_xdata(), rows["low"], rows["high"], strict=True):
+        assert ends[round(x, 6)] == pytest.approx((low, high))
+
+
+def test_a_technique_without_a_paper_s_number_has_no_hollow_mark(drawn):
+    axes = panel(drawn["auroc"], "cxr, mimic-cxr: in distribution")
+    assert "e-mix" in [one.get_label() for one in axes.lines]
+    assert "e-mix, paper" not in [one.get_label() for one in axes.lines]
+
+
+def test_targets_are_averaged_and_several_seeds_average_the_interval_s_ends(drawn, images):
+    axes = panel(drawn["auroc"], "cxr: mean of targets chexpert, vindr-cxr")
+    rows = auroc(images, role="target", technique="mae")
+    mean = rows.groupby("setting", sort=False)[["value", "low", "high"]].mean()
+    points = line(axes, "mae")
+    assert points.get_ydata() == pytest.approx(mean["value"])
+    ends = segments(axes)
+    for x, low, high in zip(points.get_xdata(), mean["low"], mean["high"], strict=True):
+        assert ends[round(x, 6)] == pytest.approx((low, high))
+
+
+def test_targets_of_one_seed_add_their_intervals_in_quadrature():
+    rows = auroc(invented(("cxr",), seeds=1, settings=("linear",)), technique="mae")
+    found = over_targets(rows, one_seed=True).iloc[0]
+    targets = rows[rows["role"] == "target"]
+    half = np.sqrt(((targets["high"] - targets["value"]) ** 2).sum()) / 2
+    assert found["high"] - found["value"] == pytest.approx(half)
+    assert found["value"] - found["low"] == pytest.approx(half)  # invented intervals are even
+    wide = over_targets(rows, one_seed=False).iloc[0]
+    assert wide["high"] > found["high"]
+
+
+def test_a_technique_that_lacks_a_target_has_no_mean_over_targets(images):
+    scores = images.scores
+    lacking = (scores["technique"] == "mae") & (scores["dataset"] == "chexpert")
+    whole = auroc(replace(images, scores=scores[~lacking]))
+    assert "mae" not in set(over_targets(whole, one_seed=False)["technique"])
+    assert "shed" in set(over_targets(whole, one_seed=False)["technique"])
+
+
+def test_changes_by_dataset_are_the_frame_s_about_a_zero_line(drawn, images):
+    axes = panel(drawn["change-by-dataset-cxr-mimic-cxr"], "vindr-cxr")
+    rows = chosen(images.changes, dataset="vindr-cxr", technique="shed", metric="auroc")
+    points = line(axes, "shed")
+    assert points.get_ydata() == pytest.approx(rows["value"])
+    ends = segments(axes)
+    for x, low, high in zip(points.get_xdata(), rows["low"], rows["high"], strict=True):
+        assert ends[round(x, 6)] == pytest.approx((low, high))
+    assert any(np.allclose(one.get_ydata(), 0) for one in axes.lines)
+    assert axes.get_ylim()[0] < 0 < axes.get_ylim()[1]
+
+
+def test_gaps_are_the_frame_s(drawn, images):
+    axes = panel(drawn["gap-cxr-mimic-cxr"], "chexpert")
+    rows = chosen(images.gaps, dataset="chexpert", technique="mae", metric="auroc")
+    assert line(axes, "mae").get_ydata() == pytest.approx(rows["gap"])
+
+
+def test_label_efficiency_joins_the_fine_tuned_settings_with_bands(drawn, images):
+    axes = panel(drawn["label-efficiency-cxr-mimic-cxr"], "chexpert")
+    rows = auroc(images, dataset="chexpert", technique="imagenet")
+    rows = rows[rows["setting"] != "linear"]
+    curve = line(axes, "imagenet")
+    assert curve.get_ydata() == pytest.approx(rows["value"])
+    assert curve.get_xdata()[:3] == pytest.approx(np.log2([8, 64, 256]))
+    assert curve.get_linestyle() != "none"
+    labels = [one.get_label() for one in axes.lines]
+    band = axes.collections[labels.index("imagenet")]
+    vertices = band.get_paths()[0].vertices[:, 1]
+    assert {*np.round(rows["low"], 9), *np.round(rows["high"], 9)} <= {*np.round(vertices, 9)}
+
+
+def test_axes_of_auroc_reach_down_to_chance(drawn):
+    for name in (
+        "auroc",
+        "label-efficiency-cxr-mimic-cxr",
+        "subgroups-cxr-mimic-cxr-chexpert-test",
+    ):
+        limits = {axes.get_ylim()[0] for axes in panels(drawn[name])}
+        assert max(limits) <= 0.5, name
+        assert len(limits) == 1, name
+
+
+def test_significance_shows_differences_with_stars_where_holm_and_interval_agree(drawn, images):
+    titled = drawn["significance-cxr-mimic-cxr-chexpert-test"]
+    axes = panel(titled, "fine-tune, all labels")
+    rows = chosen(images.pairs, dataset="chexpert", setting="finetune-full")
+    names = list(TECHNIQUE_LOOKS)
+    written = {one.get_position(): one.get_text() for one in axes.texts}
+    assert len(written) == len(rows) == 15
+    for _, row in rows.iterrows():
+        text = written[names.index(row["a"]), names.index(row["b"]) - 1]
+        number, stars = text.split("\n")
+        assert float(number.replace("−", "-")) == pytest.approx(row["difference"], abs=6e-4)
+        clear = row["low"] > 0 or row["high"] < 0
+        p = row["p_holm"]
+        expected = "***" if p < 0.001 else "**" if p < 0.01 else "*" if p < 0.05 else ""
+        assert stars.strip() == (expected if clear else "")
+
+
+def test_a_pair_is_turned_when_the_frame_has_it_the_other_way_round(images):
+    row = {**chosen(images.pairs, dataset="chexpert", setting="linear").iloc[0]}
+    row |= {"a": "mae", "b": "scratch", "difference": -0.2, "low": -0.25, "high": -0.15}
+    row |= {"p_holm": 0.0004}
+    (titled,) = only(draw_pairs, replace(images, pairs=pd.DataFrame([row]))).values()
+    assert "mae over scratch, +0.200\u00a0[0.150,\u00a00.250]" in titled.title
+    assert panel(titled, "linear").texts[0].get_text() == "+0.200\n***"
+
+
+def test_ranks_are_the_frame_s_best_on_top_with_tau_below(drawn, images):
+    axes = panel(drawn["ranking-cxr-mimic-cxr"], "chexpert")
+    rows = chosen(images.ranking, dataset="chexpert", technique="mae")
+    assert line(axes, "mae").get_ydata() == pytest.approx(rows["rank"])
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert all("τ\u00a00.70\n[0.30,\u00a01.00]" in label for label in labels)
+
+
+def test_critical_difference_diagram_is_that_of_the_cells():
+    analysis = invented(tuple(SOURCES)[:3], settings=("linear", "finetune-full"), effect=0.02)
+    found = only(draw_critical_differences, analysis)
+    titled = found["critical-difference-targets"]
+    names = ["scratch", "e-mix", "shed", "mae"]
+    rows = auroc(analysis, role="target")
+    table = rows[rows["technique"].isin(names)].pivot_table(
+        index=["dataset", "setting"], columns="technique", values="value"
+    )[names]
+    expected = critical_difference(table.to_numpy(), names)
+    (axes,) = titled.figure.axes
+    for name, rank in zip(expected.names, expected.mean_ranks, strict=True):
+        marks = line(axes, name)
+        assert marks.get_xdata() == pytest.approx([rank])
+        assert marks.get_marker() == TECHNIQUE_LOOKS[name].marker
+    assert f"{expected.datasets} cells" in titled.title
+    bars = [one for one in axes.lines if one.get_linewidth() > 3]
+    assert len(bars) == len(expected.cliques)
+    # ImageNet is for images alone: its diagram has their cells alone
+    images = found["critical-difference-targets-all-techniques"]
+    assert "over 4 cells" in images.caption.replace("Mean rank by AUROC (1 is best) ", "")
+
+
+def test_techniques_that_one_modality_alone_lacks_do_not_empty_the_diagram():
+    analysis = invented(("ecg", "eeg", "cxr"), settings=("linear",))
+    scores = analysis.scores
+    alone = (scores["modality"] == "cxr") & ~scores["technique"].isin(["scratch", "imagenet"])
+    found = only(draw_critical_differences, replace(analysis, scores=scores[~alone]))
+    caption = found["critical-difference-targets"].caption
+    assert "(ecg and eeg)" in caption
+    assert {"mae", "shed"} <= {
+        one.get_label() for one in found["critical-difference-targets"].figure.axes[0].lines
+    }
+
+
+def test_subgroups_are_the_frame_s_and_left_out_groups_are_named(drawn, images):
+    titled = drawn["subgroups-cxr-mimic-cxr-chexpert-test"]
+    rows = chosen(images.subgroups, dataset="chexpert", setting="finetune-full", variable="sex")
+    axes = panel(titled, "sex")
+    for technique, one in rows.groupby("technique"):
+        assert line(axes, technique).get_ydata() == pytest.approx(one["value"])
+        p = one["kruskal_p"].iloc[0]
+        text = "<\u00a00.001" if p < 0.001 else f"{p:.2g}"
+        assert f"{technique}\u00a0{text}" in axes.get_title(loc="left").replace("\n", " ")
+    assert "device AT-6 C (7)" in titled.caption
+    assert "n 250" in axes.get_xticklabels()[0].get_text()
+    clear = rows[rows["kruskal_p"] < 0.05]["technique"].nunique()
+    assert len(axes.texts) == 2 * clear  # a letter for each group of each such technique
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_share_a_letter_exactly_when_they_do_not_differ(seed):
+    rng = np.random.default_rng(seed)
+    groups = [f"g{i}" for i in range(rng.integers(2, 8))]
+    pairs = list(combinations(groups, 2))
+    differ = {frozenset(pair) for pair in pairs if rng.random() < 0.4}
+    found = letters(groups, differ)
+    for a, b in pairs:
+        assert bool(set(found[a]) & set(found[b])) == (frozenset((a, b)) not in differ)
+
+
+def test_roc_of_one_seed_is_the_frame_s_with_the_area(small):
+    titled = only(draw_rocs, small)["roc-eeg-shhs-isruc-test"]
+    axes = panel(titled, "n2")
+    rows = chosen(small.roc, dataset="isruc", technique="mae", **{"class": "n2"})
+    area = chosen(
+        small.scores, dataset="isruc", technique="mae", metric="auroc", **{"class": "n2"}
+    )["value"].iloc[0]
+    curve = line(axes, f"mae {area:.3f}")
+    assert curve.get_xdata() == pytest.approx(rows["fpr"])
+    assert curve.get_ydata() == pytest.approx(rows["tpr"])
+
+
+def test_roc_of_several_seeds_is_the_mean_height():
+    step = pd.DataFrame({"seed": 0, "fpr": [0, 0, 0.5, 0.5, 1], "tpr": [0, 0.5, 0.5, 1, 1]})
+    diagonal = pd.DataFrame({"seed": 1, "fpr": [0, 1], "tpr": [0, 1]})
+    x, y = mean_curve(pd.concat([step, diagonal]))
+    at = dict(zip(np.round(x[1:], 2), y[1:], strict=True))
+    assert (x[0], y[0]) == (0, 0)
+    assert at[0.0] == pytest.approx((0.5 + 0) / 2)
+    assert at[0.75] == pytest.approx((1 + 0.75) / 2)
+    assert at[1.0] == 1
+
+
+def test_bins_of_several_seeds_are_pooled_by_their_counts():
+    bins = pd.DataFrame(
+        {
+            "technique": "mae",
+            "seed": [0, 1, 1],
+            "predicted": [0.01, 0.03, 0.99],
+            "observed": [0.0, 0.5, 1.0],
+            "count": [30, 10, 4],
+        }
+    )
+    first, last = pooled_bins(bins).to_dict("records")
+    assert first["predicted"] == pytest.approx((30 * 0.01 + 10 * 0.03) / 40)
+    assert first["observed"] == pytest.approx(5 / 40)
+    assert (first["count"], last["count"]) == (20, 2)  # of a seed
+    assert (first["place"], last["place"]) == (0, BINS - 1)
+
+
+def test_reliability_of_one_seed_is_the_frame_s_few_records_hollow(small):
+    titled = only(draw_reliabilities, small)["reliability-eeg-shhs-isruc-test"]
+    axes = panel(titled, "rem")
+    rows = chosen(small.calibration, dataset="isruc", technique="mae", **{"class": "rem"})
+    rows = rows[rows["count"] > 0]
+    assert line(axes, "mae").get_xdata() == pytest.approx(rows["predicted"])
+    assert line(axes, "mae").get_ydata() == pytest.approx(rows["observed"])
+    assert len(line(axes, "mae, few").get_xdata()) == (rows["count"] < 10).sum() > 0
+
+
+def test_training_curves_are_means_over_seeds(drawn, images):
+    titled = drawn["training-cxr-mimic-cxr"]
+    rows = chosen(images.training, technique="mae", setting="linear", name="validation_auroc")
+    axes = next(a for a in titled.figure.axes if a.get_ylabel() == "validation AUROC")
+    assert line(axes, "mae").get_ydata() == pytest.approx(rows.groupby("done")["value"].mean())
+    titled = drawn["pretraining-cxr-mimic-cxr"]
+    assert len(panel(titled, "shed").lines) == 2  # one for each seed
+
+
+# --- titles claim no more than the intervals allow
+
+
+def frame_of(*rows):
+    columns = ["technique", "dataset", "setting", "value", "low", "high"]
+    return pd.DataFrame([("mae", "georgia", "linear", *row) for row in rows], columns=columns)
+
+
+def test_a_difference_is_shown_only_when_its_interval_leaves_out_zero():
+    held = differences(frame_of((0.3, -0.01, 0.6), (0.04, -0.1, 0.2)), "change", "gains", "losses")
+    assert held == (
+        "change: none is shown, all 2 intervals hold zero; largest "
+        "+0.300\u00a0[−0.010,\u00a00.600] (mae, georgia, linear)"
+    )
+    clear = differences(
+        frame_of((0.3, -0.01, 0.6), (0.04, 0.01, 0.07), (-0.03, -0.05, -0.01)),
+        "change",
+        "gains",
+        "losses",
+    )
+    assert clear == (
+        "change: 2 of 3 shown (1 gains, 1 losses), largest "
+        "+0.040\u00a0[0.010,\u00a00.070] (mae, georgia, linear)"
+    )
+    touching = differences(frame_of((0.3, 0.0, 0.6)), "change", "gains", "losses")
+    assert "none is shown, the interval holds zero" in touching
+    nothing = differences(frame_of((0.3, np.nan, np.nan)), "change", "gains", "losses")
+    assert nothing == "change: nothing is shown, no interval is there"
+
+
+CLAIMS = re.compile(r"\d of \d+ (shown|pairs)|rises|differ;|ahead of [a-z]|interval in [1-9]")
+
+
+def test_no_title_claims_a_difference_where_all_intervals_hold_zero(images):
+    def wide(table, value):
+        return table.assign(low=-abs(table[value]) - 0.1, high=abs(table[value]) + 0.1)
+
+    scores = images.scores.assign(low=0.0, high=1.0)
+    groups = images.subgroups.assign(kruskal_p=0.4)
+    bare = replace(
+        images,
+        scores=scores.assign(value=0.7),
+        gaps=wide(images.gaps, "gap"),
+        changes=wide(images.changes, "value"),
+        pairs=wide(images.pairs, "difference"),
+        subgroups=groups,
+    )
+    topics = (draw_results, draw_label_efficiency, draw_critical_differences, draw_pairs)
+    found = [one for topic in (*topics, draw_subgroups) for one in only(topic, bare).values()]
+    for one in found:
+        assert not CLAIMS.search(one.title), one.title
+    told = " ".join(one.title for one in found)
+    assert told.count("none is shown") == 4
+    assert "no change of AUROC from 8 to all labels per class is shown" in told
+    assert "none of 75 pairs of techniques is shown to differ" in told
+    assert "no difference between groups is shown by age, sex and device" in told
+
+
+def test_titles_do_claim_what_is_shown(drawn):
+    claims = [name for name, one in drawn.items() if CLAIMS.search(one.title)]
+    assert {"change", "gap-cxr-mimic-cxr", "label-efficiency-cxr-mimic-cxr"} <= set(claims)
+
+
+def test_captions_say_intervals_patients_resamples_and_seeds(drawn):
+    for name, one in drawn.items():
+        if one.section not in ("Training",) and not name.startswith("critical"):
+            assert "95 % interval from a bootstrap over patients (1,000 resamples)" in one.caption
+            assert "2,400 records of 2,100 patients" in one.caption, name
+            assert "2 training seeds" in one.caption, name
+
+
+def test_captions_leave_an_unknown_number_of_resamples_out(small):
+    assert "resamples" not in only(draw_results, small)["auroc"].caption
+
+
+def test_one_seed_is_said_to_say_nothing_about_another(small):
+    caption = only(draw_results, small)["auroc"].caption
+    assert "One training seed: the intervals say nothing about another." in caption
+
+
+# --- looks
+
+
+def test_each_technique_looks_the_same_in_all_figures(drawn):
+    seen = 0
+    for one in drawn.values():
+        for axes in one.figure.axes:
+            for found in axes.lines:
+                name = str(found.get_label()).split(" ")[0].removesuffix(",")
+                if name in TECHNIQUE_LOOKS and found.get_marker() not in (None, "None", ""):
+                    assert found.get_color() == TECHNIQUE_LOOKS[name].colour
+                    assert found.get_marker() == TECHNIQUE_LOOKS[name].marker
+                    seen += 1
+        for legend in one.figure.legends:
+            for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
+                if text.get_text() in TECHNIQUE_LOOKS:
+                    assert handle.get_color() == TECHNIQUE_LOOKS[text.get_text()].colour
+                    assert handle.get_marker() == TECHNIQUE_LOOKS[text.get_text()].marker
+    assert seen > 300
+
+
+def test_looks_are_told_apart_without_colour_and_by_their_colour():
+    looks = [*TECHNIQUE_LOOKS.values(), *OTHER_LOOKS]
+    for part in ("colour", "marker", "line"):
+        assert len({getattr(look, part) for look in looks}) == len(looks), part
+
+
+def test_other_techniques_get_looks_by_name_and_leave_the_benchmark_s_alone():
+    looks = technique_looks(["plugin-b", "mae", "plugin-a"])
+    assert looks["mae"] is TECHNIQUE_LOOKS["mae"]
+    assert (looks["plugin-a"], looks["plugin-b"]) == OTHER_LOOKS[:2]
+    assert technique_looks(["plugin-a", "plugin-b"]) == looks
+
+
+def test_text_is_large_enough_not_cut_and_does_not_overlap(drawn):
+    for name, one in drawn.items():
+        if name.endswith(("validation", "vindr-cxr-test")):
+            continue  # as those of the other dataset
+        with styled():
+            FigureCanvasAgg(one.figure).draw()
+        renderer = one.figure.canvas.get_renderer()
+        width, height = one.figure.bbox.size
+        boxes = []
+        for text in texts(one.figure):
+            assert text.get_fontsize() >= 7, (name, text.get_text())
+            box = text.get_window_extent(renderer)
+            assert -1 <= box.x0 < box.x1 <= width + 1, (name, text.get_text())
+            assert -1 <= box.y0 < box.y1 <= height + 1, (name, text.get_text())
+            if not text.get_rotation() % 90:  # the box of a slanted text is mostly empty
+                boxes.append((box, text.get_text()))
+        for (a, first), (b, second) in combinations(boxes, 2):
+            wide = min(a.x1, b.x1) - max(a.x0, b.x0)
+            tall = min(a.y1, b.y1) - max(a.y0, b.y0)
+            assert wide < 2 or tall < 2, (name, first, second)
+
+
+def texts(figure):
+    """Every text that is drawn."""
+    found = list(figure.texts)  # the title among them
+    legends = [*figure.legends, *(a.get_legend() for a in figure.axes if a.get_legend())]
+    found += [text for legend in legends for text in legend.get_texts()]
+    for axes in figure.axes:
+        found += [axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        found += [axes.title, axes._left_title]
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            labels = [tick.label1 for tick in axis.get_major_ticks()]
+            ticks = zip(axis.get_ticklocs(), labels, strict=True)
+            found += [text for place, text in ticks if min(limits) <= place <= max(limits)]
+    return [text for text in found if text.get_visible() and text.get_text().strip()]
+
+
+# --- degenerate analyses
+
+
+def test_an_empty_analysis_has_no_figure_and_says_why():
+    found, left_out = draw(made())
+    assert found == []
+    assert {one.name for one in left_out} >= {"auroc", "change", "pretraining", "transfer"}
+    assert all(one.reason for one in left_out)
+
+
+def test_one_technique_is_drawn_without_comparisons():
+    found, left_out = draw(invented(("eeg",), techniques=("mae",), settings=("linear",), seeds=1))
+    names = {one.name for one in found}
+    assert {"auroc", "gap-eeg-shhs", "roc-eeg-shhs-isruc-test"} <= names
+    reasons = {one.name: one.reason for one in left_out}
+    assert reasons["change"] == "no technique can be compared with scratch"
+    assert reasons["ranking-eeg-shhs"] == "fewer than two techniques are ranked on the same rows"
+    assert reasons["significance-eeg-shhs"] == "no two techniques are scored on the same rows"
+    assert "fewer than two fine-tuning settings" in reasons["label-efficiency-eeg-shhs"]
+
+
+def test_without_intervals_points_are_drawn_and_nothing_is_claimed(small):
+    names = ("scores", "gaps", "changes", "pairs", "ranking", "subgroups")
+    bare = replace(small, **{name: without_intervals(getattr(small, name)) for name in names})
+    bare = replace(bare, subgroups=bare.subgroups.assign(kruskal_p=np.nan))
+    topics = (draw_results, draw_rankings, draw_pairs, draw_subgroups, draw_rocs)
+    found = {name: one for topic in topics for name, one in only(topic, bare).items()}
+    points = line(panel(found["auroc"], "eeg, shhs"), "mae")
+    assert points.get_ydata() == pytest.approx(
+        auroc(small, dataset="shhs", technique="mae")["value"]
+    )
+    assert "(no\u00a0interval)" in found["auroc"].title
+    for one in found.values():
+        assert not CLAIMS.search(one.title), one.title
+
+
+def test_a_value_outside_its_percentile_interval_is_drawn(small):
+    changes = small.changes.assign(low=small.changes["value"] + 0.01)
+    outside = only(draw_results, replace(small, changes=changes))["change"]
+    points = line(panel(outside, "eeg, shhs"), "mae")
+    assert points.get_ydata() == pytest.approx(chosen(changes, dataset="shhs")["value"])
+
+
+# --- studies
+
+
+def test_policies_and_protocols_are_named_only_where_there_are_several(images):
+    assert [study.label for study in studies(images.scores)] == ["cxr, mimic-cxr"]
+    other = pd.concat([images.scores, images.scores.assign(policy="released")])
+    assert [study.label for study in studies(other)] == [
+        "cxr, mimic-cxr, clean",
+        "cxr, mimic-cxr, released",
+    ]
+    shuffled = images.scores.assign(protocol="shuffled")
+    assert [study.slug for study in studies(shuffled)] == ["cxr-mimic-cxr-shuffled"]
+
+
+def test_runs_from_scratch_stand_beside_each_pretraining_of_a_protocol(images):
+    def protocol(row):
+        return "custom 1" if row["technique"] == "scratch" else "custom 1a"
+
+    scores = images.scores.assign(protocol=images.scores.apply(protocol, axis=1))
+    more = scores[scores["technique"] == "mae"].assign(protocol="custom 1b")
+    scores = pd.concat([scores, more])
+    found = studies(scores)
+    assert [study.protocol for study in found] == ["custom 1a", "custom 1b"]
+    assert set(found[1].of(scores)["technique"]) == {"scratch", "mae"}
+    report = Report(replace(images, scores=scores), technique_looks([]), found)
+    assert report.detail(found[1]) == "finetune-full"
+
+
+def test_only_the_source_s_own_validation_split_is_in_distribution(images):
+    scores = images.scores
+    test = scores[scores["role"] == "source"].assign(split="test")
+    other = scores[scores["role"] == "source"].assign(dataset="nih-cxr-ap")
+    found = in_distribution(pd.concat([scores, test, other]))
+    assert set(found["dataset"]) == {"mimic-cxr"}
+    assert set(found["split"]) == {"validation"}
+
+
+# --- files
+
+
+WRITTEN = ("auroc", "training", "significance", "roc")
+
+
+def test_the_same_analysis_gives_the_same_bytes_and_small_files(tmp_path):
+    chosen = ("finetune-small", "finetune-full")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        names = ("scratch", "mae")
+        for one in figures(invented(("eeg",), techniques=names, settings=chosen, seeds=1)):
+            if one.name.startswith(WRITTEN) and not one.name.endswith("validation"):
+                write(one.figure, folder, one.name)
+    first, second = (sorted(folder.iterdir()) for folder in (tmp_path / "a", tmp_path / "b"))
+    assert [path.name for path in first] == [path.name for path in second]
+    assert len(first) == 2 * len(WRITTEN)
+    for a, b in zip(first, second, strict=True):
+        assert a.read_bytes() == b.read_bytes(), a.name
+
+
+def test_the_largest_figures_are_small_files(drawn, images, tmp_path):
+    name = "reliability-cxr-mimic-cxr-chexpert-test"
+    paths = write(drawn[name].figure, tmp_path, name)
+    # the fixed protocol has 100 epochs
+    training = images.training
+    longer = training[training["kind"] == "transfer"]
+    longer = pd.concat(longer.assign(done=longer["done"] + 40 * i) for i in range(3))
+    longer = longer[longer["done"] <= 100]
+    titled = only(draw_training, replace(images, training=longer))["training-cxr-mimic-cxr"]
+    paths += write(titled.figure, tmp_path, "training")
+    assert max(p.stat().st_size for p in paths if p.suffix == ".svg") < 300_000
+    assert "Of more than 50 epochs some are drawn" in titled.caption
+    shown = next(one for one in titled.figure.axes[0].lines if one.get_label() == "mae")
+    assert len(shown.get_xdata()) == 50
+    assert shown.get_xdata()[-1] == 100
+
+
+def test_coordinates_are_rounded_and_nothing_else():
+    svg = '<path d="M 1.23456 10.005999 L 2 3.1"/><use x="7.999999" transform="scale(0.0156)"/>'
+    assert compact(f"{svg}<text>0.98765</text>") == (
+        '<path d="M 1.23 10.01 L 2 3.1"/><use x="8.00" transform="scale(0.0156)"/>'
+        "<text>0.98765</text>"
+    )

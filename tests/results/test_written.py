@@ -1,0 +1,82 @@
+"""Frames as text, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+import pytest
+
+from benchmd_ray.results import tables
+from benchmd_ray.results.written import LATEX, latex, latex_text, markdown, text
+
+ODD = r"50 % of a_b & c #1 {x} ~ ^ $ \ <0.001 | −0.1 ± – τ → …"
+FRAME = pd.DataFrame({"name": ["a", ODD], "gap [95 % interval]": ["[-0.1, 2]", "-3"], "n": [1, 22]})
+
+
+def rows_of(printed):
+    """Body rows of a LaTeX table, by a small parser: every brace and environment must close."""
+    lines = [line for line in printed.splitlines() if not line.startswith("%")]
+    depth = 0
+    for mark in re.findall(r"\\.|[{}]", "\n".join(lines), re.S):
+        depth += {"{": 1, "}": -1}.get(mark, 0)
+        assert depth >= 0
+    assert depth == 0
+    opened = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", "\n".join(lines)):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert not opened
+    columns = len(re.search(r"\\begin\{longtable\}\{([lr]+)\}", printed)[1])
+    rows = [line for line in lines if line.endswith(r" \\")]
+    cells = [re.split(r"(?<!\\)&", row.removesuffix(r" \\")) for row in rows]
+    assert {len(row) for row in cells} == {columns}
+    for row in rows:
+        bare = re.sub(r"\\[&%$#_{}]", "", row)  # escaped
+        bare = re.sub(r"\$\\?[a-z]*-?\$", "", bare)  # mathematics
+        assert not re.search(r"[%$#_^~|<>\[\]]", re.sub(r"\{[\[\]]\}", "", bare)), row
+        assert bare.isascii(), row
+    assert printed.count(r"\toprule") == 2
+    return [[cell.strip() for cell in row] for row in cells]
+
+
+def test_latex_escapes_what_latex_reads_in_another_way():
+    rows = rows_of(latex(FRAME, "A_caption", "tab:x", ["note & more"]))
+    assert rows[0] == rows[1] == ["name", r"gap {[}95 \% interval{]}", "n"]
+    assert rows[2] == ["a", r"{[}$-$0.1, 2{]}", "1"]
+    assert rows[3] == [latex_text(ODD), "$-$3", "22"]
+    assert latex_text("ptb-xl isic-2017 finetune-small") == "ptb-xl isic-2017 finetune-small"
+    printed = latex(FRAME, "A_caption", "tab:x", ["note & more"])
+    assert r"\caption{A\_caption}\label{tab:x}" in printed
+    assert "\nnote \\& more\n" in printed
+    assert r"\begin{longtable}{llr}" in printed
+
+
+@pytest.mark.parametrize("character", list(LATEX))
+def test_each_odd_character_is_written_so_that_latex_takes_it(character):
+    frame = pd.DataFrame({"x": [f"a{character}b"], "y": ["c"]})
+    assert rows_of(latex(frame, "c", "tab:x"))[2] == [latex_text(f"a{character}b"), "c"]
+
+
+def test_every_table_of_a_report_is_latex(report_analysis, tmp_path):
+    tables.write_tables(report_analysis, tmp_path)
+    found = sorted(tmp_path.glob("*.tex"))
+    assert len(found) == len(tables.TABLES)
+    for table in tables.TABLES:
+        rows = rows_of((tmp_path / f"{table.name}.tex").read_text("utf-8"))
+        assert len(rows) == 2 + len(table.shown(report_analysis))
+
+
+def test_markdown_keeps_its_columns():
+    lines = markdown(FRAME).splitlines()
+    assert lines[1] == "| --- | --- | ---: |"
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in lines] == [4, 4, 4, 4]
+    assert r"<0.001 \| −0.1" in lines[3]
+
+
+def test_text_has_numbers_to_the_right():
+    lines = text(FRAME).splitlines()
+    assert [line[-2:] for line in lines[2:]] == [" 1", "22"]
+    assert len(lines) == 4

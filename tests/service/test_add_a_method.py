@@ -1,0 +1,170 @@
+"""The method and the network that docs/add_a_method.md adds, tried by following the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmd_ray import plugins
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.models.encoder import make_encoder
+from benchmd_ray.service.execute import pretrain_run, transfer_run
+from benchmd_ray.settings import ENCODERS, EncoderSettings, Settings, updated
+from benchmd_ray.ssl import method_named, technique_named
+
+PAGE = (Path(__file__).parents[2] / "docs" / "add_a_method.md").read_text("utf-8")
+SMALL = updated(
+    Settings(encoder=ENCODERS["tiny"]),
+    {"pretrain": {"steps": 3, "batch_size": 8}, "transfer": {"epochs": 2, "batch_size": 16}},
+)
+TINY = ["--set", "encoder=tiny", "--set", "pretrain.steps=2", "--set", "transfer.epochs=1"]
+TINY += ["--set", "execution.device=cpu"]
+
+
+def block(language: str) -> str:
+    """The first block of code in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[0]
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch) -> Path:
+    """The page's module in a folder where it is found."""
+    path = tmp_path / "my_methods.py"
+    path.write_text(block("python"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)
+    yield path
+    sys.modules.pop("my_methods", None)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
+    (tmp_path / "my_methods.py").write_text(block("python"))
+    (tmp_path / "catalogs").mkdir()
+    for name in ("ptb-xl", "georgia"):
+        (tmp_path / "catalogs" / name).symlink_to(ecg_catalogs[name].path)
+    script = block("bash")
+    for command in ("pretrain", "transfer", "run"):
+        script = script.replace(f"benchmd {command} ", f"benchmd {command} {' '.join(TINY)} ")
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "WANDB_MODE": "disabled",
+    }
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        cwd=tmp_path,
+        env={k: v for k, v in environment.items() if k != "RAY_ADDRESS"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    techniques = set()
+    for path in (tmp_path / "runs").glob("*/run.json"):
+        held = json.loads(path.read_text())
+        techniques.add((held["kind"], held["technique"], held["settings"]["encoder"]["network"]))
+    assert techniques == {
+        ("pretrain", "my_methods:Denoise", "transformer"),
+        ("transfer", "my_methods:Denoise", "transformer"),
+        ("transfer", "scratch", "my_methods:Mixer"),
+        ("transfer", "scratch", "transformer"),
+    }
+    assert "my_methods:Denoise" in done.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_method_of_ones_own_trains_its_encoder_on_two_workers(ecg_catalogs, tmp_path):
+    (tmp_path / "my_methods.py").write_text(block("python"))
+    command = [sys.executable, "-m", "benchmd_ray.cli", "pretrain", *TINY]
+    command += ["--catalog", str(ecg_catalogs["ptb-xl"].path), "--technique", "my_methods:Denoise"]
+    command += ["--set", "execution.workers=2"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / done.stdout.strip() / "model.safetensors").is_file()
+
+
+@pytest.mark.ray
+def test_source_and_options_name_the_run(ecg_catalogs, module, tmp_path):
+    source, store = ecg_catalogs["ptb-xl"].path, tmp_path / "runs"
+    first = pretrain_run("my_methods:Denoise", source, store, SMALL)
+    assert first.folder.name.startswith("pretrain-ecg-my-methods-Denoise-")
+    louder = updated(SMALL, {"pretrain": {"options": {"noise": 2.0}}})
+    assert pretrain_run("my_methods:Denoise", source, store, louder).folder != first.folder
+    assert pretrain_run("my_methods:Denoise", source, store, SMALL).folder == first.folder
+    module.write_text(block("python") + "\n# edited\n")
+    assert pretrain_run("my_methods:Denoise", source, store, SMALL).folder != first.folder
+    run = transfer_run(source, store, SMALL, upstream=first.folder)
+    assert run.description["technique"] == "my_methods:Denoise"
+
+
+@pytest.mark.ray
+def test_a_network_of_ones_own_is_loaded_again_for_its_predictions(ecg_catalogs, module, tmp_path):
+    mixing = updated(SMALL, {"encoder": {"network": "my_methods:Mixer"}})
+    source, target = (ecg_catalogs[name].path for name in ("ptb-xl", "georgia"))
+    upstream = pretrain_run("mae", source, tmp_path / "runs", mixing)
+    run = transfer_run(
+        source, tmp_path / "runs", mixing, upstream=upstream.folder, targets=(target,)
+    )
+    assert (run.folder / "predictions" / "georgia.parquet").is_file()
+    assert not run.description["fixed"]
+    weights = torch.nn.Module.state_dict(
+        make_encoder(MODALITIES["ecg"], updated(EncoderSettings(), vars(mixing.encoder)))
+    )
+    assert any(name.startswith("blocks.0.across") for name in weights)
+
+
+def test_an_entry_point_gives_a_name(module, monkeypatch):
+    entry = EntryPoint("denoise", "my_methods:Denoise", "benchmd_ray.methods")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints([entry]))
+    technique = technique_named("denoise")
+    assert technique.plugged_in
+    assert method_named("denoise").__name__ == "Denoise"
+    with pytest.raises(BenchmdError, match="denoise"):
+        technique_named("denois")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:Thing", "No module named 'no_such_module'.*PYTHONPATH"),
+        ("my_methods:Absent", "cannot import the pretraining technique my_methods:Absent"),
+        ("my_methods:__doc__", "expected a class or a function"),
+        ("maee", "mae"),
+    ],
+)
+def test_what_cannot_be_plugged_in_is_named(module, name, message):
+    with pytest.raises(BenchmdError, match=message):
+        technique_named(name)
+
+
+def test_a_network_that_lacks_something_is_refused(module):
+    module.write_text(
+        "from torch import nn\nclass Bare(nn.Module):\n    def __init__(self, modality, size):\n"
+        "        super().__init__()\n        self.width = size.width\n"
+    )
+    sys.modules.pop("my_methods", None)
+    size = updated(EncoderSettings(), {"network": "my_methods:Bare"})
+    with pytest.raises(BenchmdError, match="without modality, patches, patch_embedding"):
+        make_encoder(MODALITIES["ecg"], size)
+
+
+@pytest.mark.ray
+def test_options_that_nobody_reads_are_refused(ecg_catalogs, tmp_path):
+    options = {"pretrain": {"options": {"noise": 0.1}}}
+    with pytest.raises(BenchmdError, match=r"pretrain\.options .* which mae does not read"):
+        pretrain_run("mae", ecg_catalogs["ptb-xl"].path, tmp_path, updated(SMALL, options))
+    with pytest.raises(BenchmdError, match=r"encoder\.options"):
+        updated(Settings(), {"encoder": {"options": {"kernel": 3}}})
+    with pytest.raises(BenchmdError, match="expected names with plain values"):
+        updated(Settings(), {"pretrain": {"options": {"noise": [1, 2]}}})

@@ -1,0 +1,237 @@
+import io
+import math
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from benchmd_ray import progress
+from benchmd_ray.errors import Stopped
+from benchmd_ray.service.capacity import Capacity, Need, need_of, placed
+from benchmd_ray.service.live import (
+    Progressing,
+    duration,
+    label,
+    longest_first,
+    status_text,
+    units_done,
+)
+from benchmd_ray.service.outcome import Failure, Outcome
+from benchmd_ray.service.plan import Item
+from benchmd_ray.service.stopping import interruptible, stopping
+from benchmd_ray.settings import Settings, updated
+
+
+@pytest.fixture
+def make_item():
+    def make(name="a", kind="pretrain", after=None, seconds=1.0, technique="mae", **changes):
+        settings = updated(Settings(), changes.pop("settings", {}))
+        made = Item(
+            name=name,
+            kind=kind,
+            modality="ecg",
+            source="ptb-xl",
+            dataset="ptb-xl",
+            policy="clean",
+            technique=technique,
+            setting=kind if kind == "pretrain" else "linear",
+            seed=0,
+            catalog=None,
+            settings=settings,
+            after=after,
+            cpus=1.0,
+            gpus=0.0,
+            seconds=seconds,
+            disk_bytes=0,
+        )
+        return replace(made, **changes)
+
+    return make
+
+
+def test_the_longest_chain_comes_first(make_item):
+    items = [
+        make_item("short", seconds=1),
+        make_item("alone", seconds=8),
+        make_item("long", seconds=2),
+        make_item("after-short", after="short", seconds=1),
+        make_item("after-long", after="long", seconds=5),
+        make_item("last", after="after-long", seconds=5),
+        make_item("wide", settings={"execution": {"workers": 2}}),
+    ]
+    names = [item.name for item in longest_first(items)]
+    assert names == ["wide", "long", "after-long", "alone", "last", "short", "after-short"]
+
+
+def test_how_far_a_run_is_stands_in_its_last_whole_line_of_metrics(make_item, tmp_path):
+    assert units_done(tmp_path) is None
+    lines = "".join(f'{{"done": {step}, "loss": 1.5}}\n' for step in range(1, 2001))
+    (tmp_path / "metrics.jsonl").write_text(lines + '{"done": 2001, "lo')
+    assert units_done(tmp_path) == 2000
+    item = make_item(settings={"pretrain": {"steps": 4000}})
+    now = time.monotonic()
+    assert Progressing(item, tmp_path, now).fraction == 0.5
+    assert Progressing(item, tmp_path, now).share == 0.5
+    # A run that an earlier process brought to a quarter has done a third of what was left.
+    assert Progressing(item, tmp_path, now, before=0.25).share == pytest.approx(1 / 3)
+    assert Progressing(make_item(kind="evaluate"), tmp_path, now).fraction is None
+    assert Progressing(item, None, now).share == 0
+
+
+def test_the_status_says_what_runs_and_how_long_the_rest_takes(make_item, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"done": 45}\n')
+    training = make_item(settings={"pretrain": {"steps": 100}})
+    scoring = make_item(kind="evaluate", dataset="georgia", seed=2)
+    running = [Progressing(each, tmp_path, 0.0) for each in (training, scoring)]
+    assert status_text(running, 0, 1, 1.234, 23 * 60) == (
+        "2 running (ptb-xl mae pretrain 45%, ptb-xl mae linear seed 2 on georgia), "
+        "1 elsewhere, 0 failed, 1.2 runs/min, 23 min left"
+    )
+    assert status_text(running * 2, 3, 0, 0, math.nan).endswith(
+        "on georgia, ptb-xl mae pretrain 45%, …), 3 failed, unknown time left"
+    )
+    assert status_text([], 0, 0, 0, 5) == "0 running, 0 failed, 5 s left"
+    assert label(training) == "ptb-xl mae pretrain"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (89, "89 s"), (95, "2 min"), (5000, "83 min"), (27_600, "7 h 40 min")],
+)
+def test_times_are_told_in_fitting_units(seconds, text):
+    assert duration(seconds) == text
+    assert duration(4 * 86_400) == "4.0 days"
+
+
+MACHINE = Capacity(cpus=4, gpus=1, all_cpus=4, node_cpus=4, node_gpus=1)
+
+
+def need(cpus=1.0, gpus=0.0, workers=1, spare=False):
+    return Need(cpus, gpus, workers, spare)
+
+
+def test_items_start_side_by_side_while_they_fit():
+    assert MACHINE.fits(need(3), [need(1)])
+    assert not MACHINE.fits(need(3), [need(2)])
+    assert MACHINE.fits(need(1, 0.25), [need(1, 0.25)] * 3)
+    assert not MACHINE.fits(need(0, 0.25), [need(0, 0.25)] * 4)
+    assert not MACHINE.fits(need(1, 1.0), [need(1, 0.25)])
+
+
+def test_a_cpu_stays_free_beside_what_streams():
+    streaming = need(1, spare=True)
+    assert MACHINE.fits(need(2), [streaming])
+    assert not MACHINE.fits(need(3), [streaming])
+    assert not MACHINE.fits(streaming, [need(3)])
+    assert MACHINE.fits(streaming, [streaming, need(1)])  # one is enough for all
+
+
+def test_what_is_larger_than_the_cpus_kept_busy_runs_alone():
+    kept_busy = replace(MACHINE, cpus=2, all_cpus=3)
+    large = need(2, workers=2, spare=True)
+    assert kept_busy.refusal(large) == ""
+    assert kept_busy.fits(large, [])
+    assert not kept_busy.fits(large, [need(1)])
+    assert not kept_busy.fits(need(1), [large])
+
+
+def test_what_the_cluster_can_never_hold_is_refused():
+    assert MACHINE.refusal(need(3, 1.0, spare=True)) == ""
+    assert "needs 5 CPUs at once and the cluster has 4" in MACHINE.refusal(need(4, spare=True))
+    assert "needs 2 GPUs and the cluster has 1" in MACHINE.refusal(need(2, 2.0, 2))
+    nodes = replace(MACHINE, all_cpus=16, cpus=16)  # four nodes of four
+    assert "4 on its largest node" in nodes.refusal(need(6))
+    assert nodes.refusal(need(12, workers=4, spare=True)) == ""
+
+
+def test_only_what_trains_on_several_workers_keeps_them(make_item):
+    two = {"execution": {"workers": 2, "cpus_per_worker": 3}, "transfer": {"mode": "finetune"}}
+    linear = {**two, "transfer": {"mode": "linear"}}
+    assert need_of(placed(make_item(settings=two), gpu=False)) == need(6.0, workers=2, spare=True)
+    finetune = make_item(kind="transfer", settings=two)
+    assert need_of(placed(finetune, gpu=True)) == need(6.0, 2.0, 2, spare=True)
+    for alone in (make_item(kind="transfer", settings=linear), make_item(kind="evaluate")):
+        settled = placed(alone, gpu=True)
+        assert settled.settings.execution.workers == 1
+        assert settled.settings.execution.precision == "bf16"
+        assert need_of(settled) == need(1.0, 1.0)
+    shared = placed(make_item(kind="evaluate", gpus=0.25), gpu=True)
+    assert need_of(shared).gpus == 0.25
+    # Weights that are taken as they are need no GPU.
+    assert placed(make_item(technique="imagenet"), gpu=True).gpus == 0
+    assert placed(make_item(gpus=1.0), gpu=False).gpus == 0
+
+
+def test_an_outcome_is_told_with_the_failures_last(make_item, tmp_path):
+    item = make_item("x/pretrain")
+    outcome = Outcome(
+        folders={},
+        done=("a", "b"),
+        before=("c",),
+        elsewhere=("d",),
+        failed=(Failure(item, "the loss became NaN", tmp_path),),
+        not_run=(("x/linear", "x/pretrain"),),
+        seconds=100,
+    )
+    assert not outcome.whole
+    assert outcome.lines() == [
+        "2 done in 2 min, 1 done before, 1 done by another process, 1 failed, "
+        "1 not run, as they come after a failed one",
+        "failed: x/pretrain: the loss became NaN",
+        f"    history and metrics: {tmp_path}",
+        "not run: x/linear (after x/pretrain)",
+    ]
+    assert Outcome({}).lines() == ["nothing to do"]
+
+
+def test_a_signal_is_noted_a_second_one_interrupts_and_handlers_come_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with stopping() as stop:
+        stop.check()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped, match="15"):
+            stop.check()
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_an_interrupt_is_raised_even_where_it_was_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_without_a_terminal_the_status_comes_as_lines_now_and_then(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(progress.sys, "stderr", out)
+    board = progress.LineBoard(12, "runs", interval=0.05)
+    board.show(1, "soon")
+    assert out.getvalue() == ""
+    time.sleep(0.06)
+    board.show(2, "later")
+    board.show(3, "last")
+    board.close()
+    board.close()
+    assert out.getvalue().splitlines() == ["2/12 runs, later", "3/12 runs, last"]
+
+
+def test_on_a_terminal_the_status_stands_beside_a_bar(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out = Terminal()
+    monkeypatch.setattr(progress.sys, "stderr", out)
+    board = progress.board(12, "runs")
+    board.show(5, "2 running, 23 min left")
+    board.close()
+    last = out.getvalue().split("\r")[-1]
+    assert last.startswith("5/12 runs |")
+    assert "2 running, 23 min left" in last

@@ -1,0 +1,163 @@
+"""Real runs, local and on S3, whose weights are removed once nothing needs them."""
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.results.bucket import open_bucket
+from benchmd_ray.results.mirror import store_folder
+from benchmd_ray.results.retention import prune
+from benchmd_ray.results.store import read_run, runs
+from benchmd_ray.service import keeping
+from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.service.keeping import release_unneeded
+from benchmd_ray.service.plan import Choice, make_plan
+from benchmd_ray.service.schedule import run_plan
+from benchmd_ray.settings import ENCODERS, Settings, updated
+
+SMALL = updated(
+    Settings(encoder=ENCODERS["tiny"]),
+    {
+        "pretrain": {"steps": 3, "batch_size": 8},
+        "transfer": {"epochs": 3, "batch_size": 16},
+        "execution": {"keep": "predictions"},
+    },
+)
+FINETUNE = updated(SMALL, {"transfer": {"mode": "finetune", "labels": "small"}})
+ADDRESS = "s3://benchmd-pruned/runs"
+
+pytestmark = pytest.mark.ray  # the catalogs are built on Ray
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """The mirror that a machine has of a store on S3."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    open_bucket(ADDRESS)._client.create_bucket(Bucket="benchmd-pruned")
+
+    def on(name):
+        monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / name))
+        return store_folder(ADDRESS)
+
+    yield on
+    server.stop()
+
+
+def model(run):
+    return run.folder / "model.safetensors"
+
+
+def test_a_pruned_pretraining_is_done_for_what_is_done(ecg_catalogs, tmp_path):
+    source, target = ecg_catalogs["ptb-xl"].path, ecg_catalogs["georgia"].path
+    upstream = pretrain_run("mae", source, tmp_path, SMALL)
+    run = transfer_run(source, tmp_path, SMALL, upstream=upstream.folder, targets=(target,))
+    prune(tmp_path, "predictions")
+    assert not model(upstream).exists()
+    assert not model(run).exists()
+    assert pretrain_run("mae", source, tmp_path, SMALL).finished
+    again = transfer_run(source, tmp_path, SMALL, upstream=upstream.folder, targets=(target,))
+    assert again.folder == run.folder
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(BenchmdError, match=f"{upstream.folder.name}: its weights were pruned"):
+        transfer_run(source, tmp_path, FINETUNE, upstream=upstream.folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    with pytest.raises(BenchmdError, match=f"{run.folder.name}: its weights were pruned"):
+        evaluate_run(run, ecg_catalogs["cpsc"].path, SMALL)
+
+
+def test_two_machines_share_what_is_done_on_s3(ecg_catalogs, machine):
+    source, target = ecg_catalogs["ptb-xl"].path, ecg_catalogs["georgia"].path
+    upstream = pretrain_run("mae", source, machine("a"), SMALL)
+    store = machine("b")
+    there = read_run(store / upstream.folder.name)
+    assert not model(there).exists()
+    run = transfer_run(source, store, SMALL, upstream=there.folder)
+    assert model(there).read_bytes() == model(upstream).read_bytes()  # pulled, as it was needed
+    on_a = read_run(machine("a") / run.folder.name)
+    path = evaluate_run(on_a, target, SMALL)
+    assert model(on_a).read_bytes() == model(run).read_bytes()
+    found = {each.folder.name: each for each in runs([machine("b")])}
+    scored = found[run.folder.name].folder / "predictions" / "georgia.parquet"
+    assert scored.read_bytes() == path.read_bytes()
+    stamp = scored.stat().st_mtime_ns
+    again = transfer_run(source, store, SMALL, upstream=there.folder, targets=(target,))
+    assert again.folder == run.folder
+    assert scored.stat().st_mtime_ns == stamp
+
+
+def test_a_plan_frees_weights_as_soon_as_nothing_needs_them(ecg_catalogs, tmp_path):
+    paths = tuple(ecg_catalogs[name].path for name in ("ptb-xl", "georgia"))
+    choice = Choice(
+        catalogs=paths,
+        techniques=("mae",),
+        settings=("linear",),
+        seeds=(0,),
+        assignments=("encoder=tiny", "pretrain.steps=3", "execution.keep=predictions"),
+    )
+    pretraining, transfer, evaluation = make_plan(choice, tmp_path).items
+    source, target = paths
+    first = pretrain_run("mae", source, tmp_path, SMALL)
+    folders = {pretraining.name: first.folder}
+    items = (pretraining, transfer, evaluation)
+    assert release_unneeded(pretraining, items, folders) == 0
+    second = transfer_run(source, tmp_path, SMALL, upstream=first.folder)
+    folders[transfer.name] = second.folder
+    assert release_unneeded(transfer, items, folders) > 0
+    assert not model(first).exists()
+    assert model(second).exists()
+    evaluate_run(second, target, SMALL)
+    folders[evaluation.name] = second.folder
+    assert release_unneeded(evaluation, items, folders) > 0
+    assert not model(second).exists()
+
+
+def test_a_pretraining_that_seeds_share_stays_until_all_are_done(tmp_path, monkeypatch):
+    released = []
+    monkeypatch.setattr(keeping, "read_run", lambda folder: folder.name)
+    monkeypatch.setattr(keeping, "release", lambda run, keep: released.append((run, keep)) or 1)
+    choice = Choice(
+        modalities=("derm",),
+        techniques=("imagenet",),
+        settings=("linear",),
+        seeds=(0, 1),
+        assignments=("execution.keep=predictions",),
+    )
+    items = make_plan(choice, None).items
+    (shared,) = (item for item in items if item.kind == "pretrain")
+    folders = {shared.name: tmp_path / "shared"}
+    for seed in (0, 1):
+        for item in (i for i in items if i is not shared and i.seed == seed):
+            folders[item.name] = tmp_path / f"transfer-{seed}"
+            release_unneeded(item, items, folders)
+        assert (("shared", "predictions") in released) == (seed == 1)
+    assert {name for name, _ in released} == {"shared", "transfer-0", "transfer-1"}
+
+
+@pytest.mark.slow
+def test_weights_of_what_was_done_before_a_plan_are_freed_too(ecg_catalogs, tmp_path):
+    paths = tuple(ecg_catalogs[name].path for name in ("ptb-xl", "georgia", "cpsc"))
+    small = ("encoder=tiny", "pretrain.steps=3", "transfer.epochs=2")
+
+    def do(*assignments, catalogs):
+        choice = Choice(
+            catalogs=catalogs,
+            techniques=("scratch",),
+            settings=("linear",),
+            seeds=(0,),
+            assignments=(*small, *assignments),
+        )
+        return run_plan(make_plan(choice, tmp_path), tmp_path, say=print, quiet=True)
+
+    assert do(catalogs=paths[:2]).whole
+    (held,) = tmp_path.glob("*/model.safetensors")
+    assert do(catalogs=paths).whole  # another target: the weights are needed
+    assert held.exists()
+    outcome = do("execution.keep=predictions", catalogs=paths)
+    assert len(outcome.before) == 3
+    assert not held.exists()

@@ -1,0 +1,517 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmd_ray.cli import main
+from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.errors import BenchmdError, Busy, Transient
+from benchmd_ray.files import locked, sha256
+from benchmd_ray.results.history import read_history
+from benchmd_ray.results.lease import Lost
+from benchmd_ray.results.store import read_run, runs
+from benchmd_ray.service import execution, work
+from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.service.live import units_done
+from benchmd_ray.service.plan import Choice, make_plan
+from benchmd_ray.service.schedule import run_plan
+
+pytestmark = pytest.mark.ray  # the catalogs are built on Ray
+
+SMALL = """
+encoder: tiny
+pretrain: {steps: 6, batch_size: 8}
+transfer: {epochs: 2, batch_size: 16}
+execution: {device: cpu, log_every: 1, checkpoint_every: 2}
+"""
+DATASETS = ("ptb-xl", "georgia", "cpsc")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("settings") / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan_of(ecg_catalogs, small):
+    """Plans on the small catalogs, or on others in the place of some."""
+
+    def make(*assignments, techniques=("scratch", "mae"), settings=("linear",), others=()):
+        paths = {name: ecg_catalogs[name].path for name in DATASETS} | dict(others)
+        choice = Choice(
+            catalogs=tuple(paths.values()),
+            techniques=techniques,
+            settings=settings,
+            file=small,
+            assignments=assignments,
+        )
+        return make_plan(choice, tflops=1.0)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def reference(ecg_catalogs, small, tmp_path_factory):
+    """What single commands make of the same plan: SHA-256 of predictions by run and dataset."""
+    from benchmd_ray.service.execute import base_settings
+    from benchmd_ray.settings import load_settings
+
+    store = tmp_path_factory.mktemp("single")
+    source = ecg_catalogs["ptb-xl"].path
+    settings = load_settings(small, base=base_settings(source, "mae"))
+    upstream = pretrain_run("mae", source, store, settings)
+    for folder in (None, upstream.folder):
+        run = transfer_run(source, store, settings, upstream=folder)
+        for name in DATASETS[1:]:
+            evaluate_run(run, ecg_catalogs[name].path, settings)
+    return hashes(store)
+
+
+def hashes(store):
+    return {path.relative_to(store).as_posix(): sha256(path) for path in store.rglob("*.parquet")}
+
+
+class Log:
+    """An observer that writes down what it is told."""
+
+    def __init__(self):
+        self.events, self.closings = [], 0
+
+    def started(self, item, folder):
+        self.events.append(("started", item.name))
+
+    def finished(self, item, folder):
+        assert folder.is_dir()
+        self.events.append(("finished", item.name))
+
+    def failed(self, item, reason):
+        self.events.append(("failed", item.name))
+
+    def closed(self):
+        self.closings += 1
+
+    def count(self, event):
+        return Counter(name for kind, name in self.events if kind == event)
+
+
+class Broken:
+    def __getattr__(self, name):
+        raise RuntimeError("broken")
+
+
+def execute(plan, store, **options):
+    log, said = Log(), []
+    observers = (Broken(), log)
+    outcome = run_plan(plan, store, say=said.append, observers=observers, quiet=True, **options)
+    assert log.closings == 1
+    return outcome, log, said
+
+
+def test_a_plan_gives_what_single_commands_give_in_order_and_side_by_side(
+    plan_of, reference, tmp_path
+):
+    plan = plan_of()
+    outcome, log, said = execute(plan, tmp_path)
+    assert outcome.whole
+    assert set(outcome.done) == set(outcome.folders) == {item.name for item in plan.items}
+    assert said == []
+    assert hashes(tmp_path) == reference
+    place = {event: number for number, event in enumerate(log.events)}
+    together = most = 0
+    for event, _ in log.events:
+        together += 1 if event == "started" else -1
+        most = max(most, together)
+    for item in plan.items:
+        if item.after:
+            assert place["started", item.name] > place["finished", item.after]
+    assert most == 3  # the cluster of the tests has three CPUs
+    # The pretraining has the longest chain behind it.
+    assert log.events[0] == ("started", "ptb-xl/clean/mae/seed-0/pretrain")
+    for run in runs([tmp_path]):
+        assert [line["event"] for line in read_history(run.folder)] == ["started", "finished"]
+
+
+def test_what_is_done_is_never_done_again(plan_of, tmp_path):
+    execute(plan_of(techniques=("scratch",)), tmp_path)
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    outcome, log, _ = execute(plan_of(techniques=("scratch",)), tmp_path)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == stamps
+    assert (len(outcome.before), outcome.done, log.events) == (3, (), [])
+    assert outcome.lines() == ["3 done before"]
+
+
+def altered(catalog, split, folder):
+    """A copy of a catalog of which one shard was changed."""
+    copy = open_catalog(shutil.copytree(catalog.path, folder))
+    shard = copy.shards(split)[0][0]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(bytes(content))
+    return copy.path
+
+
+def test_a_failure_costs_itself_and_is_not_tried_again_when_that_is_no_use(
+    plan_of, ecg_catalogs, tmp_path
+):
+    damaged = altered(ecg_catalogs["georgia"], "test", tmp_path / "georgia")
+    plan = plan_of(others={"georgia": damaged}, techniques=("scratch",))
+    outcome, log, said = execute(plan, tmp_path / "runs")
+    name = "ptb-xl/clean/scratch/seed-0/linear"
+    assert set(outcome.done) == {name, f"{name}/cpsc"}
+    (failure,) = outcome.failed
+    assert failure.item.name == f"{name}/georgia"
+    assert "its SHA-256 differs from manifest" in failure.reason
+    assert failure.folder == outcome.folders[name]
+    assert log.count("started")[f"{name}/georgia"] == 1
+    assert log.count("failed") == {f"{name}/georgia": 1}
+    assert any(line.startswith(f"{name}/georgia failed: ") for line in said)
+    assert not outcome.whole
+
+
+def test_what_comes_after_a_failure_is_reported_as_not_run(plan_of, ecg_catalogs, tmp_path):
+    damaged = altered(ecg_catalogs["ptb-xl"], "train", tmp_path / "ptb-xl")
+    outcome, log, _ = execute(plan_of(others={"ptb-xl": damaged}), tmp_path / "runs")
+    pretrain = "ptb-xl/clean/mae/seed-0/pretrain"
+    scratch = "ptb-xl/clean/scratch/seed-0/linear"
+    assert {failure.item.name for failure in outcome.failed} == {pretrain, scratch}
+    after = dict(outcome.not_run)
+    assert after["ptb-xl/clean/mae/seed-0/linear"] == pretrain
+    assert after["ptb-xl/clean/mae/seed-0/linear/cpsc"] == pretrain
+    assert after[f"{scratch}/georgia"] == scratch
+    assert len(after) == 5
+    assert sum(log.count("started").values()) == 2
+    lines = outcome.lines()
+    assert lines[0] == "2 failed, 5 not run, as they come after a failed one"
+    assert f"not run: {scratch}/georgia (after {scratch})" in lines
+
+
+def failing_at_first(folder, how, times=1):
+    """Executes items, but the first tries of each transfer fail: sent to workers by value."""
+
+    def work(item, store, upstream, name, weights):
+        import os
+        from pathlib import Path
+
+        from benchmd_ray.service.work import execute_item
+
+        if item.kind == "transfer":
+            seen = Path(folder) / item.technique
+            tried = len(seen.read_text()) if seen.exists() else 0
+            seen.write_text("x" * (tried + 1))
+            if tried < times:
+                if how == "lost":
+                    os._exit(1)
+                raise ValueError("by accident\nand more")
+        return execute_item(item, store, upstream, name, weights)
+
+    return work
+
+
+def test_a_lost_process_and_an_accident_are_tried_again(plan_of, reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "execute_item", failing_at_first(tmp_path, "lost"))
+    outcome, log, said = execute(plan_of(), tmp_path / "runs")
+    assert outcome.whole
+    name = "ptb-xl/clean/scratch/seed-0/linear"
+    assert log.count("started")[name] == 2
+    assert any("its process was lost" in line and "(1 of 1)" in line for line in said)
+    assert hashes(tmp_path / "runs") == reference
+
+
+def test_after_the_last_try_an_accident_is_a_failure(plan_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "execute_item", failing_at_first(tmp_path, "lost", times=9))
+    plan = plan_of("execution.retries=2", techniques=("scratch",))
+    outcome, log, _ = execute(plan, tmp_path / "runs")
+    name = "ptb-xl/clean/scratch/seed-0/linear"
+    assert log.count("started") == {name: 3}
+    assert "its process was lost" in outcome.failed[0].reason
+    assert len(outcome.not_run) == 2
+
+
+def test_what_can_never_fit_fails_at_once_and_the_rest_goes_on(plan_of, tmp_path):
+    wide = plan_of("execution.workers=8", "pretrain.batch_size=8")
+    outcome, *_ = execute(wide, tmp_path)
+    (failure,) = outcome.failed
+    assert failure.item.name == "ptb-xl/clean/mae/seed-0/pretrain"
+    assert failure.reason.startswith("it needs 9 CPUs at once and the cluster has 3")
+    # Linear evaluation has one worker, whatever the settings say of others.
+    assert set(outcome.done) == {i.name for i in wide.items if i.technique == "scratch"}
+    assert len(outcome.not_run) == 3
+
+
+def test_what_needs_more_than_may_be_kept_busy_runs_alone(plan_of, tmp_path):
+    plan = plan_of(techniques=("scratch",))
+    streaming = replace(plan, items=tuple(_streaming(item) for item in plan.items))
+    outcome, log, _ = execute(streaming, tmp_path, cpus=1)
+    assert outcome.whole
+    kinds = [kind for kind, _ in log.events]
+    assert kinds == ["started", "finished"] * 3
+
+
+def _streaming(item):
+    chosen = replace(item.settings.execution, feed="streaming")
+    return replace(item, settings=replace(item.settings, execution=chosen))
+
+
+def dying_in_training(folder):
+    """Executes items, but the first process that waits for several workers dies meanwhile."""
+
+    def work(item, store, upstream, name, weights):
+        import os
+        import threading
+        import time
+        from pathlib import Path
+
+        from benchmd_ray.service.work import execute_item
+
+        died, begun = Path(folder) / "died", Path(store) / str(name) / "metrics.jsonl"
+
+        def die():
+            while not begun.exists():
+                time.sleep(0.05)
+            died.touch()
+            os._exit(1)
+
+        if item.settings.execution.workers > 1 and not died.exists():
+            threading.Thread(target=die, daemon=True).start()
+        return execute_item(item, store, upstream, name, weights)
+
+    return work
+
+
+@pytest.mark.slow
+def test_two_workers_train_as_a_ray_train_job_that_survives_its_process(
+    plan_of, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(execution, "PATIENCE", 0)
+    monkeypatch.setattr(execution, "execute_item", dying_in_training(tmp_path))
+    settings = ("linear", "finetune-small")
+    plan = plan_of("execution.workers=2", settings=settings, techniques=("scratch",))
+    one = [item for item in plan.items if item.setting == "linear" or item.kind == "transfer"]
+    plan = replace(plan, items=tuple(one))
+    outcome, log, said = execute(plan, tmp_path / "runs")
+    assert outcome.whole, said
+    name = "ptb-xl/clean/scratch/seed-0/finetune-small"
+    # The lost job's reservation was freed: else the second try would wait for ever.
+    assert log.count("started")[name] == 2
+    (run,) = (run for run in runs([tmp_path / "runs"]) if run.folder == outcome.folders[name])
+    assert run.description["settings"]["execution"]["workers"] == 2
+    assert (run.folder / "predictions" / "ptb-xl.parquet").is_file()
+    # Both and the CPU that must stay free are all that the cluster of the tests has.
+    place = log.events.index(("started", name))
+    assert log.events[place + 1 : place + 3] == [("started", name), ("finished", name)]
+
+
+def test_what_another_process_works_on_is_waited_for(plan_of, tmp_path):
+    plan = plan_of(techniques=("scratch",))
+    execute(plan, tmp_path)
+    (run,) = runs([tmp_path])
+    done = (run.folder / "done.json").read_text()
+    (run.folder / "done.json").unlink()  # begun elsewhere and not finished yet
+    (run.folder / "predictions" / "cpsc.parquet").unlink()
+
+    def other():
+        with locked(run.folder / ".lock", "the run"):
+            time.sleep(3)
+            (run.folder / "done.json").write_text(done)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    time.sleep(0.2)
+    outcome, _, said = execute(plan, tmp_path)
+    thread.join()
+    name = "ptb-xl/clean/scratch/seed-0/linear"
+    assert any(line.startswith(f"{name}: another process works on it") for line in said)
+    assert outcome.elsewhere == (name, f"{name}/georgia")
+    assert set(outcome.done) == {f"{name}/cpsc"}
+    assert outcome.whole
+    assert [line["event"] for line in read_history(run.folder)] == ["started", "finished"]
+
+
+def test_what_another_process_leaves_undone_is_taken_over(plan_of, reference, tmp_path):
+    plan = plan_of(techniques=("scratch",))
+    execute(plan, tmp_path)
+    (run,) = runs([tmp_path])
+    for name in ("done.json", "predictions/ptb-xl.parquet"):
+        (run.folder / name).unlink()
+
+    def other():
+        with locked(run.folder / ".lock", "the run"):
+            time.sleep(2)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    time.sleep(0.2)
+    outcome, _, _ = execute(plan, tmp_path)
+    thread.join()
+    assert outcome.done == ("ptb-xl/clean/scratch/seed-0/linear",)
+    assert hashes(tmp_path).items() <= reference.items()
+
+
+def test_a_plan_from_cards_is_not_executed(tmp_path):
+    plan = make_plan(Choice(modalities=("ecg",), techniques=("scratch",)), tflops=1.0)
+    with pytest.raises(BenchmdError, match=r"made from cards, without catalogs of .*ptb-xl"):
+        run_plan(plan, tmp_path, say=print)
+
+
+def test_a_plan_without_what_an_item_comes_after_is_refused(plan_of, tmp_path):
+    plan = plan_of()
+    cut = replace(plan, items=plan.items[1:])
+    with pytest.raises(BenchmdError, match=r"comes after .*, which is not in the plan"):
+        run_plan(cut, tmp_path, say=print)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Busy("held"), work.Report(error="held", busy=True)),
+        (BenchmdError("wrong"), work.Report(error="wrong")),
+        (Transient("lost"), work.Report(error="lost", again=True)),
+        (Lost("taken over"), work.Report(error="taken over", again=True)),
+        (ValueError("odd\nmore"), work.Report(error="ValueError: odd", again=True)),
+    ],
+)
+def test_what_goes_wrong_is_reported_with_whether_another_try_may_help(
+    plan_of, tmp_path, monkeypatch, error, expected
+):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(work, "pretrain_run", fail)
+    (tmp_path / "run").mkdir()
+    item = next(item for item in plan_of().items if item.kind == "pretrain")
+    assert work.execute_item(item, str(tmp_path), None, "run", None) == expected
+    unexpected = isinstance(error, ValueError)
+    assert (tmp_path / "run" / work.FAILURE).is_file() == unexpected
+    if unexpected:
+        assert "in fail" in (tmp_path / "run" / work.FAILURE).read_text()
+
+
+def test_the_command_says_what_was_done_and_fails_when_something_failed(
+    ecg_catalogs, small, tmp_path
+):
+    damaged = altered(ecg_catalogs["cpsc"], "test", tmp_path / "cpsc")
+    paths = (ecg_catalogs["ptb-xl"].path, ecg_catalogs["georgia"].path)
+    store = tmp_path / "runs"
+    common = [f"--catalog={path}" for path in paths]
+    common += ["--technique=scratch", "--setting=linear", "--tflops=1", f"--settings={small}"]
+    common.append(f"--store={store}")
+    name = "ptb-xl/clean/scratch/seed-0/linear"
+    result = CliRunner().invoke(main, ["run", *common, f"--catalog={damaged}"])
+    assert result.exit_code == 1, result.output
+    assert "2 done in " in result.output
+    assert f"\nfailed: {name}/cpsc: " in result.output
+    assert "run the same command again for what failed" in result.output
+    result = CliRunner().invoke(main, ["run", *common])
+    assert result.exit_code == 0, result.output
+    assert f"2 done before\nnext: benchmd report {store}\n" in result.output
+    result = CliRunner().invoke(main, ["run", *common, "--wandb=sometimes"])
+    assert (result.exit_code, "unknown mode of W&B" in result.output) == (1, True)
+    result = CliRunner().invoke(main, ["run"])
+    assert (result.exit_code, "name catalogs with --catalog" in result.output) == (2, True)
+
+
+COMMAND = (sys.executable, "-m", "benchmd_ray.cli", "run", "--tflops", "1")
+
+
+@pytest.fixture
+def command(ecg_catalogs, small, tmp_path):
+    """Starts `benchmd run` as a process and a group of its own."""
+    started = []
+
+    def start(*more):
+        catalogs = [f"--catalog={ecg_catalogs[name].path}" for name in DATASETS]
+        arguments = [*COMMAND, *catalogs, "--technique=scratch", "--technique=mae"]
+        arguments += ["--setting=linear", f"--settings={small}", f"--store={tmp_path / 'runs'}"]
+        environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+        process = subprocess.Popen(
+            [*arguments, *more],
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+def test_two_commands_on_one_store_do_nothing_twice(command, reference, tmp_path):
+    both = [command(), command()]
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert hashes(tmp_path / "runs") == reference
+    for run in runs([tmp_path / "runs"]):
+        assert [line["event"] for line in read_history(run.folder)] == ["started", "finished"]
+
+
+def until_training(store, process, session):
+    """Wait until a pretraining has taken some steps in its first, second, … session."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        for folder in store.glob("pretrain-*"):
+            begun = [line for line in read_history(folder) if line["event"] == "started"]
+            if len(begun) == session and (units_done(folder) or 0) > begun[-1]["from"] + 5:
+                return
+        if process.poll() is not None:
+            pytest.fail(process.communicate()[0])
+        time.sleep(0.02)
+    pytest.fail("no training began")
+
+
+@pytest.mark.slow
+def test_a_killed_and_a_stopped_command_go_on_to_the_very_same_predictions(
+    command, plan_of, tmp_path
+):
+    longer, store = "--set=pretrain.steps=300", tmp_path / "runs"
+    killed = command(longer)
+    until_training(store, killed, 1)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    stopped = command(longer)
+    until_training(store, stopped, 2)
+    asked = time.monotonic()
+    stopped.send_signal(signal.SIGTERM)
+    output, _ = stopped.communicate(timeout=60)
+    assert stopped.returncode == 143, output
+    assert time.monotonic() - asked < 30  # "within seconds", on a busy machine too
+    assert "interrupted: the same command goes on where it stopped" in output
+    (folder,) = store.glob("pretrain-*")
+    assert not (folder / "done.json").exists()
+    last = command(longer)
+    output, _ = last.communicate(timeout=240)
+    assert last.returncode == 0, output
+    assert f"next: benchmd report {store}" in output
+    uninterrupted = tmp_path / "uninterrupted"
+    assert run_plan(plan_of("pretrain.steps=300"), uninterrupted, say=print, quiet=True).whole
+    assert hashes(store) == hashes(uninterrupted)
+    events = [line["event"] for line in read_history(folder)]
+    assert events == ["started", "killed", "started", "failed", "started", "finished"]
+    begun = [line["from"] for line in read_history(folder) if line["event"] == "started"]
+    assert 0 == begun[0] < begun[1] < begun[2] < 300
+    assert json.loads((folder / "done.json").read_text())["model_sha256"]
+    assert read_run(folder).finished
+    assert Path(folder / "checkpoints").exists() is False
