@@ -37,7 +37,7 @@ from benchmd_ray.data.build import CHUNK_BYTES, build
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import schema
 from benchmd_ray.data.synthetic import WRITERS
-from benchmd_ray.results.paper import paper_sources
+from benchmd_ray.results.report.paper import paper_sources
 
 FACTORS = (1, 4, 16)
 SAMPLE_SECONDS = 1.0

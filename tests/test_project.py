@@ -24,7 +24,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     code = (
         "import benchmd_ray, yaml\n"
         "from benchmd_ray.data.cards import cards, code_classes, resource_folder\n"
-        "from benchmd_ray.results.paper import paper_auroc\n"
+        "from benchmd_ray.results.report.paper import paper_auroc\n"
         "print(benchmd_ray.__file__)\n"
         "print(len(cards()), len(code_classes('ptbxl_scp.csv')), len(paper_auroc()))\n"
         "print(sorted(p.stem for p in resource_folder('search_spaces').glob('*.yaml')))\n"
@@ -110,9 +110,9 @@ def test_constraints_pin_every_dependency():
 
 
 def test_the_papers_table_holds_the_published_cells():
-    from benchmd_ray.results.paper import paper_auroc
+    from benchmd_ray.results.report.paper import paper_auroc
 
-    path = ROOT / "benchmd_ray/results/reference/benchmd_auroc.csv"
+    path = ROOT / "benchmd_ray/results/report/reference/benchmd_auroc.csv"
     rows = list(csv.DictReader(path.read_text("utf-8").splitlines()))
     assert len(rows) == len(paper_auroc()) == 460
     assert paper_auroc()["ptb-xl", "linear", "shed"] == 0.737

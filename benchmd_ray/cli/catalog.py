@@ -24,7 +24,7 @@ def catalog_list() -> None:
     The terms of access and everything else: `benchmd catalog show NAME`.
     """
     from benchmd_ray.data.cards import cards
-    from benchmd_ray.results.describe import list_cards
+    from benchmd_ray.results.catalogs.describe import list_cards
 
     click.echo(list_cards(cards().values()))
 
@@ -46,12 +46,12 @@ def catalog_show(name: str, figures: Path | None) -> None:
     benchmd catalog show ptb-xl
     benchmd catalog show catalogs/ptb-xl --figures figures/ptb-xl
     """
-    from benchmd_ray.results.describe import show
+    from benchmd_ray.results.catalogs.describe import show
 
     click.echo(show(name, figures is not None))
     if figures is not None:
         from benchmd_ray.data.catalog import open_catalog
-        from benchmd_ray.results.figures import write_figures
+        from benchmd_ray.results.catalogs.figures import write_figures
 
         opened = open_catalog(Path(name))
         for path in write_figures(opened, figures):
@@ -89,7 +89,7 @@ def catalog_build(name: str, raw: Path, out: Path, cpus: int | None, **options: 
         --option images=all
     """
     from benchmd_ray.data.build import build
-    from benchmd_ray.results.describe import describe_catalog
+    from benchmd_ray.results.catalogs.describe import describe_catalog
 
     click.echo(describe_catalog(build(name, raw, out, cpus=cpus or 1, **options)))
 
@@ -179,6 +179,6 @@ def catalog_import(file: Path, out: Path) -> None:
     benchmd catalog import lndb.h5 --out catalogs/lndb
     """
     from benchmd_ray.data.hdf5 import import_hdf5
-    from benchmd_ray.results.describe import describe_catalog
+    from benchmd_ray.results.catalogs.describe import describe_catalog
 
     click.echo(describe_catalog(import_hdf5(file, out)))

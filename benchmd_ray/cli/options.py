@@ -28,7 +28,7 @@ class StoreType(click.Path):
         text = os.fspath(value)
         if not text.startswith("s3://"):
             return super().convert(value, param, ctx)
-        from benchmd_ray.results.mirror import store_folder
+        from benchmd_ray.results.storage.mirror import store_folder
 
         return store_folder(text)
 

@@ -52,9 +52,9 @@ def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mo
 
 def print_report(found: Any, out: Path, *, resamples: int = 1000, figures: bool = True) -> None:
     """Print the main table of runs and write the report into a folder."""
-    from benchmd_ray.results import tables
-    from benchmd_ray.results.analysis import analyse
-    from benchmd_ray.results.written import text
+    from benchmd_ray.results.report import tables
+    from benchmd_ray.results.report.analysis import analyse
+    from benchmd_ray.results.report.written import text
 
     analysis = analyse(found, resamples=resamples)
     click.echo(text(tables.display_frame(analysis)))
@@ -70,7 +70,7 @@ def print_report(found: Any, out: Path, *, resamples: int = 1000, figures: bool 
 def _write_figures(analysis: Any, folder: Path, resamples: int) -> list[Any]:
     from benchmd_ray.progress import progress
     from benchmd_ray.results.canvas import write
-    from benchmd_ray.results.report_figures import draw
+    from benchmd_ray.results.report.report_figures import draw
 
     drawn, left_out = draw(analysis, resamples=resamples)
     display = progress("figures", len(drawn), "figures")
@@ -85,7 +85,7 @@ def _write_figures(analysis: Any, folder: Path, resamples: int) -> list[Any]:
 
 
 def _write_page(analysis: Any, drawn: list[Any], folder: Path) -> Path:
-    from benchmd_ray.results.page import write_page
+    from benchmd_ray.results.report.page import write_page
 
     return write_page(analysis, drawn, folder)
 
@@ -113,9 +113,9 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
     benchmd compare runs --all --out comparison.csv
     """
     from benchmd_ray.files import replacing
-    from benchmd_ray.results.against_paper import against_paper, shown, summary
+    from benchmd_ray.results.report.against_paper import against_paper, shown, summary
+    from benchmd_ray.results.report.written import text
     from benchmd_ray.results.store import runs
-    from benchmd_ray.results.written import text
 
     frame = against_paper(runs(list(paths)), resamples=resamples)
     chosen = frame if everything else frame[frame["reason"] == ""].reset_index(drop=True)

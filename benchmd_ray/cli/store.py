@@ -38,9 +38,9 @@ def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> N
     benchmd prune s3://bucket/study --keep predictions --dry-run
     benchmd prune s3://bucket/study --mirror  # free this machine's disk only
     """
-    from benchmd_ray.results.mirror import shown
-    from benchmd_ray.results.retention import drop_copies
-    from benchmd_ray.results.retention import prune as prune_store
+    from benchmd_ray.results.storage.mirror import shown
+    from benchmd_ray.results.storage.retention import drop_copies
+    from benchmd_ray.results.storage.retention import prune as prune_store
 
     for store in stores:
         click.echo(shown(store))
@@ -53,7 +53,7 @@ def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> N
 
 def print_pruned(pruned: Any, *, dry_run: bool) -> None:
     """Print what was removed, what stays and why, and the bytes freed of each kind."""
-    from benchmd_ray.results.retention import KINDS
+    from benchmd_ray.results.storage.retention import KINDS
 
     for removal in pruned.removals:
         names = ", ".join(removal.names) if removal.kind != "checkpoints" else removal.kind

@@ -20,8 +20,8 @@ from typing import Any, Literal
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.errors import Busy as Busy  # what `working` raises
 from benchmd_ray.files import digest, locked, remove, remove_partial, sha256, write_json
-from benchmd_ray.results import history, remote
-from benchmd_ray.results.mirror import (
+from benchmd_ray.results.storage import history, remote
+from benchmd_ray.results.storage.mirror import (
     CHECKPOINTS,
     DONE,
     MODEL,
@@ -32,7 +32,7 @@ from benchmd_ray.results.mirror import (
     refresh,
     refresh_store,
 )
-from benchmd_ray.results.mirror import shown as shown  # how commands name a store or a run
+from benchmd_ray.results.storage.mirror import shown as shown  # how commands name a store or a run
 from benchmd_ray.settings import Settings, updated
 
 Keep = Literal["checkpoints", "models", "predictions"]

@@ -27,7 +27,7 @@ from benchmd_ray.evaluation.metrics import metric
 from benchmd_ray.evaluation.predict import predictions_path, read_predictions
 from benchmd_ray.files import digest, read_json_lines
 from benchmd_ray.modalities import MODALITIES
-from benchmd_ray.results.history import METRICS
+from benchmd_ray.results.storage.history import METRICS
 from benchmd_ray.results.store import read_run
 
 MODES = ("auto", "online", "offline", "off")
@@ -358,7 +358,7 @@ def _tell_scores(wandb_run: Any, folder: Path, dataset: str) -> None:
 
 def report_files(folder: Path) -> list[Path]:
     """Files of a report in its folder: whatever else lies there, such as runs, is not sent."""
-    from benchmd_ray.results import page, tables
+    from benchmd_ray.results.report import page, tables
 
     named = [folder / name for name in sorted((page.NAME, *tables.file_names()))]
     drawn = sorted(p for p in (folder / "figures").glob("*") if p.suffix in (".png", ".svg"))

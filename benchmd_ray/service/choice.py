@@ -11,7 +11,7 @@ from benchmd_ray.data.cards import POLICIES
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.imagenet import require_images
-from benchmd_ray.results.paper import paper_auroc
+from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
 from benchmd_ray.settings import (
     ENCODERS,

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.progress import Board, above
-from benchmd_ray.results.mirror import shown as address_of
+from benchmd_ray.results.storage.mirror import shown as address_of
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service.capacity import (
     Capacity,
@@ -223,9 +223,11 @@ class Execution:
             self.alone.add(task.item.name)
             self.reserved |= task.need.workers > 1
             return Report(error="the node ran out of memory and its process was ended", again=True)
+        except ray.exceptions.RayTaskError as error:  # such as a node without this package
+            return Report(error=f"its process could not work: {_line(error, -1)}", again=True)
         except ray.exceptions.RayError as error:
             self.reserved |= task.need.workers > 1
-            lost = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            lost = f"{type(error).__name__}: {_line(error, 0)}"
             return Report(error=f"its process was lost ({lost})", again=True)
 
     def _settle(self, task: Task, report: Report) -> None:
@@ -242,6 +244,8 @@ class Execution:
             self.look[item.name] = (time.monotonic() + pause, pause)
             self._wait(item)
             return
+        if report.memory:
+            self.alone.add(item.name)
         tries = self.tries[item.name] = self.tries.get(item.name, 0) + 1
         retries = item.settings.execution.retries
         if report.again and tries <= retries:
@@ -322,3 +326,8 @@ class Execution:
             if tasks:
                 tasks = ray.wait(tasks, num_returns=len(tasks), timeout=seconds)[1]
         self.running.clear()
+
+
+def _line(error: BaseException, place: int) -> str:
+    """One line of an error's text."""
+    return (str(error).strip().splitlines() or ["no message"])[place]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from benchmd_ray.results.retention import release, with_weights
+from benchmd_ray.results.storage.retention import release, with_weights
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service.plan import Item
 

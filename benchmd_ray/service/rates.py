@@ -22,7 +22,7 @@ from benchmd_ray.evaluation.predict import predictions_path
 from benchmd_ray.modalities import MODALITIES, Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.results.history import METRICS
+from benchmd_ray.results.storage.history import METRICS
 from benchmd_ray.results.store import Run, runs
 from benchmd_ray.service.cost import Work, forward_flops, training_flops, work_of
 from benchmd_ray.service.datasets import Dataset

@@ -11,7 +11,7 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
-from benchmd_ray.results.mirror import RUN, refresh_store
+from benchmd_ray.results.storage.mirror import RUN, refresh_store
 from benchmd_ray.results.store import Run, read_run, run_folder
 from benchmd_ray.service.execute import is_scored
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring

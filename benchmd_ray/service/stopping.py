@@ -51,7 +51,8 @@ def stopping() -> Iterator[Stopping]:
         yield asked
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that was not set from Python cannot be set again
+                signal.signal(number, handler)
 
 
 @contextmanager
@@ -68,4 +69,5 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if before is not None:
+            signal.signal(signal.SIGINT, before)

@@ -10,7 +10,7 @@ import torch
 
 from benchmd_ray.errors import BenchmdError, Busy, Transient
 from benchmd_ray.files import remove
-from benchmd_ray.results.mirror import store_folder
+from benchmd_ray.results.storage.mirror import store_folder
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.plan import Item
@@ -33,6 +33,8 @@ class Report:
     """Another process works on it: nothing is wrong, look again."""
     again: bool = False
     """Whether another try may mend the error."""
+    memory: bool = False
+    """Whether the GPU had no memory left: others may work on it too."""
 
 
 def execute_item(
@@ -62,7 +64,8 @@ def execute_item(
         if name is not None and (folder / name).is_dir():
             (folder / name / FAILURE).write_text(traceback.format_exc(), "utf-8")
         first = (str(error).strip().splitlines() or ["no message"])[0]
-        return Report(error=f"{type(error).__name__}: {first}", again=True)
+        memory = isinstance(error, torch.OutOfMemoryError)
+        return Report(error=f"{type(error).__name__}: {first}", again=True, memory=memory)
     finally:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

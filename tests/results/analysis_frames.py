@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.modalities import MODALITIES
-from benchmd_ray.results.analysis import Analysis
-from benchmd_ray.results.frames import FRAMES, KEY, PLACE, VERSIONS, frame
+from benchmd_ray.results.report.analysis import Analysis
+from benchmd_ray.results.report.frames import FRAMES, KEY, PLACE, VERSIONS, frame
 
 SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
 SOURCES = {

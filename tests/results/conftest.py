@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from stores import make_report_store
 
-from benchmd_ray.results.analysis import Analysis, analyse
+from benchmd_ray.results.report.analysis import Analysis, analyse
 from benchmd_ray.results.store import runs
 
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from stores import make_transfer, predict_all
 
 from benchmd_ray.cli import main
-from benchmd_ray.results.against_paper import COLUMNS, against_paper, summary
-from benchmd_ray.results.paper import paper_auroc
+from benchmd_ray.results.report.against_paper import COLUMNS, against_paper, summary
+from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.results.store import runs
 
 

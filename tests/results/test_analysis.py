@@ -28,9 +28,9 @@ from stores import (
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.modalities import MODALITIES
-from benchmd_ray.results.analysis import Analysis, analyse
-from benchmd_ray.results.curves import POINTS
-from benchmd_ray.results.frames import FRAMES, KEY
+from benchmd_ray.results.report.analysis import Analysis, analyse
+from benchmd_ray.results.report.curves import POINTS
+from benchmd_ray.results.report.frames import FRAMES, KEY
 from benchmd_ray.results.store import runs
 
 ECG = MODALITIES["ecg"]

@@ -10,7 +10,7 @@ import pytest
 
 from benchmd_ray.data.cards import DatasetCard, Layout, Option, cards, dataset_card
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.results.describe import (
+from benchmd_ray.results.catalogs.describe import (
     QUARANTINE_SHOWN,
     WIDTH,
     describe_card,

@@ -28,9 +28,9 @@ from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest, write_json
 from benchmd_ray.modalities import MODALITIES
-from benchmd_ray.results import contents
 from benchmd_ray.results.canvas import styled
-from benchmd_ray.results.contents import (
+from benchmd_ray.results.catalogs import contents
+from benchmd_ray.results.catalogs.contents import (
     NO_CLASS,
     Balance,
     People,
@@ -38,8 +38,8 @@ from benchmd_ray.results.contents import (
     examples,
     people,
 )
-from benchmd_ray.results.example_figures import _stacked, draw_examples
-from benchmd_ray.results.figures import draw_class_balance, draw_people, write_figures
+from benchmd_ray.results.catalogs.example_figures import _stacked, draw_examples
+from benchmd_ray.results.catalogs.figures import draw_class_balance, draw_people, write_figures
 
 SIZES = {"train": 60, "validation": 24, "test": 12}
 SCALES = {"ecg": 0.005, "eeg": 0.02}
@@ -331,7 +331,7 @@ def test_the_same_catalog_gives_the_same_bytes_whatever_the_user_has_set(made, d
 
 def test_drawing_leaves_the_global_state_of_pyplot_alone():
     code = (
-        "import sys, benchmd_ray.results.figures as f; "
+        "import sys, benchmd_ray.results.catalogs.figures as f; "
         "print('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules, 'ray' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

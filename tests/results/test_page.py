@@ -13,14 +13,22 @@ import pytest
 from analysis_frames import invented, made
 
 from benchmd_ray.evaluation.metrics import METRICS
-from benchmd_ray.results import page_sections as sections
-from benchmd_ray.results.analysis import Analysis
 from benchmd_ray.results.canvas import new_figure, styled
-from benchmd_ray.results.figures_parts import Titled
-from benchmd_ray.results.frames import FRAMES, PLACE, frame
-from benchmd_ray.results.page import page, write_page
-from benchmd_ray.results.page_findings import facts, findings
-from benchmd_ray.results.page_tables import FIRST, Column, Table, constant, html, shown, text_of
+from benchmd_ray.results.report import page_sections as sections
+from benchmd_ray.results.report.analysis import Analysis
+from benchmd_ray.results.report.figures_parts import Titled
+from benchmd_ray.results.report.frames import FRAMES, PLACE, frame
+from benchmd_ray.results.report.page import page, write_page
+from benchmd_ray.results.report.page_findings import facts, findings
+from benchmd_ray.results.report.page_tables import (
+    FIRST,
+    Column,
+    Table,
+    constant,
+    html,
+    shown,
+    text_of,
+)
 
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=hacked=1>\"'&amp;"
 VOID = {"meta", "img", "input", "br"}

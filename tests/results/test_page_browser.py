@@ -11,8 +11,8 @@ import pytest
 from analysis_frames import invented
 from test_page import EVIL, drawn, renamed
 
-from benchmd_ray.results.page import write_page
-from benchmd_ray.results.page_tables import FIRST, rounded, shown
+from benchmd_ray.results.report.page import write_page
+from benchmd_ray.results.report.page_tables import FIRST, rounded, shown
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (

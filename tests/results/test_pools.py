@@ -18,8 +18,8 @@ from stores import (
 
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.modalities import MODALITIES
-from benchmd_ray.results.analysis import analyse
-from benchmd_ray.results.scored import measured, read_scored
+from benchmd_ray.results.report.analysis import analyse
+from benchmd_ray.results.report.scored import measured, read_scored
 
 ECG = MODALITIES["ecg"]
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from stores import make_pretraining, make_transfer
 
-from benchmd_ray.results.protocols import comparable_with, letters_of, protocols
+from benchmd_ray.results.report.protocols import comparable_with, letters_of, protocols
 
 FASTER = {"transfer": {"optimiser": {"lr": 1e-3}}}
 SLOWER = {"transfer": {"optimiser": {"lr": 1e-5}}}

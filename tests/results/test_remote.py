@@ -21,13 +21,19 @@ from moto.server import ThreadedMotoServer
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError, Busy, Transient
 from benchmd_ray.files import sha256
-from benchmd_ray.results import lease as leases
-from benchmd_ray.results import remote
-from benchmd_ray.results.bucket import Bucket, BucketError, Content, open_bucket
-from benchmd_ray.results.history import read_history
-from benchmd_ray.results.lease import Lease, Lost
-from benchmd_ray.results.mirror import is_light, mirror_of, newest_checkpoint, shown, store_folder
-from benchmd_ray.results.retention import drop_copies, prune
+from benchmd_ray.results.storage import lease as leases
+from benchmd_ray.results.storage import remote
+from benchmd_ray.results.storage.bucket import Bucket, BucketError, Content, open_bucket
+from benchmd_ray.results.storage.history import read_history
+from benchmd_ray.results.storage.lease import Lease, Lost
+from benchmd_ray.results.storage.mirror import (
+    is_light,
+    mirror_of,
+    newest_checkpoint,
+    shown,
+    store_folder,
+)
+from benchmd_ray.results.storage.retention import drop_copies, prune
 from benchmd_ray.results.store import (
     open_run,
     read_run,
@@ -118,7 +124,7 @@ def kill(work, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(remote.Publication, "try_push", lambda _: False)
         patch.setattr(Lease, "release", lambda _: None)
-        patch.setattr("benchmd_ray.results.history.append", lambda *_, **__: None)
+        patch.setattr("benchmd_ray.results.storage.history.append", lambda *_, **__: None)
         work.__exit__(Killed, Killed(), None)
 
 
@@ -170,7 +176,7 @@ def test_no_object_leads_out_of_a_runs_folder():
 
 
 def test_without_boto3_the_error_says_what_to_install(machine, monkeypatch):
-    from benchmd_ray.results import bucket
+    from benchmd_ray.results.storage import bucket
 
     bucket._client.cache_clear()
     monkeypatch.setitem(sys.modules, "boto3", None)

@@ -22,21 +22,21 @@ from benchmd_ray.results.canvas import (
     technique_looks,
     write,
 )
-from benchmd_ray.results.figures_curves import (
+from benchmd_ray.results.report.figures_curves import (
     draw_reliabilities,
     draw_rocs,
     mean_curve,
     pooled_bins,
 )
-from benchmd_ray.results.figures_groups import draw_subgroups, letters
-from benchmd_ray.results.figures_labels import draw_label_efficiency
-from benchmd_ray.results.figures_pairs import draw_pairs
-from benchmd_ray.results.figures_parts import Report, in_distribution, over_targets, studies
-from benchmd_ray.results.figures_ranks import draw_critical_differences, draw_rankings
-from benchmd_ray.results.figures_scores import draw_results
-from benchmd_ray.results.figures_training import draw_training
-from benchmd_ray.results.figures_wording import differences
-from benchmd_ray.results.report_figures import draw, figures
+from benchmd_ray.results.report.figures_groups import draw_subgroups, letters
+from benchmd_ray.results.report.figures_labels import draw_label_efficiency
+from benchmd_ray.results.report.figures_pairs import draw_pairs
+from benchmd_ray.results.report.figures_parts import Report, in_distribution, over_targets, studies
+from benchmd_ray.results.report.figures_ranks import draw_critical_differences, draw_rankings
+from benchmd_ray.results.report.figures_scores import draw_results
+from benchmd_ray.results.report.figures_training import draw_training
+from benchmd_ray.results.report.figures_wording import differences
+from benchmd_ray.results.report.report_figures import draw, figures
 
 SECTIONS = [
     "Results",

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
-from benchmd_ray.results.history import read_history, seconds_worked
-from benchmd_ray.results.retention import drop_copies, prune, release
+from benchmd_ray.results.storage.history import read_history, seconds_worked
+from benchmd_ray.results.storage.retention import drop_copies, prune, release
 from benchmd_ray.results.store import open_run, require_weights, runs, working
 
 STATE, MODEL, SCORES = b"state" * 100, b"weights" * 10, b"scores"

@@ -9,7 +9,7 @@ import pytest
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
-from benchmd_ray.results.history import HISTORY, append, read_history, seconds_worked
+from benchmd_ray.results.storage.history import HISTORY, append, read_history, seconds_worked
 from benchmd_ray.results.store import (
     Busy,
     open_run,

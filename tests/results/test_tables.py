@@ -12,14 +12,14 @@ from stores import make_transfer, people, write_predictions
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.modalities import MODALITIES
-from benchmd_ray.results import tables
-from benchmd_ray.results.analysis import Analysis, analyse, blocks
-from benchmd_ray.results.cells import unfinished
-from benchmd_ray.results.notes import notes
-from benchmd_ray.results.paper import paper_auroc, paper_sources
-from benchmd_ray.results.protocols import protocols
+from benchmd_ray.results.report import tables
+from benchmd_ray.results.report.analysis import Analysis, analyse, blocks
+from benchmd_ray.results.report.cells import unfinished
+from benchmd_ray.results.report.notes import notes
+from benchmd_ray.results.report.paper import paper_auroc, paper_sources
+from benchmd_ray.results.report.protocols import protocols
+from benchmd_ray.results.report.written import text
 from benchmd_ray.results.store import open_run
-from benchmd_ray.results.written import text
 
 ECG = MODALITIES["ecg"]
 

@@ -7,8 +7,8 @@ import re
 import pandas as pd
 import pytest
 
-from benchmd_ray.results import tables
-from benchmd_ray.results.written import LATEX, latex, latex_text, markdown, text
+from benchmd_ray.results.report import tables
+from benchmd_ray.results.report.written import LATEX, latex, latex_text, markdown, text
 
 ODD = r"50 % of a_b & c #1 {x} ~ ^ $ \ <0.001 | −0.1 ± – τ → …"
 FRAME = pd.DataFrame({"name": ["a", ODD], "gap [95 % interval]": ["[-0.1, 2]", "-3"], "n": [1, 22]})

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmd_ray.results.analysis import analyse
+from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.store import runs
 from benchmd_ray.service import demo as module
 

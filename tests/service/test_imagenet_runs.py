@@ -19,8 +19,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.files import digest, sha256, write_json
 from benchmd_ray.models.imagenet import read_imagenet
-from benchmd_ray.results.analysis import analyse
-from benchmd_ray.results.paper import paper_auroc
+from benchmd_ray.results.report.analysis import analyse
+from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service import execute
 from benchmd_ray.service.execute import base_settings, pretrain_run, transfer_run

@@ -4,9 +4,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.bucket import open_bucket
-from benchmd_ray.results.mirror import store_folder
-from benchmd_ray.results.retention import prune
+from benchmd_ray.results.storage.bucket import open_bucket
+from benchmd_ray.results.storage.mirror import store_folder
+from benchmd_ray.results.storage.retention import prune
 from benchmd_ray.results.store import read_run, runs
 from benchmd_ray.service import keeping
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run

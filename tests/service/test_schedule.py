@@ -17,8 +17,8 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError, Busy, Transient
 from benchmd_ray.files import locked, sha256
-from benchmd_ray.results.history import read_history
-from benchmd_ray.results.lease import Lost
+from benchmd_ray.results.storage.history import read_history
+from benchmd_ray.results.storage.lease import Lost
 from benchmd_ray.results.store import read_run, runs
 from benchmd_ray.service import execution, work
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run

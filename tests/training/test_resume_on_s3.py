@@ -10,15 +10,15 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from benchmd_ray.files import sha256
-from benchmd_ray.results.bucket import open_bucket
-from benchmd_ray.results.history import read_history
-from benchmd_ray.results.mirror import newest_checkpoint
+from benchmd_ray.results.storage.bucket import open_bucket
+from benchmd_ray.results.storage.history import read_history
+from benchmd_ray.results.storage.mirror import newest_checkpoint
 from benchmd_ray.training.reporter import read_metrics
 
 ADDRESS = "s3://benchmd-resume/runs"
 COMMAND = (
     "import sys\n"
-    "from benchmd_ray.results import lease as leases, remote\n"
+    "from benchmd_ray.results.storage import lease as leases, remote\n"
     "remote.PUBLISH_SECONDS = 0.2\n"
     "leases.LEASE_SECONDS = float(sys.argv.pop(1))\n"
     "leases.MARGIN_SECONDS = leases.LEASE_SECONDS - 135\n"

@@ -1,0 +1,1 @@
+"""Catalogs described and drawn."""

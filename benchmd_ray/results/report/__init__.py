@@ -1,0 +1,1 @@
+"""Results of many runs: analysed, as tables, figures and a page."""

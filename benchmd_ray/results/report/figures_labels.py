@@ -1,0 +1,128 @@
+"""Figures of section "Label efficiency": AUROC against the labels that fine-tuning was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from benchmd_ray.results.canvas import TechniqueLook
+from benchmd_ray.results.report.figures_panels import (
+    FAINT,
+    SMALL,
+    auroc_limits,
+    chance_line,
+    chance_mark,
+    grid,
+    technique_legend,
+)
+from benchmd_ray.results.report.figures_parts import (
+    Drawn,
+    LeftOut,
+    Report,
+    Study,
+    Titled,
+    mean_auroc,
+    of_place,
+    place_label,
+    places_of,
+    techniques_of,
+)
+from benchmd_ray.results.report.figures_wording import how_drawn, joined, sizes
+
+SECTION = "Label efficiency"
+LABELS = {
+    "finetune-small": (3.0, "8"),
+    "finetune-medium": (6.0, "64"),
+    "finetune-large": (8.0, "256"),
+    "finetune-full": (10.0, "all"),
+}
+"""Place on the axis, the base-2 logarithm of labels per class, and its name; "all" stands apart."""
+BREAK = 9.0
+
+
+def draw_label_efficiency(report: Report) -> Iterator[Drawn]:
+    """One figure for each study: a panel for each dataset and split."""
+    for study in report.studies:
+        yield draw_curves(report, study)
+
+
+def draw_curves(report: Report, study: Study) -> Drawn:
+    """AUROC against labels per class, with the intervals as bands."""
+    name = f"label-efficiency-{study.slug}"
+    scores = study.of(mean_auroc(report.analysis.scores)).dropna(subset=["value"])
+    scores = scores[scores["setting"].isin(list(LABELS))]
+    if scores["setting"].nunique() < 2:
+        return LeftOut(name, "fewer than two fine-tuning settings are there: nothing to join")
+    title = f"{study.label}: {_finding(scores)}"
+    places, techniques = places_of(study, scores), techniques_of(scores)
+    figure, panels = grid(title, len(places), row=2.6)
+    limits = auroc_limits(scores)
+    for axes, place in zip(panels, places, strict=True):
+        _curves(axes, of_place(scores, place), techniques, report.looks)
+        axes.set_title(place_label(study, place))
+        axes.set_ylim(*limits)
+        axes.set_ylabel("AUROC")
+        axes.set_xlabel("labels per class (logarithmic)", fontsize=SMALL + 0.5)
+        chance_line(axes)
+    technique_legend(figure, techniques, report.looks, lines=True, extra=[chance_mark()])
+    caption = joined(
+        f"Fine-tuned encoders; mean AUROC over classes, bands: {how_drawn(report)}. A class with "
+        "fewer labelled records gives all that it has; all labels stand right of the grey bar, "
+        "since their number differs from class to class.",
+        sizes(scores),
+    )
+    return Titled(name, SECTION, title, caption, figure)
+
+
+def _curves(
+    axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], looks: Mapping[str, TechniqueLook]
+) -> None:
+    settings = [s for s in LABELS if s in set(frame["setting"])]
+    for technique in techniques:
+        rows = frame[frame["technique"] == technique].set_index("setting")
+        rows = rows.loc[[s for s in settings if s in rows.index]]
+        x, look = [LABELS[s][0] for s in rows.index], looks[technique]
+        axes.fill_between(
+            x, rows["low"], rows["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1
+        )
+        axes.plot(
+            x,
+            rows["value"],
+            label=technique,
+            color=look.colour,
+            linestyle=look.line,
+            marker=look.marker,
+            markersize=5.0,
+            linewidth=1.4,
+            zorder=3,
+        )
+    ticks = [LABELS[s] for s in settings]
+    axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks])
+    axes.set_xlim(ticks[0][0] - 0.4, ticks[-1][0] + 0.4)
+    if "finetune-full" in settings:
+        axes.axvline(BREAK, color=FAINT, linewidth=3, zorder=0)
+
+
+def _finding(scores: pd.DataFrame) -> str:
+    """Curves whose first and last interval lie apart; others are not said to rise or fall."""
+    settings = [s for s in LABELS if s in set(scores["setting"])]
+    span = f"from {LABELS[settings[0]][1]} to {LABELS[settings[-1]][1]} labels per class"
+    curves = up = down = 0
+    for _, rows in scores.dropna(subset=["low", "high"]).groupby(["dataset", "split", "technique"]):
+        ends = rows.set_index("setting")
+        if {settings[0], settings[-1]} <= set(ends.index):
+            low, high = ends["low"].astype(float), ends["high"].astype(float)
+            curves += 1
+            up += bool(low[settings[-1]] > high[settings[0]])
+            down += bool(high[settings[-1]] < low[settings[0]])
+    if not curves:
+        return f"no change of AUROC {span} is shown: no curve has intervals at both ends"
+    if not up + down:
+        which = "of the curve" if curves == 1 else f"of all {curves} curves"
+        return f"no change of AUROC {span} is shown: the intervals {which} overlap"
+    fell = f", falls in {down}" if down else ""
+    left = curves - up - down
+    rest = f"; in {left} the intervals overlap and no change is shown" if left else ""
+    return f"{span}, AUROC rises in {up} of {curves} curves{fell} (intervals apart){rest}"

@@ -1,0 +1,241 @@
+"""What the report's figures are made of: their type, the studies, the rows of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from benchmd_ray.data.splits import TARGET_SPLIT
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.results.canvas import TechniqueLook
+from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES
+from benchmd_ray.results.report.protocols import comparable_with, letters_of
+
+if TYPE_CHECKING:
+    from benchmd_ray.results.report.analysis import Analysis
+
+STUDY = ("modality", "source", "policy", "protocol")
+
+
+@dataclass(frozen=True)
+class Titled:
+    """A figure of the report."""
+
+    name: str
+    """Stem of its files."""
+    section: str
+    title: str
+    """What it shows, with numbers; also drawn at the figure's top."""
+    caption: str
+    """What the marks and intervals are, and how many patients, resamples and seeds."""
+    figure: Figure
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A figure that could not be drawn."""
+
+    name: str
+    reason: str
+
+
+Drawn = Titled | LeftOut
+
+
+@dataclass(frozen=True)
+class Study:
+    """What one figure holds at most: runs that were trained alike on one source."""
+
+    modality: str
+    source: str
+    policy: str
+    protocol: str
+    label: str
+    """Short: names the policy where the report holds several, the protocol if it is not fixed."""
+
+    @property
+    def slug(self) -> str:
+        """For names of files."""
+        return self.label.replace(", ", "-").replace(" ", "-")
+
+    def of(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Rows of this study; where its protocol names a pretraining, those from scratch too."""
+        here = np.ones(len(frame), bool)
+        for column in ("modality", "source", "policy"):
+            if column in frame:
+                here &= (frame[column] == getattr(self, column)).to_numpy(bool)
+        if "protocol" in frame:
+            fit = {name for name in set(frame["protocol"]) if comparable_with(name, self.protocol)}
+            here &= frame["protocol"].isin(list(fit)).to_numpy(bool)
+        return frame[here]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The analysis, and what all its figures have in common."""
+
+    analysis: Analysis
+    looks: Mapping[str, TechniqueLook]
+    studies: tuple[Study, ...]
+    resamples: int | None = None
+    """Of the patients, where it is known."""
+
+    def detail(self, study: Study) -> str:
+        """The setting of the figures that show one alone: the one with the most labels."""
+        found = settings_of(study.of(self.analysis.scores))
+        return "finetune-full" if "finetune-full" in found else found[-1]
+
+
+def studies(scores: pd.DataFrame) -> tuple[Study, ...]:
+    """The studies of a report: modalities in the benchmark's order, then by name."""
+    if scores.empty:
+        return ()
+    protocols: dict[tuple[str, str, str], list[str]] = {}
+    rows = {tuple(map(str, row)) for row in scores[list(STUDY)].to_numpy()}
+    for kind, source, policy, protocol in sorted(rows):
+        protocols.setdefault((kind, source, policy), []).append(protocol)
+    keys = [(*key, name) for key, names in protocols.items() for name in letters_of(names)]
+    kinds = list(MODALITIES)
+    keys.sort(key=lambda key: (kinds.index(key[0]) if key[0] in kinds else len(kinds), key))
+    several = len({policy for _, _, policy, _ in keys}) > 1
+    return tuple(
+        Study(
+            *key,
+            ", ".join(
+                part
+                for part, named in zip(key, (True, True, several, key[3] != "fixed"), strict=True)
+                if named
+            ),
+        )
+        for key in keys
+    )
+
+
+def ordered(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Names without repetition, the known ones first in their order."""
+    found = set(names)
+    return [name for name in known if name in found] + sorted(found - set(known))
+
+
+def techniques_of(frame: pd.DataFrame) -> list[str]:
+    """Techniques in the benchmark's order."""
+    return ordered(frame["technique"], TECHNIQUES)
+
+
+def settings_of(frame: pd.DataFrame) -> list[str]:
+    """Transfer settings in the benchmark's order."""
+    return ordered(frame["setting"], SETTINGS)
+
+
+def mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the AUROC averaged over classes."""
+    if scores.empty:
+        return scores
+    return scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
+
+
+def of_metric(frame: pd.DataFrame, metric: str = "auroc") -> pd.DataFrame:
+    """Rows of one metric."""
+    return frame if frame.empty else frame[frame["metric"] == metric]
+
+
+def in_distribution(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the source's own validation split, as in the paper."""
+    return frame[(frame["dataset"] == frame["source"]) & (frame["split"] == "validation")]
+
+
+def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the targets, of the one split of each that its policy scores."""
+    frame = frame[(frame["role"] == "target") & (frame["dataset"] != frame["source"])]
+    if frame.empty:
+        return frame
+    splits: dict[tuple[str, str], set[str]] = {}
+    names = list(zip(frame["policy"], frame["dataset"], frame["split"], strict=True))
+    for policy, dataset, split in names:
+        splits.setdefault((policy, dataset), set()).add(split)
+    scored = {
+        key: TARGET_SPLIT[key[0]] if TARGET_SPLIT.get(key[0]) in found else min(found)
+        for key, found in splits.items()
+    }
+    return frame[np.array([split == scored[policy, name] for policy, name, split in names])]
+
+
+def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
+    """Mean over a study's targets of each setting and technique: value, low, high, paper.
+
+    Targets share no patient: with one seed, the distances from mean to interval ends add in
+    quadrature (the square-and-add limits of Zou and Donner 2008, doi:10.1002/sim.3095). Intervals
+    over several seeds hold the seeds' spread too, which targets share; then the ends are averaged,
+    which is right for estimates that go up and down together and too wide for others. A technique
+    that lacks a target which another has in the same setting is left out: its mean would be of
+    other datasets.
+
+    Args:
+        frame: Rows of one study with setting, technique, value, low, high, and paper if known.
+        one_seed: Whether all values are of one training seed.
+    """
+    rows = []
+    frame = on_targets(frame)
+    power = 2 if one_seed else 1
+    for setting, cells in frame.groupby("setting", sort=False):
+        whole = cells["dataset"].nunique()
+        for technique, found in cells.groupby("technique", sort=False):
+            if found["dataset"].nunique() != whole or len(found) != whole:
+                continue
+            value = float(found["value"].mean())
+            below = np.maximum((found["value"] - found["low"]).to_numpy(float), 0) ** power
+            above = np.maximum((found["high"] - found["value"]).to_numpy(float), 0) ** power
+            rows.append(
+                {
+                    "setting": setting,
+                    "technique": technique,
+                    "value": value,
+                    "low": value - float(below.sum() ** (1 / power)) / whole,
+                    "high": value + float(above.sum() ** (1 / power)) / whole,
+                    "paper": float(found["paper"].mean(skipna=False))
+                    if "paper" in found
+                    else np.nan,
+                }
+            )
+    columns = ["setting", "technique", "value", "low", "high", "paper"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def places_of(study: Study, frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """(dataset, split) of a study: its source first, then the targets by name."""
+    found = {(str(d), str(s)) for d, s in zip(frame["dataset"], frame["split"], strict=True)}
+    return sorted(found, key=lambda at: (at[0] != study.source, at[0], at[1] != "validation", at))
+
+
+def of_place(frame: pd.DataFrame, place: tuple[str, str]) -> pd.DataFrame:
+    """Rows of one split of one dataset."""
+    return frame[(frame["dataset"] == place[0]) & (frame["split"] == place[1])]
+
+
+def of_setting(
+    study: Study, frame: pd.DataFrame, place: tuple[str, str], setting: str
+) -> pd.DataFrame:
+    """Rows of one study, dataset, split and setting."""
+    found = of_place(study.of(frame), place)
+    return found[found["setting"] == setting]
+
+
+def place_label(study: Study, place: tuple[str, str]) -> str:
+    """Name of a dataset and split, and what it is to the study."""
+    dataset, split = place
+    if dataset == study.source:
+        return f"{dataset} ({split}, {'in distribution' if split == 'validation' else 'source'})"
+    return f"{dataset} ({split}, target)"
+
+
+def heading(study: Study, place: tuple[str, str]) -> str:
+    """A study and one dataset and split of it, for titles."""
+    dataset, split = place
+    if dataset == study.source:
+        return f"{study.label} ({split}{', in distribution' * (split == 'validation')})"
+    return f"{study.label} → {dataset} ({split})"

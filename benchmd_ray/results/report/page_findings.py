@@ -1,0 +1,257 @@
+"""What an analysis says, as sentences: every number in them is computed from its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.results.report.figures_parts import ordered
+from benchmd_ray.results.report.frames import KEY, PLACE, VERSIONS
+from benchmd_ray.results.report.page_tables import Kind, shown, text_of
+
+if TYPE_CHECKING:
+    from benchmd_ray.results.report.analysis import Analysis
+
+ORDERS = {"techniques": TECHNIQUES, "settings": SETTINGS, "modalities": tuple(MODALITIES)}
+LEVEL = 0.05
+"""Of significance."""
+
+
+def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
+    """How much a report holds: label, number, and the names that were counted."""
+    ran, scores = analysis.ran, analysis.scores
+    rows = [("finished runs", f"{ran['finished'].sum():,}", _kinds(ran[ran["finished"]]))]
+    targets = scores[scores["role"] == "target"]
+    counted = {
+        "modalities": scores["modality"],
+        "sources": scores["source"],
+        "targets": targets["dataset"],
+        "techniques": scores["technique"],
+        "settings": scores["setting"],
+        "seeds": ran.loc[ran["kind"] == "transfer", "seed"],
+    }
+    for label, column in counted.items():
+        names = ordered(column.unique(), ORDERS.get(label, ()))
+        rows.append((label, f"{len(names):,}", _listed(names)))
+    versions = [f"{name} {_listed(ran[name].unique())}" for name in VERSIONS[:2] if len(ran)]
+    return [*rows, ("versions", str(_version_sets(ran)), "; ".join(versions))]
+
+
+def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
+    """The most important findings by topic, with their intervals; shuffled labels apart."""
+    scores = _mean_auroc(analysis.scores)
+    trained = _trained(scores)
+    topics = [
+        ("Best results", _best(trained)),
+        ("On targets", _leaders(_trained(analysis.ranking))),
+        ("Against scratch", _changes(_trained(_auroc(analysis.changes)))),
+        ("Pairs of techniques", _pairs(_trained(analysis.pairs))),
+        ("Order of techniques", _ranking(_trained(analysis.ranking))),
+        ("Shift to targets", _gaps(_trained(_auroc(analysis.gaps)))),
+        ("The paper", _paper(scores)),
+        ("Seeds", _seeds(trained)),
+        ("Subgroups", _subgroups(_trained(analysis.subgroups))),
+        ("Check", _shuffled(scores)),
+    ]
+    return [(topic, sentences) for topic, sentences in topics if sentences]
+
+
+def interval_text(row: pd.Series, value: str, *, sign: bool = False) -> str:
+    """A value with its interval, such as ``0.873 [0.851, 0.894]``."""
+    kind: Kind = "change" if sign else "interval"
+    numbers = [shown(row[name], kind) for name in (value, "low", "high")]
+    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+
+
+def _kinds(ran: pd.DataFrame) -> str:
+    counts = ran["kind"].value_counts()
+    return ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts.index))
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(text_of(name) for name in names)
+
+
+def _version_sets(ran: pd.DataFrame) -> int:
+    """How many combinations of versions ran."""
+    return len(ran[list(VERSIONS)].drop_duplicates())
+
+
+def _auroc(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["metric"] == "auroc"]
+
+
+def _mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
+    return scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
+
+
+def _trained(frame: pd.DataFrame) -> pd.DataFrame:
+    """Results of models trained on true labels."""
+    return frame[~frame["protocol"].astype(str).str.startswith("shuffled")]
+
+
+def _best(scores: pd.DataFrame) -> list[str]:
+    """The best result on each source's own validation split."""
+    own = scores[(scores["dataset"] == scores["source"]) & (scores["split"] == "validation")]
+    lines = []
+    for (modality, source), rows in own.dropna(subset="value").groupby(
+        ["modality", "source"], sort=False
+    ):
+        best = _largest(rows, "value")
+        lines.append(
+            f"{text_of(source)} ({text_of(modality)}, own validation split): AUROC "
+            f"{interval_text(best, 'value')} by {text_of(best['technique'])}, "
+            f"{text_of(best['setting'])}, {_seeds_text(best['seeds'])}."
+        )
+    return lines
+
+
+def _largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
+    """The first row with the largest value, or the smallest with the sign −1."""
+    return rows.iloc[int(np.argmax(sign * rows[column].to_numpy(float)))]
+
+
+def _seeds_text(number: int) -> str:
+    return "one seed" if number == 1 else f"mean of {number} seeds"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _leaders(ranking: pd.DataFrame) -> list[str]:
+    """How often each technique has the highest AUROC of those on the same rows of a target."""
+    targets = ranking[ranking["role"] == "target"].dropna(subset="rank")
+    contests = [rows for _, rows in targets.groupby(list(PLACE))]
+    if not contests:
+        return []
+    leads = pd.Series([_largest(rows, "rank", -1)["technique"] for rows in contests])
+    counts = ", ".join(f"{text_of(name)} {n}" for name, n in leads.value_counts().items())
+    return [
+        f"Techniques with the highest AUROC in {_count(len(contests), 'comparison')} (target × "
+        f"setting): {counts}. These are point estimates; their intervals may overlap."
+    ]
+
+
+def _changes(changes: pd.DataFrame) -> list[str]:
+    """How often pretraining helps."""
+    held = changes.dropna(subset=["value", "low", "high"])
+    if held.empty:
+        return ["Nothing was compared with training from scratch on the same rows."]
+    up, down = held[held["low"] > 0], held[held["high"] < 0]
+    lines = [
+        f"AUROC of a technique minus scratch on the same rows: of "
+        f"{_count(len(held), 'difference')} {len(up)} are above zero with their whole 95 % "
+        f"interval, {len(down)} below, {len(held) - len(up) - len(down)} cannot be told from "
+        f"zero. By chance alone about "
+        f"{shown(LEVEL * len(held), 'number', 1)} of them would leave out zero."
+    ]
+    for name, row in (
+        ("largest gain", _largest(held, "value")),
+        ("largest loss", _largest(held, "value", -1)),
+    ):
+        if (row["value"] > 0) == (name == "largest gain"):
+            lines.append(
+                f"The {name}: {interval_text(row, 'value', sign=True)}, of "
+                f"{text_of(row['technique'])} on "
+                f"{dataset_text(*row[['source', 'dataset', 'role', 'split']])} with "
+                f"{text_of(row['setting'])}."
+            )
+    return lines
+
+
+def _pairs(pairs: pd.DataFrame) -> list[str]:
+    held = pairs.dropna(subset="p_holm")
+    if held.empty:
+        return []
+    clear = int((held["p_holm"] < LEVEL).sum())
+    return [
+        f"{clear} of {_count(len(held), 'difference')} in AUROC are significant at "
+        f"{LEVEL * 100:.0f} % after Holm's correction within each dataset and setting."
+    ]
+
+
+def _ranking(ranking: pd.DataFrame) -> list[str]:
+    """How firm the order of techniques is."""
+    taus = ranking.dropna(subset="tau").drop_duplicates(list(PLACE))
+    if taus.empty:
+        return []
+    firm = ranking[(ranking["high"] < 1.5)]
+    return [
+        f"In resamples of patients the order agrees with the order found by a "
+        f"Kendall's τ of {shown(taus['tau'].median(), 'number', 2)} in the median of {len(taus)} "
+        f"comparisons (from {shown(taus['tau'].min(), 'number', 2)} to "
+        f"{shown(taus['tau'].max(), 'number', 2)}; 1 is always the same order). In "
+        f"{len(firm)} of them one technique is first throughout the 95 % interval of its rank."
+    ]
+
+
+def _gaps(gaps: pd.DataFrame) -> list[str]:
+    held = gaps.dropna(subset=["gap", "low", "high"])
+    if held.empty:
+        return []
+    lost, won = int((held["low"] > 0).sum()), int((held["high"] < 0).sum())
+    worst = _largest(held, "gap")
+    return [
+        f"From the source's validation split to a target, AUROC falls by "
+        f"{shown(held['gap'].median(), 'number')} in the median of {len(held)} results; the fall "
+        f"is above zero with its whole 95 % interval in {lost}, below zero in {won}. The largest: "
+        f"{interval_text(worst, 'gap', sign=True)}, {text_of(worst['technique'])} on "
+        f"{text_of(worst['dataset'])} with {text_of(worst['setting'])}."
+    ]
+
+
+def _paper(scores: pd.DataFrame) -> list[str]:
+    held = scores.dropna(subset=["paper", "value"])
+    if held.empty:
+        return ["No result may stand beside a number of the paper; the notes say why."]
+    within = int(((held["low"] <= held["paper"]) & (held["paper"] <= held["high"])).sum())
+    differences = held["value"] - held["paper"]
+    return [
+        f"{_count(len(held), 'result')} stand beside a number of the paper; the 95 % interval of "
+        f"{within} holds it; ours minus the paper's is "
+        f"{shown(differences.mean(), 'signed')} on average, from "
+        f"{shown(differences.min(), 'signed')} to {shown(differences.max(), 'signed')}."
+    ]
+
+
+def _seeds(scores: pd.DataFrame) -> list[str]:
+    held = scores[scores["seeds"] > 1].dropna(subset="sd")
+    if held.empty:
+        return ["Every result is of one seed: how much another seed would change is not known."]
+    return [
+        f"AUROC has a standard deviation between seeds of {shown(held['sd'].median(), 'number')} "
+        f"in the median of {len(held)} results with more than one seed, "
+        f"{shown(held['sd'].max(), 'number')} at most."
+    ]
+
+
+def _subgroups(subgroups: pd.DataFrame) -> list[str]:
+    tests = subgroups.dropna(subset="kruskal_p").drop_duplicates([*KEY, "variable"])
+    if tests.empty:
+        return []
+    lines = []
+    for variable, rows in tests.groupby("variable", sort=True):
+        differ = int((rows["kruskal_p"] < LEVEL).sum())
+        lines.append(f"{text_of(variable)} {differ} of {len(rows)}")
+    return [
+        f"Results whose groups differ at {LEVEL * 100:.0f} % (Kruskal-Wallis, not corrected for "
+        f"the number of tests): {', '.join(lines)}."
+    ]
+
+
+def _shuffled(scores: pd.DataFrame) -> list[str]:
+    held = scores[scores["protocol"].astype(str).str.startswith("shuffled")]
+    held = held.dropna(subset="value")
+    if held.empty:
+        return []
+    return [
+        f"Trained on shuffled labels, a check that must end near 0.5: AUROC from "
+        f"{shown(held['value'].min(), 'number')} to {shown(held['value'].max(), 'number')} in "
+        f"{len(held)} results. No other sentence here counts these."
+    ]

@@ -1,0 +1,266 @@
+"""The report's frames as tables for its page: which columns, how they are shown and chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from benchmd_ray.evaluation.metrics import METRICS
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.results.report.frames import VERSIONS
+from benchmd_ray.results.report.page_tables import Column, Table, constant, text_of
+
+ORDERS = {"setting": SETTINGS, "technique": TECHNIQUES, "a": TECHNIQUES, "b": TECHNIQUES}
+FILTERED = ("modality", "trained on", "dataset", "setting", "technique", "protocol", "variable")
+ABOUT = {
+    "AUROC [95 %]": "One against the rest, mean over the classes that could be scored; interval "
+    "by bootstrap over patients, pooled over seeds",
+    "sd": "Standard deviation between seeds",
+    "paper": "AUROC of the BenchMD paper for this cell, where the two may be compared",
+    "ours − paper": "Difference to the paper's number",
+    "p": "Two-sided, from the bootstrap over patients",
+    "p (Holm)": "p after Holm's correction within one dataset and setting",
+    "p (DeLong)": "Two-sided test of the difference in AUROC by DeLong's variance",
+    "p (Kruskal)": "Kruskal-Wallis test that all groups are alike",
+    "p (Bonferroni)": "Mann-Whitney test of two groups, times the number of pairs",
+    "rank [95 %]": "1 is the highest AUROC; interval over resamples of patients",
+    "Kendall's τ [95 %]": "Agreement of the order in resamples with the order found; 1 is the same",
+    "gap [95 %]": "In distribution minus target; above zero the target is harder",
+    "catalog": "Digest of the catalog's content",
+}
+
+
+def results(scores: pd.DataFrame) -> Table | None:
+    """AUROC, mean over classes, beside the paper's."""
+    rows = scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
+    columns = (
+        *_key(rows),
+        _interval("AUROC [95 %]", rows, "value"),
+        _column("seeds", rows["seeds"], "integer"),
+        _column("sd", rows["sd"], "number"),
+        _column("paper", rows["paper"], "number"),
+        _column("ours − paper", rows["value"] - rows["paper"], "signed"),
+        *_sizes(rows),
+    )
+    caption = "AUROC of each technique, mean over classes, with its 95 % interval."
+    return _table("results", caption, columns, rows)
+
+
+def metrics(scores: pd.DataFrame) -> Table | None:
+    """All metrics, and each class."""
+    rows = scores
+    titles = [_metric_title(name) for name in rows["metric"]]
+    order = tuple(_metric_title(name) for name in METRICS)
+    first = [title for title in (*order[1:], *order[:1]) if title in titles]
+    columns = (
+        *_key(rows),
+        Column(
+            "metric",
+            titles,
+            order=order,
+            filtered=True,
+            required=True,
+            chosen=first[0] if first else "",
+            about="An arrow says whether higher (↑) or lower (↓) is better",
+        ),
+        Column(
+            "class",
+            list(rows["class"]),
+            order=("mean", *(c for m in MODALITIES.values() for c in m.classes)),
+            filtered=True,
+            chosen="mean",
+        ),
+        _interval("value [95 %]", rows, "value"),
+        _column("seeds", rows["seeds"], "integer"),
+        _column("sd", rows["sd"], "number"),
+        _column("positives", rows["positives"], "integer"),
+        *_sizes(rows),
+    )
+    caption = "Every metric, over all classes and of each class. Choose metric and class above."
+    return _table("metrics", caption, columns, rows)
+
+
+def gaps(rows: pd.DataFrame) -> Table | None:
+    """In distribution against target."""
+    columns = (
+        *_key(rows),
+        _metric(rows),
+        _column("in distribution", rows["in_distribution"], "number"),
+        _column("target", rows["target"], "number"),
+        _interval("gap [95 %]", rows, "gap", "change"),
+    )
+    caption = "The source's own validation split against each target, and the difference."
+    return _table("gaps", caption, columns, rows)
+
+
+def changes(rows: pd.DataFrame) -> Table | None:
+    """Techniques against training from scratch."""
+    columns = (
+        *_key(rows),
+        _metric(rows),
+        _interval("technique − scratch [95 %]", rows, "value", "change"),
+        _column("p", rows["p"], "p"),
+        _column("p (DeLong)", rows["p_delong"], "p"),
+    )
+    caption = "Each technique minus training from scratch, on the same rows."
+    return _table("changes", caption, columns, rows)
+
+
+def pairs(rows: pd.DataFrame) -> Table | None:
+    """Techniques against each other."""
+    columns = (
+        *_key(rows),
+        *(_column(name, rows[name], "text", filtered=True) for name in ("a", "b")),
+        _interval("b − a [95 %]", rows, "difference", "change"),
+        _column("p", rows["p"], "p"),
+        _column("p (Holm)", rows["p_holm"], "p"),
+    )
+    caption = "Difference in AUROC of two techniques on the same rows."
+    return _table("pairs", caption, columns, rows)
+
+
+def ranking(rows: pd.DataFrame) -> Table | None:
+    """Ranks of techniques."""
+    tau = Column(
+        "Kendall's τ [95 %]",
+        list(rows["tau"]),
+        "interval",
+        low=list(rows["tau_low"]),
+        high=list(rows["tau_high"]),
+        digits=2,
+        about=ABOUT["Kendall's τ [95 %]"],
+    )
+    columns = (*_key(rows), _interval("rank [95 %]", rows, "rank", digits=1), tau)
+    return _table("ranking", "Rank of each technique by AUROC, 1 is best.", columns, rows)
+
+
+def subgroups(rows: pd.DataFrame) -> Table | None:
+    """AUROC by subgroup."""
+    columns = (
+        *_key(rows),
+        _column("variable", rows["variable"], "text"),
+        _column("group", rows["group"], "text"),
+        _interval("AUROC [95 %]", rows, "value"),
+        _column("p (Kruskal)", rows["kruskal_p"], "p"),
+        *_sizes(rows),
+    )
+    return _table("subgroups", "AUROC within groups of patients.", columns, rows)
+
+
+def posthoc(rows: pd.DataFrame) -> Table | None:
+    """Which subgroups differ."""
+    columns = (
+        *_key(rows),
+        _column("variable", rows["variable"], "text"),
+        *(_column(name, rows[name], "text", order=()) for name in ("a", "b")),
+        _column("p (Bonferroni)", rows["p_bonferroni"], "p"),
+    )
+    return _table("posthoc", "Groups against each other.", columns, rows)
+
+
+def left_out(rows: pd.DataFrame) -> Table | None:
+    """Subgroups that were too small."""
+    columns = (
+        *_key(rows),
+        _column("variable", rows["variable"], "text"),
+        _column("group", rows["group"], "text"),
+        _column("patients", rows["patients"], "integer"),
+    )
+    return _table(
+        "left-out",
+        "Groups of too few patients, and patients whose group is not known.",
+        columns,
+        rows,
+    )
+
+
+def ran(rows: pd.DataFrame) -> Table | None:
+    """Every run: what, where, how long, with which versions."""
+    columns = (
+        *(_column(name, rows[name], "text") for name in ("run", "kind")),
+        *_key(rows),
+        _column("seed", rows["seed"], "integer"),
+        _column("finished", ["yes" if done else "no" for done in rows["finished"]], "text"),
+        _column("minutes", rows["seconds"] / 60, "number", digits=1),
+        _column("device", rows["device"], "text"),
+        _column("workers", rows["workers"], "integer"),
+        *(_column(name, rows[name], "text") for name in ("catalog", *VERSIONS)),
+    )
+    return _table("ran", "Runs that this report is made of.", columns, rows)
+
+
+def _table(name: str, caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
+    """None where there is nothing to show."""
+    if rows.empty:
+        return None
+    kept, said = constant([column for column in columns if not _nothing(column)])
+    return Table(name, f"{caption}{said}{_sources_said(rows) or ''}", kept)
+
+
+def _nothing(column: Column) -> bool:
+    """Whether a column of numbers has none."""
+    return column.kind in ("number", "signed", "p") and bool(pd.isna(list(column.values)).all())
+
+
+def _sources_said(rows: pd.DataFrame) -> str | None:
+    """Where models were trained, where the modality alone tells it, which saves a column."""
+    sources = rows[["modality", "source"]].drop_duplicates()
+    if sources["modality"].duplicated().any():
+        return None
+    said = ", ".join(f"{text_of(s)} ({text_of(m)})" for m, s in sources.to_numpy())
+    return f" Trained on {said}."
+
+
+def _key(rows: pd.DataFrame) -> tuple[Column, ...]:
+    """What names a result, as far as the frame has it."""
+    found = [_column("modality", rows["modality"], "text")]
+    if _sources_said(rows) is None:
+        found.append(_column("trained on", rows["source"], "text"))
+    if "dataset" in rows:
+        names = list(rows["dataset"])
+        if "role" in rows:
+            parts = (rows[name] for name in ("source", "dataset", "role", "split"))
+            names = [dataset_text(*row) for row in zip(*parts, strict=True)]
+        found.append(_column("dataset", names, "text"))
+    others = ("setting", "technique", "policy", "protocol")
+    return (*found, *(_column(name, rows[name], "text") for name in others if name in rows))
+
+
+def _sizes(rows: pd.DataFrame) -> tuple[Column, ...]:
+    return tuple(_column(name, rows[name], "integer") for name in ("records", "patients"))
+
+
+def _metric(rows: pd.DataFrame) -> Column:
+    titles = [_metric_title(name) for name in rows["metric"]]
+    order = tuple(_metric_title(name) for name in METRICS)
+    chosen = next((title for title in order if title in titles), "")
+    return Column("metric", titles, order=order, filtered=True, required=True, chosen=chosen)
+
+
+def _metric_title(name: str) -> str:
+    """Title of a metric, with an arrow to where it is better."""
+    if name not in METRICS:
+        return text_of(name)
+    return f"{METRICS[name].title} {'↑' if METRICS[name].higher_is_better else '↓'}"
+
+
+def _interval(
+    title: str, rows: pd.DataFrame, value: str, kind: Any = "interval", *, digits: int = 3
+) -> Column:
+    return Column(
+        title,
+        list(rows[value]),
+        kind,
+        low=list(rows["low"]),
+        high=list(rows["high"]),
+        digits=digits,
+        about=ABOUT.get(title, ""),
+    )
+
+
+def _column(title: str, values: Any, kind: Any, **options: Any) -> Column:
+    about = {"filtered": title in FILTERED, "order": ORDERS.get(title, ())}
+    return Column(title, list(values), kind, about=ABOUT.get(title, ""), **{**about, **options})

@@ -1,0 +1,66 @@
+"""The paper's numbers, and where they may stand beside ours."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from importlib import resources
+
+SOURCE = "BenchMD v2, tables 1 and 2"
+"""Where the numbers are from."""
+
+
+@functools.cache
+def paper_auroc() -> dict[tuple[str, str, str], float]:
+    """The paper's tables 1 and 2: (dataset, setting, technique) → AUROC."""
+    rows = _reference()
+    return {(r["dataset"], r["setting"], r["technique"]): float(r["auroc"]) for r in rows}
+
+
+@functools.cache
+def paper_sources() -> frozenset[str]:
+    """Datasets that the paper trains on, one of each modality."""
+    return frozenset(row["dataset"] for row in _reference() if row["role"] == "source")
+
+
+@functools.cache
+def _reference() -> list[dict[str, str]]:
+    path = resources.files("benchmd_ray.results.report") / "reference" / "benchmd_auroc.csv"
+    return list(csv.DictReader(path.read_text("utf-8").splitlines()))
+
+
+def unlike_paper(
+    protocol: str,
+    source: str,
+    role: str,
+    *,
+    split: str,
+    options: tuple[str, ...],
+    raw: tuple[tuple[int, int], ...],
+) -> str | None:
+    """Why the paper's number must not stand beside a result; None where it may.
+
+    The paper trains on one source of each modality and scores its validation split and the
+    targets. The fixed protocol's settings and the default options are nearest to what it did.
+
+    Args:
+        protocol: ``fixed``, ``custom`` or ``shuffled``, maybe with a number and a letter.
+        source: Dataset that the run was trained on.
+        role: Role of the dataset that is scored.
+        split: Split that is scored.
+        options: Options of the builds that are not the cards' defaults.
+        raw: Raw records of source and scored dataset that were there, and of the whole dataset.
+    """
+    if protocol.startswith("shuffled"):
+        return "trained on shuffled labels"
+    if not protocol.startswith("fixed"):
+        return "settings other than the fixed protocol's"
+    if source not in paper_sources():
+        return "another source than the paper's"
+    if role != "target" and split != "validation":
+        return f"the paper does not score the split {split}"
+    if options:
+        return f"other options of a build: {'; '.join(options)}"
+    if any(held < whole / 2 for held, whole in raw):
+        return "less than half of the raw records of a dataset"
+    return None

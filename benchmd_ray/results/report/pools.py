@@ -1,0 +1,161 @@
+"""Results of runs that differ by their seeds alone, pooled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.evaluation.metrics import METRICS
+from benchmd_ray.evaluation.seeds import Pooled, pooled_seeds
+from benchmd_ray.results.report.cells import place
+from benchmd_ray.results.report.frames import KEY
+from benchmd_ray.results.report.scored import Scored
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Results of one technique on one split of one dataset, one per seed, on the same records."""
+
+    key: Mapping[str, str]
+    """By the names of `frames.KEY`."""
+    seeds: tuple[int, ...]
+    """Seed of each member, or its number where two have the same."""
+    members: tuple[Scored, ...]
+
+    @property
+    def first(self) -> Scored:
+        """Any member: all have the same records, targets and classes."""
+        return self.members[0]
+
+    def values(self, metric: str) -> Floats:
+        """Values of each seed, (seeds, 1 + classes): the mean over classes first."""
+        return np.array([member.whole[metric] for member in self.members])
+
+    def value(self, metric: str) -> float:
+        """Mean over the seeds of the mean over classes."""
+        return float(self.values(metric)[:, 0].mean())
+
+    def drawn(self, metric: str, column: int = 0) -> list[Floats]:
+        """(resamples,) of each seed in the same draws; column 0 is the mean over classes.
+
+        The draws of a metric that resampling moves are moved back to the value.
+        """
+        drawn = [member.resampled[metric][:, column] for member in self.members]
+        if not METRICS[metric].biased:
+            return drawn
+        values = self.values(metric)[:, column]
+        return [_centred(each, value) for each, value in zip(drawn, values, strict=True)]
+
+    def resampled(self, metric: str) -> Floats:
+        """Mean over the seeds of the mean over classes, (resamples,), in the same draws."""
+        return np.asarray(np.mean(self.drawn(metric), axis=0))
+
+    def pooled(self, metric: str, column: int) -> Pooled:
+        """The seeds together.
+
+        Args:
+            metric: Its name.
+            column: 0 for the mean over classes, then each class.
+        """
+        values = self.values(metric)[:, column].tolist()
+        return pooled_seeds(values, self.drawn(metric, column), bounds=(0.0, 1.0))
+
+    @cached_property
+    def mean_scores(self) -> Floats:
+        """Scores averaged over the seeds, (units, classes)."""
+        return np.asarray(np.mean([member.scores for member in self.members], axis=0))
+
+    def where(self) -> str:
+        """Its place for messages."""
+        names = ("source", "dataset", "split", "policy", "setting", "technique", "protocol")
+        return " ".join(self.key[name] for name in names)
+
+
+def _centred(drawn: Floats, value: float) -> Floats:
+    """Draws moved so that their mean is the value, NaN left out."""
+    scored = drawn[~np.isnan(drawn)]
+    return np.asarray(drawn - scored.mean() + value) if scored.size else drawn
+
+
+def pools(found: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[Pool], list[str]]:
+    """Pool results over seeds, in the order in which they are shown.
+
+    Args:
+        found: Results of runs.
+        protocol: Protocol of each run, by its folder.
+
+    Returns:
+        The pools, and notes on what was left out of them.
+    """
+    together: dict[tuple[str, ...], list[Scored]] = {}
+    for one in found:
+        key = _key(one, protocol[one.run.folder])
+        together.setdefault(tuple(key.values()), []).append(one)
+    made, notes = [], []
+    for values, members in together.items():
+        key = dict(zip(KEY, values, strict=True))
+        kept, said = _kept(members)
+        notes += said
+        seeds, said = _seeds(kept)
+        pool = Pool(key, seeds, tuple(kept))
+        notes += [f"{pool.where()}: {line}" for line in said]
+        made.append(pool)
+    return sorted(made, key=lambda pool: place(pool.key)), notes
+
+
+def _key(one: Scored, protocol: str) -> dict[str, str]:
+    about, run = one.about, one.run.description
+    return {
+        "modality": about["modality"],
+        "source": run["source"],
+        "dataset": one.dataset,
+        "role": about["role"],
+        "split": one.split,
+        "policy": about["policy"],
+        "setting": run["setting"],
+        "technique": run["technique"],
+        "protocol": protocol,
+    }
+
+
+def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
+    """Members on the same records, each run once, in order of seed."""
+    counts = Counter(member.rows_digest for member in members)
+    most = max(counts, key=lambda digest: counts[digest])
+    notes, kept = [], {}
+    for member in sorted(members, key=lambda m: (_order(m), m.run.folder.name)):
+        name = f"{member.run.folder.name}: its predictions for {member.dataset} ({member.split})"
+        if member.rows_digest != most:
+            notes.append(
+                f"{name} are left out: they are of other records or labels than those of the other "
+                "seeds. Evaluate the runs again with one catalog."
+            )
+        elif member.run.digest in kept:
+            notes.append(f"{name} are there twice and count once.")
+        else:
+            kept[member.run.digest] = member
+    return list(kept.values()), notes
+
+
+def _order(member: Scored) -> tuple[int, str]:
+    about = member.run.description
+    return about["seed"], str(about.get("upstream"))
+
+
+def _seeds(members: Sequence[Scored]) -> tuple[tuple[int, ...], list[str]]:
+    seeds = tuple(int(member.run.description["seed"]) for member in members)
+    if len(set(seeds)) == len(seeds):
+        return seeds, []
+    numbers = tuple(range(len(seeds)))
+    return numbers, [
+        f"the seeds {', '.join(map(str, seeds))} of the transfer are there with several "
+        "pretrainings each; they are numbered from 0 and pooled."
+    ]

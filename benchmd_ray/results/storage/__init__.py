@@ -1,0 +1,1 @@
+"""What of a run lies where: history, pruning, stores on S3."""

@@ -1,0 +1,234 @@
+"""The right to work on a run in a bucket, held by one session at a time.
+
+A lease is one small object, written by conditional puts alone: who sees its ETag may replace it
+while nobody else has. It is renewed while work goes on and free once it has not been for
+`LEASE_SECONDS` by the server's clock. A holder counts by its own clock and stops `MARGIN_SECONDS`
+before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmd_ray.errors import BenchmdError, Busy, Transient
+from benchmd_ray.files import write_json
+from benchmd_ray.results.storage.bucket import BucketError, Content
+
+LEASE_SECONDS = 180.0
+"""Without a renewal for so long, a lease is free."""
+RENEW_SECONDS = 30.0
+MARGIN_SECONDS = 45.0
+"""A holder trusts its lease for so much less than `LEASE_SECONDS`."""
+
+
+class Lost(Transient):
+    """Another machine has taken over."""
+
+
+class Objects(Protocol):
+    """What a lease needs of a bucket (`bucket.Bucket`)."""
+
+    def read(self, key: str) -> Content | None:
+        """A small object."""
+
+    def write(
+        self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
+    ) -> str | None:
+        """Write it if the condition holds."""
+
+
+class Lease:
+    """The lease of one object, as one session sees it.
+
+    Args:
+        objects: Where it lies.
+        key: Its key.
+        record: File in which this copy of the run notes its sessions: a session that was killed
+            is known again by it, and whether the copy holds all that was published.
+        what: For messages: what is worked on.
+    """
+
+    def __init__(self, objects: Objects, key: str, record: Path, what: str) -> None:
+        self._objects, self._key, self._record, self._what = objects, key, record, what
+        self._session = uuid.uuid4().hex
+        self._etag = ""
+        self._renewed = 0.0
+        self._count = 0
+        self._lock = threading.Lock()
+        self.lost = False
+
+    @property
+    def session(self) -> str:
+        """Name of this session, like no other's."""
+        return self._session
+
+    @property
+    def trusted(self) -> bool:
+        """Whether nobody else can hold it now."""
+        return not self.lost and clock() - self._renewed < LEASE_SECONDS - MARGIN_SECONDS
+
+    def acquire(self) -> bool:
+        """Take it, if it is free or was held by a killed session of this copy.
+
+        The caller holds the local lock of this copy, so that no other session of it is alive.
+
+        Returns:
+            Whether this copy was the last to be worked on, and so holds all that was published.
+
+        Raises:
+            Busy: Another machine holds it.
+            BenchmdError: The server ignores the conditions of a put.
+            BucketError: The bucket cannot be reached.
+        """
+        found, noted = self._objects.read(self._key), self._noted()
+        held = {} if found is None else json.loads(found.data)
+        own = held.get("session") in (noted.get("session"), noted.get("next"))
+        ours = found is not None and own
+        if found is not None and not ours and _held(found):
+            raise _busy(self._what, found.age)
+        current = ours and bool(noted.get("current"))
+        # Noted before it is written: who is killed in between still knows the session as its own.
+        self._note(noted.get("session"), following=self._session, current=current)
+        began = clock()
+        etag = self._put("held", found)
+        if etag is None:
+            raise _busy(self._what, 0.0)
+        self._etag, self._renewed = etag, began
+        self._note(self._session, following=None, current=current)
+        self._require_conditions()
+        return current
+
+    def note_current(self) -> None:
+        """Note that this copy holds all that was published."""
+        self._note(self._session, following=None, current=True)
+
+    def renew(self) -> None:
+        """Hold it for another `LEASE_SECONDS`.
+
+        Raises:
+            Lost: Another machine has taken it.
+            BucketError: The bucket cannot be reached.
+        """
+        with self._lock:
+            self._replace("held")
+
+    def release(self) -> None:
+        """Free it, if it is held."""
+        with self._lock, contextlib.suppress(BucketError, Lost):
+            self._replace("free")
+
+    def require(self) -> None:
+        """Make sure that it is held.
+
+        Raises:
+            Lost: Another machine has taken it.
+            BucketError: The bucket cannot be reached.
+        """
+        if not self.trusted:
+            self.renew()
+
+    @contextlib.contextmanager
+    def renewing(self) -> Iterator[None]:
+        """Renew it every `RENEW_SECONDS` and free it at the end."""
+        done = threading.Event()
+
+        def renew() -> None:
+            while not done.wait(RENEW_SECONDS) and not self.lost:
+                with contextlib.suppress(BucketError, Lost):  # said by who needs it
+                    self.renew()
+
+        thread = threading.Thread(target=renew, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            self.release()
+
+    def _replace(self, state: str) -> None:
+        if self.lost:
+            raise self._lost()
+        began = clock()
+        etag = self._put(state, Content(b"", self._etag, 0.0))
+        if etag is None:
+            self.lost = True
+            raise self._lost()
+        self._etag, self._renewed = etag, began
+
+    def _put(self, state: str, over: Content | None) -> str | None:
+        self._count += 1  # no two writes are alike, nor their ETags
+        content = {"session": self._session, "state": state, "count": self._count}
+        data = json.dumps(content).encode()
+        if over is None:
+            etag = self._objects.write(self._key, data, new=True)
+        else:
+            etag = self._objects.write(self._key, data, replaces=over.etag)
+        if etag is None:  # perhaps written by an earlier try, whose answer did not arrive
+            found = self._objects.read(self._key)
+            if found is not None and json.loads(found.data)["session"] == self._session:
+                return found.etag
+        return etag
+
+    def _require_conditions(self) -> None:
+        """Try two puts whose conditions do not hold."""
+        content = json.dumps({"session": self._session, "state": "free", "count": 0}).encode()
+        new = self._objects.write(self._key, content, new=True)
+        other = self._objects.write(self._key, content, replaces='"0"')
+        if new is not None or other is not None:
+            raise BenchmdError(
+                f"the server of {self._what} ignores the conditions If-None-Match and If-Match of "
+                "a put, without which two machines may work on one run: use one that honours them."
+            )
+
+    def _noted(self) -> dict[str, Any]:
+        if not self._record.is_file():
+            return {}
+        noted: dict[str, Any] = json.loads(self._record.read_text("utf-8"))
+        return noted
+
+    def _note(self, session: str | None, *, following: str | None, current: bool) -> None:
+        write_json(self._record, {"session": session, "next": following, "current": current})
+
+    def _lost(self) -> Lost:
+        return Lost(
+            f"another machine has taken over {self._what}, as this one was silent for too long. "
+            "Nothing more of this one's work was published; the command goes on from what is "
+            "there."
+        )
+
+
+def require_free(objects: Objects, key: str, what: str) -> None:
+    """Make sure that nobody holds a lease now.
+
+    Raises:
+        Busy: Somebody does.
+    """
+    found = objects.read(key)
+    if found is not None and _held(found):
+        raise _busy(what, found.age)
+
+
+def _held(found: Content) -> bool:
+    return bool(json.loads(found.data)["state"] == "held") and found.age < LEASE_SECONDS
+
+
+def _busy(what: str, age: float) -> Busy:
+    return Busy(
+        f"another machine is working on {what}: it said so {age:.0f} s ago. Wait for it to end; if "
+        f"it was killed, it is free after {LEASE_SECONDS:.0f} s without a word."
+    )
+
+
+def clock() -> float:
+    """Seconds that also pass while the machine sleeps, where the system has such a clock."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()

@@ -1,0 +1,340 @@
+"""The local mirror of a store on S3: a folder like any store, filled from the bucket.
+
+What is small is pulled when a run is opened; weights and checkpoints when they are needed. A hidden
+index in each run's folder says which state of the bucket each file has. See `results.remote`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError, Busy
+from benchmd_ray.files import TEMPORARY, cache_folder, flush, locked, remove, sha256, write_json
+from benchmd_ray.results.storage.bucket import (
+    SCHEME,
+    Bucket,
+    BucketError,
+    Object,
+    normal,
+    open_bucket,
+)
+
+RUN = "run.json"
+DONE = "done.json"
+MODEL = "model.safetensors"
+CHECKPOINTS = "checkpoints"
+CHECKPOINT = "checkpoint.json"
+"""Written last into a checkpoint: one without it is none."""
+PREDICTIONS = "predictions"
+LOCK = ".lock"
+PENDING = ".done.json"
+"""What ``done.json`` will say of a run that is done and could not be published."""
+TRANSIENT = ("error.json", "failure.txt", "start.safetensors")
+"""Files that only this machine needs."""
+MARKER = ".store.json"
+INDEX = ".published.json"
+STEP = ".checkpoint"
+"""In the index: name of the checkpoint that was pulled or published."""
+SYNC = ".sync"
+MIRROR = re.compile(r"s3-[0-9a-f]{16}")
+RUN_NAME = re.compile(r".+-[0-9a-f]{12}")
+PULLING = 8
+"""Runs of a store that are pulled at once."""
+
+
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""Variables that name the server; a bucket of the same name on another one is another store."""
+
+
+def store_folder(text: str) -> Path:
+    """The folder of a store or a run: the path itself, or the mirror of ``s3://bucket/prefix``.
+
+    Asks nothing of the bucket.
+
+    Raises:
+        BenchmdError: The address is none.
+    """
+    if not text.startswith(SCHEME):
+        return Path(text)
+    address = normal(text)
+    parent, _, last = address.rpartition("/")
+    if RUN_NAME.fullmatch(last) and parent != SCHEME.rstrip("/"):
+        return store_folder(parent) / last
+    endpoint = next(filter(None, map(os.environ.get, ENDPOINTS)), "")  # the same name elsewhere
+    name = f"s3-{hashlib.sha256(f'{endpoint} {address}'.encode()).hexdigest()[:16]}"
+    folder = (cache_folder() / "stores" / name).resolve()
+    if not (folder / MARKER).is_file():
+        write_json(folder / MARKER, {"address": address})
+    return folder
+
+
+def shown(folder: Path) -> str:
+    """How commands name a store or a run: its path, or its address on S3."""
+    for store, rest in ((folder, ""), (folder.parent, f"/{folder.name}")):
+        if (store / MARKER).is_file():
+            return f"{_marked(store)}{rest}"
+    return str(folder)
+
+
+def _marked(store: Path) -> str:
+    return str(json.loads((store / MARKER).read_text("utf-8"))["address"])
+
+
+def store_bucket(store: Path) -> Bucket | None:
+    """The bucket that a store mirrors; None for a store that is a folder of its own.
+
+    Raises:
+        BenchmdError: The folder is named like a mirror and is none.
+    """
+    if (store / MARKER).is_file():
+        return open_bucket(_marked(store))
+    if MIRROR.fullmatch(store.name) and store.parent.name == "stores":
+        raise BenchmdError(
+            f"{store} is the mirror that another machine has of a store on S3: name the store by "
+            "its address, s3://…, on every machine."
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The mirror of one run."""
+
+    folder: Path
+    bucket: Bucket
+    """Of the store."""
+
+    def key(self, name: str) -> str:
+        """Key of a file of the run."""
+        return f"{self.folder.name}/{name}"
+
+    def objects(self) -> dict[str, Object]:
+        """What is published of the run, by name within it."""
+        start = self.key("")
+        found = self.bucket.objects(start)
+        return {key.removeprefix(start): value for key, value in found.items()}
+
+    def index(self) -> dict[str, list[Any]]:
+        """For each file that was pulled or published: its ETag there, and its state here."""
+        path = self.folder / INDEX
+        held: dict[str, list[Any]] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return held
+
+    def note(self, changes: Mapping[str, list[Any] | None]) -> None:
+        """Change the index; None forgets a file."""
+        with locked(self.folder / f"{INDEX}.lock", "the index", wait=True):
+            kept = {**self.index(), **changes}
+            write_json(self.folder / INDEX, {k: v for k, v in kept.items() if v is not None})
+
+    def forget(self) -> None:
+        """Forget all that was published."""
+        self.note(dict.fromkeys(self.index()))
+
+
+def mirror_of(run: Path) -> Mirror | None:
+    """The mirror that a run's folder is; None for one of a store of its own."""
+    bucket = store_bucket(run.parent)
+    return None if bucket is None else Mirror(run, bucket)
+
+
+def state(stat: os.stat_result) -> list[int]:
+    """What differs when a file was changed."""
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def is_light(name: str) -> bool:
+    """Whether a file of a run is pulled whenever it is opened."""
+    *above, last = name.split("/")
+    fits = not above or above == [PREDICTIONS]
+    return fits and _harmless(name) and last != MODEL and not last.startswith("lease")
+
+
+def _harmless(name: str) -> bool:
+    """Whether a name leads nowhere but into the run's folder, to a file that is seen there."""
+    return "\\" not in name and not any(part[:1] in ("", ".") for part in name.split("/"))
+
+
+def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Files of a run that are published, but ``done.json`` and checkpoints; weights last."""
+    own = [path for path in folder.iterdir() if path.name not in (DONE, *TRANSIENT)]
+    scores = (folder / PREDICTIONS).glob("*.parquet")
+    for path in sorted([*own, *scores], key=lambda path: (path.name == MODEL, path)):
+        if path.is_file() and not path.name.startswith("."):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def refresh_store(store: Path) -> None:
+    """Pull what is small of all runs of a store; nothing to do for one that is no mirror.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+    """
+    bucket = store_bucket(store)
+    if bucket is None:
+        return
+    runs: dict[str, dict[str, Object]] = {path.parent.name: {} for path in store.glob(f"*/{RUN}")}
+    for key, value in bucket.objects().items():
+        run, _, name = key.partition("/")
+        if name and _harmless(run):
+            runs.setdefault(run, {})[name] = value
+    with ThreadPoolExecutor(PULLING) as pool:
+        for _ in pool.map(lambda run: _refresh(Mirror(store / run, bucket), runs[run]), runs):
+            pass
+
+
+def refresh(run: Path) -> None:
+    """Pull what is small of a run; nothing to do where its store is no mirror.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+    """
+    mirror = mirror_of(run)
+    if mirror is not None:
+        _refresh(mirror, mirror.objects())
+
+
+def _refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
+    if RUN not in objects and not mirror.folder.is_dir():
+        return
+    with locked(mirror.folder / SYNC, "the mirror", wait=True):
+        if not _idle(mirror.folder):
+            return  # this machine works on it: its own state is the newest
+        if RUN in objects:
+            pull(mirror, objects)
+        elif RUN in mirror.index():
+            remove(mirror.folder)  # it was removed from the bucket: a mirror brings nothing back
+
+
+@contextmanager
+def alone(run: Path, what: str) -> Iterator[None]:
+    """Hold the local lock of a run, while nothing is pulled into its folder.
+
+    Raises:
+        Busy: Another process of this machine holds it.
+    """
+    with ExitStack() as stack:
+        mirrored = (run.parent / MARKER).is_file()
+        pulling = locked(run / SYNC, "the mirror", wait=True) if mirrored else nullcontext()
+        with pulling:
+            stack.enter_context(locked(run / LOCK, what))
+        yield
+
+
+def _idle(folder: Path) -> bool:
+    try:
+        with locked(folder / LOCK, "the run"):
+            return True
+    except Busy:
+        return False
+
+
+def pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
+    """Bring what is small of a run up to date, ``done.json`` last.
+
+    Of an unfinished run, what this machine changed and has not published stays. A finished run is
+    as the bucket has it.
+    """
+    done, index = DONE in objects, mirror.index()
+    for name in sorted(filter(is_light, objects), key=lambda name: name == DONE):
+        path, known = mirror.folder / name, index.get(name)
+        if not path.is_file() or (done and changed(path, known)):
+            download(mirror, name, objects[name])
+        elif known is not None and known[0] != objects[name].etag and not changed(path, known):
+            download(mirror, name, objects[name])
+    for name, known in index.items():
+        path = mirror.folder / name
+        other = name == MODEL and name in objects and objects[name].etag != known[0]
+        if name != STEP and (name not in objects or other) and (done or not changed(path, known)):
+            remove(path)
+            mirror.note({name: None})
+    if done:
+        if MODEL not in mirror.index():
+            remove(mirror.folder / MODEL)  # of a session that did not finish the run
+        remove(mirror.folder / CHECKPOINTS)
+        remove(mirror.folder / PENDING)
+
+
+def changed(path: Path, known: list[Any] | None) -> bool:
+    """Whether a file is another than the one that was pulled or published."""
+    return path.is_file() and (known is None or known[1:] != state(path.stat()))
+
+
+def download(mirror: Mirror, name: str, there: Object) -> bool:
+    """Pull one file; whether it was still there."""
+    path = mirror.folder / name
+    if not mirror.bucket.download(mirror.key(name), path):
+        return False
+    os.utime(path, (there.modified, there.modified))  # tells when a killed session last wrote
+    mirror.note({name: [there.etag, *state(path.stat())]})
+    return True
+
+
+def replace_by_published(mirror: Mirror) -> None:
+    """Make a run's folder what the bucket has, to go on from there: another machine was at it."""
+    objects = mirror.objects()
+    mirror.forget()
+    if RUN not in objects:
+        return  # nothing is published yet: what is here is the run
+    remove(mirror.folder / PENDING)
+    for path in mirror.folder.iterdir():
+        if path.name != RUN and not path.name.startswith("."):
+            remove(path)
+    pull(mirror, objects)
+    name = newest_checkpoint(objects)
+    if name is not None and DONE not in objects:
+        _pull_checkpoint(mirror, name, objects)
+
+
+def newest_checkpoint(names: Iterable[str]) -> str | None:
+    """Name of the newest whole checkpoint: ``step_<step>.<session>``."""
+    pattern = re.compile(rf"{CHECKPOINTS}/(step_\d+\.\w+)/{CHECKPOINT}")
+    found = sorted(match[1] for name in names if (match := pattern.fullmatch(name)))
+    return found[-1] if found else None
+
+
+def _pull_checkpoint(mirror: Mirror, name: str, objects: Mapping[str, Object]) -> None:
+    step = name.partition(".")[0]
+    partial = mirror.folder / CHECKPOINTS / f"{TEMPORARY}{step}"
+    remove(partial)
+    start = f"{CHECKPOINTS}/{name}/"
+    for key in objects:
+        file = key.removeprefix(start)
+        if key.startswith(start) and _harmless(file):
+            if not mirror.bucket.download(mirror.key(key), partial / file):
+                raise BucketError(f"{mirror.key(key)} vanished while it was read: try again.")
+    flush(partial)
+    partial.rename(partial.with_name(step))
+    mirror.note({STEP: [name]})
+
+
+def fetch_weights(run: Path) -> None:
+    """Pull the weights of a finished run, if they are published and not here.
+
+    Raises:
+        BenchmdError: They are not those that the run recorded, or the bucket cannot be reached.
+    """
+    mirror = mirror_of(run)
+    if mirror is None or not (run / DONE).is_file():
+        return
+    with locked(run / SYNC, "the mirror", wait=True):
+        if (run / MODEL).is_file():
+            return
+        there = mirror.objects().get(MODEL)
+        if there is None or not download(mirror, MODEL, there):
+            return
+        expected = json.loads((run / DONE).read_text("utf-8")).get("model_sha256")
+        if expected and sha256(run / MODEL) != expected:
+            remove(run / MODEL)
+            raise BenchmdError(
+                f"the weights in {shown(run)} are not those of the finished run: their SHA-256 "
+                f"is not {expected}, as its {DONE} says. Remove the run there and do it again."
+            )
