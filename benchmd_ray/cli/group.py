@@ -39,7 +39,8 @@ def main() -> None:
       benchmd catalog build   raw files       -> a catalog (Parquet shards, manifest)
       benchmd pretrain        source catalog  -> a pretrained encoder
       benchmd transfer        labels          -> a classifier, scored on source and targets
-      benchmd report          predictions     -> the results table
+      benchmd run             catalogs        -> all of these, whatever is missing
+      benchmd report          predictions     -> tables, figures, one page
 
     Settings default to the fixed protocol of the paper. A run is named by the hash of what
     determines it: repeated commands do nothing twice and go on where they were interrupted.

@@ -45,14 +45,16 @@ if TYPE_CHECKING:
     "techniques",
     multiple=True,
     shell_complete=complete_technique,
-    help="Only this technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae.",
+    help="Only this technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, or "
+    "package.module:name of your own; else all but your own.",
 )
 @click.option(
     "--setting",
     "transfers",
     multiple=True,
     metavar="NAME",
-    help="Only this transfer setting (repeatable): linear, finetune-small, …-medium, …-full.",
+    help="Only this transfer setting (repeatable): linear, finetune-small, finetune-medium, "
+    "finetune-large, finetune-full; else all five.",
 )
 @click.option(
     "--seed", "seeds", type=int, multiple=True, default=(0,), help="Seeds (repeatable); else 0."
@@ -114,6 +116,8 @@ def run(
     if options["dry_run"]:
         _show(choice, store, options)
         return
+    if options["items"] or options["gpus"] is not None:
+        raise click.UsageError("--items and --gpus go with --dry-run: nothing was started.")
     if not catalogs:
         raise click.UsageError("name catalogs with --catalog, or look at the plan with --dry-run.")
     _execute(choice, store, options)

@@ -31,6 +31,7 @@ def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> N
 
     Predictions, metrics, settings and histories always stay, and so does the checkpoint of an
     unfinished run. Whatever anybody works on is left alone. Asks nothing.
+    Runs without weights cannot be evaluated on another dataset or be transferred from.
 
     \b
     benchmd prune runs                        # checkpoints of finished runs, half-written files

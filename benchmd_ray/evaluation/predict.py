@@ -39,6 +39,7 @@ DESCRIPTION = (
     "raw_records",
     "raw_expected",
     "options",
+    "remarks",
     "classes",
 )
 IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
@@ -145,6 +146,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         "raw_records": str(catalog.manifest["raw"]["records"]),
         "raw_expected": str(catalog.manifest["raw"]["expected"]),
         "options": json.dumps(catalog.options),
+        "remarks": json.dumps(catalog.manifest.get("remarks", {})),
         "classes": json.dumps(catalog.card.classes),
     }
     table = pa.concat_tables(parts).replace_schema_metadata(description)

@@ -72,7 +72,7 @@ def require_known(choice: Choice) -> None:
                 raise unknown_name(kind, name, valid)
     for name in choice.techniques:
         if name != SCRATCH:
-            technique_named(name)
+            technique_named(name, also=(SCRATCH,))
     for seed in choice.seeds:
         if seed < 0:
             raise BenchmdError(f"seed {seed} is below 0: name seeds from 0 on.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,14 +55,18 @@ SCRATCH = "scratch"
 """The technique without pretraining."""
 
 
-def technique_named(name: str) -> Technique:
+def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
     """A technique, built in or a user's method; `SCRATCH` is none of pretraining.
+
+    Args:
+        name: Its name.
+        also: Names that are valid where it is asked for, for the message.
 
     Raises:
         BenchmdError: It does not exist; the message lists the valid names and the nearest.
     """
     if name not in TECHNIQUES:
-        plugin("pretraining technique", name, TECHNIQUES)
+        plugin("pretraining technique", name, [*TECHNIQUES, *also])
         return Technique(name)
     return TECHNIQUES[name]
 

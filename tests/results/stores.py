@@ -177,6 +177,7 @@ def write_predictions(
     catalog: str | None = None,
     raw: tuple[int, int] = (100, 100),
     options: Mapping[str, str] | None = None,
+    remarks: Mapping[str, int] | None = None,
 ) -> Path:
     """Write predictions as `evaluation.predict.predict` does: by split people, targets, scores."""
     parts = []
@@ -201,6 +202,7 @@ def write_predictions(
         "raw_records": str(raw[0]),
         "raw_expected": str(raw[1]),
         "options": json.dumps(options or {}),
+        "remarks": json.dumps(remarks or {}),
         "classes": json.dumps(list(classes or MODALITIES[modality].classes)),
     }
     path = run.folder / "predictions" / f"{dataset}.parquet"

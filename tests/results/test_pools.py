@@ -147,3 +147,21 @@ def test_an_interval_of_the_calibration_error_holds_the_value_that_resampling_wo
     assert (errors["value"] <= errors["high"]).all()
     (whole,) = measured(read_scored(run), ["calibration_error"], 200)
     assert whole.resampled["calibration_error"][:, 0].mean() > errors["value"].iloc[0]
+
+
+def test_patients_of_the_source_in_a_target_and_remarks_of_its_build_are_named(tmp_path):
+    run = make_transfer(tmp_path)
+    targets = targets_of(ECG.classes, 80, "single-label")
+    scores = scores_of(targets, "single-label", 1, [1])
+    own, other = people(80), people(80)
+    other["group_id"] = [*own["group_id"][:3], *(f"other-{n}" for n in range(77))]
+    both = len(set(own["group_id"][:3]))
+    write_predictions(run, "ptb-xl", {"validation": (own, targets, scores)}, role="source")
+    write_predictions(
+        run, "georgia", {"test": (other, targets, scores)}, remarks={"seen before": 3}
+    )
+    notes = analyse([run], resamples=20).notes
+    patients = len(set(other["group_id"]))
+    named = f"georgia: {both} of its {patients} patients are also in ptb-xl (validation)"
+    assert any(note.startswith(named) for note in notes)
+    assert "georgia: 3 records: seen before." in notes

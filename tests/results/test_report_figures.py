@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from analysis_frames import SOURCES, invented, made, without_intervals
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.evaluation.stability import critical_difference
 from benchmd_ray.evaluation.sums import BINS
@@ -22,6 +23,7 @@ from benchmd_ray.results.canvas import (
     technique_looks,
     write,
 )
+from benchmd_ray.results.report.curves import _roc
 from benchmd_ray.results.report.figures_curves import (
     draw_reliabilities,
     draw_rocs,
@@ -36,6 +38,7 @@ from benchmd_ray.results.report.figures_ranks import draw_critical_differences, 
 from benchmd_ray.results.report.figures_scores import draw_results
 from benchmd_ray.results.report.figures_training import draw_training
 from benchmd_ray.results.report.figures_wording import differences
+from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.report_figures import draw, figures
 
 SECTIONS = [
@@ -316,15 +319,97 @@ def test_roc_of_one_seed_is_the_frame_s_with_the_area(small):
     assert curve.get_ydata() == pytest.approx(rows["tpr"])
 
 
-def test_roc_of_several_seeds_is_the_mean_height():
-    step = pd.DataFrame({"seed": 0, "fpr": [0, 0, 0.5, 0.5, 1], "tpr": [0, 0.5, 0.5, 1, 1]})
-    diagonal = pd.DataFrame({"seed": 1, "fpr": [0, 1], "tpr": [0, 1]})
-    x, y = mean_curve(pd.concat([step, diagonal]))
-    at = dict(zip(np.round(x[1:], 2), y[1:], strict=True))
-    assert (x[0], y[0]) == (0, 0)
-    assert at[0.0] == pytest.approx((0.5 + 0) / 2)
-    assert at[0.75] == pytest.approx((1 + 0.75) / 2)
-    assert at[1.0] == 1
+def ranked(seed, places, rows=40):
+    """Targets and scores of classes by where their positives rank, 0 first; -1 at random."""
+    rng = np.random.default_rng(seed)
+    target = np.zeros((rows, len(places)), np.int8)
+    score = rng.permuted(np.tile(np.linspace(0.1, 0.9, rows), (len(places), 1)), axis=1).T
+    for index, place in enumerate(places):
+        if place is None:
+            target[rng.permutation(rows)[:12], index] = 1
+            score[:, index] = np.round(score[:, index] + 0.2 * target[:, index], 1)
+        else:
+            target[np.argsort(-score[:, index])[place], index] = 1
+    return target, score
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_area_under_each_drawn_roc_curve_is_the_one_in_its_legend(small, seeds):
+    place = chosen(small.scores, dataset="isruc", technique="mae", metric="auroc").iloc[0]
+    names = ("n1", "n2", "n3")
+    curves, areas = [], []
+    for seed in range(seeds):
+        # one positive last; one first, with two seeds once last; twelve, with ties
+        target, score = ranked(seed, (-1, -seed, None))
+        for index, name in enumerate(names):
+            points = _roc(target[:, index], score[:, index])
+            key = {k: place[k] for k in KEY} | {"class": name, "seed": seed}
+            curves.append(pd.DataFrame({**key, **points}))
+            areas.append({"class": name, "value": roc_auc_score(target[:, index], score[:, index])})
+    means = pd.DataFrame(areas).groupby("class")["value"].mean()
+    rows = [{**place, "class": name, "value": means[name]} for name in names]
+    analysis = replace(small, roc=pd.concat(curves), scores=pd.DataFrame(rows))
+    titled = only(draw_rocs, analysis)["roc-eeg-shhs-isruc-test"]
+    assert means["n1"] == 0
+    assert means["n2"] == 1 / seeds
+    for name in names:
+        (curve,) = [one for one in panel(titled, name).lines if one.get_label().startswith("mae")]
+        area = np.trapezoid(curve.get_ydata(), curve.get_xdata())
+        assert area == pytest.approx(float(curve.get_label().split()[1]), abs=0.001)
+        assert (np.diff(curve.get_xdata()) >= -1e-12).all()
+        assert (np.diff(curve.get_ydata()) >= -1e-12).all()
+
+
+def test_mean_of_long_roc_curves_has_few_points_and_the_mean_area():
+    rng = np.random.default_rng(3)
+    parts, areas = [], []
+    for seed in range(5):
+        target = (rng.random(5000) < 0.3).astype(np.int8)
+        score = rng.normal(size=5000) + 0.5 * seed * target
+        parts.append(pd.DataFrame({"seed": seed, **_roc(target, score)}))
+        areas.append(roc_auc_score(target, score))
+    x, y = mean_curve(pd.concat(parts))
+    assert len(x) <= 201
+    assert np.trapezoid(y, x) == pytest.approx(np.mean(areas), abs=0.005)
+
+
+def test_title_of_roc_names_no_class_of_few_positives_or_negatives(small):
+    scores = small.scores
+    rare, common = scores["class"] == "n1", scores["class"] == "n2"
+    scores = scores.assign(
+        value=scores["value"].mask(rare, 0.0).mask(common, 1.0),
+        positives=scores["positives"].mask(rare, 9).mask(common, scores["records"] - 9),
+    )
+    title = only(draw_rocs, replace(small, scores=scores))["roc-eeg-shhs-isruc-test"].title
+    assert "areas under the curves" in title
+    assert "(n1," not in title
+    assert "(n2," not in title
+    none = replace(small, scores=scores.assign(positives=9))
+    title = only(draw_rocs, none)["roc-eeg-shhs-isruc-test"].title
+    assert title.endswith("no class has 10 positives")
+
+
+def test_title_of_pairs_names_patients_rare_classes_and_the_correction(small):
+    name = "significance-eeg-shhs-isruc-test"
+    pairs = small.pairs.assign(difference=0.2, low=0.1, high=0.3, p_holm=0.02)
+    title = only(draw_pairs, replace(small, pairs=pairs))[name].title
+    assert "(2,100 patients); most" in title
+    assert "p = 0.02 after Holm's correction within each setting (linear)" in title
+    few = small.scores.assign(patients=21)
+    few["positives"] = few["positives"].mask(few["class"] == "n3", 1)
+    title = only(draw_pairs, replace(small, pairs=pairs, scores=few))[name].title
+    assert "(21 patients, n3 has 1 positive); most" in title
+
+
+def test_captions_say_that_intervals_cover_several_seeds_only_where_they_do(drawn, small):
+    name = "significance-cxr-mimic-cxr-chexpert-test"
+    assert "widened to cover training seeds too" in drawn["auroc"].caption
+    assert "widened to cover training seeds where both" in drawn[name].caption
+    assert "widened" not in drawn["ranking-cxr-mimic-cxr"].caption
+    for topic in (draw_results, draw_pairs):
+        for one in only(topic, small).values():
+            assert "widened" not in one.caption
+    assert "as if no patient were in both" in drawn["gap-cxr-mimic-cxr"].caption
 
 
 def test_bins_of_several_seeds_are_pooled_by_their_counts():
@@ -393,7 +478,9 @@ def test_a_difference_is_shown_only_when_its_interval_leaves_out_zero():
     assert nothing == "change: nothing is shown, no interval is there"
 
 
-CLAIMS = re.compile(r"\d of \d+ (shown|pairs)|rises|differ;|ahead of [a-z]|interval in [1-9]")
+CLAIMS = re.compile(
+    r"\d of \d+ (shown|pairs)|at the end higher|differ;|ahead of [a-z]|interval in [1-9]"
+)
 
 
 def test_no_title_claims_a_difference_where_all_intervals_hold_zero(images):
@@ -416,7 +503,7 @@ def test_no_title_claims_a_difference_where_all_intervals_hold_zero(images):
         assert not CLAIMS.search(one.title), one.title
     told = " ".join(one.title for one in found)
     assert told.count("none is shown") == 4
-    assert "no change of AUROC from 8 to all labels per class is shown" in told
+    assert "AUROC from 8 to all labels per class: the intervals at both ends of all" in told
     assert "none of 75 pairs of techniques is shown to differ" in told
     assert "no difference between groups is shown by age, sex and device" in told
 

@@ -24,6 +24,7 @@ from benchmd_ray.results.report.compared import (
     other_seeds,
     pair_rows,
     ranking_rows,
+    shared_patients,
 )
 from benchmd_ray.results.report.curves import calibration_frame, roc_frame
 from benchmd_ray.results.report.frames import FRAMES, frame
@@ -141,7 +142,7 @@ def blocks(
             display.update(done)
         held, said = pools(scored, named.names)
         cells = [cell(one, named.names[one.run.folder]) for pool in held for one in pool.members]
-        yield Block(cells, held, [*said, *apart(held), *other_seeds(held)])
+        yield Block(cells, held, [*said, *apart(held), *other_seeds(held), *shared_patients(held)])
     display.close()
 
 

@@ -58,6 +58,8 @@ class Cell:
     """Raw records that the catalog was built from, and those of the whole dataset."""
     options: tuple[str, ...]
     """Options of the builds of source and dataset that are not the cards' defaults."""
+    remarks: tuple[str, ...]
+    """What the build of the dataset's catalog remarked, with the number of records."""
     run: str
     """Name of the run's folder."""
 
@@ -103,6 +105,10 @@ def cell(scored: Scored, protocol: str) -> Cell:
         positives=tuple((scored.targets == 1).sum(axis=0).tolist()),
         raw=_raw(scored),
         options=_options(scored),
+        remarks=tuple(
+            f"{count:,} records: {remark}"
+            for remark, count in json.loads(scored.about["remarks"]).items()
+        ),
         run=scored.run.folder.name,
     )
 

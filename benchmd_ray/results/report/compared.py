@@ -53,6 +53,26 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
             }
 
 
+def shared_patients(pools: Sequence[Pool]) -> list[str]:
+    """Names the datasets with patients of a source's own validation split among theirs."""
+    own = {
+        pool.key["source"]: set(pool.first.units["group_id"])
+        for pool in pools
+        if pool.key["dataset"] == pool.key["source"] and pool.key["split"] == "validation"
+    }
+    found = set()
+    for pool in _one_split(pools):
+        source, dataset = pool.key["source"], pool.key["dataset"]
+        both = own.get(source, set()) & set(pool.first.units["group_id"])
+        if both and dataset != source:
+            found.add((dataset, source, len(both), pool.first.patients))
+    return [
+        f"{dataset}: {both:,} of its {patients:,} patients are also in {source} (validation); the "
+        "interval of the gap takes the two as if no patient were in both."
+        for dataset, source, both, patients in sorted(found)
+    ]
+
+
 def _one_split(pools: Sequence[Pool]) -> list[Pool]:
     """Pools without the other splits of a dataset: the last of `SPLITS` stays."""
     best: dict[tuple[str, ...], Pool] = {}

@@ -47,8 +47,10 @@ FEW = 10
 """A bin with fewer records is drawn hollow: its share says little."""
 Draw = Callable[[Report, Study, tuple[str, str], str], Titled]
 Floats = npt.NDArray[np.float64]
-STEPS = np.linspace(0, 1, 101)
-"""False positive rates at which curves of several seeds are averaged."""
+MOST = 201
+"""Most points of the mean of several seeds' curves."""
+ENOUGH = 10
+"""With fewer positives or negatives an area says little: no title names it."""
 
 
 def draw_rocs(report: Report) -> Iterator[Drawn]:
@@ -92,7 +94,8 @@ def draw_roc(report: Report, study: Study, place: tuple[str, str], setting: str)
     several = roc["seed"].nunique() > 1
     caption = joined(
         "One class against all others; in the legends the area under the curve, as in the tables.",
-        "Curves: mean true positive rate of the seeds at each false positive rate."
+        "Curves: mean of the seeds' curves at right angles to the diagonal, so that the area under "
+        "one is the mean of the seeds' areas."
         if several
         else "",
         f"In the title: {how_drawn(report)}. Other settings are in the tables.",
@@ -145,20 +148,26 @@ def classes_of(study: Study, frame: pd.DataFrame) -> list[str]:
 
 
 def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:
-    """A ROC curve; of several seeds the mean true positive rate at each false positive rate.
+    """A ROC curve; of several seeds their mean along lines at right angles to the diagonal.
 
-    Vertical averaging as in Fawcett 2006, section 9 (doi:10.1016/j.patrec.2005.10.010).
+    Along a curve fpr + tpr always grows, on vertical parts too, and half the integral of tpr − fpr
+    over it is the area between curve and diagonal. The mean of tpr − fpr at each fpr + tpr is thus
+    a ROC curve whose area is the mean of the seeds' areas.
 
     Args:
         curves: seed, fpr, tpr of one class and technique, each seed's points in order.
     """
     if curves["seed"].nunique() == 1:
         return curves["fpr"].to_numpy(float), curves["tpr"].to_numpy(float)
-    heights = []
-    for _, one in curves.groupby("seed"):
-        highest = one.groupby("fpr")["tpr"].max()
-        heights.append(np.interp(STEPS, highest.index.to_numpy(float), highest.to_numpy(float)))
-    return np.append(0.0, STEPS), np.append(0.0, np.mean(heights, axis=0))
+    turned = [
+        ((one["fpr"] + one["tpr"]).to_numpy(float), (one["tpr"] - one["fpr"]).to_numpy(float))
+        for _, one in curves.groupby("seed")
+    ]
+    along = np.unique(np.concatenate([sums for sums, _ in turned]))
+    if len(along) > MOST:
+        along = np.linspace(0, 2, MOST)
+    above = np.mean([np.interp(along, sums, heights) for sums, heights in turned], axis=0)
+    return (along - above) / 2, (along + above) / 2
 
 
 def pooled_bins(bins: pd.DataFrame) -> pd.DataFrame:
@@ -288,10 +297,16 @@ def _class_title(name: str, scores: pd.DataFrame) -> str:
 
 
 def _areas(scores: pd.DataFrame, classes: Sequence[str]) -> str:
-    """The lowest and highest area, as seen."""
+    """The lowest and highest area, as seen, of classes with enough positives and negatives."""
     rows = scores[scores["class"].isin(list(classes))].dropna(subset=["value"])
     if rows.empty:
         return "no area under a curve is known"
+    if (rows["positives"] < ENOUGH).all():
+        return f"no class has {ENOUGH} positives"
+    fewest = np.minimum(rows["positives"], rows["records"] - rows["positives"])
+    rows = rows[fewest >= ENOUGH]
+    if rows.empty:
+        return f"no class has {ENOUGH} positives and {ENOUGH} negatives"
     ends = []
     for end in ("idxmin", "idxmax"):
         row = rows.loc[rows["value"].agg(end)]

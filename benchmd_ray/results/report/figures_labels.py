@@ -70,7 +70,7 @@ def draw_curves(report: Report, study: Study) -> Drawn:
     caption = joined(
         f"Fine-tuned encoders; mean AUROC over classes, bands: {how_drawn(report)}. A class with "
         "fewer labelled records gives all that it has; all labels stand right of the grey bar, "
-        "since their number differs from class to class.",
+        "since their number differs from class to class. That intervals overlap or not is no test.",
         sizes(scores),
     )
     return Titled(name, SECTION, title, caption, figure)
@@ -106,7 +106,7 @@ def _curves(
 
 
 def _finding(scores: pd.DataFrame) -> str:
-    """Curves whose first and last interval lie apart; others are not said to rise or fall."""
+    """In how many curves the first and last interval lie apart: a description, not a test."""
     settings = [s for s in LABELS if s in set(scores["setting"])]
     span = f"from {LABELS[settings[0]][1]} to {LABELS[settings[-1]][1]} labels per class"
     curves = up = down = 0
@@ -118,11 +118,14 @@ def _finding(scores: pd.DataFrame) -> str:
             up += bool(low[settings[-1]] > high[settings[0]])
             down += bool(high[settings[-1]] < low[settings[0]])
     if not curves:
-        return f"no change of AUROC {span} is shown: no curve has intervals at both ends"
+        return f"AUROC {span}: no curve has intervals at both ends"
     if not up + down:
         which = "of the curve" if curves == 1 else f"of all {curves} curves"
-        return f"no change of AUROC {span} is shown: the intervals {which} overlap"
-    fell = f", falls in {down}" if down else ""
+        return f"AUROC {span}: the intervals at both ends {which} overlap"
+    fell = f", lower in {down}" if down else ""
     left = curves - up - down
-    rest = f"; in {left} the intervals overlap and no change is shown" if left else ""
-    return f"{span}, AUROC rises in {up} of {curves} curves{fell} (intervals apart){rest}"
+    rest = f"; in {left} they overlap" if left else ""
+    return (
+        f"AUROC {span}: at the end higher in {up} of {curves} curves{fell}, with intervals that "
+        f"do not overlap{rest}"
+    )

@@ -27,6 +27,7 @@ from benchmd_ray.results.report.figures_parts import (
     Titled,
     heading,
     mean_auroc,
+    of_metric,
     of_place,
     ordered,
     places_of,
@@ -37,6 +38,7 @@ from benchmd_ray.results.report.figures_wording import (
     how_drawn,
     joined,
     p_value,
+    several_seeds,
     signed,
     sizes,
     spanned,
@@ -47,6 +49,8 @@ STARS = ((0.001, "***"), (0.01, "**"), (LEVEL, "*"))
 COLOURS = "PuOr"
 """Two ends that colour-blind people tell apart; the numbers carry the sign in grey print."""
 COLUMNS = 3
+FEW = 10
+"""Of a class with fewer positives the title speaks."""
 AT_LEAST = 0.02
 """The colours span this difference of AUROC at least, so that noise does not glow."""
 
@@ -77,7 +81,8 @@ def draw_matrices(report: Report, study: Study, place: tuple[str, str], spread: 
     pairs = of_place(study.of(report.analysis.pairs), place).dropna(subset=["difference"])
     settings = settings_of(pairs)
     names = ordered([*pairs["a"], *pairs["b"]], TECHNIQUES)
-    title = f"{heading(study, place)}: {_finding(pairs)}"
+    here = of_metric(of_place(study.of(report.analysis.scores), place))
+    title = f"{heading(study, place)}: {_finding(pairs, _rows(here))}"
     rows = -(-len(settings) // COLUMNS)
     figure = new_figure(title, 1.1 + title_height(title) + rows * (0.9 + 0.36 * (len(names) - 1)))
     panels = [figure.add_subplot(rows, COLUMNS, n + 1) for n in range(len(settings))]
@@ -86,14 +91,13 @@ def draw_matrices(report: Report, study: Study, place: tuple[str, str], spread: 
         label = SETTING_LABELS.get(setting, setting)
         axes.set_title(label.replace("\n", ", "))
     _colour_bar(figure, panels, spread)
-    scores = of_place(study.of(mean_auroc(report.analysis.scores)), place)
     caption = joined(
         "Each cell: AUROC of its row's technique minus that of its column's on the same rows. "
-        "Stars: p adjusted by Holm for all pairs of one matrix, paired bootstrap over patients, "
+        f"Stars: p adjusted by Holm for all pairs of one matrix, {_tested(here)}, "
         "below 0.05 (*), 0.01 (**), 0.001 (***), where the interval leaves out zero too. Without "
         f"stars no difference is shown. In the title: {how_drawn(report)}.",
         _smallest(report, pairs),
-        sizes(scores),
+        sizes(mean_auroc(here)),
     )
     name = f"significance-{study.slug}-{place[0]}-{place[1]}"
     return Titled(name, SECTION, title, caption, figure)
@@ -175,19 +179,43 @@ def stars(row: pd.Series) -> str:
     return next(text for below, text in STARS if row["p_holm"] < below)
 
 
-def _finding(pairs: pd.DataFrame) -> str:
+def _tested(scores: pd.DataFrame) -> str:
+    """Where the p values come from."""
+    if several_seeds(scores):
+        return (
+            "paired bootstrap over patients, widened to cover training seeds where both techniques "
+            "have the same"
+        )
+    return "paired bootstrap over patients"
+
+
+def _rows(scores: pd.DataFrame) -> str:
+    """On how many patients techniques are compared, and the rarest class where it is rare."""
+    if scores.empty:
+        return ""
+    classes = scores[(scores["class"] != "mean") & scores["value"].notna()]
+    rare = classes[classes["positives"] < FEW].sort_values("positives", kind="stable")
+    few = ""
+    if len(rare):
+        count = int(rare["positives"].iloc[0])
+        few = f", {rare['class'].iloc[0]} has {count} positive{'s' * (count != 1)}"
+    return f" ({int(scores['patients'].max()):,} patients{few})"
+
+
+def _finding(pairs: pd.DataFrame, rows: str) -> str:
     clear = pairs[[is_shown(row) for _, row in pairs.iterrows()]]
     total = len(pairs)
     if clear.empty:
         if total == 1:
-            return f"{pairs['a'].iloc[0]} and {pairs['b'].iloc[0]} are not shown to differ"
-        return f"none of {total} pairs of techniques is shown to differ"
+            return f"{pairs['a'].iloc[0]} and {pairs['b'].iloc[0]} are not shown to differ{rows}"
+        return f"none of {total} pairs of techniques is shown to differ{rows}"
     row = clear.iloc[int(clear["difference"].abs().to_numpy().argmax())]
     better, worse, low, high = row["b"], row["a"], row["low"], row["high"]
     if row["difference"] < 0:
         better, worse, low, high = worse, better, -high, -low
     number = spanned(abs(row["difference"]), low, high, signed)
     return (
-        f"{len(clear)} of {total} pairs of techniques differ; most {better} over {worse}, "
-        f"{number}, {p_value(row['p_holm'])} ({row['setting']})"
+        f"{len(clear)} of {total} pairs of techniques differ{rows}; most {better} over {worse}, "
+        f"{number}, {p_value(row['p_holm'])} after Holm's correction within each setting "
+        f"({row['setting']})"
     )

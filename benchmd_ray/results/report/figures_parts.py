@@ -168,12 +168,12 @@ def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
 def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
     """Mean over a study's targets of each setting and technique: value, low, high, paper.
 
-    Targets share no patient: with one seed, the distances from mean to interval ends add in
-    quadrature (the square-and-add limits of Zou and Donner 2008, doi:10.1002/sim.3095). Intervals
-    over several seeds hold the seeds' spread too, which targets share; then the ends are averaged,
-    which is right for estimates that go up and down together and too wide for others. A technique
-    that lacks a target which another has in the same setting is left out: its mean would be of
-    other datasets.
+    Targets are taken as if no patient were in two: with one seed, the distances from mean to
+    interval ends add in quadrature (square-and-add, Zou and Donner 2008, doi:10.1002/sim.3095).
+    Intervals over several seeds hold the seeds' spread too, which targets share; then the ends are
+    averaged, which is right for estimates that go up and down together and too wide for others.
+    A technique that lacks a target which another has in the same setting is left out: its mean
+    would be of other datasets.
 
     Args:
         frame: Rows of one study with setting, technique, value, low, high, and paper if known.

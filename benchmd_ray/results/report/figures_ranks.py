@@ -241,10 +241,10 @@ def draw_ranking(report: Report, study: Study) -> Drawn:
         axes.set_ylabel("rank (1 is best)")
     technique_legend(figure, techniques, report.looks)
     caption = joined(
-        f"Rank by mean AUROC, {how_drawn(report)}: in each resample all techniques are ranked "
-        "anew. τ: Kendall's τ-b of the resamples' rankings with that of all patients, mean and 95 "
-        "% interval; 1 is the same order, 0 no relation. The trained models are held fixed: "
-        "another seed may rank otherwise.",
+        f"Rank by mean AUROC, {how_drawn(report, over_seeds=False)}: in each resample all "
+        "techniques are ranked anew. τ: Kendall's τ-b of the resamples' rankings with that of all "
+        "patients, mean and 95 % interval; 1 is the same order, 0 no relation. The trained "
+        "models are held fixed: another seed may rank otherwise.",
         sizes(study.of(mean_auroc(report.analysis.scores))),
     )
     return Titled(name, SECTION, title, caption, figure)

@@ -51,11 +51,14 @@ SECTION = "Results"
 BASELINE = "scratch"
 OVERVIEW = 8
 """Studies in one figure; with more, each has its own."""
-TARGET_MEAN = "Targets: mean over the study's targets, which share no patient"
-QUADRATURE = f"{TARGET_MEAN}, so their intervals are added in quadrature."
+TARGET_MEAN = "Targets: mean over the study's targets"
+QUADRATURE = (
+    f"{TARGET_MEAN}, drawn independently, as if no patient were in two of them: their intervals "
+    "are added in quadrature."
+)
 AVERAGED = (
-    f"{TARGET_MEAN} but the training seeds, so the ends of their intervals are averaged: rather "
-    "too wide than too narrow."
+    f"{TARGET_MEAN}, which share the training seeds: the ends of their intervals are averaged, "
+    "rather too wide than too narrow."
 )
 
 
@@ -186,8 +189,8 @@ def draw_gaps(report: Report, study: Study) -> Drawn:
     technique_legend(figure, techniques, report.looks)
     caption = joined(
         f"AUROC on {study.source}'s validation split minus that on the target, "
-        f"{how_drawn(report)}, the two drawn apart since no patient is in both. Above zero: the "
-        "target is harder.",
+        f"{how_drawn(report)}, the two drawn independently, as if no patient were in both. "
+        "Above zero: the target is harder.",
         by_chance(len(gaps)),
         sizes(study.of(mean_auroc(report.analysis.scores))),
     )

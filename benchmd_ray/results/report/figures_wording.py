@@ -99,9 +99,22 @@ def by_chance(intervals: int) -> str:
     )
 
 
-def how_drawn(report: Report) -> str:
-    """What the intervals are, with the number of resamples."""
-    return f"{INTERVAL} ({report.resamples:,} resamples)" if report.resamples else INTERVAL
+def how_drawn(report: Report, *, over_seeds: bool = True) -> str:
+    """What the intervals are, with the number of resamples.
+
+    Args:
+        report: What is drawn from.
+        over_seeds: Whether they cover training seeds too, where there are several.
+    """
+    drawn = f"{INTERVAL} ({report.resamples:,} resamples)" if report.resamples else INTERVAL
+    if over_seeds and several_seeds(report.analysis.scores):
+        return f"{drawn}, widened to cover training seeds too"
+    return drawn
+
+
+def several_seeds(scores: pd.DataFrame) -> bool:
+    """Whether any result has more than one training seed."""
+    return bool((scores["seeds"] > 1).any())
 
 
 def sizes(scores: pd.DataFrame) -> str:

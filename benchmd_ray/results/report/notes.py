@@ -16,7 +16,7 @@ def notes(found: Sequence[Cell]) -> list[str]:
     """Notes on results of runs."""
     lines = [
         "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % interval "
-        "by bootstrap over patients.",
+        "by bootstrap over patients, with several seeds over patients and seeds.",
         *_notes_on_seeds(found),
         *_notes_on_paper(found),
     ]
@@ -48,6 +48,8 @@ def notes(found: Sequence[Cell]) -> list[str]:
     ]
     options = sorted({option for c in found for option in c.options})
     lines += [f"{option}, an option of the build; the default is another." for option in options]
+    remarks = sorted({(c.dataset, remark) for c in found for remark in c.remarks})
+    lines += [f"{dataset}: {remark}." for dataset, remark in remarks]
     return [*lines, *_notes_on_classes(found)]
 
 
@@ -56,8 +58,9 @@ def _notes_on_seeds(found: Sequence[Cell]) -> list[str]:
         return []
     return [
         "seeds: runs that differ by their seed alone are one row with their mean and the standard "
-        "deviation between them (sd); the interval is then for patients and seeds together. Of "
-        "one seed it says nothing about another."
+        "deviation between them (sd); the interval is then for patients and seeds together. Two "
+        "seeds hardly tell how seeds vary, so that it can be very wide: take three or more. Of one "
+        "seed it says nothing about another."
     ]
 
 

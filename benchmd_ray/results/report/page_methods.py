@@ -24,11 +24,11 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "In distribution, target, gap",
         "In distribution is the source's own validation split; a target is a dataset that was "
-        "never trained on. The gap is in distribution minus target; as the two share no patient, "
-        "its interval is from independent draws of both. The validation split also chose the best "
-        "epoch, which makes its value, and so the gap, a little too large. Each value is the mean "
-        "over the classes that its own dataset can score: where the notes name classes as not "
-        "scored, part of the gap may be theirs.",
+        "never trained on. The gap is in distribution minus target; its interval is from "
+        "independent draws of both, as if no patient were in both (a note says where some are). "
+        "The validation split also chose the best epoch, which makes its value, and so the gap, a "
+        "little too large. Each value is the mean over the classes that its own dataset can "
+        "score: where the notes name classes as not scored, part of the gap may be theirs.",
     ),
     (
         "Technique − scratch, b − a",
@@ -83,8 +83,8 @@ WORDS: tuple[tuple[str, str], ...] = (
     ("technique", "How the encoder was pretrained; scratch is not at all."),
     (
         "policy",
-        "Rules for labels and splits: clean (no patient on both sides) or released (as the paper's "
-        "authors released them).",
+        "Rules for labels and splits: clean (no patient in two splits of a dataset) or released "
+        "(as the paper's authors released them).",
     ),
     (
         "protocol",
@@ -93,7 +93,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     ),
     ("records, patients, positives", "What was scored, of how many people, how many of the class."),
     ("seeds", "How many runs a row pools."),
-    ("catalog", "First characters of the SHA-256 of the catalog's content."),
+    ("catalog", "SHA-256 of the catalog's content, its first characters."),
     ("–", "No number: not scored, or nothing to compare with."),
 )
 """Words of the tables."""

@@ -56,7 +56,7 @@ def ran_rows(found: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Ro
             "seconds": _seconds(run),
             "device": about.get("device"),
             "workers": run.settings.execution.workers,
-            "catalog": about["determinants"]["catalog"],
+            "catalog": about["determinants"]["catalog"][:16],
             **{name: about.get("versions", {}).get(name) for name in VERSIONS},
         }
 
