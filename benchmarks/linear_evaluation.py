@@ -32,7 +32,7 @@ from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import classification_loss
 from benchmd_ray.settings import ENCODERS, Settings, updated
 from benchmd_ray.training.collect import collect, evaluating
-from benchmd_ray.training.transfer import head_epoch
+from benchmd_ray.training.linear import head_epoch
 
 TOLERANCE = 1e-4
 """Largest difference between the weights of both heads."""

@@ -6,10 +6,10 @@ Source: BenchMD v2, section 3 and appendix C; ``docs/differences.md`` names wher
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from benchmd_ray.errors import unknown_name
+from benchmd_ray.errors import BenchmdError, unknown_name
 
 Task = Literal["single-label", "multi-label"]
 
@@ -57,6 +57,37 @@ class Modality:
     def patch_size(self) -> int:
         """Number of values in a patch, all channels together."""
         return self.input_shape[0] * math.prod(self.patch)
+
+    def with_patch(self, size: int) -> Modality:
+        """This modality, cut into patches of another extent.
+
+        Args:
+            size: Extent in samples along time, or in pixels along y and x; the extent along z stays
+                as it is. 0 takes the modality's own patches.
+
+        Raises:
+            BenchmdError: The extent does not divide the signal's.
+        """
+        if size == 0:
+            return self
+        kept = self.patch[:-2]  # z, where there is one
+        along = self.input_shape[1 + len(kept) :]
+        if size < 0 or any(extent % size for extent in along):
+            unit = "samples" if self.axes[-1] == "time" else "pixels"
+            raise BenchmdError(
+                f"setting encoder.patch_size is {size}, which does not cut the {along[0]} {unit} "
+                f"of {self.name} along {' and '.join(self.axes[1 + len(kept) :])} into whole "
+                f"patches: expected a divisor, such as {_divisors_near(math.gcd(*along), size)}, "
+                f"or 0 for the modality's own ({self.patch[-1]})."
+            )
+        return replace(self, patch=kept + (size,) * len(along))
+
+
+def _divisors_near(extent: int, size: int) -> str:
+    """Up to two divisors of an extent on either side of a size, for a message."""
+    divisors = [d for d in range(1, extent + 1) if extent % d == 0]
+    below = [d for d in divisors if d < size][-2:]
+    return ", ".join(map(str, below + [d for d in divisors if d > size][:2]))
 
 
 def _image(name: str, channels: int, task: Task, classes: tuple[str, ...]) -> Modality:

@@ -115,8 +115,10 @@ class SilentBoard:
 class TerminalBoard:
     """A bar with the text beside it, as wide as the terminal."""
 
-    def __init__(self, total: int, unit: str) -> None:
+    def __init__(self, total: int | None, unit: str) -> None:
         form = f"{{n_fmt}}/{{total_fmt}} {unit} |{{bar:12}}| {{desc}}"
+        if total is None:
+            form = f"{{n_fmt}} {unit}, {{desc}}"
         self._bar = tqdm(total=total, bar_format=form, dynamic_ncols=True, leave=True)
 
     def show(self, done: int, text: str) -> None:
@@ -132,14 +134,15 @@ class TerminalBoard:
 class LineBoard:
     """One line on standard error every ``interval`` seconds, and one at the end."""
 
-    def __init__(self, total: int, unit: str, interval: float = 10.0) -> None:
+    def __init__(self, total: int | None, unit: str, interval: float = 10.0) -> None:
         self._total, self._unit, self._interval = total, unit, interval
         self._shown = time.monotonic()
         self._line = self._written = ""
 
     def show(self, done: int, text: str) -> None:
         """Write a line when the interval has passed."""
-        self._line = f"{done}/{self._total} {self._unit}, {text}"
+        count = f"{done}" if self._total is None else f"{done}/{self._total}"
+        self._line = f"{count} {self._unit}, {text}"
         if time.monotonic() - self._shown >= self._interval:
             self._write()
 
@@ -154,8 +157,8 @@ class LineBoard:
         sys.stderr.flush()
 
 
-def board(total: int, unit: str) -> Board:
-    """A bar where standard error is a terminal, else plain lines."""
+def board(total: int | None, unit: str) -> Board:
+    """A bar where standard error is a terminal, else plain lines; without a total where None."""
     return (TerminalBoard if sys.stderr.isatty() else LineBoard)(total, unit)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class EncoderSettings:
     """Added to the variance in every LayerNorm."""
     pool: Literal["mean", "cls"] = "mean"
     """Features: the mean over all tokens with CLS, or CLS alone."""
+    patch_size: int = 0
+    """Extent of a patch in samples, or in pixels along y and x; 0: the modality's own."""
     network: str = "transformer"
     """The benchmark's transformer, or a network of one's own: the name of an entry point or
     package.module:name (docs/add_a_method.md)."""
@@ -72,6 +75,7 @@ class EncoderSettings:
             value = getattr(self, name)
             _require(0 <= value < 1, f"encoder.{name}", value, "a number in [0, 1)")
         _require(0 < self.norm_eps < 1, "encoder.norm_eps", self.norm_eps, "a number in (0, 1)")
+        _require(self.patch_size >= 0, "encoder.patch_size", self.patch_size, "0 or more")
         own = self.network != "transformer"
         _require(own or not self.options, "encoder.options", self.options, _OWN.format("network"))
 
@@ -180,12 +184,31 @@ class TransferSettings:
     """Examples of a step, all workers together; shrinks to the number of labels (32 for ldct)."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     """Optimiser and schedule."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread over all classes (over both answers of a multi-label)."""
+    dropout: float | None = None
+    """Fine-tuning: the encoder's dropout; null: that of encoder.dropout."""
+    embedding_dropout: float | None = None
+    """Fine-tuning: dropout of the embedded tokens; null: that of encoder.embedding_dropout."""
+    layer_decay: float = 1.0
+    """Fine-tuning: factor of the learning rate from each layer to the one below it."""
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""
 
     def __post_init__(self) -> None:
         _require(self.epochs >= 1, "transfer.epochs", self.epochs, "1 or more")
         _require(self.batch_size >= 1, "transfer.batch_size", self.batch_size, "1 or more")
+        for name, holds, expected in (
+            ("label_smoothing", 0 <= self.label_smoothing < 1, "a number in [0, 1)"),
+            ("layer_decay", 0 < self.layer_decay <= 1, "a number in (0, 1]"),
+            ("dropout", 0 <= (self.dropout or 0) < 1, "a number in [0, 1) or null"),
+            (
+                "embedding_dropout",
+                0 <= (self.embedding_dropout or 0) < 1,
+                "a number in [0, 1) or null",
+            ),
+        ):
+            _require(holds, f"transfer.{name}", getattr(self, name), expected)
 
     @property
     def labels_per_class(self) -> int | None:
@@ -278,9 +301,19 @@ class Settings:
     """Engine, device, workers."""
     seed: int = 0
     """Seed of everything drawn: weights, order, masks, label settings."""
+    tuned: str = ""
+    """Name of the search that found these settings; it changes nothing but the name of the
+    protocol in tables."""
 
     def __post_init__(self) -> None:
         _require(self.seed >= 0, "seed", self.seed, "0 or more")
+
+    @property
+    def transfer_encoder(self) -> EncoderSettings:
+        """The encoder with the dropout of the transfer, where that has one of its own."""
+        rates = {name: getattr(self.transfer, name) for name in ("dropout", "embedding_dropout")}
+        own = {name: rate for name, rate in rates.items() if rate is not None}
+        return dataclasses.replace(self.encoder, **own)
 
 
 def fixed_settings(modality: Modality, encoder: str = "paper") -> Settings:
@@ -303,7 +336,14 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def _coerce(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as ``kind`` (bool, int, float, str, a Literal or a dictionary of plain values)."""
+    """``value`` as ``kind``.
+
+    A bool, int, float, str, Literal or dictionary of plain values, or one of these or None.
+    """
+    if isinstance(kind, types.UnionType):
+        (kind,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
+        if value is None:
+            return None
     if typing.get_origin(kind) is dict:
         if isinstance(value, Mapping) and all(isinstance(v, _PLAIN) for v in value.values()):
             return {str(name): held for name, held in value.items()}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -153,6 +155,38 @@ def write_cinc() -> Callable[..., Path]:
         return header
 
     return write
+
+
+HOLD = """
+import pathlib, sys
+from benchmd_ray.results.store import read_run, scoring, working
+run = read_run(pathlib.Path(sys.argv[1]))
+with scoring(run, "cpsc") if sys.argv[2] == "scoring" else working(run):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def held_elsewhere() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a process that works on a run, or scores cpsc with it, until it is killed."""
+    started = []
+
+    def hold(folder: Path, doing: str = "working") -> subprocess.Popen[str]:
+        other = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(folder), doing],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(other)
+        assert other.stdout.readline() == "held\n"
+        return other
+
+    yield hold
+    for other in started:
+        other.kill()
+        other.communicate()
 
 
 @pytest.fixture(scope="session")

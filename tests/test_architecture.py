@@ -14,9 +14,11 @@ ROOMS = {
     "ssl": FOUNDATION | {"models", "ssl"},
     "training": FOUNDATION | SCORES | {"cluster", "data", "models", "ssl", "training"},
     "evaluation": FOUNDATION | {"data", "models", "training", "evaluation"},
-    "results": FOUNDATION | {"data", "evaluation", "results"},
+    "tuning": FOUNDATION | SCORES | {"cluster", "data", "models", "ssl", "training", "tuning"},
+    "results": FOUNDATION | {"data", "evaluation", "results", "tuning.records"},
     "service": FOUNDATION
-    | {"cluster", "data", "models", "ssl", "training", "evaluation", "results", "service"},
+    | {"cluster", "data", "models", "ssl", "training", "evaluation", "results", "service"}
+    | {"tuning"},
 }
 RAY = {"cluster.py", "training/launch.py"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -40,6 +40,7 @@ def main() -> None:
       benchmd pretrain        source catalog  -> a pretrained encoder
       benchmd transfer        labels          -> a classifier, scored on source and targets
       benchmd run             catalogs        -> all of these, whatever is missing
+      benchmd tune            source catalogs -> better settings, trained and scored
       benchmd report          predictions     -> tables, figures, one page
 
     Settings default to the fixed protocol of the paper. A run is named by the hash of what

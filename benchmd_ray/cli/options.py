@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from benchmd_ray.service.outcome import Observer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,6 +48,17 @@ WANDB = click.option(
     metavar="MODE",
     help="Follow it in Weights & Biases: auto (online with a key, else offline), online, offline.",
 )
+
+
+def observers(store: Path, mode: str) -> list[Observer]:
+    """Who is told what happens in a plan: W&B, where it is wanted."""
+    from benchmd_ray.results.tracking import chosen_mode
+
+    if chosen_mode(mode) == "off":
+        return []
+    from benchmd_ray.service.tracked import TrackedPlan
+
+    return [TrackedPlan(store, mode, click.echo)]
 
 
 def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -33,7 +33,7 @@ def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mo
     """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
 
     The folder gets report.html, which needs nothing else, the tables as CSV, Markdown and LaTeX,
-    and the figures.
+    and the figures. Searches of the stores are reported too, with tuned runs beside the others.
 
     \b
     benchmd report runs
@@ -41,22 +41,34 @@ def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mo
     """
     from benchmd_ray.results.store import runs
     from benchmd_ray.results.tracking import Tracker, chosen_mode
+    from benchmd_ray.tuning.records import searches
 
     mode = chosen_mode(mode)
-    print_report(runs(list(paths)), out, resamples=resamples, figures=figures)
+    found, searched = runs(list(paths)), searches(list(paths))
+    print_report(found, out, searched=searched, resamples=resamples, figures=figures)
     if mode != "off":
         tracker = Tracker(out, mode)
         tracker.reported(out)
         click.echo(tracker.closed())
 
 
-def print_report(found: Any, out: Path, *, resamples: int = 1000, figures: bool = True) -> None:
-    """Print the main table of runs and write the report into a folder."""
+def print_report(
+    found: Any, out: Path, *, searched: Any = (), resamples: int = 1000, figures: bool = True
+) -> None:
+    """Print the main table of runs and write the report into a folder.
+
+    Args:
+        found: Runs, as `store.runs` reads them.
+        out: The folder.
+        searched: Searches of the same stores, as `tuning.records.searches` reads them.
+        resamples: Of the patients, for the intervals.
+        figures: Whether figures are drawn.
+    """
     from benchmd_ray.results.report import tables
     from benchmd_ray.results.report.analysis import analyse
     from benchmd_ray.results.report.written import text
 
-    analysis = analyse(found, resamples=resamples)
+    analysis = analyse(found, searches=searched, resamples=resamples)
     click.echo(text(tables.display_frame(analysis)))
     click.echo()
     for note in analysis.notes:

@@ -16,11 +16,11 @@ from benchmd_ray.cli.options import (
     complete_modality,
     complete_technique,
     execution_options,
+    observers,
 )
 
 if TYPE_CHECKING:
     from benchmd_ray.service.choice import Choice
-    from benchmd_ray.service.outcome import Observer
     from benchmd_ray.service.plan import Plan
 
 
@@ -151,7 +151,7 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
             address=options["address"],
             weights=choice.weights,
             cpus=options["cpus"],
-            observers=_observers(store, options["mode"]),
+            observers=observers(store, options["mode"]),
         )
 
     if embedded(options["address"]):
@@ -165,17 +165,6 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     if not outcome.whole:
         click.echo("run the same command again for what failed; the rest is not repeated")
         sys.exit(1)
-
-
-def _observers(store: Path, mode: str) -> list[Observer]:
-    """Who is told what happens: W&B, where it is wanted."""
-    from benchmd_ray.results.tracking import chosen_mode
-
-    if chosen_mode(mode) == "off":
-        return []
-    from benchmd_ray.service.tracked import TrackedPlan
-
-    return [TrackedPlan(store, mode, click.echo)]
 
 
 def _device_of_cluster() -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,12 @@ class Catalog:
         return int(self.manifest["splits"].get(split, {}).get("records", 0))
 
     def shards(self, split: str) -> list[tuple[Path, int]]:
-        """Path and rows of each shard of a split, in order."""
+        """Path and rows of each shard of a split, in order.
+
+        Raises:
+            BenchmdError: A search runs, and may not read this catalog; see `confined`.
+        """
+        _require_allowed(self.path)
         return [
             (self.path / shard["file"], int(shard["rows"]))
             for shard in self.manifest["shards"]
@@ -156,13 +163,42 @@ def _damaged(manifest: Path, why: str) -> BenchmdError:
     )
 
 
+_allowed: frozenset[Path] | None = None
+"""Catalogs that this process may read; None stands for all."""
+
+
+@contextmanager
+def confined(paths: Iterable[Path]) -> Iterator[None]:
+    """Let this process open and read no other catalogs than these (decisions D17 and D18).
+
+    Every search, and every process that works on its trials, is within; one within another never
+    widens it.
+    """
+    global _allowed
+    before, chosen = _allowed, frozenset(path.resolve() for path in paths)
+    _allowed = chosen if before is None else chosen & before
+    try:
+        yield
+    finally:
+        _allowed = before
+
+
+def _require_allowed(path: Path) -> None:
+    if _allowed is not None and path.resolve() not in _allowed:
+        raise BenchmdError(
+            f"{path} must not be opened: a search sees the inner catalogs of its sources' training "
+            f"splits alone ({', '.join(map(str, sorted(_allowed)))})."
+        )
+
+
 def open_catalog(path: Path) -> Catalog:
     """Open a finished catalog.
 
     Raises:
-        BenchmdError: There is none, it is unfinished or damaged, or a version of another layout
-            wrote it.
+        BenchmdError: There is none, it is unfinished or damaged, a version of another layout
+            wrote it, or a search runs that may not read it.
     """
+    _require_allowed(path)
     manifest = path / MANIFEST
     if not manifest.is_file():
         state, what = "no catalog", "make one"

@@ -13,18 +13,14 @@ when; with fewer than two patients no interval and no p-value exists.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.intervals import interval, resampled
-from benchmd_ray.evaluation.metrics import checked_predictions, metric
-from benchmd_ray.modalities import Task
+from benchmd_ray.evaluation.metrics import checked_predictions
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,135 +40,6 @@ class Difference:
     """Upper end of the percentile interval."""
     p: float
     """Two-sided p of no difference, see `bootstrap_p`."""
-
-
-def paired_difference(
-    name: str,
-    targets: npt.ArrayLike,
-    scores_a: npt.ArrayLike,
-    scores_b: npt.ArrayLike,
-    groups: npt.ArrayLike,
-    task: Task,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Difference:
-    """Metric of b minus that of a on the same rows, by a paired bootstrap over patients.
-
-    Args:
-        name: A metric of `benchmd_ray.evaluation.metrics.METRICS`; its mean over classes is used.
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown.
-        scores_a: (rows, classes), probabilities of technique a.
-        scores_b: (rows, classes), probabilities of technique b.
-        groups: (rows,), the patient of each row.
-        task: ``single-label`` or ``multi-label``.
-        resamples: Number of resamples; the smallest p is 2 / (resamples + 1).
-        seed: Seed of the draws.
-
-    Raises:
-        BenchmdError: The metric is unknown, or the arrays do not fit together.
-    """
-    pair = pairwise(
-        {"a": scores_a, "b": scores_b},
-        targets,
-        groups,
-        task,
-        metric=name,
-        resamples=resamples,
-        seed=seed,
-    )
-    return pair[0].difference
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two techniques compared on the same rows."""
-
-    a: str
-    b: str
-    difference: Difference
-    """Metric of b minus that of a."""
-    p_holm: float
-    """Its p, corrected for all pairs compared together."""
-
-
-def pairwise(
-    scores: Mapping[str, npt.ArrayLike],
-    targets: npt.ArrayLike,
-    groups: npt.ArrayLike,
-    task: Task,
-    *,
-    metric: str = "auroc",
-    resamples: int = 1000,
-    seed: int = 0,
-) -> list[Pair]:
-    """Every pair of techniques on the same rows, in the order of `scores`; Holm over all pairs.
-
-    Args:
-        scores: (rows, classes) probabilities of each technique.
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown.
-        groups: (rows,), the patient of each row.
-        task: ``single-label`` or ``multi-label``.
-        metric: A metric of `benchmd_ray.evaluation.metrics.METRICS`; its mean over classes is used.
-        resamples: Number of resamples. The smallest corrected p is 2 × pairs / (resamples + 1).
-        seed: Seed of the draws, the same for every technique.
-
-    Raises:
-        BenchmdError: The metric is unknown, or the arrays do not fit together.
-    """
-    values, draws = {}, {}
-    for name, own in scores.items():
-        try:
-            values[name] = _value(metric, targets, own, task)
-            draws[name] = resampled(
-                metric, targets, own, groups, task, resamples=resamples, seed=seed
-            )[:, 0]
-        except BenchmdError as error:
-            raise BenchmdError(f"technique {name}: {error}") from error
-    return pairs_of_resamples(values, draws)
-
-
-def pairs_of_resamples(
-    values: Mapping[str, float], resampled: Mapping[str, npt.ArrayLike]
-) -> list[Pair]:
-    """As `pairwise`, from a metric that is already resampled.
-
-    Args:
-        values: The metric of each technique on all patients, in the order to compare them.
-        resampled: (resamples,) the metric of each technique in the same resamples.
-
-    Raises:
-        BenchmdError: A technique has no resamples, or other than (resamples,) as the first has.
-    """
-    draws = {name: np.asarray(resampled.get(name, ()), np.float64) for name in values}
-    for name, own in draws.items():
-        first = next(iter(draws.values()))
-        if own.ndim != 1 or not len(own) or len(own) != len(first):
-            raise BenchmdError(
-                f"resampled values of {name} have shape {own.shape}, the first technique's "
-                f"{first.shape}: expected (resamples,) from the same resamples"
-            )
-    names = list(combinations(values, 2))
-    found = [_difference(values[b] - values[a], draws[b] - draws[a]) for a, b in names]
-    corrected = holm([d.p for d in found]).tolist()
-    return [Pair(a, b, d, p) for (a, b), d, p in zip(names, found, corrected, strict=True)]
-
-
-def independent_gap(
-    resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike, value_a: float, value_b: float
-) -> Difference:
-    """Value of a minus that of b on other patients: in distribution minus target.
-
-    Args:
-        resampled_a: (resamples,), the metric in each resample of a's patients.
-        resampled_b: (resamples,), the metric in each resample of b's patients.
-        value_a: The metric on all of a's patients.
-        value_b: The metric on all of b's patients.
-
-    Raises:
-        BenchmdError: The resamples are not one-dimensional.
-    """
-    return _difference(value_a - value_b, unpaired(resampled_a, resampled_b))
 
 
 def unpaired(resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike) -> Floats:
@@ -361,12 +228,3 @@ def _clustered(
         + with_down / (with_down - 1) * (sums_down @ sums_down)
         + 2 * with_any / (with_any - 1) * (sums_up @ sums_down)
     )
-
-
-def _difference(value: float, differences: Floats) -> Difference:
-    low, high = interval(differences)
-    return Difference(value, low, high, bootstrap_p(differences))
-
-
-def _value(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task) -> float:
-    return float(metric(name, targets, scores, task).mean)

@@ -154,9 +154,8 @@ def _standard_error(point: Floats, draws: Floats) -> tuple[float, float]:
     shared = max(0.0, float(covariances[~np.eye(seeds, dtype=bool)].mean()))
     between = float(point.var(ddof=1)) / seeds
     variance = max(shared + between, float(covariances.mean()))
-    if between == 0:
-        return math.sqrt(max(variance, 0.0)), math.inf
-    return math.sqrt(variance), variance**2 / (between**2 / (seeds - 1))
+    df = variance**2 / (between**2 / (seeds - 1)) if between else math.inf
+    return math.sqrt(variance), df
 
 
 def _checked(values: Sequence[float], resampled: Sequence[npt.ArrayLike]) -> tuple[Floats, Floats]:

@@ -55,7 +55,7 @@ class Encoder(nn.Module):
 
     def __init__(self, modality: Modality, size: EncoderSettings) -> None:
         super().__init__()
-        self.modality = modality
+        self.modality = modality = modality.with_patch(size.patch_size)
         self.width, self.pooled = size.width, size.pool
         self.patch_embedding = nn.Linear(modality.patch_size, size.width)
         self.cls = nn.Parameter(torch.randn(1, 1, size.width))
@@ -105,12 +105,14 @@ def make_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
     """An encoder with random weights: the benchmark's, or a user's that does what it does.
 
     Args:
-        modality: Of its signals.
+        modality: Of its signals. The encoder's ``modality`` has the patches that the settings say,
+            a user's network is given that one.
         size: ``network`` names what is made.
 
     Raises:
-        BenchmdError: There is no such network, or it is none.
+        BenchmdError: There is no such network, it is none, or the patches do not fit the signals.
     """
+    modality = modality.with_patch(size.patch_size)
     if size.network == NETWORK:
         return Encoder(modality, size)
     made = _plugged(size)(modality, size)

@@ -23,7 +23,9 @@ class Classifier(nn.Module):
         return self.head(self.encoder(signals))  # type: ignore[no-any-return]
 
 
-def classification_loss(logits: torch.Tensor, targets: torch.Tensor, task: Task) -> torch.Tensor:
+def classification_loss(
+    logits: torch.Tensor, targets: torch.Tensor, task: Task, smoothing: float = 0.0
+) -> torch.Tensor:
     """Loss of each example: (batch,); 0 without a gradient where nothing is known of it.
 
     Args:
@@ -31,12 +33,16 @@ def classification_loss(logits: torch.Tensor, targets: torch.Tensor, task: Task)
         targets: (batch, classes), 1, 0 or -1 (unknown).
         task: Single-label takes the cross-entropy with the class whose target is 1; multi-label
             the binary cross-entropy, mean over the example's known labels.
+        smoothing: Share of each label that is spread evenly over all classes, the own among them
+            (Szegedy et al., https://arxiv.org/abs/1512.00567, section 7); for multi-label over
+            both answers, so that 1 becomes 1 − s/2 and 0 becomes s/2.
     """
     if task == "single-label":
-        each = functional.cross_entropy(logits.float(), targets.argmax(dim=1), reduction="none")
+        each = functional.cross_entropy(
+            logits.float(), targets.argmax(dim=1), reduction="none", label_smoothing=smoothing
+        )
         return each * (targets == 1).any(dim=1)
     known = (targets != UNKNOWN).float()
-    each = functional.binary_cross_entropy_with_logits(
-        logits.float(), targets.clamp(min=0).float(), reduction="none"
-    )
+    wanted = targets.clamp(min=0).float() * (1 - smoothing) + smoothing / 2
+    each = functional.binary_cross_entropy_with_logits(logits.float(), wanted, reduction="none")
     return (each * known).sum(dim=1) / known.sum(dim=1).clamp(min=1)

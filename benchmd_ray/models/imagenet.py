@@ -24,7 +24,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.modalities import MODALITIES, Modality
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.settings import ENCODERS
+from benchmd_ray.settings import ENCODERS, EncoderSettings
 
 REPOSITORY = "timm/vit_tiny_patch16_224.augreg_in21k"
 FILE = "model.safetensors"
@@ -35,6 +35,8 @@ GET = (
 
 COLOURS = 3
 """Input channels of the weights: red, green, blue."""
+PATCH = 16
+"""Pixels of a patch of the weights along y and x."""
 PROJECTION = "patch_embed.proj.weight"
 CLASSIFIER = "head."
 NAMES = {
@@ -83,6 +85,20 @@ def require_images(modality: Modality) -> None:
         raise BenchmdError(
             f"ImageNet weights are for 2-D images ({fitting}), and {modality.name} has the axes "
             f"{', '.join(modality.axes)}: choose another technique."
+        )
+
+
+def require_imagenet_patches(modality: Modality, encoder: EncoderSettings) -> None:
+    """Refuse patches of another size than the weights embed.
+
+    Raises:
+        BenchmdError: ``encoder.patch_size`` is neither 0 nor what the weights are of.
+    """
+    if encoder.patch_size not in (0, PATCH):
+        raise BenchmdError(
+            f"ImageNet weights embed patches of {PATCH} × {PATCH} pixels, and encoder.patch_size "
+            f"is {encoder.patch_size} for {modality.name}: leave it out (0), or choose another "
+            "technique."
         )
 
 

@@ -1,4 +1,6 @@
-"""Runs followed in Weights & Biases: one W&B run per item of a plan, and one for each report.
+"""Runs followed in Weights & Biases: one W&B run per item of a plan and per trial of a search.
+
+A report and a search have one each, too.
 
 Everything happens in a process apart, which reads the runs' folders: an unreachable W&B, a slow one
 or an error there can neither fail nor delay a run. What leaves: settings, metrics, scores of whole
@@ -15,28 +17,30 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
 from benchmd_ray.errors import unknown_name
-from benchmd_ray.evaluation.intervals import interval, resampled
-from benchmd_ray.evaluation.metrics import metric
-from benchmd_ray.evaluation.predict import predictions_path, read_predictions
 from benchmd_ray.files import digest, read_json_lines
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.storage.history import METRICS
 from benchmd_ray.results.store import read_run
+from benchmd_ray.results.tracking_values import (
+    shown_of_search,
+    tell_scores,
+    tell_search,
+    tell_trial,
+    trial_config,
+    trials_of,
+)
 
 MODES = ("auto", "online", "offline", "off")
 """auto: online where there is a key for W&B, else offline; ``WANDB_MODE`` decides where set."""
 PROJECT = "benchmd"
 FOLDER = "wandb"
 """Folder of a store where W&B's files lie."""
-RESAMPLES = 200
-"""For the intervals that W&B shows; the report has more."""
 POLL_SECONDS = 5.0
 REACH_SECONDS = 30.0
 """How long the first run waits for W&B; then all are written offline."""
@@ -91,7 +95,7 @@ class Followed:
 
 
 class Tracker:
-    """Takes what happens to the items of a plan and hands it to the process that follows them.
+    """Takes what happens in a plan or a search and hands it to the process that follows.
 
     No method raises or waits, but `closed`, which waits for `END_SECONDS` at most.
     """
@@ -116,6 +120,7 @@ class Tracker:
             BenchmdError: There is no such mode.
         """
         self.mode, self.folder = chosen_mode(mode), store / FOLDER
+        self._before = self._offline()
         spawn = multiprocessing.get_context("spawn")  # no state of Ray or torch goes along
         self._messages = spawn.Queue()
         following = _Following(store.resolve(), self.mode, project, reach_seconds)
@@ -142,6 +147,20 @@ class Tracker:
         """A report was written into a folder."""
         self._messages.put(("reported", None, folder.resolve()))
 
+    def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
+        """A trial of a search ended.
+
+        Args:
+            search: Name of the search.
+            about: Its technique, setting and modality.
+            trial: The trial's row of the search's ``trials.parquet``.
+        """
+        self._messages.put(("trial_ended", (search, dict(about)), dict(trial)))
+
+    def _offline(self) -> set[Path]:
+        """Folders of the runs that are written offline."""
+        return set(self.folder.glob("offline-run-*"))
+
     def closed(self) -> str:
         """Wait for what is not written yet, but not for long.
 
@@ -159,7 +178,7 @@ class Tracker:
             return f"W&B could not be told everything; what was written is in {self.folder}."
         if self.mode == "offline":
             return f"W&B: runs written offline; {later}."
-        if any(self.folder.glob("offline-run-*")):
+        if self._offline() - self._before:
             return f"W&B was not reachable for all runs: these were written offline; {later}."
         return f"W&B: runs sent, copies in {self.folder}."
 
@@ -195,6 +214,14 @@ class _Open:
 
 
 @dataclass
+class _Search:
+    """A search of which trials ended."""
+
+    about: Mapping[str, Any]
+    trials: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+@dataclass
 class _Following:
     """What the process apart knows."""
 
@@ -204,6 +231,7 @@ class _Following:
     reach_seconds: float
     open: dict[str, _Open] = field(default_factory=dict)
     """By the item's name."""
+    searches: dict[str, _Search] = field(default_factory=dict)
 
     def guarded(self, action: Callable[[], object]) -> None:
         """Do something with W&B; whatever goes wrong is written down and nothing else."""
@@ -224,7 +252,7 @@ class _Following:
         if item.kind != "evaluate":
             self._tell_metrics(told)
         if item.kind != "pretrain":
-            _tell_scores(told.wandb_run, folder, item.dataset)
+            tell_scores(told.wandb_run, folder, item.dataset)
         told.wandb_run.finish()
         del self.open[item.name]
 
@@ -249,6 +277,25 @@ class _Following:
         run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in images})
         run.finish()
 
+    def trial_ended(self, named: tuple[str, Mapping[str, Any]], trial: Mapping[str, Any]) -> None:
+        search, about = named
+        held = self.searches.setdefault(search, _Search(about))
+        held.trials.append(trial)
+        number = int(trial["number"])
+        config = shown_of_search(search, about) | trial_config(trial)
+        identity = digest(["trial", search, number])[:16]
+        run = self._init(identity, f"{search}/{number}", search, "trial", config)
+        tell_trial(run, trial)
+        run.finish(exit_code=int(trial["state"] == "failed"))
+
+    def _searched(self, search: str) -> None:
+        """All trials in one table: those of earlier sessions, too."""
+        held = self.searches[search]
+        config = shown_of_search(search, held.about)
+        run = self._init(digest(["search", search])[:16], search, search, "search", config)
+        tell_search(run, trials_of(self.store, search, held.trials))
+        run.finish()
+
     def poll(self) -> None:
         for told in self.open.values():
             self._tell_metrics(told)
@@ -257,6 +304,8 @@ class _Following:
         for told in self.open.values():  # interrupted: they go on under the same id
             self.guarded(lambda: self._tell_metrics(told))  # noqa: B023
             self.guarded(lambda: told.wandb_run.finish(exit_code=1))  # noqa: B023
+        for search in self.searches:
+            self.guarded(lambda: self._searched(search))  # noqa: B023
 
     def _opened(self, item: Followed, folder: Path) -> _Open:
         if item.name not in self.open:
@@ -329,31 +378,6 @@ def _private(store: Path, mode: Literal["online", "offline"], reach_seconds: flo
         program="",
         username="",
     )
-
-
-def _tell_scores(wandb_run: Any, folder: Path, dataset: str) -> None:
-    """AUROC of each split of a dataset into the summary, and of each class into a table."""
-    import wandb
-
-    predictions = read_predictions(predictions_path(folder, dataset))
-    task = MODALITIES[predictions.description["modality"]].task
-    rows: list[Iterable[Any]] = []
-    for split in predictions.splits:
-        targets, scores, groups = predictions.of_split(split)
-        value = metric("auroc", targets, scores, task)
-        drawn = resampled("auroc", targets, scores, groups, task, resamples=RESAMPLES)
-        ends = [interval(column) for column in drawn.T]
-        names = ("mean", *predictions.classes)
-        values = (value.mean, *value.per_class)
-        rows += [
-            (dataset, split, name, each, *between)
-            for name, each, between in zip(names, values, ends, strict=True)
-        ]
-        prefix = f"{dataset}/{split}/auroc"
-        (low, high), *_ = ends
-        wandb_run.summary.update({prefix: value.mean, f"{prefix}_low": low, f"{prefix}_high": high})
-    columns: list[str | int] = ["dataset", "split", "class", "auroc", "low", "high"]
-    wandb_run.log({"scores": wandb.Table(columns=columns, data=rows)})
 
 
 def report_files(folder: Path) -> list[Path]:

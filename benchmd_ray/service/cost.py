@@ -124,12 +124,14 @@ def forward_flops(modality: Modality, encoder: EncoderSettings) -> float:
 
 def patch_flops(modality: Modality, encoder: EncoderSettings) -> float:
     """Operations of embedding the patches of one example."""
+    modality = modality.with_patch(encoder.patch_size)
     return 2.0 * modality.tokens * modality.patch_size * encoder.width
 
 
 def blocks_flops(modality: Modality, encoder: EncoderSettings) -> float:
     """Operations of all transformer blocks on one example, CLS among its tokens."""
-    tokens, inner = modality.tokens + 1, encoder.heads * encoder.head_dim
+    tokens = modality.with_patch(encoder.patch_size).tokens + 1
+    inner = encoder.heads * encoder.head_dim
     projections = 2.0 * tokens * encoder.width * 4 * inner  # queries, keys, values; and back
     attention = 2.0 * 2 * tokens**2 * inner  # scores, and the mixture of the values
     mlp = 2.0 * 2 * tokens * encoder.width * encoder.mlp
@@ -154,6 +156,7 @@ def pretrain_flops(
     e-Mix encodes each example and a mixture and compares all mixtures with all examples; ShED and
     MAE have a head on every token. A method of one's own is taken to train on one encoding.
     """
+    modality = modality.with_patch(encoder.patch_size)
     width, tokens = encoder.width, modality.tokens
     method = technique_named(technique).method
     one = training_flops(modality, encoder)
@@ -169,6 +172,7 @@ def encoder_parameters(modality: Modality, encoder: EncoderSettings) -> int:
     """Parameters of an encoder."""
     if encoder.network != "transformer":
         return _counted(modality, encoder)[1]
+    modality = modality.with_patch(encoder.patch_size)
     width, inner = encoder.width, encoder.heads * encoder.head_dim
     norm, bias = 2 * width, 3 * inner if encoder.qkv_bias else 0
     attention = width * 3 * inner + bias + inner * width + width
@@ -180,7 +184,7 @@ def encoder_parameters(modality: Modality, encoder: EncoderSettings) -> int:
 
 def head_parameters(modality: Modality, encoder: EncoderSettings, technique: str | None) -> int:
     """Parameters beside the encoder's: of a technique's head, or of the classifier (None)."""
-    width = encoder.width
+    width, modality = encoder.width, modality.with_patch(encoder.patch_size)
     method = None if technique is None else technique_named(technique).method
     outputs = {"shed": 1, "mae": modality.patch_size, "e-mix": PROJECTION}
     if technique is None:

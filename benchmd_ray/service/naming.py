@@ -68,7 +68,7 @@ def pretraining(
         determinants["weights"] = start.sha256
         about["weights"] = {"file": start.file, "left_out": start.left_out}
     job = PretrainJob(settings, technique, source.path, store)
-    name = f"pretrain-{source.modality.name}-{_file_name(technique)}"
+    name = f"pretrain-{source.modality.name}-{file_name(technique)}"
     return job, name, _description(settings, source, about, determinants)
 
 
@@ -95,7 +95,7 @@ def transferring(
     if pretrained is not None:
         description["fixed"] &= pretrained.description["fixed"]
     folder = None if pretrained is None else pretrained.folder
-    name = f"transfer-{source.modality.name}-{_file_name(technique)}-{setting}"
+    name = f"transfer-{source.modality.name}-{file_name(technique)}-{setting}"
     return TransferJob(settings, source.path, store, folder), name, description
 
 
@@ -151,7 +151,7 @@ def _adopted(
     return result
 
 
-def _file_name(technique: str) -> str:
+def file_name(technique: str) -> str:
     """A technique's name as part of a folder's: that of a user's own may be an import path."""
     return re.sub("[^A-Za-z0-9.]+", "-", technique)
 

@@ -1,9 +1,11 @@
-"""A plan's execution followed in Weights & Biases."""
+"""A plan's execution, or a search, followed in Weights & Biases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmd_ray.results.tracking import Followed, Tracker
 from benchmd_ray.service.plan import Item
@@ -40,6 +42,41 @@ class TrackedPlan:
     def closed(self) -> None:
         """See `Observer`."""
         self._say(self._tracker.closed())
+
+
+class TrackedSearch:
+    """Hands on to W&B how the trials of a search ended; its errors never touch the search."""
+
+    def __init__(self, store: Path, mode: str, say: Callable[[str], None]) -> None:
+        """Start following.
+
+        Args:
+            store: Folder of all runs and searches.
+            mode: Of W&B, but not ``off``.
+            say: Takes a line for the user.
+
+        Raises:
+            BenchmdError: There is no such mode.
+        """
+        self._tracker, self._say = Tracker(store, mode), say
+
+    def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
+        """A trial ended; it is told once, also where a search is resumed.
+
+        Args:
+            search: Name of the search.
+            about: Its technique, setting and modality.
+            trial: The trial's row of the search's ``trials.parquet``.
+        """
+        with contextlib.suppress(Exception):
+            self._tracker.trial_ended(search, about, trial)
+
+    def closed(self) -> None:
+        """Nothing more will be told; say what became of it."""
+        line = "W&B could not be told everything."
+        with contextlib.suppress(Exception):
+            line = self._tracker.closed()
+        self._say(line)
 
 
 def followed(item: Item) -> Followed:

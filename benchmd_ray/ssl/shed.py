@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import PretrainSettings
 from benchmd_ray.ssl.method import Draws, Gather, alone
@@ -40,6 +41,11 @@ class ShED(nn.Module):
 
     def __init__(self, encoder: Encoder, settings: PretrainSettings) -> None:
         super().__init__()
+        if encoder.modality.tokens < 2:
+            raise BenchmdError(
+                "shed moves tokens to other places, and these settings make one of a whole signal "
+                f"of {encoder.modality.name}: choose a smaller encoder.patch_size."
+            )
         self.encoder = encoder
         self.rate = settings.corruption_rate
         self.head = nn.Linear(encoder.width, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,8 @@ from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
 
 STATE = "state.pt"
 """Model and optimiser of a checkpoint, tensors only."""
+FACTOR = "lr_factor"
+"""Key of a parameter group: what its learning rate is multiplied with."""
 ZERO = "zero"
 """Folder of a checkpoint that DeepSpeed splits over the workers (ZeRO stage 1 and above)."""
 
@@ -112,12 +114,15 @@ class TorchEngine:
         optimiser: OptimiserSettings,
         execution: ExecutionSettings,
         worker: Worker,
+        factors: Mapping[str, float] | None = None,
     ) -> None:
         self.module = module.to(worker.device)
         self.worker = worker
         self._precision = execution.precision
         self._optimiser = torch.optim.AdamW(
-            trainable(module), lr=optimiser.lr, weight_decay=optimiser.weight_decay
+            parameter_groups(module, factors),
+            lr=optimiser.lr,
+            weight_decay=optimiser.weight_decay,
         )
 
     def __call__(self, *inputs: Any) -> Any:
@@ -154,6 +159,7 @@ class DeepSpeedEngine:
         optimiser: OptimiserSettings,
         execution: ExecutionSettings,
         worker: Worker,
+        factors: Mapping[str, float] | None = None,
     ) -> None:
         deepspeed = import_deepspeed(worker.device)
         _join_process_group(worker)
@@ -164,7 +170,7 @@ class DeepSpeedEngine:
         self._deepspeed = deepspeed
         self._engine, *_ = deepspeed.initialize(
             model=_Autocast(self.module, worker.device, execution.precision),
-            model_parameters=trainable(self.module),
+            model_parameters=parameter_groups(self.module, factors),
             config=deepspeed_config(optimiser, execution, worker),
         )
 
@@ -224,8 +230,18 @@ def make_engine(
     optimiser: OptimiserSettings,
     execution: ExecutionSettings,
     worker: Worker,
+    factors: Mapping[str, float] | None = None,
 ) -> Engine:
-    """The engine of the settings: DeepSpeed on a GPU or with several workers, else PyTorch."""
+    """The engine of the settings: DeepSpeed on a GPU or with several workers, else PyTorch.
+
+    Args:
+        module: What is trained.
+        optimiser: Settings of AdamW.
+        execution: Engine, precision, ZeRO stage.
+        worker: Who this process is.
+        factors: What the learning rate of each parameter is multiplied with, by its name; None: the
+            same rate for all.
+    """
     choice = execution.engine
     if choice == "auto":
         single = worker.world == 1 and worker.device.type == "cpu" and execution.zero_stage == 0
@@ -234,7 +250,7 @@ def make_engine(
         "torch": TorchEngine,
         "deepspeed": DeepSpeedEngine,
     }
-    return engines[choice](module, optimiser, execution, worker)
+    return engines[choice](module, optimiser, execution, worker, factors)
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -293,10 +309,26 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
+def parameter_groups(module: nn.Module, factors: Mapping[str, float] | None) -> list[Any]:
+    """What an optimiser is given: the parameters, or a group of them for each factor.
+
+    Args:
+        module: Its parameters that take gradients.
+        factors: What the learning rate of each is multiplied with, by its name; None: no groups.
+    """
+    if factors is None:
+        return trainable(module)
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(factors[name], []).append(parameter)
+    return [{"params": groups[factor], FACTOR: factor} for factor in sorted(groups)]
+
+
 def set_lr(optimiser: Any, lr: float) -> None:
-    """Set the learning rate of every parameter group."""
+    """Set the learning rate of every parameter group, times the group's factor if it has one."""
     for group in optimiser.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get(FACTOR, 1.0)
 
 
 def cpu_copy(module: nn.Module) -> dict[str, torch.Tensor]:

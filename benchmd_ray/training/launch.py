@@ -34,7 +34,7 @@ SPLITS: dict[type[Job], tuple[str, ...]] = {
 }
 
 
-def launch(job: Job, *, on_ray: bool = False) -> None:
+def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) -> None:
     """Run a job to its end, from its newest checkpoint on where there is one.
 
     The shards are hashed here, once; the workers look at their sizes alone.
@@ -42,11 +42,19 @@ def launch(job: Job, *, on_ray: bool = False) -> None:
     Args:
         job: What to do. Its paths are absolute: workers have working folders of their own.
         on_ray: Run a single worker on Ray too, on the cluster this process is connected to.
+        reporter: Is told what a worker in this process does, instead of the folder's
+            ``metrics.jsonl`` and the terminal. What it raises ends the work and is passed on as it
+            is; the job started again goes on from its newest checkpoint.
 
     Raises:
-        BenchmdError: The job cannot work as the settings say, a shard was altered, or the work
-            failed.
+        BenchmdError: The job cannot work as the settings say, a shard was altered, the work
+            failed, or there is a reporter for workers in other processes.
     """
+    if reporter is not None and (on_ray or job.settings.execution.workers > 1):
+        raise BenchmdError(
+            "a reporter of one's own is told of work in this process alone, and the job is for "
+            f"{job.settings.execution.workers} workers on Ray: expected execution.workers=1."
+        )
     catalog = open_catalog(job.catalog)
     execution, splits = job.settings.execution, SPLITS[type(job)]
     for split in splits:
@@ -64,7 +72,7 @@ def launch(job: Job, *, on_ray: bool = False) -> None:
     streaming = any(streams(catalog, split, execution) for split in splits)
     with connected(cpus=2) if streaming else contextlib.nullcontext():
         worker = Worker(device=choose_device(execution.device))
-        CORES[type(job)](job, worker, RunReporter(job.folder))
+        CORES[type(job)](job, worker, RunReporter(job.folder) if reporter is None else reporter)
 
 
 def _launch_on_ray(job: Job) -> None:
@@ -157,7 +165,7 @@ def following(job: Job) -> Iterator[None]:
     def follow() -> None:
         pretraining = isinstance(job, PretrainJob)
         settings = job.settings
-        total = settings.pretrain.steps if pretraining else settings.transfer.epochs
+        total = job.last if isinstance(job, PretrainJob) else settings.transfer.epochs
         what = f"{'pretrain' if pretraining else 'transfer'}, {settings.execution.workers} workers"
         shown = progress(what, total, "steps" if pretraining else "epochs", _last(job.folder)[0])
         while not done.wait(1.0):

@@ -16,7 +16,7 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import Encoder, make_encoder
-from benchmd_ray.models.imagenet import require_images
+from benchmd_ray.models.imagenet import require_imagenet_patches, require_images
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import method_named, technique_named
 from benchmd_ray.ssl.method import Draws
@@ -42,6 +42,14 @@ class PretrainJob:
     folder: Path
     """Folder of the run, on storage that all workers see; holds `START` for a technique that
     starts from ImageNet weights."""
+    until: int | None = None
+    """Stop after this step of ``pretrain.steps``, with a checkpoint and the exported weights; the
+    same job with a later one, or None, goes on from there as if it had never stopped."""
+
+    @property
+    def last(self) -> int:
+        """Steps that are done when the job ends."""
+        return self.settings.pretrain.steps if self.until is None else self.until
 
 
 def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
@@ -49,12 +57,15 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
 
     Raises:
         BenchmdError: Technique unknown or not for this modality, a target's catalog, no training
-            record, or a batch that the workers cannot share.
+            record, patches that do not fit, a batch that the workers cannot share, or a last step
+            that is none of the run's.
     """
     technique = technique_named(job.technique)
     require_source(catalog)
     if technique.imagenet:
         require_images(catalog.modality)
+        require_imagenet_patches(catalog.modality, job.settings.encoder)
+    catalog.modality.with_patch(job.settings.encoder.patch_size)
     if technique.method is None:  # nothing is trained
         return
     if job.settings.pretrain.options and not technique.plugged_in:
@@ -67,6 +78,11 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
         raise BenchmdError(
             f"pretrain.batch_size is {batch} and execution.workers {workers}: expected a multiple, "
             f"such as {batch - batch % workers or workers}."
+        )
+    if not 1 <= job.last <= job.settings.pretrain.steps:
+        raise BenchmdError(
+            f"pretraining is to stop after step {job.last}: expected a step from 1 to "
+            f"pretrain.steps, which is {job.settings.pretrain.steps}."
         )
 
 
@@ -87,11 +103,13 @@ def require_source(catalog: Catalog) -> None:
 def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     """Train an encoder by a self-supervised method, from the newest checkpoint on if there is one.
 
-    Writes ``checkpoints/``, and at the end ``model.safetensors`` with encoder and method head.
+    Writes ``checkpoints/``, and at the end ``model.safetensors`` with encoder and method head. With
+    ``job.until`` that is the end, and all that depends on the number of steps (learning rate,
+    warm-up) is still that of the whole run.
 
     Raises:
-        BenchmdError: The loss is no number, a checkpoint or catalog does not fit, or the technique
-            trains nothing.
+        BenchmdError: The loss is no number, a checkpoint or catalog does not fit, the technique
+            trains nothing, or the checkpoint lies beyond the step to stop at.
     """
     settings, total = job.settings, job.settings.pretrain.steps
     catalog = open_catalog(job.catalog)
@@ -100,15 +118,16 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     method = _method(job, make_encoder(catalog.modality, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
     first = int(load_checkpoint(job.folder, engine).get("step", 0))
+    _require_ahead(job, first)
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
-    reporter.start(f"pretrain {job.technique}", total, "steps", first)
+    reporter.start(f"pretrain {job.technique}", job.last, "steps", first)
     engine.module.train()
     batches = feed.endless(settings.pretrain.batch_size, first)
     losses: list[torch.Tensor] = []
-    for step in range(first, total):
+    for step in range(first, job.last):
         losses.append(_step(engine, batches, settings, step))
         done = step + 1
-        save = done % settings.execution.checkpoint_every == 0 or done == total
+        save = done % settings.execution.checkpoint_every == 0 or done == job.last
         if save or done % settings.execution.log_every == 0:
             lr = settings.pretrain.optimiser.lr_at(step, total)
             reporter.report(done, {"loss": _mean_loss(losses, done, worker, settings), "lr": lr})
@@ -120,6 +139,15 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     if worker.rank == 0:
         name, statistics = catalog.modality.name, catalog.statistics
         export_model(job.folder, weights, settings.encoder, name, statistics)
+
+
+def _require_ahead(job: PretrainJob, first: int) -> None:
+    """Refuse to export weights of more steps than asked for."""
+    if first > job.last:
+        raise BenchmdError(
+            f"the checkpoint in {job.folder} is of step {first}, beyond step {job.last} at which "
+            "to stop: name a later one, or another folder to start anew."
+        )
 
 
 def _method(job: PretrainJob, encoder: Encoder) -> Any:

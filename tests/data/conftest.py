@@ -82,23 +82,27 @@ def synthetic_ct(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def build_once() -> Callable[[str, Path, Path], Catalog]:
+    """Builds a catalog in this process, for fixtures that several tests share."""
+
+    def make(name: str, raw: Path, out: Path) -> Catalog:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
+            patch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
+            return building.build(name, raw, out, allow_missing=True)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def ct_catalogs(
-    synthetic_ct: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    synthetic_ct: dict[str, Path],
+    build_once: Callable[[str, Path, Path], Catalog],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Catalog]:
     """Catalogs of the synthetic CT datasets, not to be changed."""
     out = tmp_path_factory.mktemp("ct-catalogs")
-
-    def build_all(chunks):
-        for chunk in chunks:
-            yield building.build_chunk(chunk)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "_map", build_all)
-        patch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
-        return {
-            name: building.build(name, raw, out / name, allow_missing=True)
-            for name, raw in synthetic_ct.items()
-        }
+    return {name: build_once(name, raw, out / name) for name, raw in synthetic_ct.items()}
 
 
 @pytest.fixture

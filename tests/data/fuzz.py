@@ -1,14 +1,18 @@
-"""Mutates files and reads them, in a process of its own with bounded memory; prints what came out.
+"""Mutates files and reads them, in processes with bounded memory; prints what came out.
 
-``python fuzz.py READER SEED INPUTS MEGABYTES FILE...`` mutates the first file of each group; a file
-named ``a+b`` stands for ``a`` with its sibling ``b``, of which one is mutated at a time.
+``python fuzz.py MEGABYTES`` takes a job on each line of its input, ``[reader, seed, inputs, groups
+of sibling files]`` as JSON, and prints a line of JSON for each. Of a group, one file is mutated at
+a time, and the path of the first is read. Each job has a process of its own, forked from one that
+has imported everything.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -19,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+SECONDS = 600
+"""After these a job is ended."""
 HUGE = (b"0", b"-1", b"99999999", b"4294967295", b"1e308", b"nan", b"../../x", b"\x00", b"%n")
 
 
@@ -84,9 +90,9 @@ def first_channels(path: Path) -> None:
 
     found = read_edf(path, [channel.name for channel in read_header(path).channels[:2]])
     assert found.signals.keys() == found.rates.keys()
-    for name, signal in found.signals.items():
-        assert signal.dtype == np.float64
-        finite(signal, 1)
+    for name, values in found.signals.items():
+        assert values.dtype == np.float64
+        finite(values, 1)
         finite(found.rates[name], 0)
         assert found.rates[name] > 0
 
@@ -220,15 +226,16 @@ def readers() -> dict[str, Callable[[Path], Any]]:
     }
 
 
-def main(reader: str, seed: int, inputs: int, megabytes: int, groups: list[str]) -> None:
-    """Read mutated files and print the outcomes as JSON."""
+def outcomes_of(
+    read: Callable[[Path], Any], seed: int, inputs: int, groups: list[list[str]]
+) -> dict[str, Any]:
+    """Read mutated files and count what came out."""
     from benchmd_ray.data.records import RecordError, RecordLeftOut
     from benchmd_ray.errors import BenchmdError
 
-    read, rng = readers()[reader], np.random.default_rng(seed)
-    held = [[Path(name) for name in group.split("+")] for group in groups]
+    rng = np.random.default_rng(seed)
+    held = [[Path(name) for name in group] for group in groups]
     contents = {path: path.read_bytes() for group in held for path in group}
-    resource.setrlimit(resource.RLIMIT_AS, (megabytes * 2**20,) * 2)
     outcomes: Counter[str] = Counter()
     faults, slowest = [], 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -253,9 +260,30 @@ def main(reader: str, seed: int, inputs: int, megabytes: int, groups: list[str])
                 faults.append(f"{group[0].name} #{number}: {type(error).__name__}: {error}"[:300])
             slowest = max(slowest, time.perf_counter() - start)
             shutil.rmtree(place)
-    result = {"outcomes": outcomes, "faults": faults[:20], "slowest": round(slowest, 3)}
-    json.dump(result, sys.stdout)
+    return {"outcomes": outcomes, "faults": faults[:20], "slowest": round(slowest, 3)}
+
+
+def tell(content: dict[str, Any]) -> None:
+    """Print a line of JSON."""
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+def main(megabytes: int) -> None:
+    """Do each job in a forked process."""
+    named = readers()
+    for line in sys.stdin:
+        reader, seed, inputs, groups = json.loads(line)
+        child = os.fork()
+        if not child:
+            resource.setrlimit(resource.RLIMIT_AS, (megabytes * 2**20,) * 2)
+            signal.alarm(SECONDS)
+            tell(outcomes_of(named[reader], seed, inputs, groups))
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status:
+            tell({"ended": status})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])
+    main(int(sys.argv[1]))

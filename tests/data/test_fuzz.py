@@ -1,6 +1,6 @@
 """Damaged files of every format: only the package's own errors come out, soon and in little memory.
 
-``BENCHMD_FUZZ_INPUTS`` sets how many inputs each reader gets (300).
+``BENCHMD_FUZZ_INPUTS`` sets how many inputs each reader gets (100).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmd_ray.data.build import build
 from benchmd_ray.data.hdf5 import export_hdf5
 from benchmd_ray.data.synthetic import WRITERS
 
-INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "300"))
+INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "100"))
 MEGABYTES = 4096
 """Address space of the process that reads: libraries and threads alone take about half."""
 
@@ -32,24 +32,35 @@ SLOWEST = 15.0
 pytestmark = pytest.mark.slow
 
 
-def fuzzed(
-    reader: str, groups: Sequence[Path | Sequence[Path]], inputs: int = INPUTS
-) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def process() -> Iterator[subprocess.Popen[str]]:
+    """Reads mutated files, job after job."""
+    command = [sys.executable, str(Path(__file__).with_name("fuzz.py")), str(MEGABYTES)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as started:
+        yield started
+        started.kill()
+
+
+@pytest.fixture
+def fuzzed(process: subprocess.Popen[str]) -> Callable[..., dict[str, Any]]:
     """Outcomes of a reader on mutations of some files, or groups of sibling files."""
+    return partial(_fuzzed, process)
+
+
+def _fuzzed(
+    process: subprocess.Popen[str],
+    reader: str,
+    groups: Sequence[Path | Sequence[Path]],
+    inputs: int = INPUTS,
+) -> dict[str, Any]:
     assert groups
-    named = ["+".join(map(str, [g] if isinstance(g, Path) else g)) for g in groups]
-    seed = zlib.crc32(reader.encode())
-    command = [sys.executable, str(Path(__file__).with_name("fuzz.py")), reader, str(seed)]
-    done = subprocess.run(
-        [*command, str(inputs), str(MEGABYTES), *named],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, f"the process ended with {done.returncode}: {done.stderr[-500:]}"
-    result: dict[str, Any] = json.loads(done.stdout)
+    named = [[str(p) for p in ([g] if isinstance(g, Path) else g)] for g in groups]
+    print(json.dumps([reader, zlib.crc32(reader.encode()), inputs, named]), file=process.stdin)
+    process.stdin.flush()
+    result: dict[str, Any] = json.loads(process.stdout.readline())
+    assert "ended" not in result, f"the process ended with {result['ended']}"
     assert result["faults"] == []
     outcomes = result["outcomes"]
     assert sum(outcomes.values()) == inputs
@@ -72,23 +83,23 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.data
 @pytest.mark.parametrize("reader", ["dicom", "dicom-values"])
-def test_dicom(real_data, reader):
+def test_dicom(real_data, reader, fuzzed):
     fuzzed(reader, sorted((real_data / "dicom-odd").glob("*.dcm")))
 
 
 @pytest.mark.data
-def test_edf(real_data, raw):
+def test_edf(real_data, raw, fuzzed):
     real = sorted(p for p in (real_data / "edf-odd").iterdir() if p.suffix.lower() == ".edf")
     fuzzed("edf", [*real, *sorted(raw["shhs"].rglob("*.edf"))[:1]])
 
 
 @pytest.mark.data
-def test_edf_annotations(real_data):
+def test_edf_annotations(real_data, fuzzed):
     fuzzed("annotations", sorted((real_data / "sleep-edf-hypnograms").glob("*.edf")))
 
 
 @pytest.mark.data
-def test_images(real_data, tmp_path):
+def test_images(real_data, tmp_path, fuzzed):
     png = sorted((real_data / "nih-cxr-1000").rglob("*.png"))[::50]
     jpeg = sorted((real_data / "isic2017" / "images_256").glob("*.jpg"))[::10]
     deep = np.random.default_rng(0).integers(0, 4096, (60, 50), np.uint16)
@@ -100,7 +111,7 @@ def test_images(real_data, tmp_path):
 
 
 @pytest.mark.data
-def test_wfdb(real_data):
+def test_wfdb(real_data, fuzzed):
     headers = [
         *sorted((real_data / "ptb-xl-500" / "records500").rglob("*_hr.hea"))[:3],
         *sorted((real_data / "cinc2021" / "sample-data").rglob("*.hea"))[::10],
@@ -113,21 +124,21 @@ def test_wfdb(real_data):
 
 
 @pytest.mark.data
-def test_lidc_xml(real_data):
+def test_lidc_xml(real_data, fuzzed):
     fuzzed("lidc-xml", sorted((real_data / "lidc").glob("*.xml")))
 
 
 @pytest.mark.data
-def test_tables(real_data):
+def test_tables(real_data, fuzzed):
     fuzzed("table", [real_data / "nih-cxr-1000" / "labels.csv"])
 
 
-def test_stagings(raw):
+def test_stagings(raw, fuzzed):
     fuzzed("profusion", sorted(raw["shhs"].rglob("*-profusion.xml")))
     fuzzed("stages", sorted(raw["isruc"].rglob("*_1.txt")))
 
 
-def test_volumes(raw):
+def test_volumes(raw, fuzzed):
     series = max(
         (p.parent for p in raw["lidc-idri"].rglob("*.dcm")), key=lambda f: len([*f.iterdir()])
     )
@@ -136,7 +147,7 @@ def test_volumes(raw):
     fuzzed("mhd", [[path, path.with_suffix(".raw")] for path in volumes])
 
 
-def test_nights(raw):
+def test_nights(raw, fuzzed):
     stagings = {path.name: path for path in raw["shhs"].rglob("*-profusion.xml")}
     nights = [(p, f"{p.stem}-profusion.xml") for p in sorted(raw["shhs"].rglob("*.edf"))]
     fuzzed("shhs", [[path, stagings[name]] for path, name in nights if name in stagings])
@@ -144,12 +155,12 @@ def test_nights(raw):
     fuzzed("isruc", [[path, path.with_name(f"{path.stem}_1.txt")] for path in nights])
 
 
-def test_recordings(raw):
+def test_recordings(raw, fuzzed):
     headers = sorted(raw["georgia"].rglob("*.hea"))
     fuzzed("georgia", [[path, path.with_suffix(".mat")] for path in headers])
 
 
-def test_scans(raw):
+def test_scans(raw, fuzzed):
     annotations = sorted(raw["lidc-idri"].rglob("*.xml"))
     beside = [path for path in annotations if any(path.parent.glob("*.dcm"))]
     scans = [[path, *sorted(path.parent.glob("*.dcm"))] for path in beside]
@@ -161,8 +172,7 @@ def test_scans(raw):
     fuzzed("lndb", groups)
 
 
-@pytest.mark.ray
-def test_hdf5(ray_cluster, raw, tmp_path):
-    catalog = build("cbis-ddsm", raw["cbis-ddsm"], tmp_path / "catalog", allow_missing=True)
+def test_hdf5(build_here, raw, tmp_path, fuzzed):
+    catalog = build_here("cbis-ddsm", raw["cbis-ddsm"], tmp_path / "catalog")
     export_hdf5(catalog, tmp_path / "catalog.h5")
     fuzzed("hdf5", [tmp_path / "catalog.h5"])

@@ -36,23 +36,30 @@ def exported(ct_catalogs, tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture
-def small(ct_catalogs, build_here, synthetic_ct, tmp_path) -> Catalog:
-    """A catalog of two LNDb scans, to be changed."""
-    raw = tmp_path / "raw"
+@pytest.fixture(scope="module")
+def two_scans(build_once, synthetic_ct, tmp_path_factory) -> tuple[Catalog, Path]:
+    """A catalog of two LNDb scans and its file, not to be changed."""
+    raw = tmp_path_factory.mktemp("two-scans") / "raw"
     for path in synthetic_ct["lndb"].rglob("*"):
         if path.suffix == ".csv" or path.name[:9] in ("LNDb-0002", "LNDb-0004"):
             place = raw / path.relative_to(synthetic_ct["lndb"])
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
-    return build_here("lndb", raw, tmp_path / "small")
+    catalog = build_once("lndb", raw, raw.parent / "small")
+    export_hdf5(catalog, raw.parent / "small.h5")
+    return catalog, raw.parent / "small.h5"
 
 
 @pytest.fixture
-def file(small, tmp_path) -> Path:
+def small(two_scans, tmp_path) -> Catalog:
+    """A catalog of two LNDb scans, to be changed."""
+    return open_catalog(shutil.copytree(two_scans[0].path, tmp_path / "small"))
+
+
+@pytest.fixture
+def file(small, two_scans, tmp_path) -> Path:
     """Its file, to be damaged."""
-    export_hdf5(small, tmp_path / "small.h5")
-    return tmp_path / "small.h5"
+    return Path(shutil.copy(two_scans[1], tmp_path / "small.h5"))
 
 
 def tables(catalog: Catalog) -> dict[str, pa.Table]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import json
@@ -18,7 +17,6 @@ import SimpleITK
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from benchmd_ray.data import build as building
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals, decode_targets
@@ -133,16 +131,11 @@ def rows(built: Catalog, split: str):
 
 
 @pytest.fixture(scope="module")
-def larger(tmp_path_factory) -> dict[str, tuple[np.ndarray, np.ndarray, list[str]]]:
-    """Features of patches of the default datasets, by split."""
+def larger(build_once, tmp_path_factory) -> dict[str, tuple[np.ndarray, np.ndarray, list[str]]]:
+    """Features of patches of datasets that are enough to learn from, by split."""
     root = tmp_path_factory.mktemp("larger")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
-        patch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
-        built = {
-            name: building.build(name, raw, root / f"{name}-catalog", allow_missing=True)
-            for name, raw in write_ct(root).items()
-        }
+    written = write_ct(root, source_records=28, target_records=12)
+    built = {name: build_once(name, raw, root / f"{name}-catalog") for name, raw in written.items()}
     held = {}
     for catalog, split in by_split(built):
         signals, targets, units = rows(catalog, split)

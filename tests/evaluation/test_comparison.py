@@ -13,16 +13,25 @@ from benchmd_ray.evaluation.comparison import (
     bootstrap_p,
     delong,
     holm,
-    independent_gap,
-    paired_difference,
-    pairs_of_resamples,
-    pairwise,
     unpaired,
 )
 from benchmd_ray.evaluation.intervals import group_multiplicities, interval, resampled
-from benchmd_ray.evaluation.metrics import METRICS, metric
+from benchmd_ray.evaluation.metrics import metric
+from benchmd_ray.evaluation.seeds import difference_over_seeds
 
 TASK = "multi-label"
+
+
+def paired(targets, a, b, groups, **options):
+    """AUROC of b minus that of a as the report compares them: one seed, the same resamples."""
+    values = [metric("auroc", targets, s, TASK).mean for s in (a, b)]
+    draws = [resampled("auroc", targets, s, groups, TASK, **options)[:, 0] for s in (a, b)]
+    return difference_over_seeds([values[1] - values[0]], [draws[1] - draws[0]])
+
+
+def gap(a, b, value_a, value_b):
+    """A value minus that on other patients as the report compares them, with one seed."""
+    return difference_over_seeds([value_a - value_b], [unpaired(a, b)])
 
 
 def random_pair(seed, *, rows=60, classes=2, levels=9, patients=25):
@@ -150,7 +159,7 @@ def test_techniques_of_the_same_order_do_not_differ():
     for same in (a, np.exp(3 * a), np.full_like(a, 0.5)):
         for one in delong(targets, same, same**3, groups):
             assert (one.difference, one.se, one.z, one.p) == (0, 0, 0, 1)
-        found = paired_difference("auroc", targets, same, same**3, groups, TASK, resamples=50)
+        found = paired(targets, same, same**3, groups, resamples=50)
         assert (found.value, found.low, found.high, found.p) == (0, 0, 0, 1)
 
 
@@ -177,7 +186,7 @@ def test_nothing_and_one_patient_have_no_p(rows):
     groups = np.full(rows, "p")
     (one,) = delong(targets, a, b, groups)
     assert math.isnan(one.p)
-    found = paired_difference("auroc", targets, a, b, groups, TASK, resamples=20)
+    found = paired(targets, a, b, groups, resamples=20)
     assert np.isnan([found.low, found.high, found.p]).all()
     assert math.isnan(found.value) == (rows < 2)
 
@@ -202,28 +211,10 @@ def test_paired_bootstrap_agrees_with_drawing_rows():
         rows = np.repeat(np.arange(len(groups)), counts[of_row])
         means = [metric("auroc", targets[rows], s[rows], TASK).mean for s in (a, b)]
         slow.append(means[1] - means[0])
-    found = paired_difference("auroc", targets, a, b, groups, TASK, resamples=80, seed=7)
+    found = paired(targets, a, b, groups, resamples=80, seed=7)
     assert (found.low, found.high) == pytest.approx(interval(slow))
     below, above = sum(d <= 0 for d in slow), sum(d >= 0 for d in slow)
     assert found.p == pytest.approx(min(1, 2 * (1 + min(below, above)) / 81))
-
-
-@pytest.mark.parametrize("name", METRICS)
-@pytest.mark.parametrize("task", ["single-label", "multi-label"])
-def test_every_metric_can_be_compared(name, task):
-    rng = np.random.default_rng(0)
-    targets = np.eye(3, dtype=np.int8)[rng.integers(0, 3, 90)]
-    a, b = (rng.dirichlet(np.ones(3), 90) for _ in range(2))
-    groups = rng.integers(0, 40, 90)
-    found = paired_difference(name, targets, a, b, groups, task, resamples=60)
-    means = [metric(name, targets, s, task).mean for s in (a, b)]
-    assert found.value == pytest.approx(means[1] - means[0], abs=1e-12)
-    assert found.low < found.high
-    swapped = paired_difference(name, targets, b, a, groups, task, resamples=60)
-    assert (swapped.value, swapped.low) == pytest.approx((-found.value, -found.high))
-    assert swapped.p == pytest.approx(found.p)
-    same = paired_difference(name, targets, a, a.copy(), groups, task, resamples=60)
-    assert (same.value, same.low, same.high, same.p) == (0, 0, 0, 1)
 
 
 def test_paired_bootstrap_and_delong_agree_on_many_patients():
@@ -231,7 +222,7 @@ def test_paired_bootstrap_and_delong_agree_on_many_patients():
     draws = [resampled("auroc", targets, s, groups, TASK, resamples=2000)[:, 0] for s in (a, b)]
     (one,) = delong(targets, a, b, groups)
     assert np.std(draws[1] - draws[0]) == pytest.approx(one.se, rel=0.08)
-    found = paired_difference("auroc", targets, a, b, groups, TASK, resamples=2000)
+    found = paired(targets, a, b, groups, resamples=2000)
     assert found.value == pytest.approx(one.difference)
     assert found.p == pytest.approx(one.p, abs=0.06)
 
@@ -241,11 +232,11 @@ def test_paired_bootstrap_holds_its_level_and_finds_a_difference():
     wrong, trials = 0, 150
     for trial in range(trials):
         targets, a, b, groups = correlated(rng, 80, records=2)
-        found = paired_difference("auroc", targets, a, b, groups, TASK, resamples=199, seed=trial)
+        found = paired(targets, a, b, groups, resamples=199, seed=trial)
         wrong += found.p < 0.05
     assert 0.01 < wrong / trials < 0.11
     targets, a, b, groups = correlated(rng, 300, gap=1.5)
-    found = paired_difference("auroc", targets, a, b, groups, TASK, resamples=199)
+    found = paired(targets, a, b, groups, resamples=199)
     assert found.p == pytest.approx(2 / 200)
     assert 0 < found.low < found.value < found.high
 
@@ -296,40 +287,10 @@ def test_holm_by_hand():
         holm([[0.1]])
 
 
-def test_pairwise_is_each_pair_with_holm_over_all():
-    targets, a, b, groups = random_pair(4)
-    scores = {"scratch": a, "mae": b, "shed": (a + b) / 2}
-    found = pairwise(scores, targets, groups, TASK, metric="auprc", resamples=99, seed=3)
-    assert [(f.a, f.b) for f in found] == [("scratch", "mae"), ("scratch", "shed"), ("mae", "shed")]
-    for one in found:
-        assert one.difference == paired_difference(
-            "auprc", targets, scores[one.a], scores[one.b], groups, TASK, resamples=99, seed=3
-        )
-    np.testing.assert_allclose(
-        [f.p_holm for f in found], closed_bonferroni([f.difference.p for f in found])
-    )
-    assert pairwise({"mae": a}, targets, groups, TASK, resamples=9) == []
-    assert pairwise({}, targets, groups, TASK) == []
-
-
-def test_pairs_of_resamples_are_those_of_the_scores():
-    targets, a, b, groups = random_pair(4)
-    scores = {"scratch": a, "mae": b}
-    values = {n: metric("auroc", targets, s, TASK).mean for n, s in scores.items()}
-    draws = {n: resampled("auroc", targets, s, groups, TASK)[:, 0] for n, s in scores.items()}
-    assert pairs_of_resamples(values, draws) == pairwise(scores, targets, groups, TASK)
-    with pytest.raises(
-        BenchmdError, match=r"of mae have shape \(9,\), the first technique's \(1000"
-    ):
-        pairs_of_resamples(values, draws | {"mae": draws["mae"][:9]})
-    with pytest.raises(BenchmdError, match=r"of mae have shape \(0,\)"):
-        pairs_of_resamples(values, {"scratch": draws["scratch"]})
-
-
 def test_gap_of_disjoint_patients_has_both_variances():
     rng = np.random.default_rng(0)
     a, b = rng.normal(0.9, 0.03, 4000), rng.normal(0.8, 0.04, 4000)
-    found = independent_gap(a, b, 0.9, 0.8)
+    found = gap(a, b, 0.9, 0.8)
     assert found.value == pytest.approx(0.1)
     assert (found.low, found.high) == pytest.approx((0.1 - 0.098, 0.1 + 0.098), abs=0.005)
     assert found.p == pytest.approx(2 * norm.sf(2), abs=0.02)
@@ -339,14 +300,14 @@ def test_gap_does_not_take_the_same_draws_for_paired():
     """The same predictions for two sets of patients have the same resamples, one by one."""
     targets, a, _, groups = random_pair(5)
     draws = resampled("auroc", targets, a, groups, TASK, resamples=1000)[:, 0]
-    found = independent_gap(draws, draws, 0.7, 0.7)
+    found = gap(draws, draws, 0.7, 0.7)
     assert found.p > 0.9
     assert np.std(unpaired(draws, draws)) == pytest.approx(math.sqrt(2) * np.std(draws), rel=0.1)
     np.testing.assert_array_equal(unpaired(draws, draws), unpaired(draws, draws))
 
 
 def test_gap_leaves_out_what_could_not_be_scored():
-    found = independent_gap([np.nan] * 5, np.ones(5), math.nan, 1.0)
+    found = gap([np.nan] * 5, np.ones(5), math.nan, 1.0)
     assert np.isnan([found.value, found.low, found.high, found.p]).all()
     assert unpaired(np.ones(5), np.zeros(3)).shape == (3,)
     assert np.isnan(unpaired([np.nan, 1, 1], [1, 1, 1])).sum() == 1
@@ -358,9 +319,5 @@ def test_arguments_that_do_not_fit_are_refused():
     targets, a, b, groups = random_pair(6)
     with pytest.raises(BenchmdError, match=r"groups have shape \(59,\), expected \(60,\)"):
         delong(targets, a, b, groups[1:])
-    with pytest.raises(BenchmdError, match=r"technique mae: scores are not finite in 60 of 60"):
-        pairwise({"scratch": a, "mae": b * np.nan}, targets, groups, TASK)
-    with pytest.raises(BenchmdError, match="unknown metric 'auc'"):
-        paired_difference("auc", targets, a, b, groups, TASK)
     with pytest.raises(BenchmdError, match=r"scores \(60, 1\)"):
         delong(targets, a, b[:, :1], groups)

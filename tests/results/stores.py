@@ -16,6 +16,7 @@ from benchmd_ray.files import write_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.settings import Settings, as_dict, updated
+from benchmd_ray.tuning.records import trials_schema
 
 VERSIONS = dict.fromkeys(("benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"), "1.0")
 TRANSFER = {
@@ -272,3 +273,128 @@ def make_report_store(store: Path) -> Path:
 def without(run: Run, *names: str) -> Run:
     """The run as if its description did not say some things."""
     return replace(run, description={k: v for k, v in run.description.items() if k not in names})
+
+
+SPACE = {
+    "transfer.optimiser.lr": {"kind": "log float", "low": 1e-5, "high": 0.1, "default": 1e-4},
+    "transfer.optimiser.weight_decay": {"kind": "log float", "low": 1e-6, "high": 0.1},
+    "transfer.optimiser.schedule": {"kind": "choice", "values": ["constant", "cosine"]},
+    "transfer.epochs": {"kind": "int", "low": 10, "high": 300},
+    "transfer.batch_size": {"kind": "choice", "values": [16, 32, 64, 128, 256]},
+    "transfer.optimiser.warmup_steps": {"kind": "int", "low": 0, "high": 1000},
+    "encoder.dropout": {"kind": "float", "low": 0.0, "high": 0.5},
+    "encoder.embedding_dropout": {"kind": "float", "low": 0.0, "high": 0.5},
+    "encoder.qkv_bias": {"kind": "choice", "values": [False, True]},
+}
+
+
+def drawn_settings(space: Mapping[str, Mapping[str, Any]], rng: np.random.Generator) -> dict:
+    """One value of each setting of a space."""
+    made: dict[str, Any] = {}
+    for name, about in space.items():
+        if about["kind"] == "choice":
+            made[name] = about["values"][int(rng.integers(len(about["values"])))]
+        elif about["kind"] == "int":
+            made[name] = int(rng.integers(about["low"], about["high"] + 1))
+        elif about["kind"] == "float":
+            made[name] = float(rng.uniform(about["low"], about["high"]))
+        else:
+            ends = np.log([about["low"], about["high"]])
+            made[name] = float(np.exp(rng.uniform(*ends)))
+    return made
+
+
+def make_trials(trials: int, space: Mapping[str, Mapping[str, Any]] = SPACE) -> list[dict]:
+    """Trials of a made-up search; the first is complete, of others some are not."""
+    rng, rows = np.random.default_rng(trials), []
+    for number in range(trials):
+        state = "complete"
+        if number and number % 4 == 1:
+            state = "stopped"
+        elif number and number % 11 == 8:
+            state = "failed"
+        chosen = drawn_settings(space, rng)
+        top = 0.6 + 0.02 * np.log10(chosen.get("transfer.optimiser.lr", 1e-3) / 1e-5)
+        top += 0.02 * rng.normal()
+        ends = {"complete": 10, "stopped": 3, "failed": 1}[state]
+        curve = [(e, float(top - 0.1 / e + 0.004 * rng.normal())) for e in range(1, ends + 1)]
+        reached = max(value for _, value in curve)
+        rows.append(
+            {
+                "number": number,
+                "state": state,
+                "reason": "out of memory" if state == "failed" else None,
+                "value": reached if state == "complete" else None,
+                "rank": None,
+                "last_value": curve[-1][1],
+                "step": ends,
+                "steps": 10,
+                "seconds": 9.0 * ends,
+                "device_hours": ends * float(rng.uniform(0.002, 0.01)),
+                "started": "2025-01-01T00:00:00+00:00",
+                "finished": "2025-01-01T00:01:00+00:00",
+                "curve": [{"step": step, "value": value} for step, value in curve],
+                **chosen,
+            }
+        )
+    return rows
+
+
+def make_search(
+    store: Path,
+    name: str = "tune-ecg-mae-linear-1a2b3c4d5e6f",
+    *,
+    start: Settings | None = None,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    space: Mapping[str, Mapping[str, Any]] = SPACE,
+    finished: bool = True,
+    result: Mapping[str, Any] | None = None,
+    **about: Any,
+) -> Path:
+    """Folder of a search as a search writes it; `about` goes into ``search.json``."""
+    folder = store / "searches" / name
+    folder.mkdir(parents=True)
+    source = {
+        **{"modality": "ecg", "source": "ptb-xl", "policy": "clean", "catalog": "a", "inner": "b"},
+        "records": {"train": 300, "validation": 100},
+        "patients": {"train": 150, "validation": 50},
+    }
+    plan = {
+        **{"format": 1, "technique": "mae", "setting": "linear", "sources": [source]},
+        **{"objectives": ["auroc"], "across": None, "sampler": "tpe", "stopping": "asha"},
+        **{"seed": 0, "space": space, "settings": [as_dict(start or Settings())], "device": "cpu"},
+        **about,
+    }
+    write_json(folder / "search.json", plan)
+    held = make_trials(12) if rows is None else list(rows)
+    across = [one["modality"] for one in plan["sources"]] if len(plan["sources"]) > 1 else []
+    table = pa.Table.from_pylist(held, trials_schema(space, across))
+    pq.write_table(table, folder / "trials.parquet")
+    if finished:
+        write_json(folder / "result.json", {**_outcome(held, space), **(result or {})})
+    return folder
+
+
+def _outcome(rows: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> dict[str, Any]:
+    done = [row for row in rows if row["state"] == "complete"]
+    best = max(done, key=lambda row: row["value"])
+    front = [
+        row["number"]
+        for row in done
+        if not any(
+            other["value"] >= row["value"]
+            and other["device_hours"] <= row["device_hours"]
+            and other is not row
+            for other in done
+        )
+    ]
+    shares = [0.5 ** (place + 1) for place in range(len(space))]
+    return {
+        **{"best": best["number"], "value": best["value"], "first_value": rows[0]["value"]},
+        "counts": {},
+        "seconds": 600.0,
+        "device_hours": sum(row["device_hours"] for row in rows),
+        "importance": dict(zip(space, shares, strict=True)),
+        "front": front,
+        "settings": [],
+    }

@@ -94,7 +94,7 @@ def test_nothing_comparable_is_no_error(tmp_path):
     result = invoke("compare", tmp_path / "runs")
     assert result.exit_code == 0, result.output
     assert "No result is comparable with BenchMD v2, tables 1 and 2." in result.output
-    assert "Not comparable, 1: settings other than the fixed protocol's." in result.output
+    assert "Not comparable, 1 result: settings other than the fixed protocol's." in result.output
     other = make_transfer(tmp_path / "others", source="isic-2017", modality="derm")
     predict_all(other, {"isic-2017": {"validation": 80}})
     result = invoke("compare", tmp_path / "others")

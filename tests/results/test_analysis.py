@@ -30,7 +30,7 @@ from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.analysis import Analysis, analyse
 from benchmd_ray.results.report.curves import POINTS
-from benchmd_ray.results.report.frames import FRAMES, KEY
+from benchmd_ray.results.report.frames import FRAMES, KEY, TUNING
 from benchmd_ray.results.store import runs
 
 ECG = MODALITIES["ecg"]
@@ -84,7 +84,7 @@ def test_every_frame_has_its_columns_and_types(report_analysis):
             frame = getattr(analysis, name)
             assert list(frame.columns) == list(columns)
             assert {k: str(v) for k, v in frame.dtypes.items()} == columns, name
-    assert all(len(getattr(report_analysis, name)) for name in FRAMES)
+    assert [n for n in FRAMES if not len(getattr(report_analysis, n))] == list(TUNING)
     assert not any(len(getattr(Analysis(), name)) for name in FRAMES)
 
 

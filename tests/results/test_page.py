@@ -1,9 +1,11 @@
 import base64
+import configparser
 import hashlib
 import json
 import math
 import socket
 from dataclasses import replace
+from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from benchmd_ray.results.report.page_tables import (
 )
 
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=hacked=1>\"'&amp;"
+ROOT = Path(__file__).resolve().parents[2]
 VOID = {"meta", "img", "input", "br"}
 
 
@@ -429,3 +432,15 @@ def test_facts_count_what_the_report_holds(report_analysis):
     seeds = sorted({cell.seed for cell in report_analysis.cells})
     assert held["seeds"] == (str(len(seeds)), ", ".join(map(str, seeds)))
     assert held["versions"] == ("1", "benchmd_ray 1.0; torch 1.0")
+
+
+def test_every_file_that_the_report_reads_is_part_of_the_package():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    for name in ("page_assets", "reference"):
+        package = f"benchmd_ray.results.report.{name}"
+        assert package in setup["options"]["packages"].split()
+        patterns = setup["options.package_data"][package].replace(",", " ").split()
+        files = [p.name for p in (ROOT / package.replace(".", "/")).iterdir() if p.is_file()]
+        assert files
+        assert [f for f in files if not any(fnmatch(f, one) for one in patterns)] == []

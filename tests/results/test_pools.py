@@ -16,10 +16,19 @@ from stores import (
     write_predictions,
 )
 
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.cards import cards
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.records import Record
 from benchmd_ray.evaluation.metrics import METRICS
+from benchmd_ray.evaluation.predict import predict
 from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.scored import measured, read_scored
+from benchmd_ray.settings import load_settings
+from benchmd_ray.training.checkpoints import export_model
 
 ECG = MODALITIES["ecg"]
 
@@ -165,3 +174,21 @@ def test_patients_of_the_source_in_a_target_and_remarks_of_its_build_are_named(t
     named = f"georgia: {both} of its {patients} patients are also in ptb-xl (validation)"
     assert any(note.startswith(named) for note in notes)
     assert "georgia: 3 records: seen before." in notes
+
+
+def test_remarks_of_a_catalog_reach_the_notes_by_way_of_its_predictions(tmp_path, write_catalog):
+    card = cards()["georgia"]
+    rng, whole = np.random.default_rng(3), ECG.stored_shape
+    records = []
+    for row in range(14):
+        signal = rng.integers(-500, 500, whole).astype(np.int16)
+        target = [int(place == row % 7) for place in range(7)]
+        records.append(Record(f"r{row}", f"p{row}", f"r{row}", signal, 1.0, whole[-1:], target))
+    catalog = write_catalog(card, {"test": [records]})
+    remarked = {**catalog.manifest, "remarks": {"it is shorter than 10 s and padded": 2}}
+    run = make_transfer(tmp_path / "runs")
+    size = load_settings(assignments=["encoder=tiny"]).encoder
+    model = Classifier(Encoder(ECG, size), ECG)
+    export_model(run.folder, model.state_dict(), size, "ecg", None)
+    predict(run.folder, Catalog(catalog.path, remarked), load_settings(), Worker())
+    assert "georgia: 2 records: it is shorter than 10 s and padded." in analyse([run]).notes

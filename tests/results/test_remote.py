@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from datetime import datetime
@@ -672,29 +670,15 @@ def test_a_run_removed_from_the_bucket_is_not_brought_back(s3, machine):
     assert "done.json" in published(s3)
 
 
-def test_reading_leaves_the_work_of_this_machine_alone(s3, machine, monkeypatch):
+def test_reading_leaves_the_work_of_this_machine_alone(s3, machine, monkeypatch, held_elsewhere):
     monkeypatch.setattr(remote, "PUBLISH_SECONDS", 3600)
     run = open_run(machine("a"), "r", ABOUT)
-    code = (
-        "import sys, pathlib\n"
-        "from benchmd_ray.results.store import read_run, working\n"
-        "run = read_run(pathlib.Path(sys.argv[1]))\n"
-        "with working(run):\n"
-        "    (run.folder / 'metrics.jsonl').write_text('newer')\n"
-        "    print('held', flush=True)\n"
-        "    sys.stdin.readline()\n"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(run.folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert other.stdout.readline() == "held\n"
+    other = held_elsewhere(run.folder)
+    (run.folder / "metrics.jsonl").write_text("newer")
     s3.write(f"{run.folder.name}/metrics.jsonl", b"older")
     (found,) = runs([machine("a")])
     assert (found.folder / "metrics.jsonl").read_text() == "newer"
-    os.kill(other.pid, signal.SIGKILL)
+    other.kill()
     other.wait()
 
 
@@ -789,7 +773,12 @@ def test_done_work_that_cannot_be_published_is_kept_and_published_later(s3, mach
     assert read_run(machine("b") / run.folder.name).finished
 
 
-def test_done_work_is_not_published_over_that_of_another_machine(s3, machine, outage, monkeypatch):
+@pytest.fixture
+def overtaken(machine, outage, monkeypatch):
+    """Machine A did work that it could not publish, and machine B has begun it anew since.
+
+    The store of A, its run, the run at B and the work on that.
+    """
     store = machine("a")
     run = open_run(store, "r", ABOUT)
     work = begin(run)
@@ -800,7 +789,11 @@ def test_done_work_is_not_published_over_that_of_another_machine(s3, machine, ou
     outage["on"] = False
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
     there = open_run(machine("b"), "r", ABOUT)
-    work = begin(there)
+    return store, run, there, begin(there)
+
+
+def test_done_work_is_not_published_over_that_of_another_machine(s3, overtaken, monkeypatch):
+    store, run, there, work = overtaken
     monkeypatch.setattr(leases, "LEASE_SECONDS", 180.0)
     assert not open_run(store, "r", ABOUT).finished  # B is at it
     train(there, b"of b")
@@ -809,20 +802,8 @@ def test_done_work_is_not_published_over_that_of_another_machine(s3, machine, ou
     assert s3.read(f"{run.folder.name}/model.safetensors").data == b"of b"
 
 
-def test_done_work_gives_way_to_a_machine_that_went_on_and_was_killed(
-    s3, machine, outage, monkeypatch
-):
-    store = machine("a")
-    run = open_run(store, "r", ABOUT)
-    work = begin(run)
-    train(run, b"of a")
-    outage["on"] = True
-    with pytest.raises(BenchmdError, match="could not be published"):
-        work.__exit__(None, None, None)
-    outage["on"] = False
-    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
-    there = open_run(machine("b"), "r", ABOUT)
-    work = begin(there)
+def test_done_work_gives_way_to_a_machine_that_went_on_and_was_killed(s3, overtaken, monkeypatch):
+    store, _, there, work = overtaken
     checkpoint(there, 4, b"of b")
     remote.Publication(mirror_of(there.folder), open_lease(work)).push()
     kill(work, monkeypatch)

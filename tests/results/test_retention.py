@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -111,27 +109,11 @@ def test_weights_that_something_needs_stay_and_the_reason_is_given(tmp_path):
     assert not (upstream.folder / "checkpoints").exists()  # the rest of it goes
 
 
-HOLD = (
-    "import sys, pathlib\n"
-    "from benchmd_ray.results.store import read_run, scoring, working\n"
-    "run = read_run(pathlib.Path(sys.argv[1]))\n"
-    "with scoring(run, 'cpsc') if sys.argv[2] == 'score' else working(run):\n"
-    "    print('held', flush=True)\n"
-    "    sys.stdin.readline()\n"
-)
-
-
-@pytest.mark.parametrize("what", ["score", "work"])
-def test_what_another_process_uses_is_left_alone(tmp_path, what):
-    run = make(tmp_path, "held", finished=what == "score")
+@pytest.mark.parametrize("doing", ["scoring", "working"])
+def test_what_another_process_uses_is_left_alone(tmp_path, held_elsewhere, doing):
+    run = make(tmp_path, "held", finished=doing == "scoring")
     (run.folder / "predictions").mkdir(exist_ok=True)
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(run.folder), what],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert other.stdout.readline() == "held\n"
+    other = held_elsewhere(run.folder, doing)
     for partial in (run.folder / ".partial-a", run.folder / "predictions" / ".partial-b"):
         partial.write_bytes(b"half")
     before = content(run)

@@ -1,7 +1,5 @@
 import json
 import os
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -50,22 +48,9 @@ def test_a_run_is_finished_only_when_its_work_ended_well(tmp_path):
     assert run.finished
 
 
-def test_two_processes_do_not_work_on_one_run(tmp_path):
+def test_two_processes_do_not_work_on_one_run(tmp_path, held_elsewhere):
     run = open_run(tmp_path, "r", {"determinants": {}})
-    code = (
-        "import sys, pathlib\n"
-        "from benchmd_ray.results.store import read_run, working\n"
-        "with working(read_run(pathlib.Path(sys.argv[1]))):\n"
-        "    print('held', flush=True)\n"
-        "    sys.stdin.readline()\n"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(run.folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert other.stdout.readline() == "held\n"
+    other = held_elsewhere(run.folder)
     with pytest.raises(Busy, match="another process is working on the run"), working(run):
         pass
     other.kill()  # a lock of a process that is killed is freed

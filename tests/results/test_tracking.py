@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
+import multiprocessing
 import os
 import re
 import socket
 import time
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from wandb.proto import wandb_internal_pb2
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results import tracking
 from benchmd_ray.results.tracking import Followed, Tracker, chosen_mode, report_files
+from benchmd_ray.results.tracking_values import trials_of
+from benchmd_ray.service import tracked
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.settings import ENCODERS, Settings, updated
 
@@ -76,6 +82,10 @@ def about(folder: Path) -> wandb_internal_pb2.RunRecord:
     return run
 
 
+def settings_sent(folder: Path) -> dict[str, object]:
+    return {u.key: json.loads(u.value_json) for u in about(folder).config.update}
+
+
 def summaries(folder: Path) -> dict[str, object]:
     found = {}
     for record in records(folder):
@@ -107,7 +117,7 @@ def test_every_item_is_a_run_of_its_own_offline_without_a_key(done, tmp_path):
     steps = [r.history.step.num for r in records(folders["p"]) if r.HasField("history")]
     lines = (upstream / "metrics.jsonl").read_text().splitlines()
     assert steps == [json.loads(line)["done"] for line in lines]
-    config = {u.key: json.loads(u.value_json) for u in about(folders["t"]).config.update}
+    config = settings_sent(folders["t"])
     assert config["settings"]["transfer"]["epochs"] == 2
     assert config["technique"] == "mae"
     selected = json.loads((run / "training.json").read_text())["validation_auroc"]
@@ -168,9 +178,8 @@ def test_the_process_that_follows_ends_when_it_cannot_be_told_everything(tmp_pat
 
 
 def test_a_broken_run_is_written_down_and_nothing_else(tmp_path):
-    tracker = Tracker(tmp_path, "offline")
-    tracker.finished(item("p", "pretrain"), tmp_path / "no-run")
-    tracker.closed()
+    following = tracking._Following(tmp_path, "offline", "benchmd", 1.0)
+    following.guarded(lambda: following.finished(item("p", "pretrain"), tmp_path / "no-run"))
     assert "no-run is no run" in (tmp_path / "wandb" / "errors.log").read_text()
 
 
@@ -215,3 +224,153 @@ def test_of_a_folder_nothing_but_the_report_is_sent(tmp_path):
         (tmp_path / name).touch()
     found = [path.relative_to(tmp_path).as_posix() for path in report_files(tmp_path)]
     assert sorted(found) == sorted(sent)
+
+
+SEARCH = "tune-ecg-mae-linear-1a2b3c4d5e6f"
+OF_SEARCH = {"technique": "mae", "setting": "linear", "modality": "ecg", "host": "node-7"}
+
+
+def trial(number, state="complete", *, value=math.nan, lr=0.01, curve=(), **more):
+    """A row of a search's trials, as it is read from a table."""
+    return {
+        "number": np.int64(number),
+        "state": state,
+        "reason": None,
+        "value": value,
+        "rank": None,
+        "last_value": curve[-1] if curve else math.nan,
+        "step": len(curve) or None,
+        "steps": 3,
+        "seconds": np.float64(2.5),
+        "device_hours": 0.001,
+        "started": "2026-01-02T03:04:05+00:00",
+        "finished": None,
+        "curve": [{"step": i, "value": each} for i, each in enumerate(curve, start=1)],
+        "transfer.optimiser.lr": lr,
+        "encoder.pool": "cls",
+        "transfer.layer_decay": math.nan,
+    } | more
+
+
+@pytest.mark.slow
+def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
+    searched = tmp_path / "searches" / SEARCH
+    searched.mkdir(parents=True)
+    # Trial 0 ended in an earlier session, which told it.
+    earlier = [trial(0, value=0.625, curve=(0.5, 0.625)), trial(1, "unfinished")]
+    pd.DataFrame(earlier).to_parquet(searched / "trials.parquet")
+    said = []
+    search = tracked.TrackedSearch(tmp_path, "auto", said.append)
+    told = trial(1, value=0.75, curve=(0.5, 0.75, 0.7), lr=0.1)
+    search.trial_ended(SEARCH, OF_SEARCH, told)
+    search.trial_ended(SEARCH, OF_SEARCH, trial(2, "stopped", curve=(0.4,)))
+    why = f"OSError: {Path.home()}/x of {os.uname().nodename} is not there"
+    search.trial_ended(SEARCH, OF_SEARCH, trial(3, "failed", reason=why, lr=1))
+    search.closed()
+    assert "wandb sync" in said[0]
+    assert not (tmp_path / "wandb" / "errors.log").exists()
+    folders = {about(f).display_name: f for f in (tmp_path / "wandb").glob("offline-run-*")}
+    names = [f"{SEARCH}/{number}" for number in (1, 2, 3)]
+    assert set(folders) == {SEARCH, *names}
+    assert {about(f).run_group for f in folders.values()} == {SEARCH}
+    assert [about(folders[name]).job_type for name in names] == ["trial"] * 3
+    config = settings_sent(folders[names[0]])
+    assert {name: value for name, value in config.items() if name != "_wandb"} == {
+        "search": SEARCH, "technique": "mae", "setting": "linear", "modality": "ecg",
+        "trial": 1, "transfer_optimiser_lr": 0.1, "encoder_pool": "cls",
+    }  # fmt: skip
+    curve = [
+        (r.history.step.num, json.loads(item.value_json))
+        for r in records(folders[names[0]])
+        if r.HasField("history")
+        for item in r.history.item
+        if "inner_validation_auroc" in (item.key, *item.nested_key)
+    ]
+    assert curve == [(1, 0.5), (2, 0.75), (3, 0.7)]
+    ends = [summaries(folders[name]) for name in names]
+    assert [end["state"] for end in ends] == ["complete", "stopped", "failed"]
+    assert (ends[0]["auroc"], ends[0]["last_auroc"], ends[0]["seconds"]) == (0.75, 0.7, 2.5)
+    assert "auroc" not in ends[1]
+    exits = [r.exit.exit_code for r in records(folders[names[2]]) if r.HasField("exit")]
+    assert exits == [1]
+    (path,) = (folders[SEARCH] / "files").rglob("trials_*.table.json")
+    table = json.loads(path.read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [(row["trial"], row["state"]) for row in rows] == [
+        (0, "complete"), (1, "complete"), (2, "stopped"), (3, "failed"),
+    ]  # fmt: skip
+    assert [row["transfer.optimiser.lr"] for row in rows] == [0.01, 0.1, 0.01, 1]
+    assert [row["auroc"] for row in rows] == [0.625, 0.75, None, None]
+    assert "reason" not in table["columns"]
+    summary = summaries(folders[SEARCH])
+    assert (summary["highest_auroc"], summary["highest_auroc_trial"]) == (0.75, 1)
+    assert summary["trials/complete"] == 2
+    _require_private(folders.values(), tmp_path)
+    for folder in folders.values():
+        held = b"".join(r.SerializeToString() for r in records(folder))
+        assert b"is not there" not in held
+        assert b"node-7" not in held
+
+
+def test_the_modalities_of_a_universal_search_are_results_not_settings():
+    told = Told()
+    row = trial(4, value=0.6, rank=1.5) | {"auroc:ecg": 0.5, "auroc:cxr": math.nan}
+    tracking.tell_trial(told, row)
+    assert told.summary["auroc/ecg"] == 0.5
+    assert told.summary["mean_rank"] == 1.5
+    assert "auroc/cxr" not in told.summary
+    assert set(tracking.trial_config(row)) == {"trial", "transfer_optimiser_lr", "encoder_pool"}
+
+
+def test_a_search_without_a_folder_shows_the_trials_that_were_told(tmp_path):
+    rows = [trial(7), trial(2, "failed"), trial(7, "stopped")]
+    found = trials_of(tmp_path, SEARCH, rows)
+    assert [(row["number"], row["state"]) for row in found] == [(2, "failed"), (7, "stopped")]
+
+
+class Broken:
+    """Stands for a tracker that can do nothing."""
+
+    def __init__(self, store, mode):
+        pass
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"{name} is broken")
+
+
+def test_what_goes_wrong_never_touches_a_search(tmp_path, monkeypatch):
+    following = tracking._Following(tmp_path, "offline", "benchmd", 1.0)
+    following.guarded(lambda: following.trial_ended((SEARCH, OF_SEARCH), {"state": "complete"}))
+    assert "number" in (tmp_path / "wandb" / "errors.log").read_text()
+    monkeypatch.setattr(tracked, "Tracker", Broken)
+    said = []
+    search = tracked.TrackedSearch(tmp_path, "offline", said.append)
+    search.trial_ended(SEARCH, OF_SEARCH, trial(0))
+    search.closed()
+    assert said == ["W&B could not be told everything."]
+
+
+def test_runs_that_were_written_offline_earlier_say_nothing_of_this_session(tmp_path, monkeypatch):
+    class Idle:
+        """Stands for the process that follows."""
+
+        exitcode = 0
+
+        def __init__(self, **_):
+            pass
+
+        def start(self):
+            pass
+
+        def join(self, _):
+            pass
+
+        def is_alive(self):
+            return False
+
+    monkeypatch.setattr(multiprocessing.get_context("spawn"), "Process", Idle)
+    (tmp_path / "wandb" / "offline-run-20260101_000000-a").mkdir(parents=True)
+    assert Tracker(tmp_path, "online").closed().startswith("W&B: runs sent")
+    tracker = Tracker(tmp_path, "online")
+    (tmp_path / "wandb" / "offline-run-20260102_000000-b").mkdir()
+    assert "not reachable for all runs" in tracker.closed()

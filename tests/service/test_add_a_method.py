@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -53,9 +54,16 @@ def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
     (tmp_path / "catalogs").mkdir()
     for name in ("ptb-xl", "georgia"):
         (tmp_path / "catalogs" / name).symlink_to(ecg_catalogs[name].path)
-    script = block("bash")
-    for command in ("pretrain", "transfer", "run"):
-        script = script.replace(f"benchmd {command} ", f"benchmd {command} {' '.join(TINY)} ")
+    script, tiny = block("bash"), " ".join(TINY)
+    quick = {
+        "pretrain": f"{tiny} --set execution.workers=2",
+        "transfer": tiny,
+        "run": f"{tiny} --tflops 1",
+        "report": "--no-figures --resamples 20",
+    }
+    for command, options in quick.items():
+        assert f"benchmd {command} " in script
+        script = script.replace(f"benchmd {command} ", f"benchmd {command} {options} ")
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "WANDB_MODE": "disabled",
@@ -68,9 +76,11 @@ def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    techniques = set()
+    techniques, workers = set(), Counter()
     for path in (tmp_path / "runs").glob("*/run.json"):
         held = json.loads(path.read_text())
+        workers[held["settings"]["execution"]["workers"]] += held["kind"] == "pretrain"
+        assert (path.parent / "model.safetensors").is_file()
         techniques.add((held["kind"], held["technique"], held["settings"]["encoder"]["network"]))
     assert techniques == {
         ("pretrain", "my_methods:Denoise", "transformer"),
@@ -78,20 +88,8 @@ def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
         ("transfer", "scratch", "my_methods:Mixer"),
         ("transfer", "scratch", "transformer"),
     }
+    assert workers == {1: 1, 2: 1}  # with noise of 0.3, and by the plan without
     assert "my_methods:Denoise" in done.stdout
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_method_of_ones_own_trains_its_encoder_on_two_workers(ecg_catalogs, tmp_path):
-    (tmp_path / "my_methods.py").write_text(block("python"))
-    command = [sys.executable, "-m", "benchmd_ray.cli", "pretrain", *TINY]
-    command += ["--catalog", str(ecg_catalogs["ptb-xl"].path), "--technique", "my_methods:Denoise"]
-    command += ["--set", "execution.workers=2"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / done.stdout.strip() / "model.safetensors").is_file()
 
 
 @pytest.mark.ray
@@ -132,6 +130,16 @@ def test_an_entry_point_gives_a_name(module, monkeypatch):
     assert method_named("denoise").__name__ == "Denoise"
     with pytest.raises(BenchmdError, match="denoise"):
         technique_named("denois")
+
+
+def test_an_unknown_technique_lists_what_is_valid_where_it_is_asked_for():
+    with pytest.raises(BenchmdError) as alone:
+        technique_named("scrach")
+    assert "'scratch'" not in str(alone.value)
+    with pytest.raises(BenchmdError, match="Did you mean 'scratch'") as beside:
+        technique_named("scrach", also=("scratch",))
+    for name in ("e-mix", "mae", "imagenet+mae", "scratch"):
+        assert name in str(beside.value)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import re
 
 import pytest
+from click.testing import CliRunner
 
+from benchmd_ray.cli import main
 from benchmd_ray.service import dry_run as module
 from benchmd_ray.service.dry_run import Status, describe, dry_run, figure, size, status
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
@@ -85,6 +87,16 @@ def test_hours_are_those_of_cpus_where_there_is_no_gpu():
 )
 def test_sizes_are_read_easily(count, text):
     assert size(count) == text
+
+
+@pytest.mark.parametrize("option", ["--items", "--gpus=0", "--gpus=2"])
+def test_what_only_plans_is_refused_without_a_dry_run(write_manifest, tmp_path, option):
+    store = tmp_path / "runs"
+    command = ["run", f"--catalog={write_manifest('ptb-xl')}", f"--store={store}", option]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert "--items and --gpus go with --dry-run: nothing was started." in result.output
+    assert not store.exists()
 
 
 @pytest.fixture

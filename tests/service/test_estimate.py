@@ -86,6 +86,35 @@ def test_parameters_are_those_of_the_modules(name, size):
         assert own + head == sum(p.numel() for p in module.parameters())
 
 
+PATCHES = [("ecg", 100), ("derm", 56), ("ldct", 32)]
+
+
+@pytest.mark.parametrize(("name", "patch"), PATCHES)
+def test_operations_and_parameters_follow_the_size_of_the_patches(name, patch):
+    modality, encoder = MODALITIES[name], replace(ENCODERS["tiny"], patch_size=patch)
+    with torch.device("meta"):
+        model, signals = Encoder(modality, encoder), torch.empty(3, *modality.input_shape)
+        assert 3 * cost.training_flops(modality, encoder) == counted(
+            lambda: model(signals).sum().backward()
+        )
+        modules = {m: make(model, PretrainSettings()) for m, make in METHODS.items()}
+    own = cost.encoder_parameters(modality, encoder)
+    assert own == sum(p.numel() for p in model.parameters())
+    assert own != cost.encoder_parameters(modality, ENCODERS["tiny"])
+    for technique, module in modules.items():
+        head = cost.head_parameters(modality, encoder, technique)
+        assert own + head == sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("technique", METHODS)
+def test_operations_of_pretraining_follow_the_size_of_the_patches(technique):
+    modality, encoder = MODALITIES["ecg"], replace(ENCODERS["tiny"], patch_size=100)
+    method = METHODS[technique](Encoder(modality, encoder), PretrainSettings())
+    draws = method.draw(3, torch.Generator().manual_seed(0))
+    real = counted(lambda: method(torch.randn(3, 12, 5000), draws).backward())
+    assert 3 * cost.pretrain_flops(modality, encoder, technique, 3) == real
+
+
 class Lonely(torch.nn.Module):
     """An encoder of one's own: one matrix product."""
 

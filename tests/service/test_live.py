@@ -20,7 +20,7 @@ from benchmd_ray.service.live import (
 )
 from benchmd_ray.service.outcome import Failure, Outcome
 from benchmd_ray.service.plan import Item
-from benchmd_ray.service.stopping import interruptible, stopping
+from benchmd_ray.service.stopping import SIGNALS, interruptible, stopping
 from benchmd_ray.settings import Settings, updated
 
 
@@ -206,6 +206,22 @@ def test_an_interrupt_is_raised_even_where_it_was_ignored():
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("handling", "numbers"), [(stopping, SIGNALS), (interruptible, (2,))])
+def test_a_handler_that_was_not_set_from_python_is_left_alone(monkeypatch, handling, numbers):
+    """Python knows no object for such a handler: it says None, and cannot set it again."""
+    set_here = []
+
+    def install(number, handler):
+        if not callable(handler):
+            raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or callable")
+        set_here.append(number)
+
+    monkeypatch.setattr(signal, "signal", install)
+    with handling():
+        assert tuple(set_here) == numbers
+    assert tuple(set_here) == numbers
 
 
 def test_without_a_terminal_the_status_comes_as_lines_now_and_then(monkeypatch):

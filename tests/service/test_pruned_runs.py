@@ -100,7 +100,7 @@ def test_a_plan_frees_weights_as_soon_as_nothing_needs_them(ecg_catalogs, tmp_pa
         seeds=(0,),
         assignments=("encoder=tiny", "pretrain.steps=3", "execution.keep=predictions"),
     )
-    pretraining, transfer, evaluation = make_plan(choice, tmp_path).items
+    pretraining, transfer, evaluation = make_plan(choice, tmp_path, tflops=1.0).items
     source, target = paths
     first = pretrain_run("mae", source, tmp_path, SMALL)
     folders = {pretraining.name: first.folder}
@@ -128,7 +128,7 @@ def test_a_pretraining_that_seeds_share_stays_until_all_are_done(tmp_path, monke
         seeds=(0, 1),
         assignments=("execution.keep=predictions",),
     )
-    items = make_plan(choice, None).items
+    items = make_plan(choice, None, tflops=1.0).items
     (shared,) = (item for item in items if item.kind == "pretrain")
     folders = {shared.name: tmp_path / "shared"}
     for seed in (0, 1):
@@ -152,7 +152,8 @@ def test_weights_of_what_was_done_before_a_plan_are_freed_too(ecg_catalogs, tmp_
             seeds=(0,),
             assignments=(*small, *assignments),
         )
-        return run_plan(make_plan(choice, tmp_path), tmp_path, say=print, quiet=True)
+        plan = make_plan(choice, tmp_path, tflops=1.0)
+        return run_plan(plan, tmp_path, say=print, quiet=True)
 
     assert do(catalogs=paths[:2]).whole
     (held,) = tmp_path.glob("*/model.safetensors")

@@ -9,8 +9,11 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
+import torch
 from click.testing import CliRunner
 
 from benchmd_ray.cli import main
@@ -244,6 +247,70 @@ def test_after_the_last_try_an_accident_is_a_failure(plan_of, tmp_path, monkeypa
     assert len(outcome.not_run) == 2
 
 
+def test_a_task_that_cannot_even_begin_says_why(plan_of, tmp_path, monkeypatch):
+    def begin(*_):
+        raise ModuleNotFoundError("No module named 'benchmd_ray'")
+
+    monkeypatch.setattr(execution, "execute_item", begin)
+    outcome, log, said = execute(plan_of(techniques=("scratch",)), tmp_path / "runs")
+    (failure,) = outcome.failed
+    assert failure.reason == (
+        "its process could not work: ModuleNotFoundError: No module named 'benchmd_ray'"
+    )
+    assert log.count("started")[failure.item.name] == 2  # another node may have it
+    assert said[0].endswith("; trying again (1 of 1)")
+
+
+@pytest.mark.parametrize(("workers", "reserved"), [(1, False), (2, True)])
+def test_what_a_node_without_memory_ended_is_tried_again_alone(monkeypatch, workers, reserved):
+    def get(_):
+        raise ray.exceptions.OutOfMemoryError("killed")
+
+    monkeypatch.setattr(ray, "get", get)
+    state = SimpleNamespace(alone=set(), reserved=False)
+    task = SimpleNamespace(item=SimpleNamespace(name="a"), need=SimpleNamespace(workers=workers))
+    report = execution.Execution._report(state, None, task)
+    assert (report.again, report.run, state.alone, state.reserved) == (True, None, {"a"}, reserved)
+    assert "ran out of memory" in report.error
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "line"),
+    [("first\nlast\n", 0, "first"), ("first\nlast\n", -1, "last"), (" \n", -1, "no message")],
+)
+def test_one_line_of_an_error_is_told(text, place, line):
+    assert execution._line(ValueError(text), place) == line
+
+
+def without_memory_at_first(folder):
+    """Executes items, but the first try of georgia finds no memory, and cpsc takes its time."""
+
+    def work(item, store, upstream, name, weights):
+        import time
+        from pathlib import Path
+
+        from benchmd_ray.service.work import Report, execute_item
+
+        tried = Path(folder) / "tried"
+        if item.dataset == "georgia" and not tried.exists():
+            tried.touch()
+            return Report(error="OutOfMemoryError: none left", again=True, memory=True)
+        time.sleep(item.dataset == "cpsc")
+        return execute_item(item, store, upstream, name, weights)
+
+    return work
+
+
+def test_what_found_no_memory_runs_alone_the_next_time(plan_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "execute_item", without_memory_at_first(tmp_path))
+    outcome, log, _ = execute(plan_of(techniques=("scratch",)), tmp_path / "runs")
+    assert outcome.whole
+    name = "ptb-xl/clean/scratch/seed-0/linear"
+    georgia, cpsc = f"{name}/georgia", f"{name}/cpsc"
+    assert set(log.events[2:4]) == {("started", georgia), ("started", cpsc)}
+    assert log.events[4:] == [("finished", cpsc), ("started", georgia), ("finished", georgia)]
+
+
 def test_what_can_never_fit_fails_at_once_and_the_rest_goes_on(plan_of, tmp_path):
     wide = plan_of("execution.workers=8", "pretrain.batch_size=8")
     outcome, *_ = execute(wide, tmp_path)
@@ -385,6 +452,10 @@ def test_a_plan_without_what_an_item_comes_after_is_refused(plan_of, tmp_path):
         (Transient("lost"), work.Report(error="lost", again=True)),
         (Lost("taken over"), work.Report(error="taken over", again=True)),
         (ValueError("odd\nmore"), work.Report(error="ValueError: odd", again=True)),
+        (
+            torch.OutOfMemoryError("none left"),
+            work.Report(error="OutOfMemoryError: none left", again=True, memory=True),
+        ),
     ],
 )
 def test_what_goes_wrong_is_reported_with_whether_another_try_may_help(
@@ -397,7 +468,7 @@ def test_what_goes_wrong_is_reported_with_whether_another_try_may_help(
     (tmp_path / "run").mkdir()
     item = next(item for item in plan_of().items if item.kind == "pretrain")
     assert work.execute_item(item, str(tmp_path), None, "run", None) == expected
-    unexpected = isinstance(error, ValueError)
+    unexpected = isinstance(error, ValueError | torch.OutOfMemoryError)
     assert (tmp_path / "run" / work.FAILURE).is_file() == unexpected
     if unexpected:
         assert "in fail" in (tmp_path / "run" / work.FAILURE).read_text()
@@ -501,12 +572,9 @@ def test_a_killed_and_a_stopped_command_go_on_to_the_very_same_predictions(
     assert "interrupted: the same command goes on where it stopped" in output
     (folder,) = store.glob("pretrain-*")
     assert not (folder / "done.json").exists()
-    last = command(longer)
-    output, _ = last.communicate(timeout=240)
-    assert last.returncode == 0, output
-    assert f"next: benchmd report {store}" in output
-    uninterrupted = tmp_path / "uninterrupted"
-    assert run_plan(plan_of("pretrain.steps=300"), uninterrupted, say=print, quiet=True).whole
+    plan, uninterrupted = plan_of("pretrain.steps=300"), tmp_path / "uninterrupted"
+    for last in (store, uninterrupted):
+        assert run_plan(plan, last, say=print, quiet=True).whole
     assert hashes(store) == hashes(uninterrupted)
     events = [line["event"] for line in read_history(folder)]
     assert events == ["started", "killed", "started", "failed", "started", "finished"]

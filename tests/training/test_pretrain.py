@@ -9,6 +9,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
+from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.ssl import METHODS
 from benchmd_ray.ssl.mae import MAE
@@ -67,7 +68,7 @@ def test_losses_are_those_of_a_plain_loop(run, source, technique):
     rates = [settings.pretrain.optimiser.lr_at(step, 6) for step in range(6)]
     losses = []
     batches = resident_feed(source, "train", seed=3).endless(8)
-    for step, batch in zip(range(6), batches, strict=False):
+    for step, batch in enumerate(itertools.islice(batches, 6)):
         loss = method(batch.signals, method.draw(8, generator(DRAWS, 3, step)))
         optimiser.param_groups[0]["lr"] = rates[step]
         optimiser.zero_grad()
@@ -193,6 +194,29 @@ def test_a_batch_that_the_workers_cannot_share_is_refused(
     message = rf"batch_size is {batch} and execution\.workers {workers}: .* such as {instead}\."
     with pytest.raises(BenchmdError, match=message):
         require_pretrainable(job, source)
+
+
+def test_patches_that_do_not_fit_are_refused_beforehand(source, make_settings, tmp_path):
+    job = PretrainJob(make_settings("encoder.patch_size=33"), "mae", source.path, tmp_path)
+    with pytest.raises(BenchmdError, match=r"encoder\.patch_size is 33, .* such as 20, 25, 40, 50"):
+        require_pretrainable(job, source)
+
+
+@pytest.mark.parametrize("technique", ["imagenet", "imagenet+mae"])
+def test_imagenet_weights_with_other_patches_are_refused_before_anything_starts(
+    make_settings, tmp_path, technique
+):
+    catalog = SimpleNamespace(
+        manifest={"role": "source"}, require_split=lambda _: None, modality=MODALITIES["derm"]
+    )
+    for size in (0, 16):
+        job = PretrainJob(
+            make_settings(f"encoder.patch_size={size}"), technique, tmp_path, tmp_path
+        )
+        require_pretrainable(job, catalog)
+    job = PretrainJob(make_settings("encoder.patch_size=32"), technique, tmp_path, tmp_path)
+    with pytest.raises(BenchmdError, match=r"of 16 × 16 pixels, and encoder\.patch_size is 32"):
+        require_pretrainable(job, catalog)
 
 
 def test_an_unknown_technique_is_refused(run):

@@ -9,10 +9,10 @@ import pytest
 
 from benchmd_ray.data.batches import ResidentFeed, Worker
 from benchmd_ray.files import sha256
-from benchmd_ray.training import transfer as transfer_module
 from benchmd_ray.training.checkpoints import MODEL, latest_checkpoint
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.reporter import METRICS, RunReporter, read_metrics
+from benchmd_ray.training.selection import TransferData
 from benchmd_ray.training.transfer import RESULT, TransferJob, transfer
 
 DROPPING = ("encoder.dropout=0.1", "encoder.embedding_dropout=0.1")
@@ -168,9 +168,10 @@ FINETUNE = (
 )
 
 
+@pytest.mark.parametrize("further", [(), ("transfer.layer_decay=0.6",)])
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
-def test_resumed_fine_tuning_is_uninterrupted_fine_tuning(run, engine):
-    settings = (*FINETUNE, f"execution.engine={engine}")
+def test_resumed_fine_tuning_is_uninterrupted_fine_tuning(run, engine, further):
+    settings = (*FINETUNE, f"execution.engine={engine}", *further)
     whole = run("whole", *settings)
     broken = run("broken", *settings, stop_at=4)
     assert latest_checkpoint(broken).name == "step_000000003"
@@ -187,11 +188,11 @@ def test_the_best_epoch_survives_an_interruption(run, monkeypatch, scores):
         given = iter([score / 4 for score in scores[first:]])
         return lambda *_: next(given)
 
-    monkeypatch.setattr(transfer_module, "_score", scoring(0))
+    monkeypatch.setattr(TransferData, "score", scoring(0))
     whole = run("whole", *FINETUNE)
-    monkeypatch.setattr(transfer_module, "_score", scoring(0))
+    monkeypatch.setattr(TransferData, "score", scoring(0))
     run("broken", *FINETUNE, stop_at=4)
-    monkeypatch.setattr(transfer_module, "_score", scoring(3))
+    monkeypatch.setattr(TransferData, "score", scoring(3))
     broken = run("broken", *FINETUNE)
     assert json.loads((broken / RESULT).read_text())["best_epoch"] == scores.index(max(scores))
     assert (broken / RESULT).read_text() == (whole / RESULT).read_text()

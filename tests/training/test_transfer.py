@@ -19,7 +19,7 @@ from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import LABEL_SETTINGS
-from benchmd_ray.training import transfer as module
+from benchmd_ray.training import selection
 from benchmd_ray.training.checkpoints import (
     DESCRIPTION,
     MODEL,
@@ -31,7 +31,8 @@ from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed
-from benchmd_ray.training.transfer import RESULT, Best, TransferJob, require_transferable, transfer
+from benchmd_ray.training.selection import Best, TransferData, training_feed, transfer_data
+from benchmd_ray.training.transfer import RESULT, TransferJob, require_transferable, transfer
 
 LINEAR, FINETUNE = "transfer.mode=linear", "transfer.mode=finetune"
 
@@ -83,7 +84,10 @@ def all_of(source, split):
 
 
 def slow_loop(source, model, parameters, settings, rows=None):
-    """Plain training: losses and validation AUROC of each epoch."""
+    """Plain training: losses and validation AUROC of each epoch.
+
+    ``parameters`` may be groups with a ``factor`` of the learning rate.
+    """
     signals, targets = all_of(source, "train")
     seen, known = all_of(source, "validation")
     rows = np.arange(len(signals)) if rows is None else rows
@@ -96,9 +100,13 @@ def slow_loop(source, model, parameters, settings, rows=None):
         for start in range(0, len(rows), size):
             index = order[start : start + size]
             loss = torch.nn.functional.cross_entropy(
-                model(signals[index]), targets[index].argmax(dim=1)
+                model(signals[index]),
+                targets[index].argmax(dim=1),
+                label_smoothing=settings.transfer.label_smoothing,
             )
-            optimiser.param_groups[0]["lr"] = settings.transfer.optimiser.lr_at(step, total)
+            for group in optimiser.param_groups:
+                rate = settings.transfer.optimiser.lr_at(step, total)
+                group["lr"] = rate * group.get("factor", 1)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -142,6 +150,84 @@ def test_fine_tuning_is_a_plain_loop(run, source, make_settings, engine, batch):
     losses, scores = slow_loop(source, model, model.parameters(), settings)
     assert done.reporter.column("loss") == pytest.approx(losses, abs=1e-5)
     assert done.reporter.column("validation_auroc") == pytest.approx(scores, abs=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_fine_tuning_with_smooth_labels_and_slower_lower_layers_is_a_plain_loop(
+    run, source, make_settings, engine
+):
+    changes = (*SCHEDULE, "transfer.label_smoothing=0.3", "transfer.layer_decay=0.4")
+    done = run(FINETUNE, *changes, f"execution.engine={engine}")
+    settings = make_settings(FINETUNE, *changes)
+    model = fresh_classifier(source, settings)
+    encoder = model.encoder
+    below = [encoder.cls, encoder.positions, *encoder.patch_embedding.parameters()]
+    groups = [
+        {"params": below, "factor": 0.4**3},
+        {"params": list(encoder.blocks[0].parameters()), "factor": 0.4**2},
+        {"params": list(encoder.blocks[1].parameters()), "factor": 0.4},
+        {"params": list(model.head.parameters())},
+    ]
+    losses, scores = slow_loop(source, model, groups, settings)
+    assert done.reporter.column("loss") == pytest.approx(losses, abs=1e-5)
+    assert done.reporter.column("validation_auroc") == pytest.approx(scores, abs=1e-6)
+    model = fresh_classifier(source, settings)
+    one_rate, _ = slow_loop(source, model, model.parameters(), settings)
+    assert done.reporter.column("loss") != pytest.approx(one_rate, abs=1e-4)
+
+
+def test_linear_evaluation_with_smooth_labels_is_a_plain_loop(run, source, make_settings):
+    changes = (*SCHEDULE, "transfer.label_smoothing=0.3")
+    done = run(LINEAR, *changes)
+    settings = make_settings(LINEAR, *changes)
+    model = fresh_classifier(source, settings)
+    losses, _ = slow_loop(source, model, model.head.parameters(), settings)
+    assert done.reporter.column("loss") == pytest.approx(losses, abs=1e-5)
+
+
+def test_layer_decay_plays_no_part_in_linear_evaluation(run):
+    one, other = run(LINEAR), run(LINEAR, "transfer.layer_decay=0.4")
+    assert sha256(one.folder / MODEL) == sha256(other.folder / MODEL)
+
+
+class Unlayered(Encoder):
+    """A network of one's own whose layers are not in ``blocks``."""
+
+    def __init__(self, modality, size):
+        super().__init__(modality, size)
+        self.layers = self.blocks
+        del self.blocks
+
+
+def test_layer_decay_of_a_network_without_blocks_is_refused_before_training(run, monkeypatch):
+    monkeypatch.setattr("benchmd_ray.models.encoder.plugin", lambda *_: Unlayered)
+    with pytest.raises(BenchmdError, match=r"layer_decay is 0\.5 and the encoder network mine:Net"):
+        run(FINETUNE, "encoder.network=mine:Net", "transfer.layer_decay=0.5")
+
+
+def test_patches_of_another_size_go_from_pretraining_to_transfer(
+    run, source, make_settings, recorder, tmp_path
+):
+    upstream = tmp_path / "upstream"
+    upstream.mkdir()
+    patches = ("encoder.patch_size=100", "pretrain.steps=2")
+    pretrain(
+        PretrainJob(make_settings(*patches), "mae", source.path, upstream), Worker(), recorder()
+    )
+    assert load_encoder(upstream).positions.shape == (1, 51, 32)
+    done = run(LINEAR, *patches, "transfer.epochs=1", upstream=upstream)
+    assert done.model.encoder.modality.tokens == 50
+    with pytest.raises(BenchmdError, match=r"one: patch_size is 100 there and 25 here\. Use"):
+        run(LINEAR, upstream=upstream)
+    with pytest.raises(BenchmdError, match=r"encoder\.patch_size is 30, which does not cut"):
+        run(LINEAR, "encoder.patch_size=30", upstream=upstream)
+
+
+def test_the_modalitys_own_patches_may_be_named(run, pretrained):
+    same = ("encoder.dropout=0.1", "transfer.epochs=1")
+    one = run(LINEAR, *same, upstream=pretrained)
+    other = run(LINEAR, *same, "encoder.patch_size=25", upstream=pretrained)
+    assert sha256(one.folder / MODEL) == sha256(other.folder / MODEL)
 
 
 def keep_last(best, auroc, epoch, weights):
@@ -226,7 +312,7 @@ def test_among_equal_epochs_the_first_is_best():
 def test_the_best_epoch_is_exported_not_the_last(run, mode, monkeypatch):
     scores = [0.5, 0.9, 0.9, 0.7]
     given = iter([*scores, *scores[:2]])
-    monkeypatch.setattr(module, "_score", lambda *_: next(given))
+    monkeypatch.setattr(TransferData, "score", lambda *_: next(given))
     long = run(mode, "transfer.epochs=4")
     short = run(mode, "transfer.epochs=2")
     assert long.result == {"best_epoch": 1, "validation_auroc": 0.9, "training_records": 42}
@@ -240,7 +326,7 @@ def test_a_label_setting_trains_on_its_records_only(run, source, make_settings, 
     done = run(*changes)
     assert done.result["training_records"] == 14
     settings = make_settings(*changes)
-    data = module._labels(settings, source)
+    data = transfer_data(settings, source)
     counts = data.columns.targets[data.rows].sum(axis=0)
     assert counts.tolist() == [2] * 7
     losses, _ = slow_loop(
@@ -260,11 +346,11 @@ def test_shuffled_labels_are_a_permutation(make_catalog, splits, make_settings, 
     by_class = sorted(splits["train"], key=lambda record: record.target)
     catalog = make_catalog(splits | {"train": by_class})
     monkeypatch.setitem(LABEL_SETTINGS, "small", 4)
-    kept = module._labels(make_settings("transfer.labels=small"), catalog)
+    kept = transfer_data(make_settings("transfer.labels=small"), catalog)
     shuffle = ("transfer.labels=small", "transfer.shuffle_labels=true")
-    shuffled = module._labels(make_settings(*shuffle), catalog)
-    again = module._labels(make_settings(*shuffle), catalog)
-    other = module._labels(make_settings(*shuffle, "seed=1"), catalog)
+    shuffled = transfer_data(make_settings(*shuffle), catalog)
+    again = transfer_data(make_settings(*shuffle), catalog)
+    other = transfer_data(make_settings(*shuffle, "seed=1"), catalog)
     assert shuffled.rows.tolist() == kept.rows.tolist()
     inside, before = shuffled.columns.targets[kept.rows], kept.columns.targets[kept.rows]
     assert inside.sum(axis=0).tolist() == before.sum(axis=0).tolist()
@@ -286,8 +372,8 @@ def test_shuffled_labels_reach_the_training(run, mode):
 
 def test_shuffled_labels_stay_shuffled_in_a_streaming_run(source, make_settings):
     settings = make_settings(FINETUNE, "transfer.shuffle_labels=true", "execution.feed=streaming")
-    data = module._labels(settings, source)
-    feed = module._training_feed(source, settings, Worker(), data)
+    data = transfer_data(settings, source)
+    feed = training_feed(source, settings, Worker(), data)
     for batch in feed.epoch(16, 0):
         assert batch.targets.tolist() == data.columns.targets[batch.rows].tolist()
 
@@ -296,12 +382,11 @@ def test_shuffled_labels_stay_shuffled_in_a_streaming_run(source, make_settings)
 def test_a_loss_that_is_no_number_stops_and_names_step_and_rate(run, mode, monkeypatch):
     calls = itertools.count(1)
 
-    def wrong(logits, targets, task):
-        return classification_loss(logits, targets, task) * (
-            float("nan") if next(calls) == 5 else 1
-        )
+    def wrong(*what):
+        return classification_loss(*what) * (float("nan") if next(calls) == 5 else 1)
 
-    monkeypatch.setattr(module, "classification_loss", wrong)
+    for name in ("linear", "transfer"):
+        monkeypatch.setattr(f"benchmd_ray.training.{name}.classification_loss", wrong)
     with pytest.raises(BenchmdError, match=r"NaN at step 5 with learning rate 0\.001"):
         run(mode)  # 3 steps an epoch: the second step of the second
 
@@ -338,7 +423,7 @@ def test_a_validation_split_that_cannot_be_scored_by_units_is_refused(make_catal
 def test_no_model_is_exported_when_no_epoch_could_be_scored(
     source, make_settings, recorder, tmp_path, mode, monkeypatch
 ):
-    monkeypatch.setattr(module, "_score", lambda *_: float("nan"))
+    monkeypatch.setattr(TransferData, "score", lambda *_: float("nan"))
     job = TransferJob(make_settings(mode), source.path, tmp_path)
     with pytest.raises(BenchmdError, match=r"none of the 3 epochs has a validation AUROC"):
         transfer(job, Worker(), recorder())
@@ -347,9 +432,9 @@ def test_no_model_is_exported_when_no_epoch_could_be_scored(
 
 @pytest.mark.parametrize("mode", [LINEAR, FINETUNE])
 def test_labels_are_read_once_and_shards_hashed_by_who_starts_the_work(run, mode, monkeypatch):
-    read, read_columns = [], module.read_columns
+    read, read_columns = [], selection.read_columns
     monkeypatch.setattr(
-        module, "read_columns", lambda *named: read.append(named[1]) or read_columns(*named)
+        selection, "read_columns", lambda *named: read.append(named[1]) or read_columns(*named)
     )
     hashed = []
     monkeypatch.setattr(Catalog, "require_unaltered", lambda *named: hashed.append(named[1]))

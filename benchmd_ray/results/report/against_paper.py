@@ -13,7 +13,7 @@ from benchmd_ray.results.report.cells import with_predictions
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.paper import SOURCE
 from benchmd_ray.results.report.protocols import protocols
-from benchmd_ray.results.report.tables import INTERVAL, number, scored, signed, spanned
+from benchmd_ray.results.report.table_cells import INTERVAL, number, scored, signed, spanned
 from benchmd_ray.results.store import Run
 
 COLUMNS = {
@@ -105,5 +105,8 @@ def summary(frame: pd.DataFrame) -> list[str]:
     else:
         lines.append(f"No result is comparable with {SOURCE}.")
     counts = Counter(frame.loc[frame["reason"] != "", "reason"])
-    lines += [f"Not comparable, {count}: {reason}." for reason, count in counts.most_common()]
+    lines += [
+        f"Not comparable, {count:,} {'result' if count == 1 else 'results'}: {reason}."
+        for reason, count in counts.most_common()
+    ]
     return lines

@@ -34,7 +34,9 @@ from benchmd_ray.results.report.pools import Pool, pools
 from benchmd_ray.results.report.protocols import Protocols, protocols
 from benchmd_ray.results.report.scored import Scored, measured, read_scored
 from benchmd_ray.results.report.training_frames import ran_rows, training_rows
+from benchmd_ray.results.report.tuning_frames import search_rows, tuned_rows, tuning_notes
 from benchmd_ray.results.store import Run
+from benchmd_ray.tuning.records import SearchRecord
 
 Row = dict[str, Any]
 
@@ -72,6 +74,12 @@ class Analysis:
     """Loss, source validation AUROC and learning rate over the training."""
     ran: pd.DataFrame = field(default_factory=partial(frame, "ran", ()))
     """One row per run: where and with what it ran."""
+    searches: pd.DataFrame = field(default_factory=partial(frame, "searches", ()))
+    """One row per search: its trials, what they scored and what they cost."""
+    tuned: pd.DataFrame = field(default_factory=partial(frame, "tuned", ()))
+    """Tuned settings minus those that their search started from, in AUROC."""
+    records: list[SearchRecord] = field(default_factory=list)
+    """The searches themselves, with every trial."""
     notes: list[str] = field(default_factory=list)
     """What a reader must know."""
 
@@ -97,11 +105,14 @@ class Block:
         return float("nan") if value is None else value
 
 
-def analyse(found: Sequence[Run], *, resamples: int = 1000) -> Analysis:
+def analyse(
+    found: Sequence[Run], *, searches: Sequence[SearchRecord] = (), resamples: int = 1000
+) -> Analysis:
     """Compute everything that a report says.
 
     Args:
         found: Pretraining and transfer runs, as `store.runs` reads them.
+        searches: Searches of their stores, as `tuning.records.searches` reads them.
         resamples: Of the patients, for the intervals.
 
     Raises:
@@ -111,17 +122,21 @@ def analyse(found: Sequence[Run], *, resamples: int = 1000) -> Analysis:
     named = protocols(found)
     cells: list[Cell] = []
     said = [*unfinished(found), *named.notes]
-    rows: dict[str, list[pd.DataFrame]] = {name: [] for name in FRAMES}
+    rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
     for block in blocks(found, named, tuple(METRICS), resamples):
         cells += block.cells
         said += block.notes
         for name, made in _frames_of(block, resamples).items():
             rows[name].append(made)
+        tuned = tuned_rows(block.pools, searches, found, block.paper)
+        rows["tuned"].append(frame("tuned", tuned))
+    rows["searches"].append(frame("searches", search_rows(searches)))
     rows["training"].append(frame("training", training_rows(found)))
     rows["ran"].append(frame("ran", ran_rows(found, named.names)))
     frames = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
+    said += tuning_notes(frames["tuned"], searches)
     cells.sort(key=cell_order)
-    return Analysis(cells=cells, notes=[*notes(cells), *said], **frames)
+    return Analysis(cells=cells, notes=[*notes(cells), *said], records=list(searches), **frames)
 
 
 def blocks(

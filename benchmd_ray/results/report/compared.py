@@ -95,7 +95,7 @@ def change_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
                         **pool.key,
                         "metric": metric,
                         **vars(change),
-                        "p_delong": _p_delong(scratch, pool) if metric == "auroc" else np.nan,
+                        "p_delong": p_delong(scratch, pool) if metric == "auroc" else np.nan,
                     }
 
 
@@ -122,7 +122,7 @@ def difference(
     return difference_over_seeds([value], drawn, bounds=BOUNDS)
 
 
-def _p_delong(a: Pool, b: Pool) -> float:
+def p_delong(a: Pool, b: Pool) -> float:
     """Smallest p of DeLong's test over the classes, corrected by Holm.
 
     NaN where a technique has several seeds: the test compares two single models.

@@ -43,6 +43,7 @@ from benchmd_ray.results.report.figures_wording import (
     sizes,
     spanned,
 )
+from benchmd_ray.results.report.frames import BOOTSTRAP
 
 SECTION = "Significance"
 STARS = ((0.001, "***"), (0.01, "**"), (LEVEL, "*"))
@@ -183,10 +184,10 @@ def _tested(scores: pd.DataFrame) -> str:
     """Where the p values come from."""
     if several_seeds(scores):
         return (
-            "paired bootstrap over patients, widened to cover training seeds where both techniques "
+            f"paired {BOOTSTRAP}, widened to cover training seeds where both techniques "
             "have the same"
         )
-    return "paired bootstrap over patients"
+    return f"paired {BOOTSTRAP}"
 
 
 def _rows(scores: pd.DataFrame) -> str:

@@ -258,7 +258,8 @@ def _draw_halves(
             f"{study.label}: in distribution",
             f"{_short(study, halves)}: {_mean_of(targets)}",
         )
-        for axes, part, label in zip(panels[2 * number :], both, labels, strict=False):
+        pair = panels[2 * number : 2 * number + 2]
+        for axes, part, label in zip(pair, both, labels, strict=True):
             dodged(
                 axes, part, at=settings, column="setting", techniques=techniques, looks=report.looks
             )

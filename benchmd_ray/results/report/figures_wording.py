@@ -13,12 +13,13 @@ import pandas as pd
 
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.figures_parts import Report
+from benchmd_ray.results.report.frames import BOOTSTRAP
 
 LEVEL = 0.05
 """p values below it are called significant."""
 GLUE = "\u00a0"
 """A space at which no line is broken."""
-INTERVAL = "95 % interval from a bootstrap over patients"
+INTERVAL = f"95 % interval from a {BOOTSTRAP}"
 
 
 def plain(value: float) -> str:

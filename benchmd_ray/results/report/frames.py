@@ -22,6 +22,8 @@ KEY = (
 PLACE = tuple(name for name in KEY if name != "technique")
 """Where techniques meet on the same rows."""
 OF_RUN = ("modality", "source", "technique", "setting")
+BOOTSTRAP = "bootstrap over patients"
+"""What intervals and p rest on, in the words of all tables, figures and notes."""
 
 
 def _text(*names: str) -> dict[str, str]:
@@ -94,12 +96,34 @@ FRAMES: dict[str, dict[str, str]] = {
         **_whole("workers"),
         **_text("catalog", "benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"),
     },
+    "searches": {
+        **_text("search", "modality", "source", "policy", "technique", "setting"),
+        **_text("sampler", "stopping", "objectives"),
+        **_whole("searched", "trials", "complete", "stopped", "failed", "unfinished"),
+        "best": "Int64",
+        **_real("first_value", "best_value", "seconds", "device_hours", "shared_seconds"),
+        **_text("device"),
+        **_whole("train_records", "validation_records", "train_patients", "validation_patients"),
+    },
+    "tuned": {
+        **_text(*KEY),
+        **_real("value", "low", "high"),
+        **_whole("seeds"),
+        **_text("start_protocol"),
+        **_real("start", "start_low", "start_high", "paper"),
+        **_real("difference", "difference_low", "difference_high", "p", "p_delong"),
+        **_text("search"),
+        "trials": "Int64",
+        **_real("device_hours"),
+    },
 }
 """Columns of each frame and their types, in order.
 
 `KEY` comes first where a frame has one row or more of each result. ``class`` is ``mean`` or the
 name of a class. A frame without rows has its columns all the same.
 """
+TUNING = ("searches", "tuned")
+"""Frames that are empty where nothing was searched."""
 VERSIONS = tuple(FRAMES["ran"])[-6:]
 """Columns of ``ran`` with the version of a package."""
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.cells import Cell
+from benchmd_ray.results.report.frames import BOOTSTRAP
 from benchmd_ray.results.report.paper import SOURCE
+from benchmd_ray.results.report.protocols import is_tuned
 
 FEW = 10
 """A class with fewer positive records is named: its AUROC says little."""
@@ -16,7 +18,7 @@ def notes(found: Sequence[Cell]) -> list[str]:
     """Notes on results of runs."""
     lines = [
         "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % interval "
-        "by bootstrap over patients, with several seeds over patients and seeds.",
+        f"by {BOOTSTRAP}, with several seeds over patients and seeds.",
         *_notes_on_seeds(found),
         *_notes_on_paper(found),
     ]
@@ -39,6 +41,8 @@ def notes(found: Sequence[Cell]) -> list[str]:
     ]
     if any(c.protocol.startswith("custom") for c in found):
         lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
+    if any(is_tuned(c.protocol) for c in found):
+        lines.append("tuned: settings that a search found; not comparable to paper.")
     if any(c.protocol.startswith("shuffled") for c in found):
         lines.append("shuffled: trained on labels shuffled among the records, a sanity check.")
     partial = {(c.dataset, *c.raw) for c in found if c.raw[0] != c.raw[1]}

@@ -23,6 +23,7 @@ from benchmd_ray.results.report import page_sections as sections
 from benchmd_ray.results.report.page_findings import facts, findings
 from benchmd_ray.results.report.page_methods import METHODS, WORDS
 from benchmd_ray.results.report.page_tables import Table, html, text_of
+from benchmd_ray.results.report.page_tuning import searches, tuned, tuning_sentences
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
@@ -37,6 +38,8 @@ ABOUT = (
 HYPHENATED = re.compile(r"\b\w{1,12}(?:-\w{1,12}){1,2}\b")
 LEAD = 40
 """Characters before a colon that are the word that a note is about."""
+TUNING = "Tuning"
+"""Section that holds sentences, tables and figures together."""
 PIXELS = 96
 """CSS pixels of an inch."""
 
@@ -112,12 +115,19 @@ def _footer(figures: Sequence[Titled]) -> str:
 
 def _parts(analysis: Analysis, figures: Sequence[Titled]) -> list[tuple[str, str, str]]:
     """Sections of the page: id, heading, HTML."""
+    drawn = _figure_parts(figures)
+    tuning = drawn.pop(TUNING, "")
+    alone = (
+        (f"figures-{place}", f"Figures: {text_of(section)}", shown)
+        for place, (section, shown) in enumerate(drawn.items(), start=1)
+    )
     made = [
         ("summary", "Summary", _summary(analysis)),
         ("notes", "To know before reading", _list(analysis.notes, "Nothing in particular.")),
         *_table_parts(analysis),
         ("subgroups", "Subgroups", _subgroup_part(analysis)),
-        *_figure_parts(figures),
+        *alone,
+        *_tuning_part(analysis, tuning),
         ("ran", "What ran", _or_none(sections.ran(analysis.ran), "No run.")),
         ("methods", "Methods and words", _methods()),
     ]
@@ -169,7 +179,8 @@ def _summary(analysis: Analysis) -> str:
     )
     found = "".join(
         f"<li><b>{escape(topic)}.</b> {_prose(' '.join(sentences))}</li>"
-        for topic, sentences in findings(analysis)
+        for topic, sentences in (*findings(analysis), (TUNING, tuning_sentences(analysis)))
+        if sentences
     )
     return f'<dl class="numbers">{numbers}</dl>\n<ul class="findings">{found}</ul>\n'
 
@@ -217,8 +228,23 @@ def _subgroup_part(analysis: Analysis) -> str:
     )
 
 
-def _figure_parts(figures: Sequence[Titled]) -> list[tuple[str, str, str]]:
-    """One section for each section of figures, in their order, figures numbered throughout."""
+def _tuning_part(analysis: Analysis, drawn: str) -> list[tuple[str, str, str]]:
+    """What searches found, with their figures; nothing where nothing was searched or tuned."""
+    if analysis.searches.empty and analysis.tuned.empty:
+        return []
+    content = (
+        _list(tuning_sentences(analysis), "Nothing was compared.")
+        + "<h3>Tuned against what the search started from</h3>"
+        + _or_none(tuned(analysis.tuned), "No run of this report has settings that a search found.")
+        + "<h3>Searches</h3>"
+        + _or_none(searches(analysis.searches), "No search is in the stores of this report.")
+        + drawn
+    )
+    return [("tuning", TUNING, content)]
+
+
+def _figure_parts(figures: Sequence[Titled]) -> dict[str, str]:
+    """The HTML of each section's figures, in their order, figures numbered throughout."""
     together: dict[str, list[str]] = {}
     display = progress("page", len(figures), "figures") if figures else None
     for number, titled in enumerate(figures, start=1):
@@ -227,10 +253,7 @@ def _figure_parts(figures: Sequence[Titled]) -> list[tuple[str, str, str]]:
             display.update(number)
     if display is not None:
         display.close()
-    return [
-        (f"figures-{place}", f"Figures: {text_of(section)}", "".join(shown))
-        for place, (section, shown) in enumerate(together.items(), start=1)
-    ]
+    return {section: "".join(shown) for section, shown in together.items()}
 
 
 def _figure(titled: Titled, number: int) -> str:

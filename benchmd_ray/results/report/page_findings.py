@@ -102,16 +102,21 @@ def _best(scores: pd.DataFrame) -> list[str]:
     for (modality, source), rows in own.dropna(subset="value").groupby(
         ["modality", "source"], sort=False
     ):
-        best = _largest(rows, "value")
+        best = largest(rows, "value")
         lines.append(
             f"{text_of(source)} ({text_of(modality)}, own validation split): AUROC "
             f"{interval_text(best, 'value')} by {text_of(best['technique'])}, "
-            f"{text_of(best['setting'])}, {_seeds_text(best['seeds'])}."
+            f"{text_of(best['setting'])}{_other(best['protocol'])}, {_seeds_text(best['seeds'])}."
         )
     return lines
 
 
-def _largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
+def _other(protocol: object) -> str:
+    """Names a protocol other than the fixed one."""
+    return "" if protocol == "fixed" else f" ({text_of(protocol)})"
+
+
+def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
     """The first row with the largest value, or the smallest with the sign −1."""
     return rows.iloc[int(np.argmax(sign * rows[column].to_numpy(float)))]
 
@@ -120,7 +125,8 @@ def _seeds_text(number: int) -> str:
     return "one seed" if number == 1 else f"mean of {number} seeds"
 
 
-def _count(number: int, what: str) -> str:
+def count_of(number: int, what: str) -> str:
+    """A number of things: ``1 trial``, ``1,200 trials``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -130,10 +136,10 @@ def _leaders(ranking: pd.DataFrame) -> list[str]:
     contests = [rows for _, rows in targets.groupby(list(PLACE))]
     if not contests:
         return []
-    leads = pd.Series([_largest(rows, "rank", -1)["technique"] for rows in contests])
+    leads = pd.Series([largest(rows, "rank", -1)["technique"] for rows in contests])
     counts = ", ".join(f"{text_of(name)} {n}" for name, n in leads.value_counts().items())
     return [
-        f"Techniques with the highest AUROC in {_count(len(contests), 'comparison')} (target × "
+        f"Techniques with the highest AUROC in {count_of(len(contests), 'comparison')} (target × "
         f"setting): {counts}. These are point estimates; their intervals may overlap."
     ]
 
@@ -146,14 +152,14 @@ def _changes(changes: pd.DataFrame) -> list[str]:
     up, down = held[held["low"] > 0], held[held["high"] < 0]
     lines = [
         f"AUROC of a technique minus scratch on the same rows: of "
-        f"{_count(len(held), 'difference')} {len(up)} are above zero with their whole 95 % "
+        f"{count_of(len(held), 'difference')} {len(up)} are above zero with their whole 95 % "
         f"interval, {len(down)} below, {len(held) - len(up) - len(down)} cannot be told from "
         f"zero. By chance alone about "
         f"{shown(LEVEL * len(held), 'number', 1)} of them would leave out zero."
     ]
     for name, row in (
-        ("largest gain", _largest(held, "value")),
-        ("largest loss", _largest(held, "value", -1)),
+        ("largest gain", largest(held, "value")),
+        ("largest loss", largest(held, "value", -1)),
     ):
         if (row["value"] > 0) == (name == "largest gain"):
             lines.append(
@@ -171,7 +177,7 @@ def _pairs(pairs: pd.DataFrame) -> list[str]:
         return []
     clear = int((held["p_holm"] < LEVEL).sum())
     return [
-        f"{clear} of {_count(len(held), 'difference')} in AUROC are significant at "
+        f"{clear} of {count_of(len(held), 'difference')} in AUROC are significant at "
         f"{LEVEL * 100:.0f} % after Holm's correction within each dataset and setting."
     ]
 
@@ -196,7 +202,7 @@ def _gaps(gaps: pd.DataFrame) -> list[str]:
     if held.empty:
         return []
     lost, won = int((held["low"] > 0).sum()), int((held["high"] < 0).sum())
-    worst = _largest(held, "gap")
+    worst = largest(held, "gap")
     return [
         f"From the source's validation split to a target, AUROC falls by "
         f"{shown(held['gap'].median(), 'number')} in the median of {len(held)} results; the fall "
@@ -213,7 +219,7 @@ def _paper(scores: pd.DataFrame) -> list[str]:
     within = int(((held["low"] <= held["paper"]) & (held["paper"] <= held["high"])).sum())
     differences = held["value"] - held["paper"]
     return [
-        f"{_count(len(held), 'result')} stand beside a number of the paper; the 95 % interval of "
+        f"{count_of(len(held), 'result')} stand beside a number of the paper; the 95 % interval of "
         f"{within} holds it; ours minus the paper's is "
         f"{shown(differences.mean(), 'signed')} on average, from "
         f"{shown(differences.min(), 'signed')} to {shown(differences.max(), 'signed')}."

@@ -10,18 +10,18 @@ import pandas as pd
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
-from benchmd_ray.results.report.frames import VERSIONS
+from benchmd_ray.results.report.frames import BOOTSTRAP, VERSIONS
 from benchmd_ray.results.report.page_tables import Column, Table, constant, text_of
 
 ORDERS = {"setting": SETTINGS, "technique": TECHNIQUES, "a": TECHNIQUES, "b": TECHNIQUES}
 FILTERED = ("modality", "trained on", "dataset", "setting", "technique", "protocol", "variable")
 ABOUT = {
     "AUROC [95 %]": "One against the rest, mean over the classes that could be scored; interval "
-    "by bootstrap over patients, pooled over seeds",
+    f"by {BOOTSTRAP}, pooled over seeds",
     "sd": "Standard deviation between seeds",
     "paper": "AUROC of the BenchMD paper for this cell, where the two may be compared",
     "ours − paper": "Difference to the paper's number",
-    "p": "Two-sided, from the bootstrap over patients",
+    "p": f"Two-sided, from the {BOOTSTRAP}",
     "p (Holm)": "p after Holm's correction within one dataset and setting",
     "p (DeLong)": "Two-sided test of the difference in AUROC by DeLong's variance",
     "p (Kruskal)": "Kruskal-Wallis test that all groups are alike",
@@ -29,6 +29,10 @@ ABOUT = {
     "rank [95 %]": "1 is the highest AUROC; interval over resamples of patients",
     "Kendall's τ [95 %]": "Agreement of the order in resamples with the order found; 1 is the same",
     "gap [95 %]": "In distribution minus target; above zero the target is harder",
+    "tuned [95 %]": "AUROC of the settings that a search found, trained on the whole training "
+    "split",
+    "start [95 %]": "AUROC of the settings that the search started from, trained alike",
+    "tuned − start [95 %]": "On the same rows, each draw of patients used for both",
     "catalog": "Digest of the catalog's content",
 }
 
@@ -37,16 +41,16 @@ def results(scores: pd.DataFrame) -> Table | None:
     """AUROC, mean over classes, beside the paper's."""
     rows = scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
     columns = (
-        *_key(rows),
-        _interval("AUROC [95 %]", rows, "value"),
-        _column("seeds", rows["seeds"], "integer"),
-        _column("sd", rows["sd"], "number"),
-        _column("paper", rows["paper"], "number"),
-        _column("ours − paper", rows["value"] - rows["paper"], "signed"),
+        *key_columns(rows),
+        interval_of("AUROC [95 %]", rows, "value"),
+        column_of("seeds", rows["seeds"], "integer"),
+        column_of("sd", rows["sd"], "number"),
+        column_of("paper", rows["paper"], "number"),
+        column_of("ours − paper", rows["value"] - rows["paper"], "signed"),
         *_sizes(rows),
     )
     caption = "AUROC of each technique, mean over classes, with its 95 % interval."
-    return _table("results", caption, columns, rows)
+    return table_of("results", caption, columns, rows)
 
 
 def metrics(scores: pd.DataFrame) -> Table | None:
@@ -56,7 +60,7 @@ def metrics(scores: pd.DataFrame) -> Table | None:
     order = tuple(_metric_title(name) for name in METRICS)
     first = [title for title in (*order[1:], *order[:1]) if title in titles]
     columns = (
-        *_key(rows),
+        *key_columns(rows),
         Column(
             "metric",
             titles,
@@ -73,53 +77,53 @@ def metrics(scores: pd.DataFrame) -> Table | None:
             filtered=True,
             chosen="mean",
         ),
-        _interval("value [95 %]", rows, "value"),
-        _column("seeds", rows["seeds"], "integer"),
-        _column("sd", rows["sd"], "number"),
-        _column("positives", rows["positives"], "integer"),
+        interval_of("value [95 %]", rows, "value"),
+        column_of("seeds", rows["seeds"], "integer"),
+        column_of("sd", rows["sd"], "number"),
+        column_of("positives", rows["positives"], "integer"),
         *_sizes(rows),
     )
     caption = "Every metric, over all classes and of each class. Choose metric and class above."
-    return _table("metrics", caption, columns, rows)
+    return table_of("metrics", caption, columns, rows)
 
 
 def gaps(rows: pd.DataFrame) -> Table | None:
     """In distribution against target."""
     columns = (
-        *_key(rows),
+        *key_columns(rows),
         _metric(rows),
-        _column("in distribution", rows["in_distribution"], "number"),
-        _column("target", rows["target"], "number"),
-        _interval("gap [95 %]", rows, "gap", "change"),
+        column_of("in distribution", rows["in_distribution"], "number"),
+        column_of("target", rows["target"], "number"),
+        interval_of("gap [95 %]", rows, "gap", "change"),
     )
     caption = "The source's own validation split against each target, and the difference."
-    return _table("gaps", caption, columns, rows)
+    return table_of("gaps", caption, columns, rows)
 
 
 def changes(rows: pd.DataFrame) -> Table | None:
     """Techniques against training from scratch."""
     columns = (
-        *_key(rows),
+        *key_columns(rows),
         _metric(rows),
-        _interval("technique − scratch [95 %]", rows, "value", "change"),
-        _column("p", rows["p"], "p"),
-        _column("p (DeLong)", rows["p_delong"], "p"),
+        interval_of("technique − scratch [95 %]", rows, "value", "change"),
+        column_of("p", rows["p"], "p"),
+        column_of("p (DeLong)", rows["p_delong"], "p"),
     )
     caption = "Each technique minus training from scratch, on the same rows."
-    return _table("changes", caption, columns, rows)
+    return table_of("changes", caption, columns, rows)
 
 
 def pairs(rows: pd.DataFrame) -> Table | None:
     """Techniques against each other."""
     columns = (
-        *_key(rows),
-        *(_column(name, rows[name], "text", filtered=True) for name in ("a", "b")),
-        _interval("b − a [95 %]", rows, "difference", "change"),
-        _column("p", rows["p"], "p"),
-        _column("p (Holm)", rows["p_holm"], "p"),
+        *key_columns(rows),
+        *(column_of(name, rows[name], "text", filtered=True) for name in ("a", "b")),
+        interval_of("b − a [95 %]", rows, "difference", "change"),
+        column_of("p", rows["p"], "p"),
+        column_of("p (Holm)", rows["p_holm"], "p"),
     )
     caption = "Difference in AUROC of two techniques on the same rows."
-    return _table("pairs", caption, columns, rows)
+    return table_of("pairs", caption, columns, rows)
 
 
 def ranking(rows: pd.DataFrame) -> Table | None:
@@ -133,43 +137,43 @@ def ranking(rows: pd.DataFrame) -> Table | None:
         digits=2,
         about=ABOUT["Kendall's τ [95 %]"],
     )
-    columns = (*_key(rows), _interval("rank [95 %]", rows, "rank", digits=1), tau)
-    return _table("ranking", "Rank of each technique by AUROC, 1 is best.", columns, rows)
+    columns = (*key_columns(rows), interval_of("rank [95 %]", rows, "rank", digits=1), tau)
+    return table_of("ranking", "Rank of each technique by AUROC, 1 is best.", columns, rows)
 
 
 def subgroups(rows: pd.DataFrame) -> Table | None:
     """AUROC by subgroup."""
     columns = (
-        *_key(rows),
-        _column("variable", rows["variable"], "text"),
-        _column("group", rows["group"], "text"),
-        _interval("AUROC [95 %]", rows, "value"),
-        _column("p (Kruskal)", rows["kruskal_p"], "p"),
+        *key_columns(rows),
+        column_of("variable", rows["variable"], "text"),
+        column_of("group", rows["group"], "text"),
+        interval_of("AUROC [95 %]", rows, "value"),
+        column_of("p (Kruskal)", rows["kruskal_p"], "p"),
         *_sizes(rows),
     )
-    return _table("subgroups", "AUROC within groups of patients.", columns, rows)
+    return table_of("subgroups", "AUROC within groups of patients.", columns, rows)
 
 
 def posthoc(rows: pd.DataFrame) -> Table | None:
     """Which subgroups differ."""
     columns = (
-        *_key(rows),
-        _column("variable", rows["variable"], "text"),
-        *(_column(name, rows[name], "text", order=()) for name in ("a", "b")),
-        _column("p (Bonferroni)", rows["p_bonferroni"], "p"),
+        *key_columns(rows),
+        column_of("variable", rows["variable"], "text"),
+        *(column_of(name, rows[name], "text", order=()) for name in ("a", "b")),
+        column_of("p (Bonferroni)", rows["p_bonferroni"], "p"),
     )
-    return _table("posthoc", "Groups against each other.", columns, rows)
+    return table_of("posthoc", "Groups against each other.", columns, rows)
 
 
 def left_out(rows: pd.DataFrame) -> Table | None:
     """Subgroups that were too small."""
     columns = (
-        *_key(rows),
-        _column("variable", rows["variable"], "text"),
-        _column("group", rows["group"], "text"),
-        _column("patients", rows["patients"], "integer"),
+        *key_columns(rows),
+        column_of("variable", rows["variable"], "text"),
+        column_of("group", rows["group"], "text"),
+        column_of("patients", rows["patients"], "integer"),
     )
-    return _table(
+    return table_of(
         "left-out",
         "Groups of too few patients, and patients whose group is not known.",
         columns,
@@ -180,19 +184,21 @@ def left_out(rows: pd.DataFrame) -> Table | None:
 def ran(rows: pd.DataFrame) -> Table | None:
     """Every run: what, where, how long, with which versions."""
     columns = (
-        *(_column(name, rows[name], "text") for name in ("run", "kind")),
-        *_key(rows),
-        _column("seed", rows["seed"], "integer"),
-        _column("finished", ["yes" if done else "no" for done in rows["finished"]], "text"),
-        _column("minutes", rows["seconds"] / 60, "number", digits=1),
-        _column("device", rows["device"], "text"),
-        _column("workers", rows["workers"], "integer"),
-        *(_column(name, rows[name], "text") for name in ("catalog", *VERSIONS)),
+        *(column_of(name, rows[name], "text") for name in ("run", "kind")),
+        *key_columns(rows),
+        column_of("seed", rows["seed"], "integer"),
+        column_of("finished", ["yes" if done else "no" for done in rows["finished"]], "text"),
+        column_of("minutes", rows["seconds"] / 60, "number", digits=1),
+        column_of("device", rows["device"], "text"),
+        column_of("workers", rows["workers"], "integer"),
+        *(column_of(name, rows[name], "text") for name in ("catalog", *VERSIONS)),
     )
-    return _table("ran", "Runs that this report is made of.", columns, rows)
+    return table_of("ran", "Runs that this report is made of.", columns, rows)
 
 
-def _table(name: str, caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
+def table_of(
+    name: str, caption: str, columns: Sequence[Column], rows: pd.DataFrame
+) -> Table | None:
     """None where there is nothing to show."""
     if rows.empty:
         return None
@@ -214,23 +220,23 @@ def _sources_said(rows: pd.DataFrame) -> str | None:
     return f" Trained on {said}."
 
 
-def _key(rows: pd.DataFrame) -> tuple[Column, ...]:
+def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
     """What names a result, as far as the frame has it."""
-    found = [_column("modality", rows["modality"], "text")]
+    found = [column_of("modality", rows["modality"], "text")]
     if _sources_said(rows) is None:
-        found.append(_column("trained on", rows["source"], "text"))
+        found.append(column_of("trained on", rows["source"], "text"))
     if "dataset" in rows:
         names = list(rows["dataset"])
         if "role" in rows:
             parts = (rows[name] for name in ("source", "dataset", "role", "split"))
             names = [dataset_text(*row) for row in zip(*parts, strict=True)]
-        found.append(_column("dataset", names, "text"))
+        found.append(column_of("dataset", names, "text"))
     others = ("setting", "technique", "policy", "protocol")
-    return (*found, *(_column(name, rows[name], "text") for name in others if name in rows))
+    return (*found, *(column_of(name, rows[name], "text") for name in others if name in rows))
 
 
 def _sizes(rows: pd.DataFrame) -> tuple[Column, ...]:
-    return tuple(_column(name, rows[name], "integer") for name in ("records", "patients"))
+    return tuple(column_of(name, rows[name], "integer") for name in ("records", "patients"))
 
 
 def _metric(rows: pd.DataFrame) -> Column:
@@ -247,9 +253,10 @@ def _metric_title(name: str) -> str:
     return f"{METRICS[name].title} {'↑' if METRICS[name].higher_is_better else '↓'}"
 
 
-def _interval(
+def interval_of(
     title: str, rows: pd.DataFrame, value: str, kind: Any = "interval", *, digits: int = 3
 ) -> Column:
+    """A column of values with their intervals, ``low`` and ``high`` of the rows."""
     return Column(
         title,
         list(rows[value]),
@@ -261,6 +268,11 @@ def _interval(
     )
 
 
-def _column(title: str, values: Any, kind: Any, **options: Any) -> Column:
-    about = {"filtered": title in FILTERED, "order": ORDERS.get(title, ())}
-    return Column(title, list(values), kind, about=ABOUT.get(title, ""), **{**about, **options})
+def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:
+    """A column; what it is, whether rows are chosen by it and its order follow from its title."""
+    known = {
+        "about": ABOUT.get(title, ""),
+        "filtered": title in FILTERED,
+        "order": ORDERS.get(title, ()),
+    }
+    return Column(title, list(values), kind, **{**known, **options})

@@ -1,6 +1,7 @@
 """The protocol of each run: which settings it has, so that no two are pooled unseen.
 
-``fixed`` is the fixed protocol, ``shuffled`` trains on shuffled labels, all else is ``custom``.
+``fixed`` is the fixed protocol, ``shuffled`` trains on shuffled labels, ``tuned`` has settings that
+a search found, for the transfer or for the pretraining before it; all else is ``custom``.
 Runs of one modality, source, policy, transfer setting and such protocol that differ by more than
 their seeds get a number for what differs in the transfer, and a letter for what differs in the
 pretraining: ``custom 1a``. Runs from scratch, which have no pretraining, have no letter.
@@ -41,13 +42,47 @@ class _Variant:
     """JSON of the settings of the transfer."""
     pretraining: str
     """JSON of the settings of the pretraining, empty from scratch."""
+    searches: tuple[str, ...]
+    """Names of the searches that found settings of the transfer and of its pretraining."""
 
 
-def base_protocol(run: Run) -> str:
-    """``fixed``, ``custom`` or ``shuffled``."""
+def base_protocol(run: Run, pretraining: Run | None = None) -> str:
+    """``fixed``, ``custom``, ``tuned`` or ``shuffled``.
+
+    Args:
+        run: A transfer, or a pretraining by itself.
+        pretraining: That of the transfer, where it has one and it is known.
+    """
     if run.settings.transfer.shuffle_labels:
         return "shuffled"
-    return "fixed" if run.description["fixed"] else "custom"
+    if run.description["fixed"]:
+        return "fixed"
+    return "tuned" if searches_behind(run, pretraining) else "custom"
+
+
+def is_tuned(protocol: str) -> bool:
+    """Whether a protocol, with or without number and letter, is that of tuned settings."""
+    return protocol.split(" ")[0] == "tuned"
+
+
+def searches_behind(run: Run, pretraining: Run | None) -> tuple[str, ...]:
+    """Names of the searches that found settings of a run and of its pretraining, in this order."""
+    runs = [run] if pretraining is None else [run, pretraining]
+    return tuple(dict.fromkeys(one.settings.tuned for one in runs if one.settings.tuned))
+
+
+def pretraining_of(run: Run, known: Mapping[str, Run]) -> Run | None:
+    """The pretraining of a transfer, from the runs known by name or from its store.
+
+    None where it has none, or none that can be found.
+    """
+    name = run.description.get("upstream")
+    if name is None or name in known:
+        return None if name is None else known[name]
+    try:
+        return read_run(run.folder.parent / name)
+    except BenchmdError:  # not in this store
+        return None
 
 
 def comparable_with(protocol: str, other: str) -> bool:
@@ -80,8 +115,9 @@ def _parts(protocol: str) -> tuple[str, str]:
 
 def protocols(found: Sequence[Run]) -> Protocols:
     """The protocol of each run with its number and letter; those of pretrainings have none."""
-    names = {run.folder: base_protocol(run) for run in found}
-    upstreams = {run.folder.name: run for run in found}
+    known = {run.folder.name: run for run in found}
+    upstreams = {run.folder: pretraining_of(run, known) for run in found}
+    names = {run.folder: base_protocol(run, upstreams[run.folder]) for run in found}
     together: dict[tuple[str, ...], list[Run]] = {}
     for run in found:
         if run.description.get("kind") == "transfer":
@@ -97,7 +133,9 @@ def protocols(found: Sequence[Run]) -> Protocols:
     return Protocols(names, tuple(notes))
 
 
-def _variants(runs: Sequence[Run], base: str, known: Mapping[str, Run]) -> list[_Variant]:
+def _variants(
+    runs: Sequence[Run], base: str, upstreams: Mapping[Path, Run | None]
+) -> list[_Variant]:
     """Settings of runs; ImageNet's own network is none of the choices that tell them apart."""
     made: list[tuple[Run, dict[str, str], bool]] = []
     for run in runs:
@@ -115,11 +153,13 @@ def _variants(runs: Sequence[Run], base: str, known: Mapping[str, Run]) -> list[
     for (run, flat, own), rest in zip(made, whole, strict=True):
         text = json.dumps(rest, sort_keys=True)
         settled = encoders.get(text, rest) if own else flat
+        upstream = upstreams[run.folder]
         variants.append(
             _Variant(
                 run,
                 json.dumps(settled, sort_keys=True),
-                json.dumps(_pretraining(run, base, known), sort_keys=True),
+                json.dumps(_pretraining(run, base, upstream), sort_keys=True),
+                searches_behind(run, upstream),
             )
         )
     return variants
@@ -129,17 +169,11 @@ def _without_encoder(flat: Flat) -> dict[str, str]:
     return {name: value for name, value in flat.items() if not name.startswith("encoder.")}
 
 
-def _pretraining(run: Run, base: str, known: Mapping[str, Run]) -> Flat:
+def _pretraining(run: Run, base: str, upstream: Run | None) -> Flat:
     """Settings of the pretraining; its folder's name where that says no more."""
     name = run.description.get("upstream")
-    if name is None:
-        return {}
-    upstream = known.get(name)
     if upstream is None:
-        try:
-            upstream = read_run(run.folder.parent / name)
-        except BenchmdError:  # not in this store
-            return {} if base == "fixed" else {"pretraining": name}
+        return {} if name is None or base == "fixed" else {"pretraining": name}
     flat = _flat(upstream.description["determinants"])
     return {k: v for k, v in flat.items() if k != "catalog" and not k.startswith("encoder.")}
 
@@ -170,7 +204,20 @@ def _numbered(variants: Sequence[_Variant], base: str) -> tuple[dict[Path, str],
         plain = _marked(base, number)
         names |= {one.run.folder: marks.get(one.pretraining, plain) for one in inside}
         notes += _said(list(marks.values()), several, "pretrained ")
-    return names, notes
+    return names, [*notes, *_found_by(variants, names)]
+
+
+def _found_by(variants: Sequence[_Variant], names: Mapping[Path, str]) -> list[str]:
+    """One line for each protocol of tuned settings with the searches that found them."""
+    found: dict[str, dict[str, None]] = {}
+    for one in variants:
+        name = names[one.run.folder]
+        if is_tuned(name):
+            found.setdefault(name, {}).update(dict.fromkeys(one.searches))
+    return [
+        f"{name}: settings found by {', '.join(sorted(searches))}."
+        for name, searches in sorted(found.items())
+    ]
 
 
 def _marked(base: str, number: str, letter: str = "") -> str:

@@ -19,6 +19,7 @@ from benchmd_ray.results.report.figures_parts import Drawn, LeftOut, Report, Tit
 from benchmd_ray.results.report.figures_ranks import draw_critical_differences, draw_rankings
 from benchmd_ray.results.report.figures_scores import draw_results
 from benchmd_ray.results.report.figures_training import draw_training
+from benchmd_ray.results.report.figures_tuning import draw_tuning
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
@@ -35,6 +36,7 @@ TOPICS: tuple[Callable[[Report], Iterator[Drawn]], ...] = (
     draw_rocs,
     draw_reliabilities,
     draw_training,
+    draw_tuning,
 )
 """In the order of the report's sections."""
 

@@ -6,7 +6,6 @@ data with all digits (CSV).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,21 @@ import pandas as pd
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.files import replacing
 from benchmd_ray.results.report.analysis import Analysis
-from benchmd_ray.results.report.cells import Cell, dataset_text
-from benchmd_ray.results.report.frames import KEY
+from benchmd_ray.results.report.cells import Cell
+from benchmd_ray.results.report.frames import BOOTSTRAP, KEY
+from benchmd_ray.results.report.table_cells import (
+    ABOUT,
+    INTERVAL,
+    about,
+    number,
+    p_value,
+    protocol_of,
+    scored,
+    signed,
+    spanned,
+)
+from benchmd_ray.results.report.tables_tuning import searches_shown, tuned_shown
 from benchmd_ray.results.report.written import latex, markdown
-
-INTERVAL = "[95 % interval]"
 
 
 @dataclass(frozen=True)
@@ -34,37 +43,6 @@ class Table:
     """As people read it."""
     data: Callable[[Analysis], pd.DataFrame]
     """With all digits and columns."""
-
-
-def number(value: float | None) -> str:
-    """Three decimals; a dash where there is no number."""
-    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def signed(value: float) -> str:
-    """Three decimals with their sign; a dash where there is no number."""
-    return "–" if math.isnan(value) else f"{round(value, 3) + 0.0:+.3f}"  # no -0.000
-
-
-def p_value(value: float) -> str:
-    """Three decimals, never 0."""
-    if math.isnan(value):
-        return "–"
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def spanned(frame: pd.DataFrame, value: str, write: Callable[[float], str] = number) -> list[str]:
-    """Column of values with their intervals: ``0.712 [0.690, 0.731]``."""
-    return [
-        f"{write(v)} [{write(low)}, {write(high)}]"
-        for v, low, high in zip(frame[value], frame["low"], frame["high"], strict=True)
-    ]
-
-
-def scored(frame: pd.DataFrame) -> list[str]:
-    """Column of datasets, see `dataset_text`."""
-    rows = frame[["source", "dataset", "role", "split"]].itertuples(index=False)
-    return [dataset_text(*row) for row in rows]
 
 
 def display_frame(analysis: Analysis) -> pd.DataFrame:
@@ -125,25 +103,8 @@ def _mean(scores: pd.DataFrame, metric: str) -> pd.DataFrame:
     return scores[chosen].reset_index(drop=True)
 
 
-def _of(frame: pd.DataFrame, *names: str) -> dict[str, pd.Series | list[str]]:
-    """The columns that say what a row is about, under the names that readers see."""
-    held: dict[str, pd.Series | list[str]] = {}
-    for name in names:
-        held["trained on" if name == "source" else name] = frame[name]
-    if "role" in frame:
-        held["dataset"] = scored(frame)
-    return held
-
-
-def _end(frame: pd.DataFrame) -> dict[str, pd.Series]:
-    return {name: frame[name] for name in ("policy", "protocol")}
-
-
 def _titled(metrics: pd.Series) -> list[str]:
     return [METRICS[name].title for name in metrics]
-
-
-ABOUT = ("modality", "source", "dataset", "setting")
 
 
 def metrics_shown(analysis: Analysis) -> pd.DataFrame:
@@ -152,7 +113,7 @@ def metrics_shown(analysis: Analysis) -> pd.DataFrame:
     columns = {
         METRICS[name].title: spanned(_mean(analysis.scores, name), "value") for name in METRICS
     }
-    return pd.DataFrame({**_of(base, *ABOUT, "technique"), **columns, **_end(base)})
+    return pd.DataFrame({**about(base, *ABOUT, "technique"), **columns, **protocol_of(base)})
 
 
 def classes_shown(analysis: Analysis) -> pd.DataFrame:
@@ -160,11 +121,11 @@ def classes_shown(analysis: Analysis) -> pd.DataFrame:
     frame = _per_class(analysis)
     return pd.DataFrame(
         {
-            **_of(frame, *ABOUT, "technique", "class"),
+            **about(frame, *ABOUT, "technique", "class"),
             f"AUROC {INTERVAL}": spanned(frame, "auroc"),
             "positives": frame["positives"],
             "records": frame["records"],
-            **_end(frame),
+            **protocol_of(frame),
         }
     )
 
@@ -174,11 +135,11 @@ def gaps_shown(analysis: Analysis) -> pd.DataFrame:
     frame = analysis.gaps[analysis.gaps["metric"] == "auroc"].reset_index(drop=True)
     return pd.DataFrame(
         {
-            **_of(frame, *ABOUT, "technique"),
+            **about(frame, *ABOUT, "technique"),
             "in distribution": frame["in_distribution"].map(number),
             "on the dataset": frame["target"].map(number),
             f"gap {INTERVAL}": spanned(frame, "gap", signed),
-            **_end(frame),
+            **protocol_of(frame),
         }
     )
 
@@ -188,12 +149,12 @@ def changes_shown(analysis: Analysis) -> pd.DataFrame:
     frame = analysis.changes
     return pd.DataFrame(
         {
-            **_of(frame, *ABOUT, "technique"),
+            **about(frame, *ABOUT, "technique"),
             "metric": _titled(frame["metric"]),
             f"minus scratch {INTERVAL}": spanned(frame, "value", signed),
             "p": frame["p"].map(p_value),
             "p (DeLong)": frame["p_delong"].map(p_value),
-            **_end(frame),
+            **protocol_of(frame),
         }
     )
 
@@ -203,13 +164,13 @@ def pairs_shown(analysis: Analysis) -> pd.DataFrame:
     frame = analysis.pairs
     return pd.DataFrame(
         {
-            **_of(frame, *ABOUT),
+            **about(frame, *ABOUT),
             "a": frame["a"],
             "b": frame["b"],
             f"b minus a {INTERVAL}": spanned(frame, "difference", signed),
             "p": frame["p"].map(p_value),
             "p (Holm)": frame["p_holm"].map(p_value),
-            **_end(frame),
+            **protocol_of(frame),
         }
     )
 
@@ -220,13 +181,13 @@ def ranking_shown(analysis: Analysis) -> pd.DataFrame:
     ends = frame[["tau", "tau_low", "tau_high"]].set_axis(["tau", "low", "high"], axis=1)
     return pd.DataFrame(
         {
-            **_of(frame, *ABOUT, "technique"),
+            **about(frame, *ABOUT, "technique"),
             f"rank {INTERVAL}": [
                 f"{rank:g} [{low:g}, {high:g}]"
                 for rank, low, high in frame[["rank", "low", "high"]].itertuples(index=False)
             ],
             f"Kendall's τ {INTERVAL}": spanned(ends, "tau"),
-            **_end(frame),
+            **protocol_of(frame),
         }
     )
 
@@ -236,12 +197,12 @@ def subgroups_shown(analysis: Analysis) -> pd.DataFrame:
     frame = analysis.subgroups
     return pd.DataFrame(
         {
-            **_of(frame, *ABOUT, "technique", "variable", "group"),
+            **about(frame, *ABOUT, "technique", "variable", "group"),
             f"AUROC {INTERVAL}": spanned(frame, "value"),
             "records": frame["records"],
             "patients": frame["patients"],
             "p (Kruskal)": frame["kruskal_p"].map(p_value),
-            **_end(frame),
+            **protocol_of(frame),
         }
     )
 
@@ -251,9 +212,9 @@ def posthoc_shown(analysis: Analysis) -> pd.DataFrame:
     frame = analysis.posthoc
     return pd.DataFrame(
         {
-            **_of(frame, *ABOUT, "technique", "variable", "a", "b"),
+            **about(frame, *ABOUT, "technique", "variable", "a", "b"),
             "p (Bonferroni)": frame["p_bonferroni"].map(p_value),
-            **_end(frame),
+            **protocol_of(frame),
         }
     )
 
@@ -288,8 +249,8 @@ TABLES = (
     ),
     Table(
         "pairs",
-        "Differences in AUROC between techniques on the same records; p by a paired bootstrap over "
-        "patients, corrected by Holm over the pairs of a dataset and setting.",
+        f"Differences in AUROC between techniques on the same records; p by a paired {BOOTSTRAP}, "
+        "corrected by Holm over the pairs of a dataset and setting.",
         pairs_shown,
         lambda a: a.pairs,
     ),
@@ -311,6 +272,19 @@ TABLES = (
         "Pairs of groups; p by Mann and Whitney, corrected by Bonferroni.",
         posthoc_shown,
         lambda a: a.posthoc,
+    ),
+    Table(
+        "tuned",
+        "Tuned settings against those that their search started from, on the same records.",
+        lambda a: tuned_shown(a.tuned),
+        lambda a: a.tuned,
+    ),
+    Table(
+        "searches",
+        "Searches. Inner AUROC is that on the inner validation fold; the best trial's is the best "
+        "of many and so too high.",
+        lambda a: searches_shown(a.searches),
+        lambda a: a.searches,
     ),
 )
 """The tables of a report, in order."""

@@ -1,0 +1,229 @@
+"""``benchmd tune``: search hyperparameters, and train what was found beside what it began with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from benchmd_ray.cli.group import main
+from benchmd_ray.cli.options import (
+    FILE,
+    FOLDER,
+    WANDB,
+    complete_modality,
+    complete_technique,
+    execution_options,
+    observers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmd_ray.service.searches import Tuning
+    from benchmd_ray.service.tune import Searched
+
+
+@main.command()
+@click.option(
+    "--catalog",
+    "catalogs",
+    type=FOLDER,
+    multiple=True,
+    required=True,
+    metavar="PATH",
+    help="A catalog, or a folder of catalogs (repeatable). Targets are scored after the search.",
+)
+@click.option(
+    "--modality",
+    "modalities",
+    multiple=True,
+    shell_complete=complete_modality,
+    help="Only this modality (repeatable).",
+)
+@click.option(
+    "--technique",
+    "techniques",
+    multiple=True,
+    required=True,
+    shell_complete=complete_technique,
+    help="Technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, or your own.",
+)
+@click.option(
+    "--setting",
+    "searched",
+    multiple=True,
+    default=("linear",),
+    show_default=True,
+    metavar="NAME",
+    help="What is searched (repeatable): pretrain, linear, or finetune-small, -medium, -large or "
+    "-full.",
+)
+@click.option("--universal", is_flag=True, help="One search of settings that all modalities share.")
+@click.option(
+    "--across",
+    type=click.Choice(["mean-auroc", "mean-rank"]),
+    help="With --universal: what decides over the modalities; else mean-auroc.",
+)
+@click.option("--space", type=FILE, help="YAML file of your own search space.")
+@click.option(
+    "--fix", "held", multiple=True, metavar="A.B", help="Do not search this setting (repeatable)."
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(1),
+    help="Trials of each search; else 50 without hours.",
+)
+@click.option("--hours", type=float, help="Hours by the clock, of each search.")
+@click.option(
+    "--device-hours", type=float, help="GPU hours (CPU hours without one) of each search."
+)
+@click.option(
+    "--sampler",
+    type=click.Choice(["tpe", "random", "gp", "nsga2"]),
+    default="tpe",
+    show_default=True,
+    help="Optuna's sampler.",
+)
+@click.option(
+    "--stopping",
+    type=click.Choice(["asha", "median", "none"]),
+    help="How hopeless trials are stopped early: asha; with --cost none.",
+)
+@click.option("--cost", is_flag=True, help="Device hours as a second objective.")
+@click.option("--at-once", type=click.IntRange(1), help="Trials at once; else as many as fit.")
+@click.option(
+    "--memory-gib", type=click.FloatRange(1), help="Memory that a trial may allocate, 1 or more."
+)
+@click.option(
+    "--seed",
+    "seeds",
+    type=int,
+    multiple=True,
+    default=(0,),
+    help="Seeds of the runs after the search (repeatable); the first is that of the search.",
+)
+@click.option("--policy", "policies", multiple=True, help="Only catalogs of this policy.")
+@click.option("--weights", type=FILE, help="ImageNet weights; else downloaded where needed.")
+@click.option("--search-only", is_flag=True, help="Do not train what was found.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be searched, for how long, and stop."
+)
+@click.option("--tflops", type=float, help="Speed of a device for the estimate, in TFLOP/s.")
+@click.option("--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are.")
+@WANDB
+@execution_options
+def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
+    """Search hyperparameters on the source's training split, and train what was found.
+
+    A search never sees the source's validation split nor a target: it trains and is scored on two
+    parts of the training split, cut by patient. Its first trial is what the settings say, the fixed
+    protocol where they say nothing. An interrupted search goes on by the same command, and one that
+    has ended goes on with more --trials. Afterwards the start and the best settings are trained on
+    the whole training split and scored on validation and targets; see the report.
+
+    \b
+    benchmd tune --catalog catalogs --technique mae --setting linear --dry-run
+    benchmd tune --catalog catalogs --technique mae --setting finetune-full --trials 60
+    benchmd tune --catalog catalogs --technique e-mix --setting pretrain --hours 12
+    benchmd tune --catalog catalogs --technique mae --setting linear --universal --across mean-rank
+    """
+    from benchmd_ray.results.storage.mirror import shown
+    from benchmd_ray.results.tracking import chosen_mode
+    from benchmd_ray.service.capacity import cluster_capacity
+    from benchmd_ray.service.searches import planned_searches
+    from benchmd_ray.service.tune import run_searches, tuning_cluster
+    from benchmd_ray.service.tune_dry_run import tuning_dry_run
+
+    tuning, mode = _tuning(options), chosen_mode(mode)
+    with tuning_cluster(address, options["cpus"]) as own:
+        capacity = cluster_capacity(options["cpus"])
+        plans = planned_searches(tuning, gpu=capacity.gpus > 0)
+        if options["dry_run"]:
+            tflops = options["tflops"]
+            click.echo(tuning_dry_run(tuning, plans, store, capacity, tflops=tflops))
+            return
+        told = _observer(store, mode)
+        searched = run_searches(
+            tuning, plans, store, say=click.echo, cpus=options["cpus"], own=own, observer=told
+        )
+    whole = all(one.best is not None for one in searched)
+    if not options["search_only"]:
+        whole &= _retrain(tuning, searched, store, mode, address, options)
+    if any(one.best is not None for one in searched):
+        click.echo(f"next: benchmd report {shown(store)}")
+    if not whole:
+        sys.exit(1)
+
+
+def _tuning(options: dict[str, Any]) -> Tuning:
+    """What was asked for."""
+    from benchmd_ray.service.choice import Choice
+    from benchmd_ray.service.searches import Tuning
+    from benchmd_ray.tuning.search import Budget
+    from benchmd_ray.tuning.study import Method
+
+    names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights")
+    choice = Choice(
+        **{name: options[name] for name in names},
+        file=options["settings_file"],
+        assignments=options["assignments"],
+    )
+    if options["across"] and not options["universal"]:
+        raise click.UsageError("--across goes with --universal.")
+    limits = {name: options[name] for name in ("trials", "hours", "device_hours")}
+    if all(value is None for value in limits.values()):
+        limits["trials"] = Budget().trials
+    method = Method(
+        sampler=options["sampler"],
+        stopping=options["stopping"] or ("none" if options["cost"] else "asha"),
+        across=(options["across"] or "mean-auroc") if options["universal"] else None,
+        cost=options["cost"],
+        seed=options["seeds"][0],
+    )
+    kept = ("searched", "space", "held", "at_once", "memory_gib")
+    return Tuning(
+        choice, method=method, budget=Budget(**limits), **{name: options[name] for name in kept}
+    )
+
+
+def _retrain(
+    tuning: Tuning,
+    searched: Sequence[Searched],
+    store: Path,
+    mode: str,
+    address: str | None,
+    options: dict[str, Any],
+) -> bool:
+    """Train what was found; whether all of it was done."""
+    from benchmd_ray.service.retrain import retraining_plan
+    from benchmd_ray.service.schedule import run_plan
+
+    device = searched[0].plan.starts[0].execution.device
+    plan = retraining_plan(tuning, searched, store, device=device, tflops=options["tflops"])
+    if plan is None:
+        return True
+    click.echo(f"{len(plan.items)} entries: start and best on the whole training split")
+    outcome = run_plan(
+        plan,
+        store,
+        say=click.echo,
+        address=address,
+        weights=tuning.choice.weights,
+        cpus=options["cpus"],
+        observers=observers(store, mode),
+    )
+    for line in outcome.lines():
+        click.echo(line)
+    return outcome.whole
+
+
+def _observer(store: Path, mode: str) -> Any:
+    """Who is told of trials: W&B, where it is wanted."""
+    if mode == "off":
+        return None
+    from benchmd_ray.service.tracked import TrackedSearch
+
+    return TrackedSearch(store, mode, click.echo)

@@ -1,0 +1,140 @@
+"""The inner catalog of a source: its training split alone, cut by patient into two (decision D18).
+
+A search is given this catalog and nothing else: it trains on the split ``train`` and is scored on
+``validation``, both of which are the source's training records.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from sklearn.model_selection import StratifiedGroupKFold
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
+from benchmd_ray.data.records import decode_targets
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import TEMPORARY, digest, locked, remove, removed_on_failure, write_json
+
+FOLDS = 5
+"""One part of so many is the inner validation split: about 20 % of the records."""
+SEED = 18
+"""Of the cut; the same for all searches, so that all are scored on the same patients."""
+
+
+def inner_catalog(source: Catalog, folder: Path) -> Catalog:
+    """The inner catalog of a source, written unless it is there; reads training shards alone.
+
+    Args:
+        source: The source.
+        folder: Of inner catalogs; it gets one named by the source's dataset, policy and digest.
+
+    Raises:
+        BenchmdError: It is no source, has too few patients, a training shard is not the one that
+            was built, or the disk is full.
+    """
+    path = folder / f"{source.dataset}-{source.manifest['policy']}-{source.digest[:12]}"
+    with locked(folder / f".lock-{path.name}", f"the inner catalog {path}", wait=True):
+        if not (path / MANIFEST).is_file():
+            for leftover in folder.glob(f"{TEMPORARY}*-{path.name}"):
+                remove(leftover)
+            _write(source, path)
+    made = open_catalog(path)
+    if made.manifest.get("inner_of") != source.digest:
+        raise BenchmdError(
+            f"{path} is no inner catalog of {source.path}: remove that folder and run again."
+        )
+    return made
+
+
+def _write(source: Catalog, path: Path) -> None:
+    """Write the catalog's folder, whole or not at all."""
+    if source.card.role != "source":
+        raise BenchmdError(
+            f"{source.path} is a catalog of the target {source.dataset}: a search never sees a "
+            "target. Name the source's catalog."
+        )
+    source.require_split("train")
+    source.require_unaltered("train")
+    held = validation_patients(source)
+    partial = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}")
+    with removed_on_failure(partial, path):
+        parts: list[dict[str, Any]] = []
+        for shard, _ in source.shards("train"):
+            parts += _cut(shard, held, partial / "shards", source.card)
+        origin = {key: source.manifest[key] for key in ORIGIN} | {"quarantined": []}
+        origin["plan"] = digest(["inner", source.digest, FOLDS, SEED])
+        manifest = manifest_of(source.card, origin, sorted(parts, key=lambda part: part["name"]))
+        del manifest["digest"]  # that of what is written, as verification expects
+        manifest["inner_of"] = source.digest
+        write_json(partial / MANIFEST, manifest | {"digest": digest(manifest)})
+        os.replace(partial, path)
+
+
+def _cut(
+    shard: Path, held: frozenset[str], folder: Path, card: DatasetCard
+) -> list[dict[str, Any]]:
+    """Write the two sides of a training shard; what the manifest has to know of each."""
+    table = pq.read_table(shard)
+    inside = pc.is_in(table["group_id"], pa.array(sorted(held), pa.string()))
+    place = table.schema.get_field_index("split")
+    parts = []
+    for side, mask in (("train", pc.invert(inside)), ("validation", inside)):
+        own = table.filter(mask).combine_chunks()
+        if len(own):
+            split = pa.array([side] * len(own), pa.string())
+            own = own.set_column(place, own.schema.field(place), split)
+            name = f"{side}-{shard.stem.removeprefix('train-')}"
+            about = {"name": name, "split": side, "rows": len(own)}
+            parts.append(about | shard_part(own, folder / f"{name}.parquet", card))
+    return parts
+
+
+def validation_patients(source: Catalog) -> frozenset[str]:
+    """Patients of the training split that an inner validation split holds, classes in balance.
+
+    Raises:
+        BenchmdError: There are too few patients to cut.
+    """
+    tables = [pq.read_table(p, columns=["group_id", "target"]) for p, _ in source.shards("train")]
+    table = pa.concat_tables(tables)
+    groups = np.array(table["group_id"].to_pylist(), np.str_)
+    classes = _rarest_class(decode_targets(table["target"]) == 1)
+    patients = len(np.unique(groups))
+    parts = min(FOLDS, patients, int(np.bincount(classes).max()))
+    if parts < 2:
+        raise BenchmdError(
+            f"the training split of {source.path} has {len(groups)} records of {patients} "
+            "patients, too few to cut an inner validation split from: expected two patients or "
+            "more with a class in common."
+        )
+    cut = StratifiedGroupKFold(parts, shuffle=True, random_state=SEED)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        _, rows = next(cut.split(groups, classes, groups))
+    return frozenset(groups[rows].tolist())
+
+
+def _rarest_class(positive: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """What each record is stratified by: its rarest positive class, or none.
+
+    Args:
+        positive: (rows, classes).
+
+    Returns:
+        (rows,) from 0 on; the number of classes where no class is positive.
+    """
+    counts = positive.sum(axis=0)
+    held = np.where(positive, counts, len(positive) + 1)
+    rarest = np.where(positive.any(axis=1), held.argmin(axis=1), positive.shape[1])
+    return np.asarray(rarest, np.intp)

@@ -1,0 +1,193 @@
+"""Frames of tuning: the searches, and tuned settings against those that a search started from.
+
+The counterpart of a tuned result has the same key but for its protocol, the same records, and the
+settings of the search's first trial: of its encoder, transfer and pretraining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.results.report.compared import difference, p_delong
+from benchmd_ray.results.report.frames import KEY
+from benchmd_ray.results.report.pools import Pool
+from benchmd_ray.results.report.protocols import is_tuned, pretraining_of, searches_behind
+from benchmd_ray.results.store import Run
+from benchmd_ray.settings import Settings, TransferSettings
+from benchmd_ray.tuning.records import SearchRecord
+
+Row = dict[str, Any]
+SAME = ("catalog", "precision")
+"""Determinants of a transfer that no search changes: they must be those of the tuned run."""
+
+
+def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
+    """One row per search; of a search over several sources their records and patients added."""
+    for record in records:
+        yield {
+            "search": record.name,
+            **{name: _listed(record, name) for name in ("modality", "source", "policy")},
+            "technique": record.technique,
+            "setting": record.setting,
+            "sampler": record.sampler,
+            "stopping": record.stopping,
+            "objectives": ", ".join(record.objectives),
+            "searched": len(record.space),
+            "trials": len(record.trials),
+            **record.counts,
+            "best": record.best,
+            "first_value": record.first_value,
+            "best_value": record.value,
+            "seconds": record.seconds,
+            "device_hours": record.device_hours,
+            "shared_seconds": record.shared_seconds,
+            "device": record.device,
+            **{
+                f"{fold}_{what}": sum(int(about[what][fold]) for about in record.sources)
+                for fold in ("train", "validation")
+                for what in ("records", "patients")
+            },
+        }
+
+
+def tuned_rows(
+    pools: Sequence[Pool],
+    records: Sequence[SearchRecord],
+    found: Sequence[Run],
+    paper: Callable[[Pool], float],
+) -> Iterator[Row]:
+    """One row per tuned result; NaN where the settings that the search started from did not run.
+
+    Args:
+        pools: Results of one source and policy.
+        records: Searches.
+        found: Runs, among them the pretrainings.
+        paper: The paper's AUROC beside a pool, NaN where there is none.
+    """
+    named = {record.name: record for record in records}
+    known = {run.folder.name: run for run in found}
+    for pool in pools:
+        if is_tuned(pool.key["protocol"]):
+            run = pool.first.run
+            search = searches_behind(run, pretraining_of(run, known))[0]
+            record = named.get(search)
+            start = None if record is None else _start(pool, pools, record, known)
+            yield _row(pool, start, paper) | {
+                "search": search,
+                "trials": None if record is None else len(record.trials),
+                "device_hours": np.nan if record is None else record.device_hours,
+            }
+
+
+def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[str]:
+    """What a reader of tuned results must know."""
+    notes = []
+    if records:
+        notes.append(
+            "searches: the best trial's AUROC on the inner validation fold is the best of many and "
+            "so too high; the source's validation split and the targets, which no search sees, "
+            "decide."
+        )
+    for record in records:
+        if record.result is None:
+            failed, trials = record.counts["failed"], len(record.trials)
+            all_failed = f"all {trials} trials failed, the first of them: {record.first_reason}"
+            why = all_failed if trials and failed == trials else "no trial is complete yet"
+            notes.append(f"{record.name}: {why}.")
+        elif record.best == 0:
+            notes.append(
+                f"{record.name}: the best trial is the first, which has the settings that the "
+                "search started from; no tuned run differs from them."
+            )
+    lost = tuned[tuned["start_protocol"].isna()]
+    unknown = sorted(set(lost["search"]) - {record.name for record in records})
+    notes += [
+        f"{name}: this search is not in the stores of this report, so what it started from is not "
+        "known and nothing is compared. Name its store too."
+        for name in unknown
+    ]
+    lost = lost[~lost["search"].isin(unknown)]
+    for (name, technique, setting), rows in lost.groupby(["search", "technique", "setting"]):
+        notes.append(
+            f"{name}: {technique}, {setting}: the settings that the search started from were not "
+            f"scored on {', '.join(sorted(set(rows['dataset'])))} with the same records, so "
+            "nothing is compared there. Run them too."
+        )
+    return notes
+
+
+def _listed(record: SearchRecord, name: str) -> str:
+    """A name of each source of a search, each once."""
+    return ", ".join(dict.fromkeys(str(about[name]) for about in record.sources))
+
+
+def _start(
+    pool: Pool, pools: Sequence[Pool], record: SearchRecord, known: Mapping[str, Run]
+) -> Pool | None:
+    """Results of the settings that a search started from; those with the same seeds first."""
+    first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
+    if first is None:
+        return None
+    names = [name for name in KEY if name != "protocol"]
+    fit = [
+        one
+        for one in pools
+        if one is not pool
+        and all(one.key[name] == pool.key[name] for name in names)
+        and one.first.rows_digest == pool.first.rows_digest
+        and _same(one.first.run, pool.first.run)
+        and _has(one.first.run, pretraining_of(one.first.run, known), first)
+    ]
+    return max(fit, key=lambda one: one.seeds == pool.seeds, default=None)
+
+
+def _same(run: Run, other: Run) -> bool:
+    """Whether two runs were trained on the same records in the same precision."""
+    ours, theirs = (one.description["determinants"] for one in (run, other))
+    return all(ours.get(name) == theirs.get(name) for name in SAME)
+
+
+def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
+    """Whether a transfer and its pretraining have settings but for what names its result."""
+    own = run.settings
+    if (own.encoder, _plain(own.transfer)) != (first.encoder, _plain(first.transfer)):
+        return False
+    if upstream is None:  # from scratch, or not to be found
+        return run.description.get("upstream") is None
+    trained = "pretrain" in upstream.description["determinants"]  # not of ImageNet weights alone
+    return not trained or upstream.settings.pretrain == first.pretrain
+
+
+def _plain(transfer: TransferSettings) -> TransferSettings:
+    """Settings of a transfer without those that the key of a result names."""
+    default = TransferSettings()
+    return replace(transfer, mode=default.mode, labels=default.labels)
+
+
+def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
+    ours = pool.pooled("auroc", 0)
+    row = {
+        **pool.key,
+        **{name: getattr(ours, name) for name in ("low", "high", "seeds")},
+        "value": ours.mean,
+    }
+    lost = ("start", "start_low", "start_high", "paper", "p", "p_delong")
+    differing = ("difference", "difference_low", "difference_high")
+    if start is None:
+        return row | {"start_protocol": None} | dict.fromkeys((*lost, *differing), np.nan)
+    first, found = start.pooled("auroc", 0), difference(pool, start, "auroc")
+    return row | {
+        "start_protocol": start.key["protocol"],
+        "start": first.mean,
+        "start_low": first.low,
+        "start_high": first.high,
+        "paper": paper(start),
+        **dict(zip(differing, (found.value, found.low, found.high), strict=True)),
+        "p": found.p,
+        "p_delong": p_delong(start, pool),
+    }

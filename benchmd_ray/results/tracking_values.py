@@ -1,0 +1,143 @@
+"""What Weights & Biases is shown of a run's scores and of a search's trials.
+
+Why a trial failed stays here, as with runs: the reason may name a record, a file or a machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmd_ray.evaluation.intervals import interval, resampled
+from benchmd_ray.evaluation.metrics import metric
+from benchmd_ray.evaluation.predict import predictions_path, read_predictions
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.tuning.records import AUROC_OF, SEARCHES, TRIALS
+
+RESAMPLES = 200
+"""For the intervals that W&B shows; the report has more."""
+ABOUT = ("technique", "setting", "modality")
+"""What of a search every one of its trials shows."""
+RESULTS = {
+    "value": "auroc",
+    "last_value": "last_auroc",
+    "rank": "mean_rank",
+    "step": "step",
+    "steps": "steps",
+    "seconds": "seconds",
+    "device_hours": "device_hours",
+}
+"""Columns of a trial that are results, with their names in W&B."""
+UNSENT = ("number", "state", "reason", "started", "finished", "curve")
+"""Columns that are neither results nor settings; of them number, state and curve are sent."""
+CURVE = "inner_validation_auroc"
+"""The AUROC on the inner validation fold after each step."""
+
+Row = Mapping[str, Any]
+
+
+def tell_scores(wandb_run: Any, folder: Path, dataset: str) -> None:
+    """AUROC of each split of a dataset into the summary, and of each class into a table."""
+    import wandb
+
+    predictions = read_predictions(predictions_path(folder, dataset))
+    task = MODALITIES[predictions.description["modality"]].task
+    rows: list[Iterable[Any]] = []
+    for split in predictions.splits:
+        targets, scores, groups = predictions.of_split(split)
+        value = metric("auroc", targets, scores, task)
+        drawn = resampled("auroc", targets, scores, groups, task, resamples=RESAMPLES)
+        ends = [interval(column) for column in drawn.T]
+        names = ("mean", *predictions.classes)
+        values = (value.mean, *value.per_class)
+        rows += [
+            (dataset, split, name, each, *between)
+            for name, each, between in zip(names, values, ends, strict=True)
+        ]
+        prefix = f"{dataset}/{split}/auroc"
+        (low, high), *_ = ends
+        wandb_run.summary.update({prefix: value.mean, f"{prefix}_low": low, f"{prefix}_high": high})
+    columns: list[str | int] = ["dataset", "split", "class", "auroc", "low", "high"]
+    wandb_run.log({"scores": wandb.Table(columns=columns, data=rows)})
+
+
+def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """A search as configuration."""
+    return {"search": search, **{name: about[name] for name in ABOUT if name in about}}
+
+
+def settings_of(trial: Row) -> dict[str, Any]:
+    """The searched settings that were active in a trial, by their full names."""
+    named = {
+        name: _plain(value)
+        for name, value in trial.items()
+        if name not in UNSENT and name not in RESULTS and not name.startswith(AUROC_OF)
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def trial_config(trial: Row) -> dict[str, Any]:
+    """A trial's number and settings as configuration: W&B wants no dots in names."""
+    settings = {name.replace(".", "_"): value for name, value in settings_of(trial).items()}
+    return {"trial": int(trial["number"]), **settings}
+
+
+def tell_trial(wandb_run: Any, trial: Row) -> None:
+    """A trial's curve into the history, how it ended into the summary."""
+    curve = trial.get("curve")
+    for point in () if curve is None else curve:
+        wandb_run.log({CURVE: _plain(point["value"])}, step=int(point["step"]))
+    wandb_run.summary.update({"state": trial["state"], **_results(trial)})
+
+
+def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
+    """All trials of a search as one table; their counts and the highest AUROC as summary."""
+    import wandb
+
+    shown = [(row, settings_of(row), _results(row)) for row in trials]
+    names = list(dict.fromkeys(name for _, settings, _ in shown for name in settings))
+    results = list(dict.fromkeys(name for *_, held in shown for name in held))
+    data: list[Iterable[Any]] = [
+        [int(row["number"]), row["state"], *map(settings.get, names), *map(held.get, results)]
+        for row, settings, held in shown
+    ]
+    table = wandb.Table(
+        columns=["trial", "state", *names, *results], data=data, allow_mixed_types=True
+    )
+    wandb_run.log({"trials": table})
+    states = [row["state"] for row in trials]
+    wandb_run.summary.update({f"trials/{state}": states.count(state) for state in set(states)})
+    scored = [(held["auroc"], int(row["number"])) for row, _, held in shown if "auroc" in held]
+    if scored:
+        value, number = max(scored, key=lambda each: (each[0], -each[1]))
+        wandb_run.summary.update({"highest_auroc": value, "highest_auroc_trial": number})
+
+
+def trials_of(store: Path, search: str, told: Iterable[Row]) -> list[Row]:
+    """All trials of a search by number: those on disk, from earlier sessions too, and those told.
+
+    What was told is the newer of the two.
+    """
+    path = store / SEARCHES / search / TRIALS
+    held = pq.read_table(path).to_pylist() if path.is_file() else []
+    rows = {int(row["number"]): row for row in (*held, *told)}
+    return [rows[number] for number in sorted(rows)]
+
+
+def _results(trial: Row) -> dict[str, Any]:
+    """What came out of a trial, without what it has no value for."""
+    named = {title: _plain(trial.get(name)) for name, title in RESULTS.items()}
+    for name, value in trial.items():
+        if name.startswith(AUROC_OF):
+            named[f"auroc/{name.removeprefix(AUROC_OF)}"] = _plain(value)
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """A value of a table's row for W&B: no NumPy scalar, and None for NaN."""
+    plain = value.item() if hasattr(value, "item") else value
+    return None if isinstance(plain, float) and math.isnan(plain) else plain

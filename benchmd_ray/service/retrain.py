@@ -1,0 +1,95 @@
+"""After the search: what it started from and what it found, trained on the whole training split.
+
+Both are ordinary runs of the store, scored on the source's own splits and on the targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.plan import Item, Plan, make_plan
+from benchmd_ray.service.searches import SearchPlan, Tuning
+from benchmd_ray.service.tune import Searched
+from benchmd_ray.tuning.records import BEST
+from benchmd_ray.tuning.spaces import PRETRAIN
+
+
+def retraining_plan(
+    tuning: Tuning,
+    searched: Sequence[Searched],
+    store: Path,
+    *,
+    device: str,
+    tflops: float | None = None,
+) -> Plan | None:
+    """The runs of searches that have ended: of their start, and of the best where it is another.
+
+    Args:
+        tuning: What was asked for; each of its seeds gives a run.
+        searched: The searches.
+        store: Folder of all runs.
+        device: ``cpu`` or ``cuda``.
+        tflops: As in `make_plan`.
+
+    Returns:
+        One plan of all; None where no search has a best trial.
+    """
+    items: dict[str, Item] = {}
+    notes: list[str] = []
+    basis = ""
+    for one in searched:
+        if one.best is None:
+            continue
+        start = make_plan(started(tuning, one.plan), store, device=device, tflops=tflops)
+        basis = start.basis
+        notes += start.notes
+        own = of_sources(start, one.plan)
+        items |= {item.name: item for item in own}
+        if one.best.number == 0:
+            continue
+        choice = replace(started(tuning, one.plan), file=one.folder / BEST, assignments=())
+        best = make_plan(choice, store, device=device, tflops=tflops)
+        items |= {item.name: item for item in _tuned(of_sources(best, one.plan), own, one)}
+    return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes))) if items else None
+
+
+def started(tuning: Tuning, plan: SearchPlan) -> Choice:
+    """What a search started from, as a choice of runs."""
+    setting = "linear" if plan.setting == PRETRAIN else plan.setting
+    modalities = tuple(source.modality for source in plan.sources)
+    return replace(
+        tuning.choice, modalities=modalities, techniques=(plan.technique,), settings=(setting,)
+    )
+
+
+def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
+    """Items of a plan that belong to a search's sources."""
+    names = {source.name for source in search.sources}
+    return [item for item in plan.items if item.source in names]
+
+
+def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> list[Item]:
+    """Items of the best settings, under names of their own, without those that the start has."""
+    begun = {item.name: item for item in start}
+    named: dict[str, str] = {}
+    made = []
+    for item in best:
+        held, settings = begun[item.name].settings, item.settings
+        named[item.name] = f"{search.plan.name}/{item.name}"
+        if item.kind == "pretrain":
+            unchanged = (held.encoder, held.pretrain) == (settings.encoder, settings.pretrain)
+            if unchanged:  # the search varied the transfer alone
+                named[item.name] = item.name
+                continue
+        made.append(
+            replace(
+                item,
+                name=named[item.name],
+                after=None if item.after is None else named[item.after],
+                settings=replace(settings, execution=held.execution),
+            )
+        )
+    return made

@@ -1,0 +1,255 @@
+"""Which searches a choice asks for: what each varies, where it starts and how it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import digest
+from benchmd_ray.models.encoder import network_source
+from benchmd_ray.service.choice import (
+    ALL_TECHNIQUES,
+    TRANSFERS,
+    Choice,
+    chosen_datasets,
+    require_known,
+    technique_settings,
+    with_setting,
+)
+from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.naming import file_name, settled
+from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.ssl import SCRATCH, method_source, technique_named
+from benchmd_ray.tuning.records import FORMAT
+from benchmd_ray.tuning.search import Budget
+from benchmd_ray.tuning.spaces import PRETRAIN, Space, shared, space_for, starting_at
+from benchmd_ray.tuning.study import Method
+from benchmd_ray.tuning.trial import Stage, with_linear
+
+SEARCHED = (PRETRAIN, *TRANSFERS)
+"""What can be searched: pretraining, or a transfer setting as tables name it."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a user asked of ``benchmd tune``."""
+
+    choice: Choice
+    """Catalogs, modalities, techniques, settings to start from, seeds; its first seed is that of
+    the trials, and its transfer settings are not read."""
+    searched: tuple[str, ...] = ("linear",)
+    """`SEARCHED`, one search each."""
+    space: Path | None = None
+    """YAML file of the user's own search space."""
+    held: tuple[str, ...] = ()
+    """Settings of the space that keep their value."""
+    method: Method = field(default_factory=Method)
+    """How trials are proposed and stopped; ``across`` makes one search of all modalities."""
+    budget: Budget = field(default_factory=Budget)
+    """Of each search."""
+    at_once: int | None = None
+    """Trials at work at the same time; None takes as many as fit."""
+    memory_gib: float | None = None
+    """Memory that a trial may allocate; None shares that of an embedded machine."""
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """One search."""
+
+    technique: str
+    setting: str
+    """Of `SEARCHED`."""
+    sources: tuple[Dataset, ...]
+    """One, or several that share their settings."""
+    starts: tuple[Settings, ...]
+    """What the first trial takes for each source, device and precision settled."""
+    space: Space
+    method: Method
+
+    @property
+    def stage(self) -> Stage:
+        """What its trials train last but a head."""
+        return "pretrain" if self.setting == PRETRAIN else "transfer"
+
+    @property
+    def determinants(self) -> dict[str, Any]:
+        """What decides the search but its budget, which may be extended."""
+        parts = ("encoder", "pretrain", "transfer", "seed")
+        starts = [as_dict(settings) for settings in self.starts]
+        return {
+            "technique": self.technique,
+            "method_source": None if self.technique == SCRATCH else method_source(self.technique),
+            "network_source": [network_source(settings.encoder) for settings in self.starts],
+            "setting": self.setting,
+            "catalogs": [source.digest for source in self.sources],
+            "starts": [{name: start[name] for name in parts} for start in starts],
+            "precision": [settings.execution.precision for settings in self.starts],
+            "space": self.space.as_dict(),
+            "method": vars(self.method),
+        }
+
+    @property
+    def name(self) -> str:
+        """Name of its folder: readable, and a hash of what decides it."""
+        where = "universal" if self.method.across else self.sources[0].modality
+        what = f"{file_name(self.technique)}-{self.setting}"
+        return f"tune-{where}-{what}-{digest(self.determinants)[:12]}"
+
+    def describe(self, inner: Sequence[Catalog]) -> dict[str, Any]:
+        """Content of ``search.json``.
+
+        Args:
+            inner: The inner catalog of each source.
+        """
+        return {
+            "format": FORMAT,
+            "technique": self.technique,
+            "setting": self.setting,
+            "sources": [
+                {
+                    "modality": source.modality,
+                    "source": source.name,
+                    "policy": source.policy,
+                    "catalog": source.digest,
+                    "inner": catalog.digest,
+                    "records": _of_splits(catalog, "records"),
+                    "patients": _of_splits(catalog, "patients"),
+                }
+                for source, catalog in zip(self.sources, inner, strict=True)
+            ],
+            "objectives": ["auroc", "device_hours"] if self.method.cost else ["auroc"],
+            "across": self.method.across,
+            "sampler": self.method.sampler,
+            "stopping": self.method.stopping,
+            "seed": self.method.seed,
+            "space": self.space.as_dict(),
+            "settings": [as_dict(settings) for settings in self.starts],
+            "device": self.starts[0].execution.device,
+            "determinants": self.determinants,
+        }
+
+
+def _of_splits(catalog: Catalog, name: str) -> dict[str, int]:
+    splits = catalog.manifest["splits"]
+    return {split: int(splits[split][name]) for split in ("train", "validation")}
+
+
+def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
+    """The searches that were asked for, in order of modality, technique and setting.
+
+    Args:
+        tuning: What was asked for.
+        gpu: Whether there is a GPU where the trials will work.
+
+    Raises:
+        BenchmdError: A name does not exist, a space or the settings cannot be used, or nothing is
+            left to search.
+    """
+    _require_known(tuning)
+    found = chosen_datasets(tuning.choice)
+    sources = [dataset for dataset in found.datasets if dataset.role == "source"]
+    groups = [sources] if tuning.method.across else [[source] for source in sources]
+    plans: list[SearchPlan] = []
+    why: list[str] = []
+    held: set[str] = set()
+    for group in groups:
+        for technique in tuning.choice.techniques or ALL_TECHNIQUES:
+            for setting in tuning.searched:
+                try:
+                    plans.append(_planned(tuning, group, technique, setting, held, gpu=gpu))
+                except _LeftOutError as reason:
+                    why.append(str(reason))
+    if not plans:
+        raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(why)))
+    for name in tuning.held:
+        if name not in held:
+            raise unknown_name("setting to hold with --fix:", name, held)
+    return plans
+
+
+class _LeftOutError(Exception):
+    """A technique or setting that was not named does not fit."""
+
+
+def _require_known(tuning: Tuning) -> None:
+    require_known(replace(tuning.choice, settings=()))
+    for name in tuning.searched:
+        if name not in SEARCHED:
+            raise unknown_name("setting to search", name, SEARCHED)
+    method = tuning.method
+    if method.across and len(tuning.choice.catalogs) == 0:
+        raise BenchmdError("a universal search needs catalogs of several modalities: --catalog.")
+    if method.across and method.cost:
+        raise BenchmdError("a universal search has one objective: leave --cost out.")
+    if method.cost and method.sampler == "gp":
+        raise BenchmdError(
+            "the sampler gp is for one objective: with --cost take tpe, random or nsga2."
+        )
+    if method.cost and method.stopping != "none":
+        raise BenchmdError(
+            "with --cost trials cannot be stopped early, as their cost would not be known: "
+            "add --stopping none."
+        )
+
+
+def _planned(
+    tuning: Tuning,
+    group: Sequence[Dataset],
+    technique: str,
+    setting: str,
+    held: set[str],
+    *,
+    gpu: bool,
+) -> SearchPlan:
+    """One search; the names of its spaces are added to ``held``."""
+    named = technique in tuning.choice.techniques
+    if setting == PRETRAIN and _trains_nothing(technique):
+        if named:
+            space_for(technique, setting, group[0].modality)  # says why
+        raise _LeftOutError(f"{technique} trains nothing in pretraining.")
+    starts, spaces = [], []
+    for source in group:
+        start, reason = technique_settings(tuning.choice, source.modality, technique)
+        if reason is not None:
+            if named:
+                raise BenchmdError(f"{technique} on {source.name}: {reason}.")
+            raise _LeftOutError(f"{technique}: {reason} ({source.modality}).")
+        start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
+        _require_one_worker(start)
+        start = settled(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
+        space = space_for(technique, setting, source.modality, tuning.space)
+        starts.append(start)
+        names = {parameter.name for parameter in space.parameters}
+        spaces.append(starting_at(space, start, [name for name in tuning.held if name in names]))
+        held |= names
+    if tuning.method.across:
+        _require_modalities(group)
+    space = shared(spaces) if len(group) > 1 else spaces[0]
+    return SearchPlan(technique, setting, tuple(group), tuple(starts), space, tuning.method)
+
+
+def _require_modalities(group: Sequence[Dataset]) -> None:
+    modalities = [source.modality for source in group]
+    if len(modalities) < 2 or len(set(modalities)) < len(modalities):
+        names = ", ".join(f"{source.name} ({source.modality})" for source in group)
+        raise BenchmdError(
+            "a universal search takes one source of each of two modalities or more, and was given "
+            f"{names}: name their catalogs, or leave --universal out."
+        )
+
+
+def _trains_nothing(technique: str) -> bool:
+    return technique == SCRATCH or technique_named(technique).method is None
+
+
+def _require_one_worker(settings: Settings) -> None:
+    if settings.execution.workers > 1:
+        raise BenchmdError(
+            f"execution.workers is {settings.execution.workers}: a trial works on one worker and a "
+            "search on many trials at once. Leave it out."
+        )

@@ -1,0 +1,82 @@
+"""What a trial holds of a machine or a cluster, and how many work at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.feed import streams
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.service.capacity import SLACK, Capacity
+from benchmd_ray.service.plan import FEW_LABELS
+from benchmd_ray.service.searches import SearchPlan, Tuning
+from benchmd_ray.tuning.search import Place
+from benchmd_ray.tuning.trial import last_step
+
+MEMORY_SHARE = 0.85
+"""Of the memory that an embedded Ray counts on, what all trials together may allocate."""
+
+
+def longest(plan: SearchPlan) -> int:
+    """Steps of the longest trial that a search can propose."""
+    name = "pretrain.steps" if plan.stage == "pretrain" else "transfer.epochs"
+    for parameter in plan.space.parameters:
+        if parameter.name == name:
+            return int(parameter.high or max(parameter.values))
+    return last_step(plan.stage, plan.starts[0])
+
+
+def place_of(
+    plan: SearchPlan, capacity: Capacity, at_once: int | None, inner: Sequence[Catalog] = ()
+) -> Place:
+    """What a trial holds, and how many fit at once.
+
+    Args:
+        plan: The search.
+        capacity: What there is.
+        at_once: As many as the user wants at most.
+        inner: Its inner catalogs, where they are known: one that streams needs a CPU beside.
+
+    Raises:
+        BenchmdError: Not even one fits.
+    """
+    settings = plan.starts[0]
+    execution, transfer = settings.execution, settings.transfer
+    few = transfer.mode == "linear" or transfer.labels in FEW_LABELS
+    cpus = float(execution.cpus_per_worker)
+    gpus = 0.0
+    if execution.device == "cuda":
+        gpus = execution.gpu_share if plan.stage == "transfer" and few else 1.0
+    # Ray Data starves where trials hold every CPU.
+    spare = any(
+        streams(catalog, split, execution) for catalog in inner for split in ("train", "validation")
+    )
+    free = capacity.cpus - spare
+    fit = int(free / cpus + SLACK)
+    if gpus:
+        fit = min(fit, int(capacity.gpus / gpus + SLACK))
+    if fit < 1:
+        raise BenchmdError(
+            f"a trial needs {cpus + spare:g} CPUs and {gpus:g} GPUs and there are "
+            f"{capacity.cpus:g} and {capacity.gpus:g}: lower execution.cpus_per_worker, take "
+            "--set execution.feed=resident or --set execution.device=cpu, or a larger machine."
+        )
+    return Place(cpus, gpus, min(fit, at_once or fit))
+
+
+def memory_of(tuning: Tuning, plan: SearchPlan, place: Place, *, own: bool) -> int | None:
+    """Bytes that a trial may allocate; None sets no limit.
+
+    Args:
+        tuning: What was asked for.
+        plan: The search.
+        place: How many trials work at once.
+        own: Whether Ray is embedded, so that no other rule bounds the memory of trials.
+    """
+    if tuning.memory_gib is not None:
+        return int(tuning.memory_gib * 2**30)
+    if not own or plan.starts[0].execution.device != "cpu":
+        return None
+    import ray
+
+    return int(ray.cluster_resources()["memory"] * MEMORY_SHARE / place.at_once)

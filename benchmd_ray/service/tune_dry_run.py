@@ -1,0 +1,174 @@
+"""What searches would do, as text: what is varied, where it starts, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.inner import FOLDS
+from benchmd_ray.results.report.written import text
+from benchmd_ray.service.capacity import Capacity
+from benchmd_ray.service.live import duration
+from benchmd_ray.service.plan import Plan, make_plan
+from benchmd_ray.service.retrain import of_sources, started
+from benchmd_ray.service.searches import SearchPlan, Tuning
+from benchmd_ray.service.simulate import Resources, simulate
+from benchmd_ray.service.trial_place import longest, place_of
+from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.tuning.records import SEARCHES, TRIALS, read_search
+from benchmd_ray.tuning.search import Budget
+from benchmd_ray.tuning.study import rungs
+
+INNER_SHARE = 1 - 1 / FOLDS
+"""Of the training split, what a trial trains on."""
+
+
+def tuning_dry_run(
+    tuning: Tuning,
+    plans: Sequence[SearchPlan],
+    store: Path,
+    capacity: Capacity,
+    *,
+    tflops: float | None = None,
+) -> str:
+    """Searches as people read them.
+
+    Args:
+        tuning: What was asked for.
+        plans: The searches.
+        store: Folder of all runs; it need not be there.
+        capacity: What there is to work on.
+        tflops: As in `make_plan`.
+
+    Raises:
+        BenchmdError: See `make_plan`; or not even one trial fits.
+    """
+    parts = []
+    for plan in plans:
+        whole = make_plan(
+            started(tuning, plan),
+            store,
+            device=plan.starts[0].execution.device,
+            tflops=tflops,
+        )
+        parts.append("\n".join(_described(tuning, plan, whole, store, capacity)))
+    return "\n\n".join(parts)
+
+
+def _described(
+    tuning: Tuning, plan: SearchPlan, whole: Plan, store: Path, capacity: Capacity
+) -> list[str]:
+    place = place_of(plan, capacity, tuning.at_once)
+    sources = ", ".join(f"{s.name} ({s.modality})" for s in plan.sources)
+    lines = [
+        f"{plan.name}: {plan.technique}, {plan.setting}, on {sources}",
+        f"Scored by {_objective(plan)} on an inner validation split: about 1 / {FOLDS} of the "
+        f"training records ({_records(plan)}), by patient.",
+        f"{_budget(tuning.budget)}, {place.at_once} at once, sampler {plan.method.sampler}, "
+        f"{_stopping(plan)}.",
+        "",
+        text(_space(plan)),
+        "",
+        *_times(plan, whole, tuning, place.at_once, capacity),
+        f"Disk: about {_training_bytes(plan) / 1e9:.2g} GB for the inner catalog, a copy of the "
+        "training split.",
+        f"Estimates: {whole.basis}",
+    ]
+    folder = store / SEARCHES / plan.name
+    if (folder / TRIALS).is_file():
+        counts = read_search(folder).trials["state"].value_counts()
+        lines.append("So far: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + ".")
+    return lines
+
+
+def _training_bytes(plan: SearchPlan) -> int:
+    """Size of the training shards."""
+    held = [
+        open_catalog(source.catalog).manifest["shards"] for source in plan.sources if source.catalog
+    ]
+    return sum(shard["bytes"] for shards in held for shard in shards if shard["split"] == "train")
+
+
+def _objective(plan: SearchPlan) -> str:
+    across = {None: "AUROC", "mean-auroc": "the mean AUROC", "mean-rank": "the mean rank of AUROC"}
+    scored = across[plan.method.across] + (" over modalities" if plan.method.across else "")
+    if plan.stage == "pretrain":
+        scored += " of linear evaluation"
+    return scored + (" and device hours" if plan.method.cost else "")
+
+
+def _records(plan: SearchPlan) -> str:
+    return ", ".join(f"{source.rows['train']:,} of {source.name}" for source in plan.sources)
+
+
+def _budget(budget: Budget) -> str:
+    parts = []
+    if budget.trials:
+        parts.append(f"{budget.trials} trials")
+    if budget.hours:
+        parts.append(f"{budget.hours:g} h by the clock")
+    if budget.device_hours:
+        parts.append(f"{budget.device_hours:g} device hours")
+    return "At most " + " or ".join(parts)
+
+
+def _stopping(plan: SearchPlan) -> str:
+    unit = "pretraining steps" if plan.stage == "pretrain" else "epochs"
+    steps: Sequence[int] = rungs(longest(plan))
+    if len(plan.sources) > 1:
+        unit, steps = "modalities", range(1, len(plan.sources))
+    if plan.method.stopping == "none" or not steps:
+        return "no early stopping"
+    at = ", ".join(f"{step:,}" for step in steps)
+    return f"early stopping by {plan.method.stopping} (looks at {at} {unit})"
+
+
+def _space(plan: SearchPlan) -> pd.DataFrame:
+    rows = [
+        {
+            "setting": parameter.name,
+            "kind": parameter.kind,
+            "range": parameter.range,
+            "start": parameter.default,
+            "only when": "; ".join(
+                f"{name} is {' or '.join(map(str, values))}"
+                for name, values in parameter.when.items()
+            ),
+        }
+        for parameter in plan.space.parameters
+    ]
+    frame = pd.DataFrame(rows).astype(str)
+    return frame if frame["only when"].any() else frame.drop(columns="only when")
+
+
+def _times(
+    plan: SearchPlan, whole: Plan, tuning: Tuning, at_once: int, capacity: Capacity
+) -> list[str]:
+    """Estimated times of what trials share, of the search and of the runs after it."""
+    items = of_sources(whole, plan)
+    own = [item for item in items if item.seed == tuning.choice.seeds[0]]
+    pretrained = sum(i.seconds for i in own if i.kind == "pretrain") * INNER_SHARE
+    transferred = sum(i.seconds for i in own if i.kind == "transfer") * INNER_SHARE
+    lines = []
+    trial = transferred
+    if plan.stage == "pretrain":
+        trial += pretrained
+    elif plan.technique != SCRATCH:
+        lines.append(f"Shared by all trials: one pretraining, about {duration(pretrained)}.")
+    said = f"A trial like the start takes about {duration(trial)}"
+    if tuning.budget.trials:
+        waves = -(-tuning.budget.trials // at_once)
+        said += (
+            f", {tuning.budget.trials} of them about {duration(trial * waves)}; less where trials "
+            "are stopped early or reuse features, more where longer trainings are chosen"
+        )
+    lines.append(said + ".")
+    after = simulate(items, Resources(capacity.cpus, capacity.gpus)).seconds
+    lines.append(
+        f"Afterwards, start and best on the whole training split: {2 * len(items)} entries or "
+        f"fewer, about {duration(2 * after)}."
+    )
+    return lines

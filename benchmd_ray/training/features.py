@@ -1,0 +1,131 @@
+"""Features of a frozen encoder, kept in a folder for all runs that need the very same.
+
+A file is named by the hash of all that decides its content, so that nothing is ever taken for
+something else. Beside ``<name>.npy``, ``<name>.json`` holds its SHA-256 and what it is of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from benchmd_ray import __version__
+from benchmd_ray.data.batches import Rows
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.files import digest, locked, replacing, sha256, write_json
+from benchmd_ray.models.encoder import network_source
+from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.training.engine import uses_bf16
+
+Features = npt.NDArray[np.float32]
+"""(rows, width)."""
+
+
+@dataclass(frozen=True)
+class FeatureStore:
+    """Kept features of one frozen encoder on the splits of one catalog."""
+
+    folder: Path
+    about: dict[str, Any]
+    """What decides the features of a record."""
+    width: int
+
+    def features(
+        self, split: str, rows: Rows, encode: Callable[[], Features], streaming: bool
+    ) -> Features:
+        """Features of some rows of a split: those that are kept, or encoded now and then kept.
+
+        Of several processes that want the same at once, one encodes and the others wait.
+
+        Args:
+            split: The split.
+            rows: Its rows, in the order of the features.
+            encode: Encodes them.
+            streaming: Whether ``encode`` reads a streaming feed, whose batches round otherwise.
+
+        Returns:
+            (rows, width), mapped from the file; what is written to it never reaches the file.
+
+        Raises:
+            BenchmdError: The disk is full, or the folder's file system has no locks.
+        """
+        chosen = hashlib.sha256(np.ascontiguousarray(rows, np.int64).tobytes()).hexdigest()
+        about = self.about | {"split": split, "rows": chosen, "streaming": streaming}
+        name = digest(about)[:32]
+        path, shape = self.folder / f"{name}.npy", (len(rows), self.width)
+        with locked(self.folder / f"{name}.lock", f"the features {path}", wait=True):
+            held = _kept(path, shape)
+            if held is None:
+                _keep(path, encode(), about)
+                held = _kept(path, shape)
+        if held is None:
+            raise RuntimeError(f"{path} is not what was just written")  # a disk that loses data
+        return held
+
+
+def feature_store(
+    folder: Path, encoder: nn.Module, settings: Settings, catalog: Catalog, device: torch.device
+) -> FeatureStore:
+    """The kept features of an encoder.
+
+    Args:
+        folder: Where they are kept.
+        encoder: The frozen encoder.
+        settings: Its architecture, and the precision that it works in.
+        catalog: Whose records are encoded.
+        device: Where it works: rounding differs between kinds of devices.
+    """
+    size = as_dict(settings.encoder)
+    for name in ("dropout", "embedding_dropout"):  # at rest in a frozen encoder
+        del size[name]
+    bf16 = uses_bf16(settings.execution.precision, device)
+    about = {
+        "weights": weights_digest(encoder),
+        "encoder": size,
+        "network_source": network_source(settings.encoder),
+        "catalog": catalog.digest,
+        "precision": "bf16" if bf16 else "float32",
+        "device": device.type,
+        "versions": {"benchmd_ray": __version__, "torch": torch.__version__},
+    }
+    return FeatureStore(folder, about, int(encoder.width))  # type: ignore[arg-type]
+
+
+def weights_digest(module: nn.Module) -> str:
+    """SHA-256 over the names, types, shapes and bytes of a module's parameters and buffers."""
+    hashed = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        hashed.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        hashed.update(raw.numpy().data)
+    return hashed.hexdigest()
+
+
+def _keep(path: Path, features: Features, about: dict[str, Any]) -> None:
+    """Write features, and then what says that they are whole."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.save(file, np.ascontiguousarray(features, np.float32), allow_pickle=False)
+        file.flush()
+        held = sha256(partial)
+    write_json(path.with_suffix(".json"), {"sha256": held, **about})
+
+
+def _kept(path: Path, shape: tuple[int, int]) -> Features | None:
+    """Features that are kept whole; None where there are none, or damaged ones."""
+    try:
+        said = json.loads(path.with_suffix(".json").read_text("utf-8"))["sha256"]
+        if sha256(path) != said:
+            return None
+        held: Features = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return held if held.shape == shape and held.dtype == np.float32 else None

@@ -1,0 +1,114 @@
+"""What transfer trains and selects on: labels, feed, score of an epoch, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmd_ray.data.batches import Columns, Feed, Rows, Worker
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.feed import (
+    chosen_rows_feed,
+    read_columns,
+    read_units,
+    streams,
+    whole_split_feed,
+)
+from benchmd_ray.data.splits import label_subset
+from benchmd_ray.evaluation.metrics import auroc, pooled, probabilities, require_scorable
+from benchmd_ray.modalities import Task
+from benchmd_ray.settings import Settings
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass
+class Best:
+    """The best epoch so far."""
+
+    auroc: float = -1.0
+    epoch: int = -1
+    weights: Weights = field(default_factory=dict)
+
+    def offer(self, auroc: float, epoch: int, weights: Callable[[], Weights]) -> None:
+        """Take an epoch that is better than all before; among equals the first stays."""
+        if auroc > self.auroc:
+            self.auroc, self.epoch, self.weights = auroc, epoch, weights()
+
+
+@dataclass(frozen=True)
+class TransferData:
+    """The labels that a run trains and selects on."""
+
+    task: Task
+    rows: Rows
+    """Rows of the training split that the run trains on, ascending."""
+    columns: Columns
+    """Of all rows of the training split."""
+    validation_targets: npt.NDArray[np.int8]
+    """Of all rows of the validation split."""
+    validation_units: list[str]
+    """What each of these rows is scored as part of."""
+
+    def score(self, logits: npt.NDArray[Any]) -> float:
+        """Mean AUROC on the validation split.
+
+        Args:
+            logits: (rows of the validation split, classes).
+        """
+        scores = probabilities(logits, self.task)
+        _, targets, scores = pooled(self.validation_units, self.validation_targets, scores)
+        return auroc(targets, scores).mean
+
+
+def transfer_data(settings: Settings, catalog: Catalog) -> TransferData:
+    """Rows and targets of the label setting, checked.
+
+    Raises:
+        BenchmdError: The validation split has no class that can be scored.
+    """
+    columns = read_columns(catalog, "train")
+    targets = columns.targets
+    rows = label_subset(
+        targets,
+        settings.transfer.labels_per_class,
+        catalog.modality.task,
+        settings.seed,
+    )
+    if settings.transfer.shuffle_labels:
+        order = np.random.default_rng([settings.seed, 0x5F1]).permutation(len(rows))
+        targets[rows] = targets[rows[order]]
+    validation = read_columns(catalog, "validation").targets
+    units = read_units(catalog, "validation")
+    _, scored, _ = pooled(units, validation, np.zeros(validation.shape))
+    require_scorable(scored, catalog.modality.classes, f"{catalog.path}, split validation")
+    return TransferData(catalog.modality.task, rows, columns, validation, units)
+
+
+def training_streams(catalog: Catalog, settings: Settings, data: TransferData) -> bool:
+    """Whether the training records are streamed: all are used, and they are too large to hold."""
+    return _whole(catalog, settings, data) and streams(catalog, "train", settings.execution)
+
+
+def _whole(catalog: Catalog, settings: Settings, data: TransferData) -> bool:
+    return len(data.rows) == catalog.rows("train") and not settings.transfer.shuffle_labels
+
+
+def training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: TransferData) -> Feed:
+    """Streaming where the whole split is used and too large to hold; else the rows are held."""
+    if _whole(catalog, settings, data):
+        return whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
+    return chosen_rows_feed(
+        catalog,
+        "train",
+        data.rows,
+        data.columns,
+        settings=settings,
+        worker=worker,
+        statistics=catalog.statistics,
+    )

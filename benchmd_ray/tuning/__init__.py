@@ -1,0 +1,1 @@
+"""Search of hyperparameters: Ray Tune executes, Optuna proposes, an inner fold decides."""

@@ -1,0 +1,320 @@
+"""Entries of a search space's file: read, and checked against the settings that they vary."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.modalities import modality
+from benchmd_ray.settings import Settings, fixed_settings, updated
+from benchmd_ray.tuning.parameters import (
+    KINDS,
+    OPTIONS,
+    Kind,
+    Parameter,
+    applied,
+    setting_types,
+    value_of,
+)
+
+CHOICE = ("kind", "values", "default", "when")
+RANGE = ("kind", "low", "high", "step", "default", "when")
+METHOD_SETTINGS = {
+    "pretrain.mixing_alpha": ("e-mix",),
+    "pretrain.temperature": ("e-mix",),
+    "pretrain.corruption_rate": ("shed",),
+    "pretrain.mask_rate": ("mae", "imagenet+mae"),
+}
+"""Settings that some of the built-in techniques alone read."""
+BUILT_IN = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
+DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
+"""Settings of the encoder that change nothing in its weights' shapes."""
+FINE_TUNING = ("transfer.layer_decay", "transfer.dropout", "transfer.embedding_dropout")
+"""Settings that linear evaluation does not read."""
+NEVER = {
+    "seed": "seeds show how much a result varies, they are not chosen by it",
+    "tuned": "it names the search that found the settings",
+    "transfer.mode": "--setting names what is searched",
+    "transfer.labels": "--setting names what is searched",
+    "transfer.shuffle_labels": "it is a sanity check",
+    "encoder.network": "choose it with --set or --settings",
+}
+"""Settings that no search varies, and why."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The search that a file is read for."""
+
+    file: Path
+    technique: str
+    setting: str
+    modality: str
+    built_in: bool
+    """Whether the file is the benchmark's: then its defaults are the fixed protocol."""
+
+    @property
+    def where(self) -> str:
+        """The file in words."""
+        return f"the search space {self.file}"
+
+    @cached_property
+    def fixed(self) -> Settings:
+        """The fixed protocol of the technique and modality."""
+        size = "vit-tiny" if self.technique in ("imagenet", "imagenet+mae") else "paper"
+        return fixed_settings(modality(self.modality), size)
+
+
+def read_entries(entries: Mapping[str, Any], scope: Scope) -> tuple[Parameter, ...]:
+    """Parameters of a file's entries.
+
+    Raises:
+        BenchmdError: An entry is not valid.
+    """
+    found: dict[str, Parameter] = {}
+    for name, entry in entries.items():
+        kind = _setting_type(name, scope)
+        reader = _Reader(name, kind, scope)
+        found[name] = reader.parameter(entry, found, entries)
+    return tuple(found.values())
+
+
+def _setting_type(name: str, scope: Scope) -> Any:
+    """Type of a setting that the search may vary; Any for an option of a user's own method."""
+    types = setting_types()
+    option = any(name.startswith(f"{group}.") for group in OPTIONS)
+    if option or name in types:
+        barred = _barred(name, scope)
+        if barred:
+            raise BenchmdError(
+                f"{scope.where}: this search cannot vary {name}: {barred}. Leave it out."
+            )
+        return Any if option else types[name]
+    if any(other.startswith(f"{name}.") for other in types):
+        raise BenchmdError(
+            f"{scope.where}: {name} is a group of settings, expected the name of one of them."
+        )
+    valid = [*(n for n in types if not _barred(n, scope)), "modalities", "settings", "techniques"]
+    raise unknown_name(f"setting in {scope.where}:", name, valid)
+
+
+def _barred(name: str, scope: Scope) -> str | None:
+    """Why the search may not vary a setting, or None."""
+    if name in NEVER:
+        return NEVER[name]
+    if name in OPTIONS:
+        return f"name one of them, such as {name}.noise"
+    group = name.split(".")[0]
+    if group == "execution":
+        return "it says how and where a run is executed, not what is computed"
+    if scope.setting == "pretrain":
+        return _barred_in_pretraining(name, group, scope.technique)
+    return _barred_in_transfer(name, group, scope)
+
+
+def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
+    readers = METHOD_SETTINGS.get(name, (technique,))
+    if group == "transfer":
+        return "a search of pretraining is scored by linear evaluation as it is"
+    if technique in BUILT_IN and technique not in readers:
+        return f"{technique} does not read it, only {' and '.join(readers)}"
+    if technique in BUILT_IN and name.startswith("pretrain.options."):
+        return f"{technique} reads no options, only a method of one's own"
+    if technique == "imagenet+mae" and group == "encoder" and name not in DROPOUT:
+        return "the ImageNet weights fit one encoder alone"
+    return None
+
+
+def _barred_in_transfer(name: str, group: str, scope: Scope) -> str | None:
+    linear = scope.setting.split("-")[0] == "linear"
+    if group == "pretrain":
+        return "the trials of a search of transfer share one pretraining"
+    if linear and (group == "encoder" or name in FINE_TUNING):
+        return "linear evaluation leaves the encoder as it is"
+    if group == "encoder" and scope.technique != "scratch":
+        return "the encoder is that of the pretraining; its dropout here is transfer.dropout"
+    return None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the entry of one setting."""
+
+    name: str
+    type: Any
+    scope: Scope
+
+    def error(self, what: str) -> BenchmdError:
+        return BenchmdError(f"{self.scope.where}, {self.name}: {what}")
+
+    def parameter(
+        self, entry: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
+    ) -> Parameter:
+        """The entry as a parameter.
+
+        Args:
+            entry: As the file has it.
+            earlier: Parameters that stand before it.
+            names: All names of the file.
+        """
+        kind = self._kind(entry)
+        default = entry["default"] if "default" in entry else self._protocol()
+        default = self._value(default, kind, "default")
+        if kind == "choice":
+            found = Parameter(self.name, kind, default, values=self._values(entry["values"]))
+        else:
+            found = self._range(entry, kind, default)
+        if not found.holds(default):
+            if "default" in entry or self.scope.built_in:
+                raise self.error(f"the default {default!r} is outside, expected {found.range}.")
+            # A search starts at its settings, see `spaces.starting_at`.
+            found = replace(found, default=found.values[0] if found.values else found.low)
+            default = found.default
+        fixed = value_of(self.scope.fixed, self.name)
+        if self.scope.built_in and default != fixed:
+            raise self.error(
+                f"the default {default!r} is not the fixed protocol's value for "
+                f"{self.scope.technique} on {self.scope.modality}, expected {fixed!r}."
+            )
+        when = self._conditions(entry["when"], earlier, names) if "when" in entry else {}
+        return replace(found, when=when)
+
+    def _protocol(self) -> Any:
+        value = value_of(self.scope.fixed, self.name)
+        if value is None:
+            raise self.error("an option needs a default.")
+        return value
+
+    def _kind(self, entry: Any) -> Kind:
+        if not isinstance(entry, Mapping):
+            raise self.error(
+                f"got {entry!r}, expected such as {{kind: float, low: 0, high: 0.5, default: 0.1}}."
+            )
+        for key in entry:
+            if key not in (*CHOICE, *RANGE):
+                label = f"key in {self.scope.where}, {self.name}:"
+                raise unknown_name(label, str(key), {*CHOICE, *RANGE})
+        kind = entry.get("kind")
+        if kind not in KINDS:
+            label = f"kind in {self.scope.where}, {self.name}:"
+            raise unknown_name(label, str(kind or ""), KINDS)
+        allowed, needed = (CHOICE, ("values",)) if kind == "choice" else (RANGE, ("low", "high"))
+        for key in entry:
+            if key not in allowed:
+                raise self.error(f"{key} is no key of the kind {kind}: expected {_list(allowed)}.")
+        for key in needed:
+            if key not in entry:
+                raise self.error(f"{key} is missing: the kind {kind} needs {_list(needed)}.")
+        fitting = self._fitting_kinds()
+        if kind not in fitting:
+            raise self.error(f"the kind {kind} does not fit, expected {' or '.join(fitting)}.")
+        return typing.cast(Kind, kind)
+
+    def _fitting_kinds(self) -> tuple[Kind, ...]:
+        if self.type is Any:
+            return KINDS
+        if self.name == "encoder.patch_size":  # few values of a range divide a signal
+            return ("choice",)
+        if self.type in (float, float | None):
+            return ("float", "log float", "choice")
+        return ("int", "log int", "choice") if self.type is int else ("choice",)
+
+    def _value(self, value: Any, kind: Kind, key: str) -> Any:
+        """A value of the entry as its setting takes it."""
+        if kind != "choice":
+            value = self._number(value, kind, key)
+        base = self.scope.fixed
+        if self.name.startswith("encoder.options."):
+            base = updated(base, {"encoder": {"network": "of:one's own"}})
+        try:
+            taken = value_of(applied(base, {self.name: value}), self.name)
+        except BenchmdError as error:
+            raise self.error(f"{key}: {error}") from error
+        if isinstance(taken, float) and not math.isfinite(taken):
+            raise self.error(f"{key} is {taken!r}, expected a finite number.")
+        return taken
+
+    def _number(self, value: Any, kind: Kind, key: str) -> float:
+        whole = kind.endswith("int")
+        try:  # YAML 1.1 reads 1e-4 as a string
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number) or (whole and not number.is_integer()):
+            raise self.error(
+                f"{key} is {value!r}, expected {'an integer' if whole else 'a number'}."
+            )
+        return int(number) if whole else number
+
+    def _values(self, values: Any) -> tuple[Any, ...]:
+        if not isinstance(values, list) or len(values) < 2:
+            raise self.error(f"values is {values!r}, expected a list of two or more.")
+        found = tuple(self._value(value, "choice", "values") for value in values)
+        if self.name == "encoder.patch_size":
+            self._require_patches(found)
+        for i, value in enumerate(found):
+            if value in found[:i]:
+                raise self.error(f"values has {value!r} twice, expected each once.")
+        return found
+
+    def _require_patches(self, sizes: tuple[int, ...]) -> None:
+        kind = modality(self.scope.modality)
+        for size in sizes:
+            try:
+                kind.with_patch(size)
+            except BenchmdError as error:
+                raise self.error(f"values: {error}") from error
+            if size == kind.patch[-1] and 0 in sizes:
+                raise self.error(f"{size} and 0 are the same for {kind.name}: leave out one.")
+
+    def _range(self, entry: Mapping[str, Any], kind: Kind, default: Any) -> Parameter:
+        low, high = (self._value(entry[key], kind, key) for key in ("low", "high"))
+        step = self._number(entry["step"], kind, "step") if "step" in entry else None
+        if not low < high:
+            raise self.error(f"low is {low:g} and high {high:g}, expected low below high.")
+        if kind.startswith("log"):
+            if low <= 0:
+                raise self.error(f"low is {low:g}, and a logarithmic scale begins above 0.")
+            if step is not None:
+                raise self.error("step is no key of a logarithmic scale: leave it out.")
+        found = Parameter(self.name, kind, default, low, high, step)
+        if step is not None and (step <= 0 or not found.holds(high)):
+            raise self.error(
+                f"step is {step:g}, expected one above 0 that leads from {low:g} to {high:g}."
+            )
+        return found
+
+    def _conditions(
+        self, when: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
+    ) -> dict[str, tuple[Any, ...]]:
+        if not isinstance(when, Mapping) or not when:
+            raise self.error(f"when is {when!r}, expected a setting and a list of its values.")
+        found = {}
+        for other, allowed in ((str(o), a) for o, a in when.items()):
+            if other not in earlier and other in names:
+                raise self.error(f"when names {other}, expected one that stands before it.")
+            if other not in earlier:
+                label = f"setting in {self.scope.where}, {self.name}, when:"
+                raise unknown_name(label, other, earlier)
+            if earlier[other].kind != "choice":
+                raise self.error(
+                    f"when names {other} of the kind {earlier[other].kind}, expected a choice."
+                )
+            values = allowed if isinstance(allowed, list) else []
+            if not values or any(value not in earlier[other].values for value in values):
+                raise self.error(
+                    f"when has {other}: {allowed!r}, expected a list of its values: "
+                    f"{_list(earlier[other].values)}."
+                )
+            found[other] = tuple(values)
+        return found
+
+
+def _list(values: typing.Iterable[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,197 @@
+"""What a search varies: settings, each with a kind, a range and the value that it starts at."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.settings import Settings, updated
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+Kind = Literal["float", "log float", "int", "log int", "choice"]
+KINDS: tuple[Kind, ...] = typing.get_args(Kind)
+"""A number on a linear or a logarithmic scale, a whole number likewise, or one of some values."""
+
+OPTIONS = ("pretrain.options", "encoder.options")
+"""Settings that hold what a user's own method or encoder network reads, by name."""
+INHERITED = {
+    "transfer.dropout": "encoder.dropout",
+    "transfer.embedding_dropout": "encoder.embedding_dropout",
+}
+"""Settings that take the value of another while they are null."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One setting that a search varies."""
+
+    name: str
+    """Name of the setting, such as ``transfer.optimiser.lr``."""
+    kind: Kind
+    default: Any
+    """The value that the search starts at; it keeps it where the parameter is not active."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of a range, both included."""
+    step: float | None = None
+    """Distance of the values of a range, counted from ``low``; None: any value, or any integer."""
+    values: tuple[Any, ...] = ()
+    """Values of a choice."""
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Searched only while each of these other settings has one of its values."""
+
+    @property
+    def range(self) -> str:
+        """Its range in words, for messages."""
+        if self.kind == "choice":
+            return f"one of {', '.join(map(str, self.values))}"
+        steps = "" if self.step is None else f" in steps of {self.step:g}"
+        return f"{self.low:g} to {self.high:g}{steps}"
+
+    def holds(self, value: object) -> bool:
+        """Whether a search can choose this value."""
+        if self.kind == "choice":
+            return value in self.values
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        if self.low is None or self.high is None or not self.low <= value <= self.high:
+            return False
+        step = self.step or (1 if self.kind.endswith("int") else None)
+        steps = 0.0 if step is None else (value - self.low) / step
+        return abs(steps - round(steps)) < 1e-8
+
+    def active(self, values: Mapping[str, Any]) -> bool:
+        """Whether it is searched while the other parameters have these values."""
+        return all(values[other] in allowed for other, allowed in self.when.items())
+
+    def suggest(self, trial: BaseTrial) -> Any:
+        """A value that the trial's sampler proposes."""
+        if self.kind == "choice":
+            return trial.suggest_categorical(self.name, self.values)
+        assert self.low is not None  # a range has both ends, which mypy cannot know
+        assert self.high is not None
+        log = self.kind.startswith("log")
+        if self.kind.endswith("int"):
+            low, high, step = int(self.low), int(self.high), int(self.step or 1)
+            return trial.suggest_int(self.name, low, high, step=step, log=log)
+        return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=log)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain: dict[str, Any] = {"kind": self.kind}
+        if self.kind == "choice":
+            plain["values"] = list(self.values)
+        else:
+            plain |= {"low": self.low, "high": self.high}
+        if self.step is not None:
+            plain["step"] = self.step
+        plain["default"] = self.default
+        if self.when:
+            plain["when"] = {other: list(allowed) for other, allowed in self.when.items()}
+        return plain
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search varies."""
+
+    name: str
+    """Name in messages: of its file and of the modality."""
+    parameters: tuple[Parameter, ...]
+    """In their order; one that another depends on stands before it."""
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """What the first trial takes, by name; parameters that are not active are left out."""
+        return self._chosen(lambda parameter: parameter.default)
+
+    def suggest(self, trial: BaseTrial) -> dict[str, Any]:
+        """What the trial's sampler proposes, by name; parameters not active are left out."""
+        return self._chosen(lambda parameter: parameter.suggest(trial))
+
+    def _chosen(self, choose: Callable[[Parameter], Any]) -> dict[str, Any]:
+        values = {parameter.name: parameter.default for parameter in self.parameters}
+        chosen = {}
+        for parameter in self.parameters:
+            if parameter.active(values):
+                chosen[parameter.name] = values[parameter.name] = choose(parameter)
+        return chosen
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Plain values by name, for JSON."""
+        return {parameter.name: parameter.as_dict() for parameter in self.parameters}
+
+
+def applied(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """``settings`` with other values.
+
+    Args:
+        settings: The settings.
+        values: Values by name, such as ``{"transfer.optimiser.lr": 0.001}``.
+
+    Raises:
+        BenchmdError: A setting does not exist or refuses its value.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        *groups, last = name.split(".", 2)
+        inner = changes
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    return updated(settings, changes)
+
+
+def value_of(settings: Settings, name: str, default: Any = None) -> Any:
+    """Value of a setting; ``default`` for an option that is not set.
+
+    Raises:
+        BenchmdError: There is no such setting.
+    """
+    found: Any = settings
+    for part in name.split(".", 2):
+        if isinstance(found, Mapping):
+            return found.get(part, default)
+        if not hasattr(found, part):
+            raise BenchmdError(f"there is no setting {name}: see `benchmd settings`.")
+        found = getattr(found, part)
+    return value_of(settings, INHERITED[name]) if found is None and name in INHERITED else found
+
+
+@functools.cache
+def setting_types(group: type = Settings, prefix: str = "") -> Mapping[str, Any]:
+    """Types of all settings by name; `OPTIONS` are among them as dictionaries."""
+    types: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(group).items():
+        if is_dataclass(kind):
+            types |= setting_types(typing.cast(type, kind), f"{prefix}{name}.")
+        else:
+            types[prefix + name] = kind
+    return types
+
+
+def without(parameters: tuple[Parameter, ...], fixed: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """Parameters but those that keep one value, with the conditions on these settled.
+
+    Args:
+        parameters: Each after those that it depends on.
+        fixed: Values that are kept, by name.
+    """
+    settled = dict(fixed)
+    left: list[Parameter] = []
+    for p in parameters:
+        if p.name in settled:
+            continue
+        open_ = {other: allowed for other, allowed in p.when.items() if other not in settled}
+        closed = any(settled[other] not in p.when[other] for other in p.when if other in settled)
+        if closed or not all(open_.values()):
+            settled[p.name] = p.default  # never searched: it keeps its value
+        else:
+            left.append(replace(p, when=open_))
+    return tuple(left)

@@ -1,0 +1,372 @@
+"""What the folder of a search says: its plan, its trials and, once one is complete, its result.
+
+A search lies in ``<store>/searches/<name>/``: ``search.json`` (what is searched),
+``trials.parquet`` (one row per trial, see `trials_schema`) and ``result.json``, which is missing
+while no trial is complete. `read_search` reads it and refuses what is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.settings import Settings, updated
+
+FORMAT = 1
+SEARCHES = "searches"
+"""Folder of a store that holds its searches."""
+SEARCH, TRIALS, RESULT, BEST = "search.json", "trials.parquet", "result.json", "best.yaml"
+STATES = ("complete", "stopped", "failed", "unfinished")
+"""Of a trial; ``stopped``: early, by the search."""
+NUMERIC = ("float", "log float", "int", "log int")
+"""Kinds of settings that have an order."""
+CURVE = pa.list_(pa.struct([("step", pa.int64()), ("value", pa.float64())]))
+COLUMNS: dict[str, pa.DataType] = {
+    "number": pa.int64(),
+    "state": pa.string(),
+    "reason": pa.string(),
+    "value": pa.float64(),
+    "rank": pa.float64(),
+    "last_value": pa.float64(),
+    "step": pa.int64(),
+    "steps": pa.int64(),
+    "seconds": pa.float64(),
+    "device_hours": pa.float64(),
+    "started": pa.string(),
+    "finished": pa.string(),
+    "curve": CURVE,
+}
+"""Columns of ``trials.parquet`` that every search has.
+
+``reason``: why a trial failed. ``value``: objective, AUROC on the inner validation fold, of a
+complete trial. ``rank``: mean rank over modalities. ``last_value``, ``step``: what was reported
+last; ``steps``: what the trial would have gone to (epochs, pretraining steps, or modalities).
+``seconds``, ``device_hours``: worked, all attempts. ``started``, ``finished``: ISO time, UTC.
+"""
+REQUIRED = ("number", "state", "seconds", "device_hours", "started")
+"""Columns without a missing value."""
+AUROC_OF = "auroc:"
+"""Beginning of the columns with the AUROC of one modality, of a search over several."""
+_PLAN: dict[str, type | tuple[type, ...]] = {
+    "technique": str,
+    "setting": str,
+    "sources": list,
+    "objectives": list,
+    "across": (str, type(None)),
+    "sampler": str,
+    "stopping": str,
+    "seed": int,
+    "space": dict,
+    "settings": list,
+    "device": str,
+}
+_RESULT: dict[str, type | tuple[type, ...]] = {
+    "best": int,
+    "value": (int, float),
+    "first_value": (int, float, type(None)),
+    "counts": dict,
+    "seconds": (int, float),
+    "device_hours": (int, float),
+    "importance": dict,
+    "front": list,
+    "settings": list,
+}
+_SOURCE: dict[str, type | tuple[type, ...]] = {
+    "modality": str,
+    "source": str,
+    "policy": str,
+    "catalog": str,
+    "inner": str,
+    "records": dict,
+    "patients": dict,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SearchRecord:
+    """A search as its folder has it."""
+
+    folder: Path
+    technique: str
+    setting: str
+    """``pretrain``, or the transfer setting that is searched."""
+    sources: tuple[Mapping[str, Any], ...]
+    """modality, source, policy, digests of catalog and inner catalog, and records and patients of
+    the two inner folds; several of a universal search."""
+    objectives: tuple[str, ...]
+    """``auroc``, and maybe ``device_hours``."""
+    across: str | None
+    """How the modalities of a universal search are summed up; None of a search on one source."""
+    sampler: str
+    stopping: str
+    seed: int
+    space: Mapping[str, Mapping[str, Any]]
+    """By the full name of a setting: kind, range and default, the value of trial 0."""
+    settings: tuple[Mapping[str, Any], ...]
+    """Settings of trial 0, which the search starts from, one per source."""
+    device: str
+    trials: pd.DataFrame
+    """One row per trial in order of number: `COLUMNS`, each searched setting, and of a universal
+    search the AUROC of each modality. ``curve`` holds tuples of (step, value)."""
+    result: Mapping[str, Any] | None
+    """What ``result.json`` says; None while no trial is complete."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return self.folder.name
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Trials by state, all of `STATES`."""
+        return {state: int((self.trials["state"] == state).sum()) for state in STATES}
+
+    @property
+    def best(self) -> int | None:
+        """Number of the best trial."""
+        return None if self.result is None else int(self.result["best"])
+
+    @property
+    def value(self) -> float:
+        """Objective of the best trial, NaN while there is none."""
+        return float("nan") if self.result is None else float(self.result["value"])
+
+    @property
+    def first_value(self) -> float:
+        """Objective of trial 0, NaN where it is not complete."""
+        value = None if self.result is None else self.result["first_value"]
+        return float("nan") if value is None else float(value)
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of the search; NaN while there is no result."""
+        return float("nan") if self.result is None else float(self.result["seconds"])
+
+    @property
+    def device_hours(self) -> float:
+        """Hours that devices worked for trials, all together."""
+        if self.result is not None:
+            return float(self.result["device_hours"])
+        return float(self.trials["device_hours"].sum())
+
+    @property
+    def shared_seconds(self) -> float:
+        """Seconds of the pretrainings that all trials share; NaN while there is no result."""
+        return float("nan") if self.result is None else float(self.result.get("shared_seconds", 0))
+
+    @property
+    def first_reason(self) -> str:
+        """Why the first trial that failed did; empty where none has."""
+        reasons = self.trials.loc[self.trials["state"] == "failed", "reason"].dropna()
+        return "" if reasons.empty else str(reasons.iloc[0])
+
+    @property
+    def importance(self) -> dict[str, float]:
+        """Importance of each searched setting, the largest first; empty where it is not known."""
+        found = {} if self.result is None else dict(self.result["importance"])
+        return dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
+
+    @property
+    def importance_reason(self) -> str:
+        """Why the importance is not known."""
+        if self.result is None:
+            return "no trial is complete"
+        return str(self.result.get("importance_reason", "the search gave none"))
+
+    @property
+    def front(self) -> tuple[int, ...]:
+        """Numbers of the trials that no other one beats in both AUROC and device hours."""
+        return () if self.result is None else tuple(map(int, self.result["front"]))
+
+    def start(self, modality: str, source: str, policy: str) -> Settings | None:
+        """Settings of trial 0 for a source; None for a source that was not searched on."""
+        for about, settings in zip(self.sources, self.settings, strict=True):
+            if (about["modality"], about["source"], about["policy"]) == (modality, source, policy):
+                return updated(Settings(), settings)
+        return None
+
+
+def trials_schema(
+    space: Mapping[str, Mapping[str, Any]], modalities: Sequence[str] = ()
+) -> pa.Schema:
+    """Columns of ``trials.parquet``.
+
+    Args:
+        space: What is searched, as ``search.json`` has it: name of a setting → ``kind`` and, of a
+            choice, ``values``.
+        modalities: Those of a universal search, which has a column of AUROC for each.
+
+    Raises:
+        BenchmdError: A setting is of a kind that is not known.
+    """
+    fields = [pa.field(name, kind, nullable=name not in REQUIRED) for name, kind in COLUMNS.items()]
+    fields += [pa.field(name, _column_type(name, about)) for name, about in space.items()]
+    fields += [pa.field(f"{AUROC_OF}{name}", pa.float64()) for name in dict.fromkeys(modalities)]
+    return pa.schema(fields)
+
+
+def _column_type(name: str, about: Mapping[str, Any]) -> pa.DataType:
+    kind = about.get("kind")
+    if kind in ("float", "log float"):
+        return pa.float64()
+    if kind in ("int", "log int"):
+        return pa.int64()
+    if kind != "choice":
+        raise unknown_name(f"kind of the searched setting {name}", str(kind), (*NUMERIC, "choice"))
+    kinds = {type(value) for value in about.get("values", ())}
+    for held, column in (({bool}, pa.bool_()), ({int}, pa.int64())):
+        if kinds == held:
+            return column
+    return pa.float64() if kinds and kinds <= {int, float} else pa.string()
+
+
+def searches(stores: Sequence[Path]) -> list[SearchRecord]:
+    """Searches of stores, each once, in order of name; a store or run folder may have none.
+
+    Of copies of one search in several stores the one with the most trials is taken.
+
+    Raises:
+        BenchmdError: The folder of a search is damaged.
+    """
+    folders = {
+        path.parent.resolve(): None
+        for store in stores
+        for path in sorted(store.glob(f"{SEARCHES}/*/{SEARCH}"))
+    }
+    found: dict[str, SearchRecord] = {}
+    for record in map(read_search, folders):
+        known = found.get(record.name)
+        if known is None or len(record.trials) > len(known.trials):
+            found[record.name] = record
+    return [found[name] for name in sorted(found)]
+
+
+def read_search(folder: Path) -> SearchRecord:
+    """Read the folder of a search, which may be running.
+
+    Raises:
+        BenchmdError: It is none, or a file is damaged.
+    """
+    if not (folder / SEARCH).is_file():
+        raise BenchmdError(
+            f"{folder} is no search (no {SEARCH}). Name a folder that `benchmd tune` printed."
+        )
+    plan = _read_json(folder / SEARCH)
+    if plan.get("format") != FORMAT:
+        raise BenchmdError(
+            f"{folder / SEARCH} has the format {plan.get('format')!r}, expected {FORMAT}: another "
+            "version of benchmd wrote it. Read it with that one, or search again."
+        )
+    _checked(plan, _PLAN, folder / SEARCH)
+    if not plan["sources"] or len(plan["sources"]) != len(plan["settings"]):
+        raise _damaged(
+            folder / SEARCH,
+            f"it has {len(plan['sources'])} sources and {len(plan['settings'])} settings, expected "
+            "one or more, and as many",
+        )
+    for about in plan["sources"]:
+        _checked(about, _SOURCE, folder / SEARCH, "a source")
+    modalities = [about["modality"] for about in plan["sources"]]
+    if len(modalities) == 1:  # its AUROC is the objective
+        modalities = []
+    trials = _read_trials(folder / TRIALS, trials_schema(plan["space"], modalities))
+    tuples = ("sources", "objectives", "settings")
+    named: dict[str, Any] = {
+        name: tuple(plan[name]) if name in tuples else plan[name] for name in _PLAN
+    }
+    return SearchRecord(
+        folder=folder,
+        trials=trials,
+        result=_read_result(folder / RESULT, trials),
+        **named,
+    )
+
+
+def _read_trials(path: Path, schema: pa.Schema) -> pd.DataFrame:
+    """Trials in order of number; none where the file is not there yet."""
+    if not path.is_file():
+        return _frame(schema.empty_table())
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(path, f"it is no Parquet file ({error})") from error
+    missing = [name for name in schema.names if name not in table.column_names]
+    if missing:
+        raise _damaged(path, f"it lacks the columns {', '.join(missing)}")
+    try:
+        table = table.select(schema.names).cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise _damaged(path, f"its columns are of other types ({error})") from error
+    trials = _frame(table)
+    unknown = sorted(set(trials["state"]) - set(STATES))
+    if unknown:
+        raise unknown_name(f"state of a trial in {path}:", str(unknown[0]), STATES)
+    if trials["number"].duplicated().any():
+        raise _damaged(path, "a number of a trial is there twice")
+    lacking = trials[(trials["state"] == "complete") & trials["value"].isna()]
+    if len(lacking):
+        raise _damaged(path, f"trial {lacking['number'].iloc[0]} is complete and has no value")
+    return trials
+
+
+def _frame(table: pa.Table) -> pd.DataFrame:
+    frame = table.drop_columns(["curve"]).to_pandas()
+    curves = [
+        tuple((point["step"], point["value"]) for point in curve or ())
+        for curve in table["curve"].to_pylist()
+    ]
+    frame.insert(len(COLUMNS) - 1, "curve", pd.Series(curves, index=frame.index, dtype="object"))
+    ordered: pd.DataFrame = frame.sort_values("number", kind="stable")
+    return ordered.reset_index(drop=True)
+
+
+def _read_result(path: Path, trials: pd.DataFrame) -> Mapping[str, Any] | None:
+    if not path.is_file():
+        return None
+    result = _read_json(path)
+    _checked(result, _RESULT, path)
+    complete = set(trials.loc[trials["state"] == "complete", "number"])
+    odd = sorted({result["best"], *result["front"]} - complete)
+    if odd:
+        raise _damaged(path, f"it names trial {odd[0]}, which {TRIALS} does not have as complete")
+    return result
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, f"it is no JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise _damaged(path, f"it holds {type(content).__name__}, expected names and values")
+    return content
+
+
+def _checked(
+    content: Any, expected: Mapping[str, type | tuple[type, ...]], path: Path, what: str = "it"
+) -> None:
+    """Raises where names are missing or values are of other types."""
+    if not isinstance(content, dict):
+        raise _damaged(path, f"{what} is {content!r}, expected names and values")
+    missing = [name for name in expected if name not in content]
+    if missing:
+        raise _damaged(path, f"{what} lacks {', '.join(missing)}")
+    for name, kinds in expected.items():
+        if not isinstance(content[name], kinds):
+            raise _damaged(path, f"{what} has {name} {content[name]!r}, which is of another type")
+
+
+def _damaged(path: Path, why: str) -> BenchmdError:
+    return BenchmdError(
+        f"{path} is damaged: {why}. Run the same `benchmd tune` again, which writes it anew from "
+        f"the trials that it has; or move the folder {path.parent} out of the store."
+    )

@@ -1,0 +1,258 @@
+"""A search: Ray Tune executes the trials that a study proposes, until the budget is used.
+
+Ray Tune places trials, retries those whose process was lost, and keeps processes warm between
+them. What is proposed, what is stopped early and how a trial ended is decided here and kept in the
+study, so a search that was killed goes on without anything that Ray Tune knew.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmd_ray.errors import BenchmdError, Transient
+from benchmd_ray.files import is_disk_full, remove
+from benchmd_ray.progress import Board
+from benchmd_ray.tuning.study import Proposal, Study
+from benchmd_ray.tuning.trial import Reached, Work, run_trial, why_failed
+
+ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the study keeps what they would write
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # a signal halts the search, see `Limits`
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # nothing is restored from these
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "5",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+"""Read by Ray Tune when it is imported or started."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may use; None sets no limit. What ends first ends the search."""
+
+    trials: int | None = 50
+    """Trials in all, those of earlier sessions too."""
+    hours: float | None = None
+    """By the clock, of all sessions."""
+    device_hours: float | None = None
+    """Of GPUs, or of CPUs where there is none, over all sessions."""
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "hours", "device_hours"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                option = name.replace("_", "-")
+                raise BenchmdError(f"--{option} is {value:g}, expected a number above 0.")
+        if self.trials is self.hours is self.device_hours is None:
+            raise BenchmdError(
+                "the search has no budget: give one of --trials, --hours, --device-hours."
+            )
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a trial holds while it works, and how many work at once."""
+
+    cpus: float
+    gpus: float
+    at_once: int
+
+    @property
+    def devices(self) -> float:
+        """GPUs of a trial, or CPUs where it has none: what device hours count."""
+        return self.gpus or self.cpus
+
+
+class Limits:
+    """Whether the search is to end, and what it shows meanwhile."""
+
+    def __init__(
+        self,
+        study: Study,
+        budget: Budget,
+        place: Place,
+        halted: Callable[[], bool],
+        shown: Board,
+        worked: float = 0.0,
+    ) -> None:
+        """Look at the study.
+
+        Args:
+            study: The trials.
+            budget: What may be used.
+            place: What a trial holds.
+            halted: Whether a signal came.
+            shown: Shows how far the search is.
+            worked: Seconds by the clock of earlier sessions.
+        """
+        self.study, self.budget, self.place = study, budget, place
+        self.halted, self.shown = halted, shown
+        self.start = time.monotonic() - worked
+        self.running: set[int] = set()
+        self.trouble: Exception | None = None
+        """What is wrong with this program or its surroundings, not with a trial."""
+        self.device_hours = 0.0
+        self.text = ""
+        self.look()
+
+    def look(self) -> None:
+        """Take what the study knows now."""
+        trials = self.study.trials()
+        self.device_hours = sum(trial.device_hours for trial in trials)
+        ended = {
+            state: sum(t.state == state for t in trials)
+            for state in ("complete", "stopped", "failed")
+        }
+        best = self.study.best()
+        parts = [f"{len(self.running)} running"]
+        parts += [f"{ended['stopped']} stopped early", f"{ended['failed']} failed"]
+        if best is not None:
+            parts.append(f"best AUROC {best.auroc:.3f} (trial {best.number})")
+        self.text, self.ended = ", ".join(parts), sum(ended.values())
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether running trials must end: a signal or trouble came, or the hours are over."""
+        hours = (time.monotonic() - self.start) / 3600
+        if self.trouble is not None:
+            return True
+        return self.halted() or (self.budget.hours is not None and hours >= self.budget.hours)
+
+    @property
+    def used(self) -> bool:
+        """Whether no further trial may begin."""
+        trials, devices = self.budget.trials, self.budget.device_hours
+        return (
+            self.out_of_time
+            or (trials is not None and self.study.begun >= trials)
+            or (devices is not None and self.device_hours >= devices)
+        )
+
+
+Ended = Callable[[int], None]
+"""Is told the number of a trial that ended."""
+
+
+def search(work: Work, limits: Limits, ended: Ended) -> None:
+    """Work on trials until the budget is used: first those that an earlier session was at.
+
+    Needs a Ray that this process is connected to.
+
+    Args:
+        work: What all trials have in common.
+        limits: The study, its budget and what shows progress.
+        ended: Is told of each trial that ended, when the study knows it.
+
+    Raises:
+        Transient: Ray Tune itself fails again and again.
+    """
+    at_work = {work.trial_folder(trial.number) for trial in limits.study.unfinished()}
+    for leftover in set((work.folder / "trials").glob("*")) - at_work:
+        remove(leftover)
+    storage = work.folder / "ray_tune"
+    with _environment():
+        while True:
+            remove(storage)
+            queue = limits.study.unfinished()
+            if limits.out_of_time or (limits.used and not queue):
+                break
+            error: Exception | None = None
+            try:
+                _fit(work, limits, queue, ended, storage)
+            except Exception as raised:  # of Ray Tune: such as a trial that took a node's memory
+                error = raised
+            remove(storage)
+            if limits.trouble is not None:
+                raise limits.trouble
+            if not limits.out_of_time:
+                _after_crash(limits, error, ended)
+            limits.running.clear()
+
+
+def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
+    """Fail the trials that were at work too often when Ray Tune gave up or forgot them."""
+    from benchmd_ray.tuning.ray_tune import LOSSES
+
+    line = (str(error or "no word of it").strip().splitlines() or [type(error).__name__])[-1]
+    lost = [p for p in limits.study.unfinished() if p.number in limits.running]
+    if error is not None and not lost:
+        raise Transient(f"Ray Tune failed: {line}. Run the same command again.") from error
+    for proposal in lost:
+        if limits.study.crashed(proposal.number) >= LOSSES:
+            reason = f"its process was lost: {line}"
+            limits.study.ended(proposal.number, seconds=proposal.seconds, reason=reason)
+            ended(proposal.number)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    levels = {name: logging.getLogger(name).level for name in ("ray.tune", "ray.train")}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _fit(work: Work, limits: Limits, queue: list[Proposal], ended: Ended, storage: Path) -> None:
+    """Let Ray Tune work until nothing more is proposed."""
+    from ray import tune
+
+    from benchmd_ray.tuning.ray_tune import LOSSES, Judge, Proposals, Watch
+
+    place = limits.place
+    trainable = tune.with_resources(
+        tune.with_parameters(trial_loop, work=work), {"cpu": place.cpus, "gpu": place.gpus}
+    )
+    tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            search_alg=Proposals(limits, queue),
+            scheduler=Judge(limits, ended, work),
+            num_samples=-1,
+            max_concurrent_trials=place.at_once,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name="search",
+            storage_path=str(storage),
+            stop=Watch(limits),
+            failure_config=tune.FailureConfig(max_failures=LOSSES - 1),
+            verbose=0,
+        ),
+    ).fit()
+
+
+def trial_loop(config: Mapping[str, Any], work: Work) -> None:
+    """One trial, in a process of Ray Tune; whatever goes wrong in it is reported, not raised."""
+    from ray import tune
+
+    def report(reached: Reached) -> None:
+        tune.report({**vars(reached), "aurocs": dict(reached.aurocs), "failed": ""})
+
+    start = time.monotonic()
+    try:
+        run_trial(work, config["number"], config["values"], report, config["seconds"])
+    except Exception as error:
+        seconds = config["seconds"] + time.monotonic() - start
+        trouble = isinstance(error, Transient) or is_disk_full(error, work.folder)
+        told = {"failed": why_failed(error) or "no reason", "trouble": trouble}
+        tune.report({**told, "seconds": seconds})
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # the next trial may work beside others on this GPU

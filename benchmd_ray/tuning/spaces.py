@@ -1,0 +1,260 @@
+"""Search spaces: what a search may vary, for a technique, a setting and a modality.
+
+The built-in ones are the YAML files of ``search_spaces``, whose README has the format; a user's
+own file has the same. All that a file says is checked when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmd_ray.data.cards import resource_folder
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import read_yaml
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.settings import LABEL_SETTINGS, Settings
+from benchmd_ray.tuning.entries import Scope, read_entries
+from benchmd_ray.tuning.parameters import Parameter, Space, applied, value_of, without
+
+__all__ = ["Parameter", "Space", "applied", "shared", "space_for", "starting_at"]
+
+PRETRAIN = "pretrain"
+"""The setting of a search of pretraining; the others are transfer settings as tables name them."""
+LINEAR = ("linear", *(f"linear-{labels}" for labels in LABEL_SETTINGS if labels != "full"))
+SETTINGS = (PRETRAIN, *LINEAR, *(f"finetune-{labels}" for labels in LABEL_SETTINGS))
+"""Valid settings of a search."""
+SPACES = {"e-mix": "e-mix", "shed": "shed", "mae": "mae", "imagenet+mae": "mae"}
+"""File of the built-in space of each technique's pretraining."""
+UNTRAINED = ("scratch", "imagenet")
+"""Techniques that train nothing before transfer."""
+OVERRIDES = ("modalities", "settings", "techniques")
+"""Keys of a file that hold changes for some searches alone, in the order of their application."""
+WARM_UP = "pretrain.optimiser.warmup_steps"
+
+
+def space_for(technique: str, setting: str, modality: str, path: Path | None = None) -> Space:
+    """The space of a search.
+
+    Args:
+        technique: Name of the technique, built in or a user's own.
+        setting: ``pretrain``, ``linear``, ``finetune-small``, …
+        modality: Name of the modality.
+        path: A file of the user's own; None takes the built-in one.
+
+    Raises:
+        BenchmdError: There is no such space, or the file is not valid.
+    """
+    if setting not in SETTINGS:
+        raise unknown_name("setting of a search", setting, SETTINGS)
+    if setting == PRETRAIN and technique in UNTRAINED:
+        raise BenchmdError(
+            f"{technique} trains nothing in pretraining, so there is nothing to search: search a "
+            "transfer setting, such as --setting linear."
+        )
+    if modality not in MODALITIES:
+        raise unknown_name("modality", modality, MODALITIES)
+    file = path or _built_in(technique, setting)
+    scope = Scope(file if path else Path(file.name), technique, setting, modality, path is None)
+    name = f"{path or file.stem} ({modality})"
+    return Space(name, read_entries(_chosen_entries(_content(file), scope), scope))
+
+
+def _built_in(technique: str, setting: str) -> Path:
+    stem = SPACES.get(technique) if setting == PRETRAIN else setting.split("-")[0]
+    if stem is None:
+        raise BenchmdError(
+            f"there is no built-in search space for pretraining by {technique!r} (there are those "
+            f"of {', '.join(SPACES)}): give one of your own with --space FILE; its format is in "
+            "search_spaces/README.md."
+        )
+    return resource_folder("search_spaces") / f"{stem}.yaml"
+
+
+def _content(path: Path) -> Mapping[Any, Any]:
+    try:
+        content = read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BenchmdError(f"cannot read the search space {path}: {error}") from error
+    return _mapping(content if content is not None else {}, f"the search space {path}")
+
+
+def _mapping(content: Any, where: str) -> Mapping[Any, Any]:
+    if not isinstance(content, Mapping):
+        raise BenchmdError(f"{where} holds {content!r}, expected names with what they vary.")
+    return content
+
+
+def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
+    """Entries of a file with the changes for the scope's modality, setting and technique."""
+    written = {str(name): entry for name, entry in content.items() if name not in OVERRIDES}
+    entries = dict(written)
+    chosen = dict(zip(OVERRIDES, (scope.modality, scope.setting, scope.technique), strict=True))
+    for key in OVERRIDES:
+        groups = _mapping(content.get(key) or {}, f"{scope.where}, {key}")
+        for group, changes in groups.items():
+            _require_group(key, str(group), scope)
+            where = f"{scope.where}, {key}, {group}"
+            for name, change in _mapping(changes, where).items():
+                if name not in written:
+                    raise unknown_name(f"entry to change in {where}:", str(name), written)
+                if group == chosen[key] and name in entries:
+                    _change(entries, str(name), change, where)
+    if not entries:
+        raise BenchmdError(f"{scope.where} varies nothing: name one setting or more.")
+    return entries
+
+
+def _require_group(key: str, group: str, scope: Scope) -> None:
+    valid: Collection[str] = {
+        "modalities": tuple(MODALITIES),
+        "settings": SETTINGS,
+        "techniques": {*UNTRAINED, *SPACES, scope.technique},
+    }[key]
+    own = key == "techniques" and ":" in group  # another technique of the user's own
+    if group not in valid and not own:
+        raise unknown_name(f"name in {scope.where}, {key}:", group, valid)
+
+
+def _change(entries: dict[str, Any], name: str, change: Any, where: str) -> None:
+    if change is None:
+        del entries[name]
+        return
+    change = _mapping(change, f"{where}, {name}")
+    # A change that names a kind is a whole entry: nothing of another kind may stay.
+    entries[name] = change if "kind" in change else {**_mapping(entries[name], where), **change}
+
+
+def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) -> Space:
+    """The space with the settings that a search starts from as its start.
+
+    Args:
+        space: The space.
+        settings: What the first trial takes.
+        held: Names of settings that keep their value.
+
+    Raises:
+        BenchmdError: A held name is not in the space, nothing is left to search, or the search
+            cannot start there.
+    """
+    names = [parameter.name for parameter in space.parameters]
+    for name in held:
+        if name not in names:
+            raise unknown_name(f"setting to hold in the search space {space.name}:", name, names)
+    started = tuple(
+        replace(parameter, default=value_of(settings, parameter.name, parameter.default))
+        for parameter in space.parameters
+    )
+    left = without(started, {p.name: p.default for p in started if p.name in held})
+    if not left:
+        raise BenchmdError(
+            f"nothing is left to search in the search space {space.name}: every setting is held, "
+            "or searched only with another value of one that is. Leave one to be searched."
+        )
+    for parameter in left:
+        _require_start(parameter, space.name)
+    found = Space(space.name, left)
+    applied(settings, found.start)  # options of a method or network that the settings do not name
+    _require_warmed_up(found, settings)
+    return found
+
+
+_HOLD = "hold it with --fix {}, or give a space of your own with --space FILE."
+
+
+def _require_start(parameter: Parameter, space: str) -> None:
+    if not parameter.holds(parameter.default):
+        raise BenchmdError(
+            f"the search starts at {parameter.name} = {parameter.default!r}, which the search "
+            f"space {space} does not hold, expected {parameter.range}: "
+            f"{_HOLD.format(parameter.name)}"
+        )
+
+
+def _require_warmed_up(space: Space, settings: Settings) -> None:
+    """Refuse a warm-up that may outlast pretraining: its learning rate would mean nothing."""
+    held = {parameter.name: parameter for parameter in space.parameters}
+    if WARM_UP not in held:
+        return
+    longest = held[WARM_UP].high or max(held[WARM_UP].values, default=0)
+    steps = held.get("pretrain.steps")
+    least = min(steps.values or (steps.low,)) if steps else settings.pretrain.steps
+    if longest >= least:
+        raise BenchmdError(
+            f"the search space {space.name} has {WARM_UP} of up to {longest:,}, and pretraining "
+            f"may take as few as {least:,} steps, expected a shorter warm-up: "
+            f"{_HOLD.format(WARM_UP)}"
+        )
+
+
+def shared(spaces: Sequence[Space]) -> Space:
+    """The space of one setting for several modalities.
+
+    It has the settings that all have, each with the values that all allow. One that is left with a
+    single value is left out, since every modality starts at it.
+
+    Args:
+        spaces: One per modality, each with its start.
+
+    Raises:
+        BenchmdError: The spaces share nothing, or differ in how they vary a setting, in its values
+            or in its start.
+    """
+    first, *others = spaces
+    tables = [{p.name: p for p in space.parameters} for space in spaces]
+    merged: dict[str, Parameter] = {}
+    for name in tables[0]:
+        if all(name in table for table in tables):
+            alike = [table[name] for table in tables]
+            merged[name] = _narrowed(_merged(alike, [s.name for s in spaces]), merged)
+    single = {p.name: p.default for p in merged.values() if p.low == p.high and len(p.values) < 2}
+    left = without(tuple(merged.values()), single)
+    if not left:
+        names = ", ".join(space.name for space in spaces)
+        raise BenchmdError(
+            f"the search spaces {names} share no setting that can be varied in all of them: search "
+            "the modalities one by one, or give a space of your own with --space FILE."
+        )
+    return Space(", ".join(space.name for space in spaces), left) if others else first
+
+
+def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
+    """A parameter with the values that all modalities allow."""
+    first = alike[0]
+
+    def differ(what: str, shown: Sequence[object]) -> BenchmdError:
+        each = ", ".join(f"{value} in {space}" for value, space in zip(shown, spaces, strict=True))
+        return BenchmdError(
+            f"one setting for several modalities cannot be searched: {what} {first.name} "
+            f"({each}). Hold it with --fix {first.name}, or give a space of your own with "
+            "--space FILE."
+        )
+
+    if len({(p.kind, p.step) for p in alike}) > 1 or any(p.when != first.when for p in alike):
+        raise differ("they differ in the kind, step or condition of", [p.as_dict() for p in alike])
+    if first.kind == "choice":
+        values = tuple(v for v in first.values if all(p.holds(v) for p in alike))
+        found = replace(first, values=values)
+    else:
+        low = max(p.low for p in alike if p.low is not None)
+        high = min(p.high for p in alike if p.high is not None)
+        found = replace(first, low=low, high=high)
+        values = (low,) if low <= high and all(p.holds(low) for p in alike) else ()
+    if not values:
+        raise differ("no value is allowed by all of", [p.range for p in alike])
+    if any(p.default != first.default for p in alike):
+        raise differ("the search does not start at the same", [p.default for p in alike])
+    return found
+
+
+def _narrowed(parameter: Parameter, earlier: Mapping[str, Parameter]) -> Parameter:
+    """The parameter with the conditions that the values left of others can still meet."""
+    when = {
+        other: tuple(value for value in allowed if earlier[other].holds(value))
+        for other, allowed in parameter.when.items()
+    }
+    return replace(parameter, when=when)

@@ -1,0 +1,291 @@
+"""What one trial does: train with the values it was given, on the inner catalogs alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from benchmd_ray.data.catalog import confined
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import locked, remove
+from benchmd_ray.settings import Settings
+from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.training.checkpoints import CHECKPOINT, START, latest_checkpoint
+from benchmd_ray.training.launch import launch
+from benchmd_ray.training.pretrain import PretrainJob
+from benchmd_ray.training.reporter import RunReporter, SilentReporter, read_metrics
+from benchmd_ray.training.transfer import RESULT, TransferJob
+from benchmd_ray.tuning.spaces import applied
+
+Stage = Literal["pretrain", "transfer"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One modality of a search, as its trials see it."""
+
+    modality: str
+    catalog: Path
+    """The inner catalog."""
+    settings: Settings
+    """What the search starts from, with device and precision settled."""
+    upstream: Path | None = None
+    """Folder of the pretraining on the inner catalog that transfers start from."""
+    start: Path | None = None
+    """File of the weights that pretraining itself starts from, if it is ImageNet's."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the trials of a search have in common."""
+
+    technique: str
+    stage: Stage
+    """What is searched: a pretraining, which is scored by linear evaluation, or a transfer."""
+    arms: tuple[Arm, ...]
+    folder: Path
+    """Of the search, on storage that all nodes see."""
+    rungs: tuple[int, ...]
+    """Steps at which a trial reports: pretraining steps or epochs; of several arms, arms done."""
+    cpus: int = 1
+    """Threads of a trial."""
+    memory_bytes: int | None = None
+    """Memory that a trial's process may allocate; None sets no limit."""
+
+    def trial_folder(self, number: int) -> Path:
+        """Folder of a trial while it is at work."""
+        return self.folder / "trials" / f"{number:05d}"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a trial has reached."""
+
+    step: int
+    auroc: float
+    """Best on the inner validation split so far; of several arms, the mean over those done."""
+    aurocs: Mapping[str, float]
+    """By modality, of the arms that are done."""
+    seconds: float
+    """Worked so far, also by processes before this one."""
+    complete: bool = False
+
+
+Report = Callable[[Reached], None]
+"""Takes what was reached; it raises where the trial is to stop."""
+
+
+NOTE_SECONDS = 2.0
+"""How often a trial notes how long it has worked, for a process that goes on after it."""
+
+
+class _Clock:
+    """How long a trial has worked, in all processes that were at it."""
+
+    def __init__(self, folder: Path, before: float) -> None:
+        self._path, self._start = folder / "seconds", time.monotonic()
+        self._noted = self._start
+        self._before = before
+        if self._path.is_file():
+            with suppress(ValueError):
+                self._before = max(before, float(self._path.read_text("utf-8")))
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self._before + time.monotonic() - self._start
+
+    def tick(self) -> None:
+        """Note it now and then."""
+        if time.monotonic() - self._noted >= NOTE_SECONDS:
+            self._noted = time.monotonic()
+            self._path.write_text(f"{self.seconds:.3f}", "utf-8")
+
+    def leave_out(self, seconds: float) -> None:
+        """Take off what all trials share."""
+        self._before -= seconds
+
+
+def run_trial(
+    work: Work, number: int, values: Mapping[str, Any], report: Report, seconds: float = 0.0
+) -> None:
+    """Do a trial to its end, from what an interrupted process left of it.
+
+    Args:
+        work: What all trials have in common.
+        number: Of the trial.
+        values: The searched settings' values.
+        report: Is told what was reached, the last time with ``complete``.
+        seconds: Worked before.
+
+    Raises:
+        BenchmdError: The trial cannot work with these values: its loss is no number, it ran out of
+            memory, a value does not fit the data.
+    """
+    torch.set_num_threads(max(1, work.cpus))
+    done: dict[str, float] = {}
+    # A process of a driver that was killed may still be at it for seconds.
+    lock = locked(work.folder / "locks" / f"{number:05d}", f"trial {number}", wait=True)
+    with lock, confined(arm.catalog for arm in work.arms), limited(work.memory_bytes):
+        work.trial_folder(number).mkdir(parents=True, exist_ok=True)
+        clock = _Clock(work.trial_folder(number), seconds)
+        for place, arm in enumerate(work.arms, 1):
+            own = replace(arm, settings=applied(arm.settings, values))
+            inside: Report | None = report if len(work.arms) == 1 else None
+            folder = work.trial_folder(number) / arm.modality
+            train = _pretrained if work.stage == "pretrain" else _transferred
+            done[arm.modality] = train(work, own, folder, inside, clock)
+            if place in work.rungs and place < len(work.arms) and inside is None:
+                report(Reached(place, _mean(done), dict(done), clock.seconds))
+    last = len(work.arms) if len(work.arms) > 1 else last_step(work.stage, own.settings)
+    report(Reached(last, _mean(done), dict(done), clock.seconds, complete=True))
+
+
+def last_step(stage: Stage, settings: Settings) -> int:
+    """Step at which a trial of one modality is complete."""
+    return settings.pretrain.steps if stage == "pretrain" else settings.transfer.epochs
+
+
+def _mean(done: Mapping[str, float]) -> float:
+    return math.fsum(done.values()) / len(done)
+
+
+def _pretrained(work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock) -> float:
+    """Pretrain, and evaluate linearly at each rung and at the end; the AUROC of the end."""
+    total, pretraining, score = arm.settings.pretrain.steps, folder / "pretrain", math.nan
+    # Rungs before the checkpoint were reported by a process before this one.
+    done = checkpoint_step(pretraining)
+    stops = [s for s in work.rungs if done <= s < total] if report is not None else []
+    for until in (*stops, total):
+        pretraining.mkdir(parents=True, exist_ok=True)
+        if arm.start is not None:
+            shutil.copyfile(arm.start, pretraining / START)
+        job = PretrainJob(arm.settings, work.technique, arm.catalog, pretraining, until=until)
+        launch(job, reporter=_Ticking(clock))
+        settings = with_linear(arm.settings)
+        linear = folder / f"linear-{until}"
+        score = _trained(TransferJob(settings, arm.catalog, linear, pretraining), clock)
+        remove(linear)
+        if report is not None and until < total:
+            report(Reached(until, score, {arm.modality: score}, clock.seconds))
+    return score
+
+
+def checkpoint_step(run: Path) -> int:
+    """Steps done at a run's newest checkpoint; 0 where there is none."""
+    held = latest_checkpoint(run)
+    return 0 if held is None else int(json.loads((held / CHECKPOINT).read_text("utf-8"))["step"])
+
+
+def with_linear(settings: Settings) -> Settings:
+    """The settings by which a pretraining is scored: linear evaluation on all labels."""
+    return replace(settings, transfer=replace(settings.transfer, mode="linear", labels="full"))
+
+
+def _transferred(work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock) -> float:
+    """Transfer; the best AUROC over the epochs."""
+
+    def reached(epoch: int, best: float) -> None:
+        if report is not None and epoch in work.rungs and epoch < arm.settings.transfer.epochs:
+            report(Reached(epoch, best, {arm.modality: best}, clock.seconds))
+
+    features = work.folder / "features"
+    upstream = None if work.technique == SCRATCH else arm.upstream
+    job = TransferJob(arm.settings, arm.catalog, folder / "transfer", upstream, features=features)
+    return _trained(job, clock, reached)
+
+
+class _Ticking(SilentReporter):
+    """Notes how long the trial has worked."""
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+
+    def report(self, done: int, values: Mapping[str, float]) -> None:
+        """Look at the clock."""
+        self._clock.tick()
+
+
+def _trained(
+    job: TransferJob, clock: _Clock, reached: Callable[[int, float], None] | None = None
+) -> float:
+    """Run a transfer; its best validation AUROC."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    launch(job, reporter=_Best(job, clock, reached))
+    result = json.loads((job.folder / RESULT).read_text("utf-8"))
+    return float(result["validation_auroc"])
+
+
+class _Best(RunReporter):
+    """Tells the best validation AUROC so far after every epoch of a transfer."""
+
+    def __init__(
+        self, job: TransferJob, clock: _Clock, reached: Callable[[int, float], None] | None
+    ) -> None:
+        super().__init__(job.folder, silent=True)
+        self._folder, self._clock, self._reached = job.folder, clock, reached
+        self._best, self._begun = -math.inf, clock.seconds
+        self._shares = job.features is not None and job.settings.transfer.mode == "linear"
+
+    def start(self, what: str, total: int, unit: str, done: int) -> None:
+        """Take what an interrupted process reported before its checkpoint.
+
+        Features that are kept for all trials are no trial's own work.
+        """
+        super().start(what, total, unit, done)
+        if self._shares:
+            self._clock.leave_out(self._clock.seconds - self._begun)
+        for line in read_metrics(self._folder):
+            self._take(line["validation_auroc"])
+
+    def report(self, done: int, values: Mapping[str, float]) -> None:
+        """Take an epoch's values."""
+        super().report(done, values)
+        self._take(values["validation_auroc"])
+        self._clock.tick()
+        if self._reached is not None and math.isfinite(self._best):
+            self._reached(done, self._best)
+
+    def _take(self, auroc: float) -> None:
+        if auroc > self._best:  # never where it is no number
+            self._best = auroc
+
+
+OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory")
+
+
+def why_failed(error: Exception) -> str:
+    """A trial's reason in one line: what the user can act on, without a path's content."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if memory or any(word in str(error).lower() for word in OUT_OF_MEMORY):
+        return f"ran out of memory: {text}"
+    return text if isinstance(error, BenchmdError) else f"{type(error).__name__}: {text}"
+
+
+@contextmanager
+def limited(memory_bytes: int | None) -> Iterator[None]:
+    """Let this process allocate so much memory and no more: an error in it, not its end.
+
+    A process that takes all of a node's memory is killed, and others with it.
+    """
+    if memory_bytes is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    set_before = [limit for limit in before if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([memory_bytes, *set_before]), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)

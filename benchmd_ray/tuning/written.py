@@ -1,0 +1,174 @@
+"""What a search writes into its folder: its plan, its trials, its result, the best settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from benchmd_ray.files import replacing, write_json
+from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.tuning.records import AUROC_OF, BEST, RESULT, STATES, TRIALS, trials_schema
+from benchmd_ray.tuning.search import Limits
+from benchmd_ray.tuning.spaces import applied
+from benchmd_ray.tuning.study import Study, Trial
+from benchmd_ray.tuning.trial import Work, last_step
+
+AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
+"""Settings that a plan varies itself; a file of settings does not hold them."""
+
+
+def trial_row(trial: Trial, work: Work) -> dict[str, Any]:
+    """A trial as a row of ``trials.parquet``.
+
+    Args:
+        trial: The trial.
+        work: What all trials have in common.
+    """
+    several = len(work.arms) > 1
+    settings = applied(work.arms[0].settings, trial.values)
+    final = len(work.arms) if several else last_step(work.stage, settings)
+    complete = trial.state == "complete"
+    reached = (final, trial.auroc) if complete else (trial.curve or [(None, None)])[-1]
+    curve = [*trial.curve, *([(final, trial.auroc)] if complete else [])]
+    return {
+        "number": trial.number,
+        "state": trial.state,
+        "reason": trial.reason or None,
+        "value": trial.auroc if complete else None,
+        "rank": None if math.isnan(trial.rank) else trial.rank,
+        "last_value": reached[1],
+        "step": reached[0],
+        "steps": final,
+        "seconds": trial.seconds,
+        "device_hours": trial.device_hours,
+        "started": trial.started,
+        "finished": trial.finished or None,
+        "curve": [{"step": step, "value": value} for step, value in curve],
+        **trial.values,
+        **({f"{AUROC_OF}{name}": value for name, value in trial.aurocs.items()} if several else {}),
+    }
+
+
+def write_trials(folder: Path, study: Study, work: Work) -> None:
+    """Write ``trials.parquet``, whole or not at all."""
+    modalities = [arm.modality for arm in work.arms] if len(work.arms) > 1 else []
+    schema = trials_schema(study.space.as_dict(), modalities)
+    rows = [trial_row(trial, work) for trial in study.trials()]
+    with replacing(folder / TRIALS) as partial:
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial)
+
+
+def write_result(
+    folder: Path,
+    limits: Limits,
+    work: Work,
+    bases: Sequence[Settings],
+    spent: Mapping[str, float],
+) -> Trial | None:
+    """Write ``result.json`` and ``best.yaml`` once a trial is complete.
+
+    Args:
+        folder: Of the search.
+        limits: With its study.
+        work: What all trials have in common.
+        bases: The fixed protocol of each arm, from which ``best.yaml`` says what differs.
+        spent: ``seconds`` by the clock, of all sessions, and ``shared_seconds`` of what was done
+            once for all trials.
+
+    Returns:
+        The best trial; None while there is none.
+    """
+    study, best = limits.study, limits.study.best()
+    if best is None:
+        return None
+    trials = study.trials()
+    shares, reason = study.importance()
+    found = [applied(arm.settings, best.values) for arm in work.arms]
+    content = {
+        "best": best.number,
+        "value": best.auroc,
+        "first_value": None if math.isnan(trials[0].auroc) else trials[0].auroc,
+        "counts": {state: sum(t.state == state for t in trials) for state in STATES},
+        **spent,
+        "device_hours": limits.device_hours,
+        "importance": shares,
+        "importance_reason": reason,
+        "front": front(trials),
+        "settings": [as_dict(settings) for settings in found],
+    }
+    write_json(folder / RESULT, content)
+    changes: dict[str, Any] = {"tuned": folder.name}
+    for base, settings in zip(bases, found, strict=True):
+        changes |= differing(base, settings)
+    with replacing(folder / BEST) as partial:
+        partial.write_text(_yaml(changes, work, best, trials[0]), "utf-8")
+    return best
+
+
+def front(trials: Sequence[Trial]) -> list[int]:
+    """Numbers of the complete trials that no other beats in both AUROC and time, by time."""
+    chosen: list[Trial] = []
+    complete = [trial for trial in trials if trial.state == "complete"]
+    for trial in sorted(complete, key=lambda t: (t.seconds, -t.auroc, t.number)):
+        if not chosen or trial.auroc > chosen[-1].auroc:
+            chosen.append(trial)
+    return [trial.number for trial in chosen]
+
+
+def differing(base: Settings, settings: Settings) -> dict[str, Any]:
+    """Settings by name that differ from the fixed protocol's and decide what is computed.
+
+    Without what a plan varies itself.
+    """
+    before, now = _flat(as_dict(base)), _flat(as_dict(settings))
+    return {
+        name: value
+        for name, value in now.items()
+        if name not in AXES
+        and not name.startswith("execution.")
+        and (name not in before or before[name] != value)
+    }
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
+    found: dict[str, Any] = {}
+    for name, value in flat.items():
+        *groups, last = name.split(".")
+        inner = found
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    return found
+
+
+def _yaml(changes: Mapping[str, Any], work: Work, best: Trial, first: Trial) -> str:
+    """Text of ``best.yaml``."""
+    modalities = "".join(f" --modality {arm.modality}" for arm in work.arms)
+    setting = work.arms[0].settings.transfer.setting
+    start = (
+        "" if math.isnan(first.auroc) else f"; trial 0, where the search began: {first.auroc:.4f}"
+    )
+    return (
+        f"# The best settings of the search {changes['tuned']}: trial {best.number}.\n"
+        f"# AUROC on the inner validation split {best.auroc:.4f}{start}.\n"
+        f"# benchmd run --catalog CATALOGS{modalities} --technique {work.technique} "
+        f"--setting {setting} --settings best.yaml\n"
+        + yaml.safe_dump(nested(changes), sort_keys=False, allow_unicode=True)
+    )

@@ -1,0 +1,434 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from benchmd_ray.cli import main
+from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.errors import BenchmdError, Busy, Stopped
+from benchmd_ray.files import locked, write_json
+from benchmd_ray.results.store import runs
+from benchmd_ray.service.capacity import Capacity
+from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.retrain import retraining_plan
+from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.tune import Searched, place_of, require_folder, run_searches
+from benchmd_ray.service.tune_dry_run import tuning_dry_run
+from benchmd_ray.settings import as_dict, fixed_settings, load_settings
+from benchmd_ray.tuning import ray_tune
+from benchmd_ray.tuning.records import read_search
+from benchmd_ray.tuning.search import Budget
+from benchmd_ray.tuning.study import Method, Trial
+from benchmd_ray.tuning.trial import Arm, Work, run_trial
+
+SMALL = """
+encoder: tiny
+pretrain: {steps: 6, batch_size: 8}
+transfer: {epochs: 3, batch_size: 16, optimiser: {lr: 1.0e-5}}
+execution: {device: cpu, log_every: 1}
+"""
+SPACE = """
+transfer.optimiser.lr: {kind: log float, low: 1.0e-5, high: 1.0e-1, default: 1.0e-4}
+transfer.label_smoothing: {kind: float, low: 0.0, high: 0.3, default: 0.0}
+"""
+LR = "transfer.optimiser.lr"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "small.yaml").write_text(SMALL)
+    (folder / "space.yaml").write_text(SPACE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tuning(ecg_catalogs, files):
+    """What is asked for: a search on the small ECG source; one trial at a time is repeatable."""
+
+    def make(catalogs=None, space=SPACE, searched="linear", technique="scratch", **changes):
+        path = files / "space.yaml"
+        if space != SPACE:
+            path = files / f"{abs(hash(space))}.yaml"
+            path.write_text(space)
+        chosen = catalogs or [ecg_catalogs[name].path for name in ("ptb-xl", "georgia")]
+        choice = Choice(tuple(chosen), techniques=(technique,), file=files / "small.yaml")
+        usual = {
+            "method": Method(sampler="random", stopping="none"),
+            "budget": Budget(trials=3),
+            "at_once": 1,
+        }
+        return Tuning(choice, (searched,), path, **(usual | changes))
+
+    return make
+
+
+def searched(tuning, store, observer=None):
+    plans = planned_searches(tuning, gpu=False)
+    silent = {"say": lambda line: None, "quiet": True}
+    (found,) = run_searches(tuning, plans, store, observer=observer, **silent)
+    return found
+
+
+def results(folder):
+    """What a search found out, but for its times."""
+    trials = read_search(folder).trials
+    return trials.drop(columns=["seconds", "device_hours", "started", "finished"])
+
+
+@pytest.fixture(scope="module")
+def whole(tuning, tmp_path_factory):
+    """An undisturbed search of four trials."""
+    made = tuning(budget=Budget(trials=4), searched="finetune-small")
+    return searched(made, tmp_path_factory.mktemp("whole"))
+
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def commanded(ecg_catalogs, files, tmp_path_factory):
+    """Store and output of `benchmd tune`."""
+    store = tmp_path_factory.mktemp("commanded") / "runs"
+    arguments = ["--technique", "mae", "--setting", "linear", "--trials", "4", "--stopping", "none"]
+    for name in ("ptb-xl", "georgia"):
+        arguments += ["--catalog", str(ecg_catalogs[name].path)]
+    arguments += ["--settings", str(files / "small.yaml"), "--space", str(files / "space.yaml")]
+    done = CliRunner().invoke(main, ["tune", *arguments, "--store", str(store)])
+    assert done.exit_code == 0, done.output
+    return store, done.output
+
+
+def test_the_start_and_the_best_are_trained_and_scored(commanded):
+    store, output = commanded
+    (folder,) = (store / "searches").iterdir()
+    record = read_search(folder)
+    best = record.trials.set_index("number")["value"].idxmax()
+    assert record.result["best"] == best != 0  # the start's learning rate is the smallest
+    assert f"best: trial {best}," in output
+    transfers = [run for run in runs([store]) if run.description["kind"] == "transfer"]
+    rates = {run.settings.tuned: run.settings.transfer.optimiser.lr for run in transfers}
+    assert rates == {"": 1e-5, folder.name: record.trials[LR][best]}
+    assert len({run.description["upstream"] for run in transfers}) == 1  # one pretraining serves
+    for run in transfers:
+        names = sorted(path.stem for path in (run.folder / "predictions").iterdir())
+        assert names == ["georgia", "ptb-xl"]
+
+
+def test_the_best_settings_are_a_file_for_run(commanded, ecg_catalogs):
+    store, _ = commanded
+    (folder,) = (store / "searches").iterdir()
+    record = read_search(folder)
+    source = ecg_catalogs["ptb-xl"]
+    settings = load_settings(folder / "best.yaml", base=fixed_settings(source.modality))
+    assert settings.tuned == folder.name
+    wanted = record.result["settings"][0]
+    for part in ("encoder", "pretrain", "transfer"):
+        assert as_dict(settings)[part] == wanted[part]
+
+
+def test_a_search_leaves_no_weights_behind(commanded):
+    store, _ = commanded
+    held = {path.relative_to(store).parts[0] for path in store.rglob("*.safetensors")}
+    assert "searches" not in held
+    assert not [path for path in (store / "searches").rglob("*") if path.is_dir()][1:]
+
+
+def test_a_search_reads_neither_validation_nor_targets(tuning, whole, ecg_catalogs, tmp_path):
+    for name in ("ptb-xl", "georgia"):
+        shutil.copytree(ecg_catalogs[name].path, tmp_path / "catalogs" / name)
+    source = open_catalog(tmp_path / "catalogs" / "ptb-xl")
+    for split in source.manifest["splits"]:
+        for shard, _ in source.shards(split) if split != "train" else ():
+            shard.write_bytes(b"unreadable")
+    for shard in (tmp_path / "catalogs" / "georgia" / "shards").iterdir():
+        shard.unlink()
+    made = tuning([tmp_path / "catalogs"], budget=Budget(trials=4), searched="finetune-small")
+    found = searched(made, tmp_path / "runs")
+    pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
+
+
+def test_trials_are_scored_on_the_inner_catalog_alone(tuning, whole, tmp_path):
+    (plan,) = planned_searches(tuning(searched="finetune-small"), gpu=False)
+    (inner,) = (whole.folder.parent.parent / "inner" / "catalogs").glob("ptb-xl-*")
+    arm = Arm("ecg", inner, plan.starts[0])
+    for trial in whole.trials[:2]:
+        told = []
+        work = Work("scratch", "transfer", (arm,), tmp_path, ())
+        run_trial(work, trial.number, trial.values, told.append)
+        assert told[-1].auroc == trial.auroc
+
+
+def test_an_interrupted_search_ends_like_an_undisturbed_one(tuning, whole, tmp_path):
+    made = tuning(budget=Budget(trials=4), searched="finetune-small")
+
+    class Interrupting:
+        numbers: list[int] = []  # noqa: RUF012 - of this class alone
+
+        def trial_ended(self, search, about, trial):
+            self.numbers.append(trial["number"])
+            if trial["number"] == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def closed(self):
+            pass
+
+    with pytest.raises(Stopped):
+        searched(made, tmp_path, Interrupting())
+    (folder,) = (tmp_path / "searches").iterdir()
+    before = read_search(folder).trials
+    assert len(before) < 4
+    found = searched(made, tmp_path, Interrupting())
+    assert Interrupting.numbers == [0, 1, 2, 3]
+    pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
+    ended = before["state"] == "complete"
+    pd.testing.assert_frame_equal(read_search(folder).trials[: ended.sum()], before[ended])
+
+
+def test_a_killed_search_ends_like_an_undisturbed_one(tuning, whole, tmp_path, files):
+    made = tuning(budget=Budget(trials=4), searched="finetune-small")
+    arguments = ["--technique", "scratch", "--setting", "finetune-small", "--trials", "4"]
+    for path in made.choice.catalogs:
+        arguments += ["--catalog", str(path)]
+    arguments += ["--settings", str(files / "small.yaml"), "--space", str(files / "space.yaml")]
+    arguments += ["--sampler", "random", "--stopping", "none", "--at-once", "1", "--search-only"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmd_ray.cli", "tune", *arguments, "--store", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    (name,) = (plan.name for plan in planned_searches(made, gpu=False))
+    try:
+        trials = tmp_path / "searches" / name / "trials.parquet"
+        end = time.monotonic() + 300
+        while not trials.is_file() and time.monotonic() < end:
+            assert process.poll() is None
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    before = len(read_search(trials.parent).trials)
+    found = searched(made, tmp_path)
+    assert before <= 4
+    pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
+
+
+def test_a_search_is_extended(tuning, tmp_path):
+    two = searched(tuning(budget=Budget(trials=2)), tmp_path)
+    before = results(two.folder)
+    four = searched(tuning(budget=Budget(trials=4)), tmp_path)
+    assert four.folder == two.folder
+    assert len(results(four.folder)) == 4
+    pd.testing.assert_frame_equal(results(four.folder)[:2], before)
+
+
+def test_a_trial_that_cannot_work_is_recorded_and_the_others_go_on(tuning, tmp_path):
+    space = SPACE.replace("high: 1.0e-1", "high: 1.0e+38").replace("log float", "log float", 1)
+    made = tuning(space=space, searched="finetune-small", budget=Budget(trials=6))
+    found = searched(made, tmp_path)
+    failed = [trial for trial in found.trials if trial.state == "failed"]
+    assert failed
+    assert all("the loss became" in trial.reason for trial in failed)
+    assert found.best is not None
+    assert len(found.trials) == 6
+
+
+def test_a_lost_process_is_started_again_and_fails_the_second_time(
+    tuning, whole, tmp_path, monkeypatch
+):
+    made = tuning(
+        budget=Budget(trials=4),
+        searched="finetune-small",
+        method=Method(sampler="random", stopping="asha"),
+    )
+    lost = {1: 1, 2: 2}
+    usual = ray_tune.Judge.on_trial_result
+
+    def killing(self, controller, trial, result):
+        number = trial.config["number"]
+        if result.get("complete") is False and lost.get(number, 0):
+            lost[number] -= 1
+            os.kill(result["pid"], signal.SIGKILL)
+            return "CONTINUE"
+        if not result.get("complete") and not result["failed"]:
+            return "CONTINUE"  # nothing is stopped early here
+        return usual(self, controller, trial, result)
+
+    monkeypatch.setattr(ray_tune.Judge, "on_trial_result", killing)
+    found = searched(made, tmp_path)
+    assert [trial.state for trial in found.trials] == [
+        "complete",
+        "complete",
+        "failed",
+        "complete",
+    ]
+    assert found.trials[2].reason == "its process was lost, more than once"
+    for number in (0, 1, 3):
+        assert found.trials[number].auroc == whole.trials[number].auroc
+
+
+def test_the_budgets_end_a_search(tuning, tmp_path):
+    hours = searched(tuning(budget=Budget(trials=None, hours=1e-9)), tmp_path / "a")
+    assert hours.trials == ()
+    assert "nothing to choose" in hours.lines[-1]
+    devices = searched(tuning(budget=Budget(trials=None, device_hours=1e-9)), tmp_path / "b")
+    assert [trial.number for trial in devices.trials] == [0]
+
+
+def test_one_process_at_a_time_works_on_a_search(tuning, tmp_path):
+    (plan,) = planned_searches(tuning(), gpu=False)
+    held = locked(tmp_path / "searches" / plan.name / ".lock", "it")
+    with held, pytest.raises(Busy, match="working on the search"):
+        searched(tuning(), tmp_path)
+
+
+def test_a_store_on_s3_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmd_ray.service.tune.store_bucket", lambda store: object())
+    with pytest.raises(BenchmdError, match="searches cannot lie on S3"):
+        require_folder(tmp_path)
+
+
+def sources(write_manifest, *names):
+    return tuple(write_manifest(name) for name in names)
+
+
+def universal(catalogs, **changes):
+    choice = Choice(catalogs, techniques=("mae",), assignments=("encoder=tiny",))
+    method = Method(across="mean-rank", stopping="asha")
+    return Tuning(choice, ("linear",), **({"method": method} | changes))
+
+
+def test_a_universal_search_has_what_all_modalities_share(write_manifest):
+    catalogs = sources(write_manifest, "ptb-xl", "mimic-cxr", "georgia")
+    (plan,) = planned_searches(universal(catalogs), gpu=False)
+    assert plan.name.startswith("tune-universal-mae-linear-")
+    assert [source.name for source in plan.sources] == ["mimic-cxr", "ptb-xl"]
+    assert LR in plan.space.start
+    assert "encoder.patch_size" not in plan.space.start
+
+
+@pytest.mark.parametrize("names", [("ptb-xl",), ("mimic-cxr", "nih-cxr-ap", "ptb-xl")])
+def test_a_universal_search_takes_one_source_of_each_modality(write_manifest, names):
+    with pytest.raises(BenchmdError, match="one source of each of two modalities or more"):
+        planned_searches(universal(sources(write_manifest, *names)), gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"searched": ("liner",)}, r"unknown setting to search 'liner'.*'linear'"),
+        ({"held": ("transfer.lr",)}, r"unknown setting to hold with --fix: 'transfer.lr'"),
+        ({"method": Method(cost=True)}, r"cannot be stopped early.*--stopping none"),
+        ({"method": Method(cost=True, stopping="none", sampler="gp")}, r"gp is for one objective"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(write_manifest, changes, message):
+    catalogs = sources(write_manifest, "ptb-xl")
+    with pytest.raises(BenchmdError, match=message):
+        planned_searches(Tuning(Choice(catalogs, techniques=("mae",)), **changes), gpu=False)
+
+
+def test_scratch_has_no_pretraining_to_search(write_manifest):
+    catalogs = sources(write_manifest, "ptb-xl")
+    made = Tuning(Choice(catalogs, techniques=("scratch",)), ("pretrain",))
+    with pytest.raises(BenchmdError, match="scratch trains nothing in pretraining"):
+        planned_searches(made, gpu=False)
+
+
+def test_several_workers_of_a_trial_are_refused(write_manifest):
+    choice = Choice(
+        sources(write_manifest, "ptb-xl"),
+        techniques=("mae",),
+        assignments=("execution.workers=2",),
+    )
+    with pytest.raises(BenchmdError, match="a trial works on one worker"):
+        planned_searches(Tuning(choice, ("finetune-full",)), gpu=False)
+
+
+def test_what_decides_a_search_names_it(write_manifest):
+    catalogs = sources(write_manifest, "ptb-xl")
+    base = Tuning(Choice(catalogs, techniques=("mae",)))
+    others = [
+        replace(base, budget=Budget(trials=7)),
+        replace(base, method=Method(seed=1)),
+        replace(base, held=(LR,)),
+        replace(base, choice=replace(base.choice, seeds=(1,))),
+        replace(base, choice=replace(base.choice, assignments=("transfer.epochs=40",))),
+    ]
+    names = [planned_searches(one, gpu=False)[0].name for one in (base, *others)]
+    assert names[0] == names[1]  # more trials extend it
+    assert len(set(names)) == len(others)
+
+
+def test_trials_take_shares_of_gpus(write_manifest):
+    made = Tuning(Choice(sources(write_manifest, "ptb-xl"), techniques=("mae",)))
+    capacity = Capacity(cpus=16, gpus=2, all_cpus=16, node_cpus=16, node_gpus=2)
+    places = {}
+    for setting in ("linear", "finetune-full", "pretrain"):
+        (plan,) = planned_searches(replace(made, searched=(setting,)), gpu=True)
+        place = place_of(plan, capacity, None)
+        places[setting] = (place.gpus, place.at_once)
+    assert places == {"linear": (0.25, 8), "finetune-full": (1.0, 2), "pretrain": (1.0, 2)}
+    (plan,) = planned_searches(made, gpu=False)
+    assert place_of(plan, capacity, None).at_once == 16
+    assert place_of(plan, capacity, 3).at_once == 3
+
+
+def test_retraining_shares_the_pretraining_that_was_not_searched(write_manifest, tmp_path):
+    catalogs = sources(write_manifest, "ptb-xl", "georgia")
+    choice = Choice(
+        catalogs, techniques=("mae",), seeds=(0, 1), assignments=("execution.retries=3",)
+    )
+    made = Tuning(choice)
+    (plan,) = planned_searches(made, gpu=False)
+    (tmp_path / "best.yaml").write_text("tuned: it\ntransfer: {epochs: 30}\n")
+    found = Searched(plan, tmp_path, (), _trial(3), 0.0, "CPU")
+    items = retraining_plan(made, [found], tmp_path, device="cpu", tflops=1.0).items
+    kinds = pd.Series([item.kind for item in items]).value_counts().to_dict()
+    assert kinds == {"pretrain": 2, "transfer": 4, "evaluate": 4}
+    by_name = {item.name: item for item in items}
+    for item in items:
+        assert item.after is None or item.after in by_name
+        assert item.settings.execution.retries == 3
+        if item.kind == "transfer":
+            tuned = item.name.startswith(plan.name)
+            assert item.settings.tuned == ("it" if tuned else "")
+            assert item.settings.transfer.epochs == (30 if tuned else 100)
+    start = replace(found, best=_trial(0))
+    assert len(retraining_plan(made, [start], tmp_path, device="cpu", tflops=1.0).items) == 6
+    assert retraining_plan(made, [replace(found, best=None)], tmp_path, device="cpu") is None
+
+
+def _trial(number):
+    return Trial(number, "complete", {}, 0.6, {}, 0.0, (), 1.0, 0.0, "", "", "")
+
+
+def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
+    catalogs = sources(write_manifest, "ptb-xl", "georgia")
+    made = Tuning(Choice(catalogs, techniques=("mae",)), budget=Budget(trials=12))
+    plans = planned_searches(made, gpu=False)
+    capacity = Capacity(cpus=4, gpus=0, all_cpus=4, node_cpus=4, node_gpus=0)
+    text = tuning_dry_run(made, plans, tmp_path, capacity, tflops=0.1)
+    assert plans[0].name in text
+    assert "At most 12 trials, 4 at once, sampler tpe, early stopping by asha" in text
+    assert "100 of ptb-xl" in text
+    assert "1e-05 to 0.1" in text
+    assert "transfer.optimiser.schedule is cosine" in text
+    assert "12 of them about" in text
+    assert not list(tmp_path.glob("searches/*"))
+
+
+def test_the_folder_says_what_was_searched(whole):
+    plan = json.loads((whole.folder / "search.json").read_text())
+    assert plan["sources"][0]["source"] == "ptb-xl"
+    records = plan["sources"][0]["records"]
+    assert records["train"] > 3 * records["validation"] > 0
+    write_json(whole.folder / "copy.json", plan)  # plain values throughout

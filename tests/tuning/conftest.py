@@ -1,0 +1,65 @@
+"""What trials work on: the inner catalog of a small synthetic source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.inner import inner_catalog
+from benchmd_ray.settings import Settings, load_settings
+
+
+@pytest.fixture(scope="session")
+def searched_source(ecg_catalogs: dict[str, Catalog]) -> Catalog:
+    """The source among the synthetic catalogs, not to be changed."""
+    (source,) = (c for c in ecg_catalogs.values() if c.card.role == "source")
+    return source
+
+
+@pytest.fixture(scope="session")
+def inner_ecg(searched_source: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """Its inner catalog, not to be changed."""
+    return inner_catalog(searched_source, tmp_path_factory.mktemp("inner"))
+
+
+@pytest.fixture(scope="session")
+def start_settings() -> Callable[..., Settings]:
+    """Settings that a small quick search starts from, with further assignments."""
+
+    def make(*assignments: str) -> Settings:
+        small = (
+            "encoder=tiny",
+            "encoder.patch_size=125",
+            "execution.device=cpu",
+            "execution.precision=float32",
+            "execution.checkpoint_seconds=0",
+            "pretrain.batch_size=8",
+            "pretrain.steps=6",
+            "pretrain.optimiser.lr=1e-3",
+            "transfer.batch_size=16",
+            "transfer.epochs=4",
+            "transfer.optimiser.lr=1e-3",
+        )
+        return load_settings(assignments=[*small, *assignments])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pretrained_ecg(
+    inner_ecg: Catalog,
+    start_settings: Callable[..., Settings],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Folder of a pretraining on the inner catalog, not to be changed."""
+    from benchmd_ray.training.launch import launch
+    from benchmd_ray.training.pretrain import PretrainJob
+    from benchmd_ray.training.reporter import SilentReporter
+
+    folder = tmp_path_factory.mktemp("pretrained")
+    job = PretrainJob(start_settings(), "mae", inner_ecg.path, folder)
+    launch(job, reporter=SilentReporter())
+    return folder

@@ -1,0 +1,122 @@
+import multiprocessing
+import pickle
+from types import SimpleNamespace
+
+import pytest
+from ray.tune.search import Searcher
+
+from benchmd_ray.errors import Transient
+from benchmd_ray.progress import SilentBoard
+from benchmd_ray.tuning.ray_tune import LOSSES, Judge, Proposals, Watch
+from benchmd_ray.tuning.search import Budget, Limits, Place, _after_crash
+from benchmd_ray.tuning.spaces import Parameter, Space
+from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.trial import Work
+
+SPACE = Space("made", (Parameter("transfer.optimiser.lr", "log float", 1e-3, low=1e-5, high=0.1),))
+
+
+@pytest.fixture
+def limits(tmp_path):
+    study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", stopping="none"))
+    return Limits(study, Budget(trials=3), Place(1.0, 0.0, 1), lambda: False, SilentBoard())
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def judge(limits, told, tmp_path):
+    work = Work("mae", "transfer", (), tmp_path, ())
+    work.trial_folder(0).mkdir(parents=True)
+    return Judge(limits, told.append, work)
+
+
+def trial(proposal, failures=0, last=None):
+    return SimpleNamespace(config=dict(proposal), num_failures=failures, last_result=last)
+
+
+def reported(**values):
+    return {"failed": "", "complete": False, "step": 1, "auroc": 0.5, "seconds": 2.0} | values
+
+
+def test_a_trial_goes_from_proposal_to_its_end(limits, judge, told, tmp_path):
+    proposal = Proposals(limits, []).suggest("a")
+    assert (proposal["number"], proposal["values"]) == (0, SPACE.start)
+    assert limits.running == {0}
+    assert judge.on_trial_result(None, trial(proposal), reported()) == "CONTINUE"
+    ended = reported(complete=True, seconds=3.0, **{"aurocs/ecg": 0.75})
+    assert judge.on_trial_result(None, trial(proposal), ended) == "STOP"
+    assert (limits.running, told) == (set(), [0])
+    (known,) = limits.study.trials()
+    assert (known.state, known.auroc, known.seconds) == ("complete", 0.75, 3.0)
+    assert not list((tmp_path / "trials").iterdir())
+
+
+def test_an_interrupted_sessions_trials_come_first_and_the_budget_ends_it(limits):
+    for _ in range(2):
+        limits.study.propose()
+    proposals = Proposals(limits, limits.study.unfinished())
+    numbers = [proposals.suggest("x")["number"] for _ in range(3)]
+    assert numbers == [0, 1, 2]
+    assert proposals.suggest("x") == Searcher.FINISHED
+
+
+def test_trouble_around_a_trial_is_no_failure_of_it(limits, judge, told):
+    proposal = Proposals(limits, []).suggest("a")
+    result = {"failed": "no space left", "trouble": True, "seconds": 1.0}
+    assert judge.on_trial_result(None, trial(proposal), result) == "STOP"
+    assert limits.study.trials()[0].state == "unfinished"
+    assert told == []
+    assert Watch(limits).stop_all()
+    with pytest.raises(Transient, match=r"trial 0 could not work: no space left\. When that is"):
+        raise limits.trouble
+
+
+def test_an_error_of_the_driver_ends_the_search_as_what_it_is(limits, tmp_path):
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    judge = Judge(limits, full, Work("mae", "transfer", (), tmp_path, ()))
+    proposal = Proposals(limits, []).suggest("a")
+    result = reported(failed="the loss became NaN")
+    assert judge.on_trial_result(None, trial(proposal), result) == "STOP"
+    assert isinstance(limits.trouble, OSError)
+    assert Proposals(limits, []).suggest("b") == Searcher.FINISHED
+
+
+def test_a_process_that_is_started_again_goes_on_counting_its_seconds(limits, judge, told):
+    proposal = Proposals(limits, []).suggest("a")
+    lost = trial(proposal, failures=1, last={"seconds": 600.0})
+    judge.on_trial_error(None, lost)
+    assert lost.config["seconds"] == 600.0
+    assert limits.study.trials()[0].state == "unfinished"
+    judge.on_trial_error(None, trial(lost.config, failures=LOSSES, last={"seconds": 700.0}))
+    (known,) = limits.study.trials()
+    assert (known.state, known.seconds, told) == ("failed", 700.0, [0])
+
+
+def test_a_trial_that_ends_ray_tune_itself_fails_the_second_time(limits, told):
+    Proposals(limits, []).suggest("a")
+    _after_crash(limits, RuntimeError("first\nit died"), told.append)
+    assert limits.study.trials()[0].state == "unfinished"
+    _after_crash(limits, None, told.append)
+    assert limits.study.trials()[0].reason == "its process was lost: no word of it"
+    limits.running.clear()
+    with pytest.raises(Transient, match="Ray Tune failed: it died"):
+        _after_crash(limits, RuntimeError("it died"), told.append)
+
+
+def test_what_follows_a_search_is_never_written_away_by_ray_tune(limits, tmp_path):
+    queue = multiprocessing.get_context("spawn").Queue()
+    limits.shown = queue
+    with pytest.raises(RuntimeError, match="inheritance"):
+        pickle.dumps(queue)
+    for made in (
+        Judge(limits, queue.put, Work("mae", "transfer", (), tmp_path, ())),
+        Proposals(limits, []),
+        Watch(limits),
+    ):
+        assert pickle.dumps(made)

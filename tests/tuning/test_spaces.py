@@ -1,0 +1,589 @@
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmd_ray.data.cards import resource_folder
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.settings import Settings, as_dict, fixed_settings, load_settings, updated
+from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
+from benchmd_ray.tuning import entries
+from benchmd_ray.tuning.parameters import setting_types, value_of
+from benchmd_ray.tuning.spaces import (
+    SETTINGS,
+    SPACES,
+    UNTRAINED,
+    Parameter,
+    Space,
+    applied,
+    shared,
+    space_for,
+    starting_at,
+)
+
+LR, STEPS = "pretrain.optimiser.lr", "pretrain.steps"
+SCHEDULE, WARM_UP = "pretrain.optimiser.schedule", "pretrain.optimiser.warmup_steps"
+PATCH, BATCH = "encoder.patch_size", "pretrain.batch_size"
+
+BUILT_IN = [
+    *((technique, "pretrain") for technique in SPACES),
+    ("mae", "linear"),
+    ("mae", "finetune-full"),
+    ("scratch", "finetune-small"),
+    ("imagenet", "finetune-full"),
+]
+IMAGES = [name for name, modality in MODALITIES.items() if modality.axes == ("channel", "y", "x")]
+SEARCHES = [
+    (*search, modality)
+    for search in BUILT_IN
+    for modality in (IMAGES if "imagenet" in search[0] else MODALITIES)
+]
+BY_NAME = pytest.mark.parametrize(("technique", "setting", "modality"), SEARCHES)
+
+
+def study(seed=0):
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+
+
+def look_up(plain, name):
+    for part in name.split("."):
+        plain = plain[part]
+    return plain
+
+
+def nested(name, value):
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
+
+
+@BY_NAME
+def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modality):
+    space = space_for(technique, setting, modality)
+    fixed = fixed_settings(MODALITIES[modality], protocol_encoder(technique))
+    for parameter in space.parameters:
+        name = parameter.name
+        if name.endswith("dropout"):  # the transfer's own is null, so that of the encoder holds
+            name = name.replace("transfer.", "encoder.")
+        assert parameter.default == look_up(as_dict(fixed), name)
+    began = applied(fixed, space.start)
+    assert began.transfer_encoder == fixed.transfer_encoder
+    unsaid = dataclasses.replace(began.transfer, dropout=None, embedding_dropout=None)
+    assert dataclasses.replace(began, transfer=unsaid) == fixed
+    assert starting_at(space, fixed) == space
+
+
+@BY_NAME
+def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting, modality):
+    space, proposals = space_for(technique, setting, modality), study()
+    fixed = fixed_settings(MODALITIES[modality], protocol_encoder(technique))
+    seen = set()
+    for _ in range(30):
+        values = space.suggest(proposals.ask())
+        changed = applied(fixed, values)
+        for name, value in values.items():
+            assert look_up(as_dict(changed), name) == value
+        MODALITIES[modality].with_patch(changed.encoder.patch_size)
+        seen |= set(values)
+        for parameter in space.parameters:
+            met = all(look_up(as_dict(changed), o) in some for o, some in parameter.when.items())
+            assert (parameter.name in values) == met
+    assert seen == {parameter.name for parameter in space.parameters}
+
+
+@BY_NAME
+def test_settings_take_the_ends_of_every_range(technique, setting, modality):
+    fixed = fixed_settings(MODALITIES[modality], protocol_encoder(technique))
+    for parameter in space_for(technique, setting, modality).parameters:
+        for value in parameter.values or (parameter.low, parameter.high):
+            assert parameter.holds(value)
+            assert (
+                look_up(as_dict(updated(fixed, nested(parameter.name, value))), parameter.name)
+                == value
+            )
+
+
+def test_every_file_is_the_space_of_some_search():
+    files = {path.stem for path in resource_folder("search_spaces").glob("*.yaml")}
+    assert files == {*SPACES.values(), "linear", "finetune"}
+    for path in resource_folder("search_spaces").glob("*.yaml"):
+        text = path.read_text("utf-8")
+        assert text.startswith("# ")
+        assert "benchmd tune " in text.split("\n\n")[0]
+
+
+def test_techniques_are_those_of_pretraining():
+    assert {SCRATCH, *TECHNIQUES} == {*UNTRAINED, *SPACES} == set(entries.BUILT_IN)
+    assert SPACES == {name: t.method for name, t in TECHNIQUES.items() if t.method}
+    for name, technique in TECHNIQUES.items():
+        scope = entries.Scope(resource_folder("search_spaces"), name, "linear", "derm", True)
+        assert scope.fixed == fixed_settings(MODALITIES["derm"], technique.encoder)
+
+
+def test_the_protocols_settings_are_searched():
+    names = {parameter.name for parameter in space_for("e-mix", "pretrain", "ecg").parameters}
+    assert names >= {LR, SCHEDULE, WARM_UP, STEPS, BATCH, PATCH, "pretrain.optimiser.weight_decay"}
+    assert names >= {"pretrain.mixing_alpha", "pretrain.temperature", "encoder.dropout"}
+    tuned = {p.name.removeprefix("transfer.") for p in space_for("mae", "linear", "ecg").parameters}
+    assert tuned == {"batch_size", "epochs", "label_smoothing"} | {
+        f"optimiser.{name}" for name in ("lr", "weight_decay", "schedule", "warmup_steps")
+    }
+    fine = {parameter.name for parameter in space_for("mae", "finetune-full", "ecg").parameters}
+    assert fine - {f"transfer.{name}" for name in tuned} == {
+        "transfer.layer_decay",
+        "transfer.dropout",
+        "transfer.embedding_dropout",
+    }
+
+
+def test_changes_apply_to_their_searches_alone():
+    def names(*search):
+        return {parameter.name for parameter in space_for(*search).parameters}
+
+    assert names("mae", "pretrain", "cxr") - names("imagenet+mae", "pretrain", "cxr") == {PATCH}
+    start = space_for("imagenet", "finetune-full", "cxr").start
+    other = space_for("mae", "finetune-full", "cxr").start
+    assert (start["transfer.dropout"], other["transfer.dropout"]) == (0.0, 0.1)
+    by = {m: space_for("mae", "pretrain", m).as_dict() for m in ("cxr", "ecg", "ldct")}
+    assert [by[m][BATCH]["default"] for m in by] == [64, 64, 32]
+    assert len({tuple(by[m][PATCH]["values"]) for m in by}) == 3
+    warm_up = "transfer.optimiser.warmup_steps"
+    few, many = (space_for("mae", f"linear{x}", "ecg").as_dict() for x in ("-small", ""))
+    assert few[warm_up]["high"] < many[warm_up]["high"]
+
+
+def test_a_space_is_plain_for_json():
+    plain = space_for("mae", "pretrain", "ecg").as_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain[LR] == {"kind": "log float", "low": 1e-5, "high": 1e-2, "default": 1e-4}
+    assert plain[STEPS] == {
+        "kind": "int", "low": 25000, "high": 200000, "step": 25000, "default": 100000,
+    }  # fmt: skip
+    assert isinstance(plain[STEPS]["step"], int)
+    assert plain[WARM_UP]["when"] == {SCHEDULE: ["cosine"]}
+    assert plain["encoder.dropout"]["kind"] == "float"
+
+
+def test_setting_types_are_those_of_all_settings():
+    def leaves(plain, prefix=""):
+        for name, value in plain.items():
+            inner = isinstance(value, dict) and value
+            yield from leaves(value, f"{prefix}{name}.") if inner else [prefix + name]
+
+    assert set(setting_types()) == set(leaves(as_dict(Settings())))
+    with pytest.raises(BenchmdError, match=r"no setting encoder\.nothing"):
+        value_of(Settings(), "encoder.nothing")
+
+
+# A user's own file ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path):
+    def read(content, technique="mae", setting="pretrain", modality="ecg"):
+        path = tmp_path / "own.yaml"
+        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), "utf-8")
+        return space_for(technique, setting, modality, path)
+
+    return read
+
+
+def test_a_file_of_ones_own_has_its_own_ranges_and_defaults(own):
+    space = own(
+        f"{LR}: {{kind: log float, low: 1e-3, high: 1e-1, default: 1e-2}}\n"
+        "encoder.depth: {kind: int, low: 2, high: 12, step: 2}\n"
+        "encoder.qkv_bias: {kind: choice, values: [true, false]}\n"
+        "modalities: {eeg: {encoder.depth: {high: 24}}}\n"
+    )
+    assert space.start == {LR: 0.01, "encoder.depth": 12, "encoder.qkv_bias": False}
+    assert space.parameters[0] == Parameter(LR, "log float", 0.01, low=0.001, high=0.1)
+    assert "own.yaml (ecg)" in space.name
+
+
+def test_options_of_a_method_and_a_network_of_ones_own_are_searched(own):
+    space = own(
+        "pretrain.options.noise: {kind: float, low: 0, high: 1, default: 0.5}\n"
+        "encoder.options.blend: {kind: choice, values: [a, b], default: a}\n"
+        "pretrain.mask_rate: {kind: float, low: 0.5, high: 0.9}\n",
+        technique="my_methods:Denoise",
+    )
+    network = {"network": "my_methods:Mixer", "options": {"blend": "b"}}
+    base = updated(Settings(), {"encoder": network})
+    space = starting_at(space, base)
+    assert space.start == {
+        "pretrain.options.noise": 0.5, "encoder.options.blend": "b", "pretrain.mask_rate": 0.75
+    }  # fmt: skip
+    changed = applied(base, {**space.start, "encoder.options.blend": "a"})
+    assert changed.encoder.options == {"blend": "a"}
+    assert changed.pretrain.options == {"noise": 0.5}
+    with pytest.raises(BenchmdError, match=r"setting encoder\.options"):
+        starting_at(space, Settings())
+
+
+def test_a_change_with_a_kind_replaces_the_whole_line(own):
+    content = (
+        f"{BATCH}: {{kind: choice, values: [32, 64], default: 32}}\n{LR}: {{kind: float, "
+        f"low: 1e-5, high: 1}}\n"
+        f"modalities: {{ecg: {{{BATCH}: {{kind: log int, low: 16, high: 64}}}}}}\n"
+        f"techniques: {{'my_methods:Denoise': {{{LR}: null}}}}\n"
+    )
+    assert own(content).parameters[0] == Parameter(BATCH, "log int", 64, low=16, high=64)
+    assert own(content, modality="eeg").parameters[0].values == (32, 64)
+    assert len(own(content).parameters) == 2
+    assert len(own(content, technique="my_methods:Denoise").parameters) == 1
+
+
+def test_the_example_of_the_readme_is_valid(own):
+    readme = (Path(__file__).parents[2] / "search_spaces/README.md").read_text("utf-8")
+    example = readme.split("## Example")[1].split("\n## ")[0].split("noise`:\n\n")[1]
+    text = "\n".join(line.removeprefix("    ") for line in example.splitlines())
+    for modality, high in (("ecg", 2.0), ("ldct", 1.0)):
+        space = own(text, technique="my_methods:Denoise", modality=modality)
+        assert len(space.parameters) == 4
+        assert space.parameters[-1].high == high
+
+
+def test_scratch_fine_tunes_an_encoder_of_any_shape(own):
+    content = {PATCH: {"kind": "choice", "values": [0, 50]}}
+    assert own(content, "scratch", "finetune-full").start == {PATCH: 0}
+    with pytest.raises(BenchmdError, match="that of the pretraining"):
+        own(content, "mae", "finetune-full")
+
+
+RATE = {"kind": "log float", "low": 1e-5, "high": 1e-2}
+DROPOUT = {"kind": "float", "low": 0, "high": 0.5}
+CHOICE = {"kind": "choice", "values": ["constant", "cosine"]}
+STEPS_OF = {"kind": "int", "low": 0, "high": 10}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "own.yaml varies nothing"),
+        ("a: [", r"cannot read the search space .*own\.yaml"),
+        (f"{LR}: !!python/name:os.system", "cannot read the search space"),
+        (f"{LR}: 1\n{LR}: 2", "there twice"),
+        ("- 1", r"holds \[1\], expected names"),
+        ({"pretrain.optimiser.lrr": RATE}, r"unknown setting .*'pretrain\.optimiser\.lrr'\. "
+            r"Did you mean 'pretrain\.optimiser\.lr'\?"),
+        ({"modality": {}}, "Did you mean 'modalities'"),
+        ({"pretrain": RATE}, "pretrain is a group of settings"),
+        ({"seed": STEPS_OF}, "cannot vary seed: seeds show"),
+        ({"tuned": CHOICE}, "cannot vary tuned"),
+        ({"transfer.mode": CHOICE}, "cannot vary transfer.mode: --setting"),
+        ({"transfer.labels": CHOICE}, "cannot vary transfer.labels"),
+        ({"transfer.shuffle_labels": CHOICE}, "cannot vary transfer.shuffle_labels: .*sanity"),
+        ({"execution.workers": STEPS_OF}, "cannot vary execution.workers: .*how and where"),
+        ({"encoder.network": CHOICE}, "cannot vary encoder.network: choose it with --set"),
+        ({"pretrain.options": CHOICE}, "name one of them, such as pretrain.options.noise"),
+        ({"pretrain.options.noise": DROPOUT}, "mae reads no options"),
+        ({"pretrain.temperature": DROPOUT}, "mae does not read it, only e-mix"),
+        ({"transfer.epochs": STEPS_OF}, "scored by linear evaluation as it is"),
+        ({LR: 3}, "got 3, expected such as {kind: float"),
+        ({LR: None}, "got None"),
+        ({LR: RATE | {"hihg": 3}}, "unknown key in .*'hihg'. Did you mean 'high'"),
+        ({LR: RATE | {"kind": "logfloat"}}, "unknown kind in .*Did you mean 'log float'"),
+        ({LR: {"low": 1, "high": 2}}, "unknown kind in .*Valid: choice, float"),
+        ({LR: RATE | {"values": [1]}}, "values is no key of the kind log float"),
+        ({LR: {"kind": "choice", "low": 1}}, "low is no key of the kind choice"),
+        ({LR: {"kind": "log float", "low": 1}}, "high is missing: the kind log float needs low"),
+        ({SCHEDULE: {"kind": "choice"}}, "values is missing"),
+        ({LR: RATE | {"kind": "int"}}, "int does not fit, expected float or log float or choice"),
+        ({BATCH: RATE}, "log float does not fit, expected int or log int or choice"),
+        ({SCHEDULE: RATE}, "log float does not fit, expected choice"),
+        ({PATCH: STEPS_OF}, "int does not fit, expected choice"),
+        ({LR: RATE | {"low": 0.1}}, "low is 0.1 and high 0.01, expected low below high"),
+        ({LR: RATE | {"low": 0.01}}, "expected low below high"),
+        ({"encoder.dropout": DROPOUT | {"kind": "log float"}}, "logarithmic scale begins above 0"),
+        ({LR: RATE | {"step": 1e-5}}, "step is no key of a logarithmic scale"),
+        ({"encoder.dropout": DROPOUT | {"step": 0.2}}, "step is 0.2, expected one .* 0 to 0.5"),
+        ({"encoder.dropout": DROPOUT | {"step": -0.1}}, "step is -0.1, expected one above 0"),
+        ({LR: RATE | {"low": "few"}}, "low is 'few', expected a number"),
+        ({LR: RATE | {"high": math.inf}}, "high is inf, expected a number"),
+        ({"pretrain.temperature": CHOICE}, "mae does not read it"),
+        ({BATCH: STEPS_OF | {"low": 2.5}}, "low is 2.5, expected an integer"),
+        ({BATCH: STEPS_OF | {"low": 2, "high": True}}, "high is True, expected an integer"),
+        ({LR: RATE | {"default": 0.1}}, "the default 0.1 is outside, expected 1e-05 to 0.01"),
+        ({BATCH: {"kind": "choice", "values": [8, 16], "default": 64}}, "expected one of 8, 16"),
+        ({"pretrain.mask_rate": DROPOUT | {"low": 0.5, "high": 1}},
+            "high: setting pretrain.mask_rate is 1.0"),
+        ({BATCH: STEPS_OF | {"default": 2}}, "low: setting pretrain.batch_size is 0"),
+        ({SCHEDULE: {"kind": "choice", "values": ["constant", "cosin"]}},
+            "values: unknown value .*Did you mean 'cosine'"),
+        ({BATCH: {"kind": "choice", "values": [64, 32, 64]}}, "values has 64 twice"),
+        ({SCHEDULE: {"kind": "choice", "values": ["constant"]}}, "a list of two or more"),
+        ({SCHEDULE: {"kind": "choice", "values": "constant"}}, "a list of two or more"),
+        ({PATCH: {"kind": "choice", "values": [0, 24]}}, "does not cut the 5000 samples of ecg"),
+        ({PATCH: {"kind": "choice", "values": [0, 25]}}, "25 and 0 are the same for ecg"),
+        ({LR: RATE, "modalities": 3}, "modalities holds 3"),
+        ({LR: RATE, "modalities": {"ecgg": {}}}, "unknown name in .*Did you mean 'ecg'"),
+        ({LR: RATE, "techniques": {"maee": {}}}, "unknown name in .*Did you mean 'mae'"),
+        ({LR: RATE, "settings": {"lineal": {}}}, "unknown name in .*Did you mean 'linear'"),
+        ({LR: RATE, "modalities": {"eeg": {"lr": None}}}, "unknown entry to change in .*eeg: 'lr'"),
+        ({LR: RATE, "modalities": {"ecg": {LR: 3}}}, "modalities, ecg, .*holds 3"),
+        ({LR: RATE, "modalities": {"ecg": {LR: None}}}, "varies nothing"),
+        ({LR: RATE, "settings": {"pretrain": {LR: {"low": 1}}}}, "low is 1 and high 0.01"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_not_valid_is_refused(own, content, message):
+    with pytest.raises(BenchmdError, match=message):
+        own(content)
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        ({}, "expected a setting and a list of its values"),
+        ({"pretrain.optimiser.shedule": ["cosine"]}, "Did you mean 'pretrain.optimiser.schedule'"),
+        ({"pretrain.steps": [1]}, "pretrain.steps, expected one that stands before it"),
+        ({WARM_UP: [1]}, "expected one that stands before it"),
+        ({LR: [1]}, "of the kind log float, expected a choice"),
+        ({SCHEDULE: ["step"]}, "expected a list of its values: constant, cosine"),
+        ({SCHEDULE: "cosine"}, "expected a list of its values"),
+        ({SCHEDULE: []}, "expected a list of its values"),
+    ],
+)
+def test_a_condition_that_is_not_valid_is_refused(own, when, message):
+    entry = {"kind": "int", "low": 0, "high": 10, "when": when}
+    text = {LR: RATE, SCHEDULE: CHOICE, WARM_UP: entry}
+    with pytest.raises(BenchmdError, match=message):
+        own(yaml.safe_dump(text, sort_keys=False) + f"{STEPS}: {{kind: int, low: 1, high: 100000}}")
+
+
+@pytest.mark.parametrize("name", ["encoder.dropout", "transfer.layer_decay", LR])
+def test_linear_evaluation_varies_no_encoder(own, name):
+    message = "share one pretraining" if name == LR else "leaves the encoder as it is"
+    with pytest.raises(BenchmdError, match=message):
+        own({name: DROPOUT | {"low": 0.1}}, setting="linear")
+
+
+def test_imagenet_weights_fit_one_encoder(own):
+    with pytest.raises(BenchmdError, match="fit one encoder alone"):
+        own({PATCH: {"kind": "choice", "values": [0, 32]}}, "imagenet+mae", modality="cxr")
+
+
+def test_a_built_in_default_is_the_fixed_protocols(tmp_path, monkeypatch):
+    (tmp_path / "mae.yaml").write_text(f"{LR}: {{kind: float, low: 0.1, high: 1, default: 0.5}}")
+    monkeypatch.setattr("benchmd_ray.tuning.spaces.resource_folder", lambda name: tmp_path)
+    with pytest.raises(BenchmdError, match=r"0\.5 is not the fixed .* for mae on ecg"):
+        space_for("mae", "pretrain", "ecg")
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        (("mae", "lineal", "ecg"), "unknown setting of a search 'lineal'. Did you mean 'linear'"),
+        (("mae", "linear", "ecgg"), "unknown modality 'ecgg'. Did you mean 'ecg'"),
+        (("scratch", "pretrain", "ecg"), "scratch trains nothing in pretraining"),
+        (("imagenet", "pretrain", "cxr"), "imagenet trains nothing in pretraining"),
+        (("my_methods:Denoise", "pretrain", "ecg"), "no built-in search space .*--space FILE"),
+    ],
+)
+def test_a_search_without_a_space_is_refused(search, message):
+    with pytest.raises(BenchmdError, match=message):
+        space_for(*search)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(BenchmdError, match=r"cannot read the search space .*none\.yaml"):
+        space_for("mae", "linear", "ecg", tmp_path / "none.yaml")
+
+
+def test_transfer_settings_are_named_as_in_tables():
+    from benchmd_ray.service.choice import TRANSFERS
+
+    assert set(SETTINGS) == {"pretrain", *TRANSFERS}
+
+
+# What a search starts from ----------------------------------------------------------------------
+
+
+def test_the_first_trial_takes_the_settings_it_is_given():
+    space = space_for("mae", "pretrain", "ecg")
+    base = load_settings(None, [f"{LR}=0.001", f"{SCHEDULE}=cosine", f"{WARM_UP}=500"])
+    started = starting_at(space, base)
+    assert started.start[LR] == 0.001
+    assert started.start[WARM_UP] == 500
+    assert applied(base, started.start) == base
+    assert WARM_UP not in starting_at(space, Settings()).start
+    queue = study()
+    queue.enqueue_trial(started.start)
+    assert started.suggest(queue.ask()) == started.start
+
+
+def test_what_is_held_settles_the_conditions_on_it():
+    space = space_for("mae", "pretrain", "ecg")
+    held = starting_at(space, Settings(), [SCHEDULE])
+    assert {p.name for p in space.parameters} - {p.name for p in held.parameters} == {
+        SCHEDULE,
+        WARM_UP,
+    }
+    cosine = starting_at(space, load_settings(None, [f"{SCHEDULE}=cosine"]), {SCHEDULE})
+    assert cosine.as_dict()[WARM_UP].get("when") is None
+    assert WARM_UP in cosine.start
+
+
+def test_a_start_outside_of_the_space_is_refused():
+    space = space_for("mae", "pretrain", "ecg")
+    small = load_settings(None, [f"{STEPS}=400"])
+    message = rf"starts at {STEPS} = 400, .*25000 to 200000 in steps of 25000: .*--fix {STEPS}"
+    with pytest.raises(BenchmdError, match=message):
+        starting_at(space, small)
+    with pytest.raises(BenchmdError, match=r"batch_size = 48, .*expected one of 32, 64.*--space"):
+        starting_at(space, load_settings(None, [f"{BATCH}=48"]))
+    off = load_settings(None, [f"{STEPS}=30000"])
+    with pytest.raises(BenchmdError, match="30000"):
+        starting_at(space, off)
+
+
+def test_a_warm_up_longer_than_pretraining_is_refused():
+    space = space_for("mae", "pretrain", "ecg")
+    small = load_settings(None, [f"{STEPS}=400"])
+    with pytest.raises(BenchmdError, match=rf"up to 10,000, .* as few as 400 .*--fix {WARM_UP}"):
+        starting_at(space, small, [STEPS])
+    assert WARM_UP not in starting_at(space, small, [STEPS, WARM_UP]).start
+    assert starting_at(space, small, [STEPS, SCHEDULE]).start  # a constant rate has no warm-up
+
+
+def test_only_what_is_in_the_space_can_be_held(own):
+    space = own({LR: RATE, BATCH: {"kind": "choice", "values": [32, 64]}})
+    with pytest.raises(BenchmdError, match=f"unknown setting to hold .*Did you mean '{LR}'"):
+        starting_at(space, Settings(), ["pretrain.optimizer.lr"])
+    with pytest.raises(BenchmdError, match="nothing is left to search"):
+        starting_at(space, Settings(), [LR, BATCH])
+
+
+def test_a_condition_is_on_the_value_that_the_other_has():
+    first = Parameter("encoder.pool", "choice", "mean", values=("mean", "cls"))
+    second = Parameter(SCHEDULE, "choice", "cosine", values=("constant", "cosine"),
+                       when={"encoder.pool": ("cls",)})  # fmt: skip
+    third = Parameter(WARM_UP, "int", 0, low=0, high=9, when={SCHEDULE: ("cosine",)})
+    space = Space("s", (first, second, third))
+    assert space.start == {"encoder.pool": "mean", WARM_UP: 0}  # the schedule keeps its cosine
+    held = starting_at(space, load_settings(None, [f"{SCHEDULE}=cosine"]), ["encoder.pool"])
+    assert held.start == {WARM_UP: 0}
+    with pytest.raises(BenchmdError, match="searched only with another value"):
+        starting_at(space, Settings(), ["encoder.pool"])
+
+
+# One setting for several modalities -------------------------------------------------------------
+
+
+def test_modalities_share_what_all_of_them_allow():
+    spaces = [
+        starting_at(space_for("mae", "pretrain", m), fixed_settings(MODALITIES[m]), held)
+        for m, held in (("ecg", [BATCH]), ("ldct", [BATCH]), ("cxr", [BATCH]))
+    ]
+    together = shared(spaces)
+    names = [parameter.name for parameter in together.parameters]
+    assert BATCH not in names
+    assert PATCH not in names  # 0 alone is common, and all start at it
+    assert names == [p.name for p in spaces[0].parameters if p.name != PATCH]
+    assert shared(spaces[:1]) == spaces[0]
+
+
+def test_modalities_with_different_starts_or_ranges_are_refused():
+    ecg, ldct = (space_for("mae", "pretrain", m) for m in ("ecg", "ldct"))
+    message = rf"not start at the same {BATCH} \(64 in mae \(ecg\), 32 in .*--fix {BATCH}"
+    with pytest.raises(BenchmdError, match=message):
+        shared([ecg, ldct])
+    low, high = (
+        Space(name, (Parameter("encoder.dropout", "float", at, low=at, high=at + 0.1),))
+        for name, at in (("a", 0.0), ("b", 0.3))
+    )
+    with pytest.raises(BenchmdError, match=r"no value is allowed by all of encoder\.dropout \(0"):
+        shared([low, high])
+    other = Space("c", (Parameter("encoder.dropout", "choice", 0.0, values=(0.0, 0.1)),))
+    with pytest.raises(BenchmdError, match="differ in the kind, step or condition"):
+        shared([low, other])
+    with pytest.raises(BenchmdError, match="share no setting"):
+        shared([low, Space("d", (Parameter(BATCH, "choice", 64, values=(32, 64)),))])
+
+
+def test_a_condition_that_no_common_value_meets_is_left_out():
+    def space(name, values):
+        choice = Parameter("encoder.pool", "choice", "mean", values=values)
+        inner = Parameter(WARM_UP, "int", 0, low=0, high=9, when={"encoder.pool": ("cls",)})
+        rate = Parameter(LR, "log float", 1e-4, low=1e-5, high=1e-3)
+        return Space(name, (choice, inner, rate))
+
+    together = shared([space("a", ("mean", "cls")), space("b", ("mean", "max"))])
+    assert [parameter.name for parameter in together.parameters] == [LR]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 20), st.integers(20, 40)), min_size=2, max_size=4),
+    step=st.sampled_from([None, 1, 2, 5]),
+)
+def test_a_common_range_holds_exactly_what_each_range_holds(ranges, step):
+    spaces = [
+        Space(str(i), (
+            Parameter(BATCH, "int", 20, low=low - low % (step or 1) - 5, high=high + 5, step=step),
+            Parameter(LR, "float", 0.5, low=0.0, high=1.0),
+        ))
+        for i, (low, high) in enumerate(ranges)
+    ]  # fmt: skip
+    expected = {v for v in range(-10, 60) if all(s.parameters[0].holds(v) for s in spaces)}
+    try:
+        found = shared(spaces).as_dict().get(BATCH)
+    except BenchmdError:
+        assert not expected
+        return
+    assert found is not None
+    together = Parameter(BATCH, **found)
+    assert {v for v in range(-10, 60) if together.holds(v)} == expected
+
+
+# What a parameter is ----------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    low=st.integers(1, 50), steps=st.integers(1, 20), step=st.integers(1, 5), seed=st.integers(0, 9)
+)
+@pytest.mark.parametrize("kind", ["float", "log float", "int", "log int"])
+def test_what_is_proposed_is_held(kind, low, steps, step, seed):
+    wide = None if kind.startswith("log") else step
+    parameter = Parameter(BATCH, kind, low, low=low, high=low + steps * step, step=wide)
+    proposals = study(seed)
+    for _ in range(3):
+        value = parameter.suggest(proposals.ask())
+        assert parameter.holds(value)
+        assert isinstance(value, int) == kind.endswith("int")
+
+
+def test_a_range_holds_its_ends_and_its_steps_alone():
+    grid = Parameter("encoder.dropout", "float", 0.1, low=0.1, high=0.7, step=0.2)
+    assert [grid.holds(v) for v in (0.1, 0.3, 0.5, 0.7, 0.4, 0.9, -0.1)] == [True] * 4 + [False] * 3
+    assert not grid.holds(True)
+    assert not grid.holds("0.3")
+    whole = Parameter(BATCH, "int", 4, low=2, high=8)
+    assert whole.holds(3)
+    assert not whole.holds(2.5)
+
+
+def test_values_are_applied_by_name():
+    changed = applied(Settings(), {LR: 0.5, WARM_UP: 3, "transfer.epochs": 7})
+    assert (changed.pretrain.optimiser.lr, changed.pretrain.optimiser.warmup_steps) == (0.5, 3)
+    assert changed.transfer.epochs == 7
+    assert changed.transfer.optimiser == Settings().transfer.optimiser
+    with pytest.raises(BenchmdError, match="unknown setting"):
+        applied(Settings(), {"pretrain.lr": 1.0})
+
+
+def test_a_file_of_ones_own_needs_no_default_of_the_protocol(own):
+    space = own({LR: RATE | {"low": 1e-3}, BATCH: {"kind": "choice", "values": [8, 16]}})
+    assert space.start == {LR: 1e-3, BATCH: 8}
+    chosen = load_settings(assignments=["pretrain.optimiser.lr=4e-3", "pretrain.batch_size=16"])
+    assert starting_at(space, chosen).start == {LR: 4e-3, BATCH: 16}
+    with pytest.raises(BenchmdError, match="the search starts at"):
+        starting_at(space, Settings())

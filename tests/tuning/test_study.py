@@ -1,0 +1,510 @@
+import itertools
+import json
+import math
+import warnings
+
+import numpy as np
+import optuna
+import pytest
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.tuning.spaces import Parameter, Space
+from benchmd_ray.tuning.study import REDUCTION, STARTUP_TRIALS, Method, Study, mean_ranks, rungs
+from benchmd_ray.tuning.written import front
+
+LR, DECAY = "transfer.optimiser.lr", "transfer.optimiser.weight_decay"
+BATCH, SCHEDULE = "transfer.batch_size", "transfer.optimiser.schedule"
+WARM_UP, SMOOTHING = "transfer.optimiser.warmup_steps", "transfer.label_smoothing"
+SPACE = Space(
+    "made",
+    (
+        Parameter(LR, "log float", 1e-3, low=1e-5, high=0.1),
+        Parameter(DECAY, "float", 0.25, low=0.0, high=0.5),
+        Parameter(SCHEDULE, "choice", "constant", values=("constant", "cosine")),
+        Parameter(WARM_UP, "int", 4, low=0, high=20, step=2, when={SCHEDULE: ("cosine",)}),
+        Parameter(BATCH, "log int", 64, low=16, high=256),
+        Parameter(SMOOTHING, "float", 0.1, low=0.0, high=0.2, step=0.1),
+    ),
+)
+SAMPLERS = ("random", "tpe", "gp", "nsga2")
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Opens a study; of the same name, the same one again."""
+
+    def opened(name="study", space=SPACE, first_rung=1, devices=1.0, **method):
+        return Study(tmp_path / f"{name}.log", space, Method(**method), first_rung, devices)
+
+    return opened
+
+
+def objective(values):
+    """Best at a learning rate of 1e-2, a little better with much decay."""
+    return 0.9 - 0.1 * abs(math.log10(values[LR]) + 2) + 0.05 * values.get(DECAY, 0)
+
+
+def complete(study, count, score=objective):
+    """Propose and complete trials one after the other."""
+    made = []
+    for _ in range(count):
+        made.append(study.propose())
+        study.ended(made[-1].number, seconds=1.0, aurocs={"ecg": score(made[-1].values)})
+    return made
+
+
+def test_the_first_trial_is_the_start_of_the_space(make):
+    study = make()
+    first = study.propose()
+    assert first.number == 0
+    assert first.values == SPACE.start
+    assert WARM_UP not in first.values  # of the cosine alone
+    assert study.propose().values != SPACE.start
+
+
+def test_a_trial_is_unfinished_until_it_is_told_how_it_ended(make):
+    study = make(stopping="none")
+    assert study.trials() == []
+    assert study.best() is None
+    for _ in range(4):
+        study.propose()
+    assert not study.reported(1, 2, 0.75, 3.0)
+    study.ended(1, seconds=5.0)
+    study.ended(2, seconds=6.0, reason="the loss became NaN")
+    study.ended(3, seconds=7.0, aurocs={"ecg": 0.625})
+    zero, one, two, three = study.trials()
+    assert [t.state for t in study.trials()] == ["unfinished", "stopped", "failed", "complete"]
+    assert (one.curve, one.seconds, one.reason) == (((2, 0.75),), 5.0, "")
+    assert (two.reason, two.seconds) == ("the loss became NaN", 6.0)
+    assert (three.auroc, three.aurocs) == (0.625, {"ecg": 0.625})
+    assert all(math.isnan(trial.auroc) for trial in (zero, one, two))
+    assert zero.started
+    assert not zero.finished
+    assert all(t.started.endswith("+00:00") and t.finished >= t.started for t in (one, two, three))
+    assert study.best() == three
+    assert [proposal.number for proposal in study.unfinished()] == [0]
+    assert study.begun == 4
+
+
+def test_a_reopened_study_goes_on_with_what_was_unfinished(make):
+    before = make()
+    made = [before.propose() for _ in range(4)]
+    before.reported(2, 1, 0.5, 12.5)
+    before.ended(1, seconds=1.0, aurocs={"ecg": 0.5})
+    after = make()
+    assert [(p.number, p.values, p.seconds) for p in after.unfinished()] == [
+        (0, made[0].values, 0.0),
+        (2, made[2].values, 12.5),
+        (3, made[3].values, 0.0),
+    ]
+    assert after.trials() == before.trials()
+    assert after.begun == 4
+    assert after.propose().number == 4  # and it begins at the start once only
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_proposal_depends_on_the_trials_told_and_on_no_session(make, sampler):
+    count = STARTUP_TRIALS + (1 if sampler == "gp" else 3)  # which is slow
+    whole = complete(make("whole", sampler=sampler), count)
+    pieces = []
+    for part in (1, STARTUP_TRIALS - 1, count - STARTUP_TRIALS):
+        np.random.seed(part)  # a session has states of its own
+        pieces += complete(make("pieces", sampler=sampler), part)
+    assert pieces == whole
+    assert len({p.values[LR] for p in whole}) >= count - 2  # nsga2 crosses what it has
+    other = complete(make("other", sampler=sampler, seed=1), 3)
+    assert [p.values == q.values for p, q in zip(other, whole, strict=False)] == [
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_proposed_value_lies_in_the_space(make, sampler):
+    study = make(sampler=sampler)
+    count = STARTUP_TRIALS + (2 if sampler == "gp" else 6)
+    made = [proposal.values for proposal in complete(study, count)]
+    for values in made:
+        for parameter in SPACE.parameters:
+            if parameter.name in values:
+                assert parameter.holds(values[parameter.name]), (parameter.name, values)
+        assert (WARM_UP in values) == (values[SCHEDULE] == "cosine")
+        assert values.keys() | {WARM_UP} == {parameter.name for parameter in SPACE.parameters}
+    assert {values[SCHEDULE] for values in made} == {"constant", "cosine"}
+    assert [dict(trial.values) for trial in study.trials()] == made
+
+
+def test_a_sampler_with_a_model_finds_more_than_chance(make):
+    def mean_of_last(sampler):
+        made = complete(make(sampler, sampler=sampler), STARTUP_TRIALS + 12)
+        return np.mean([objective(proposal.values) for proposal in made[STARTUP_TRIALS:]])
+
+    assert mean_of_last("tpe") > mean_of_last("random") + 0.03
+
+
+# Early stopping.
+
+
+def slow_halving(first, order, values):
+    """Trials that asynchronous successive halving stops, and at which step, by its definition.
+
+    At each rung a trial goes on if it is in the top third of all that have reached the rung so
+    far, itself among them; while these are fewer than three, if it is the best of them.
+    """
+    reached, stopped = {}, {}
+    for trial, step in order:
+        if trial in stopped:
+            continue
+        rung = round(math.log(step / first, 3))
+        if first * 3**rung != step:
+            continue
+        value = values[trial, step]
+        held = reached.setdefault(rung, [])
+        held.append(value)
+        better = sum(other > value for other in held)
+        if trial and better >= max(1, len(held) // 3):
+            stopped[trial] = step
+    return stopped
+
+
+def random_order(generator, trials, steps):
+    """Steps of each trial in turn, of trials in random order."""
+    turns = generator.permutation(np.repeat(np.arange(trials), len(steps)))
+    at = [0] * trials
+    for trial in map(int, turns):
+        yield trial, steps[at[trial]]
+        at[trial] += 1
+
+
+@pytest.mark.parametrize(("seed", "first"), [(0, 1), (1, 1), (2, 4), (3, 7)])
+def test_trials_are_stopped_by_asynchronous_successive_halving(make, seed, first):
+    generator = np.random.default_rng(seed)
+    study, trials, steps = (
+        make(stopping="asha", first_rung=first),
+        14,
+        (first, 3 * first, 9 * first),
+    )
+    for _ in range(trials):
+        study.propose()
+    values = {(t, s): round(generator.random(), 2) for t in range(trials) for s in steps}
+    order, stopped = list(random_order(generator, trials, steps)), {}
+    for number, (trial, step) in enumerate(order):
+        if number == 15:  # a search that was killed and goes on
+            study = make(stopping="asha", first_rung=first)
+        if trial not in stopped and study.reported(trial, step, values[trial, step], 1.0):
+            study.ended(trial, seconds=1.0)
+            stopped[trial] = step
+    assert stopped == slow_halving(first, order, values)
+    assert 5 <= len(stopped) < trials
+    assert 0 not in stopped
+
+
+@pytest.mark.parametrize("stopping", ["asha", "median"])
+def test_the_first_trial_is_never_stopped(make, stopping):
+    study = make(stopping=stopping)
+    for _ in range(10):
+        study.propose()
+    for trial in range(1, 9):
+        study.reported(trial, 1, 0.9, 1.0)
+        study.ended(trial, seconds=1.0, aurocs={"ecg": 0.9})
+    assert not study.reported(0, 1, 0.1, 1.0)
+    assert study.reported(9, 1, 0.2, 1.0)  # better, and no first
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trials_are_stopped_below_the_median(make, seed):
+    generator = np.random.default_rng(seed)
+    study, complete_ones, outcomes = make(stopping="median"), [], []
+    for trial in range(16):
+        study.propose()
+        best, stop = 0.0, False
+        curve = {}
+        for step in (1, 3, 9):
+            best = curve[step] = max(best, float(generator.random()))
+            others = [other[step] for other in complete_ones if step in other]
+            slow = (
+                trial > 0 and len(complete_ones) >= STARTUP_TRIALS // 2 and best < np.median(others)
+            )
+            stop = study.reported(trial, step, best, 1.0)
+            outcomes.append((stop, bool(slow)))
+            if stop:
+                break
+        study.ended(trial, seconds=1.0, aurocs=None if stop else {"ecg": best})
+        if not stop:
+            complete_ones.append(curve)
+    assert all(stop == slow for stop, slow in outcomes)
+    assert {stop for stop, _ in outcomes} == {True, False}
+
+
+def test_nothing_is_stopped_where_nothing_was_asked_for(make):
+    study = make(stopping="none")
+    for trial in range(8):
+        study.propose()
+        assert not study.reported(trial, 1, 1.0 - 0.1 * trial, 1.0)
+
+
+def test_what_a_resumed_trial_reports_again_counts_once(make):
+    study = make(stopping="asha")
+    for _ in range(4):
+        study.propose()
+    assert not study.reported(1, 1, 0.5, 1.0)
+    study.reported(2, 1, 0.9, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not make(stopping="asha").reported(1, 1, 0.5, 2.0)  # it was let go on there
+    assert study.trials()[1].curve == ((1, 0.5),)
+    assert study.trials()[1].seconds == 2.0
+    assert make(stopping="asha").reported(3, 1, 0.8, 1.0)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 20, 26, 27, 100, 100_000])
+def test_rungs_are_a_ninth_and_a_third_of_the_most(most):
+    found = rungs(most)
+    assert all(1 <= step < most for step in found)
+    assert all(REDUCTION * a == b for a, b in itertools.pairwise(found))
+    assert found == tuple(s for s in (most // 9 or 1) * np.array([1, 3]) if s < most)
+    if most >= 9:
+        assert len(found) == 2
+
+
+# Several modalities.
+
+
+def slow_ranks(values):
+    """1 + those that are better + half of the others that are equal, averaged."""
+    return [
+        np.mean(
+            [
+                1
+                + sum(other[m] > row[m] for other in values)
+                + (sum(other[m] == row[m] for other in values) - 1) / 2
+                for m in range(len(row))
+            ]
+        )
+        for row in values
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mean_ranks_are_those_of_counting(seed):
+    values = np.random.default_rng(seed).integers(0, 5, (11, 3)) / 4
+    np.testing.assert_allclose(mean_ranks(values), slow_ranks(values.tolist()), rtol=1e-12)
+
+
+TWO = [
+    {"ecg": 0.50, "cxr": 0.95},  # the best mean
+    {"ecg": 0.70, "cxr": 0.71},  # the best mean rank
+    {"ecg": 0.69, "cxr": 0.70},
+    {"ecg": 0.68, "cxr": 0.69},
+]
+
+
+@pytest.mark.parametrize(("across", "best"), [("mean-auroc", 0), ("mean-rank", 1)])
+def test_the_best_by_mean_rank_need_not_be_the_best_by_mean(make, across, best):
+    study = make(across=across)
+    for aurocs in TWO:
+        study.propose()
+        study.ended(study.begun - 1, seconds=1.0, aurocs=aurocs)
+    for trial, aurocs in zip(study.trials(), TWO, strict=True):
+        assert trial.auroc == pytest.approx(np.mean(list(aurocs.values())))
+        assert dict(trial.aurocs) == aurocs
+    assert study.best().number == best
+    found = [trial.rank for trial in study.trials()]
+    if across == "mean-rank":
+        assert found == slow_ranks([list(aurocs.values()) for aurocs in TWO])
+    else:
+        assert np.isnan(found).all()
+
+
+def test_ranks_are_of_complete_trials_alone(make):
+    study = make(across="mean-rank")
+    for aurocs in (None, TWO[0], None, TWO[1]):
+        study.propose()
+        study.ended(study.begun - 1, seconds=1.0, aurocs=aurocs)
+    ranks = [trial.rank for trial in study.trials()]
+    assert np.isnan([ranks[0], ranks[2]]).all()
+    assert [ranks[1], ranks[3]] == [1.5, 1.5]
+    assert study.best().number == 1  # the earliest among equals
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_proposals_by_rank_go_where_ranks_are_good(make, sampler):
+    """Ranks are best near a learning rate of 1e-2, and the mean AUROC far from it."""
+    study = make(sampler=sampler, across="mean-rank")
+    count = STARTUP_TRIALS + {"nsga2": 32, "gp": 1}.get(sampler, 8)  # the one learns slowly
+    made = []
+    for _ in range(count):
+        made.append(study.propose())
+        near = -abs(math.log10(made[-1].values[LR]) + 2)
+        aurocs = {"ecg": 0.8 + near / 100, "eeg": 0.7 + near / 100, "cxr": 0.5 - near / 10}
+        study.ended(made[-1].number, seconds=1.0, aurocs=aurocs)
+    assert [p.number for p in made] == list(range(count))
+    assert study.begun == len(study.trials()) == count
+    for proposal in made:
+        assert all(p.holds(proposal.values[p.name]) for p in SPACE.parameters if p.name != WARM_UP)
+    if sampler in ("tpe", "nsga2"):
+        distances = [abs(math.log10(p.values[LR]) + 2) for p in made[-8:]]
+        assert np.mean(distances) < 0.8  # of random ones 1.25, of the best means above 2
+
+
+# Importance, cost, and crashes.
+
+
+def test_importance_finds_the_one_setting_that_matters(make):
+    study = make(sampler="random")
+    complete(study, 30, lambda values: 0.9 + 0.1 * math.log10(values[LR]))
+    shares, reason = study.importance()
+    assert reason == ""
+    assert shares[LR] > 0.8
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert all(0 <= share < 0.1 for name, share in shares.items() if name != LR)
+
+
+def test_importance_says_why_there_is_none(make):
+    study = make(sampler="random")
+    complete(study, 3)
+    assert study.importance() == ({}, "3 complete trials are too few, expected 10")
+    other = make("other", sampler="random")
+    complete(other, 10, lambda _: 0.5)
+    assert other.importance() == ({}, "all complete trials have the same AUROC")
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2"])
+def test_cost_as_second_objective(make, sampler):
+    study = make(sampler=sampler, stopping="none", cost=True)
+    for number in range(STARTUP_TRIALS + 4):
+        proposal = study.propose()
+        for step in (1, 3):
+            assert not study.reported(number, step, 0.1 * step, float(step))
+        auroc, seconds = objective(proposal.values), 100.0 + number % 5
+        study.ended(number, seconds=seconds, aurocs={"ecg": auroc})
+    for trial in make(sampler=sampler, stopping="none", cost=True).trials():
+        assert trial.curve == ((1, 0.1), (3, pytest.approx(0.3)))
+        assert trial.auroc == objective(trial.values)
+    assert study.best().auroc == max(objective(t.values) for t in study.trials())
+    assert study.importance()[1] == ""
+
+
+def test_with_cost_what_a_resumed_trial_reports_again_counts_once(make):
+    study = make(stopping="none", cost=True)
+    study.propose()
+    for step in (1, 3):
+        study.reported(0, step, 0.5, 1.0)
+    for step in (1, 3, 9):  # a process that was lost, and began again
+        study.reported(0, step, 0.5, 1.0)
+    assert study.trials()[0].curve == ((1, 0.5), (3, 0.5), (9, 0.5))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_front_holds_what_no_other_trial_beats(make, seed):
+    generator = np.random.default_rng(seed)
+    study = make(stopping="none", cost=True, sampler="random")
+    told = {}
+    for number in range(16):
+        study.propose()
+        auroc, seconds = generator.integers(0, 6, 2) / 5
+        if number % 4 == 3:
+            study.ended(number, seconds=0.0, reason="it failed")
+            continue
+        told[number] = (float(auroc), float(seconds))
+        study.ended(number, seconds=seconds, aurocs={"ecg": auroc})
+
+    def beats(one, other):
+        return one != other and one[0] >= other[0] and one[1] <= other[1]
+
+    slow = [n for n, own in told.items() if not any(beats(o, own) for o in told.values())]
+    found = front(study.trials())
+    assert {told[n] for n in found} == {told[n] for n in slow}  # of equals, the first
+    assert set(found) <= set(slow)
+    assert len(found) == len({told[n] for n in slow})
+    assert [told[n][1] for n in found] == sorted(told[n][1] for n in found)
+
+
+def test_device_hours_are_those_of_the_devices_of_each_session(make):
+    study = make(devices=0.25, stopping="none")
+    study.propose()
+    study.reported(0, 1, 0.5, 3600.0)
+    study.propose()
+    study.ended(1, seconds=1800.0, aurocs={"ecg": 0.5})
+    later = make(devices=2.0, stopping="none")
+    later.reported(0, 3, 0.5, 3000.0)  # of a process that knew less than the one before it
+    later.ended(0, seconds=7200.0, aurocs={"ecg": 0.5})
+    assert [trial.device_hours for trial in later.trials()] == [0.25 + 2.0, 0.125]
+    assert [trial.seconds for trial in later.trials()] == [7200.0, 1800.0]
+
+
+def test_an_auroc_that_is_no_number_is_a_failure(make):
+    study = make(stopping="none")
+    study.propose()
+    study.ended(0, seconds=1.0, aurocs={"ecg": math.nan})
+    assert (study.trials()[0].state, study.trials()[0].reason) == (
+        "failed",
+        "its AUROC is no number",
+    )
+
+
+def test_a_trial_killed_before_its_last_value_was_drawn_gets_it(make):
+    study = make(sampler="random")
+    study.propose()
+    drawn = study._study.ask()  # and here the process ends, with one value of all
+    rate = drawn.suggest_float(LR, 1e-5, 0.1, log=True)
+    first, second = make(sampler="random").unfinished()
+    assert first.values == SPACE.start
+    assert second.values[LR] == rate
+    assert {BATCH, DECAY, SCHEDULE, SMOOTHING} <= set(second.values)
+    assert make(sampler="random").unfinished() == [first, second]
+
+
+def test_a_line_that_was_cut_off_is_removed_and_damage_is_named(make, tmp_path):
+    complete(make(), 2)
+    path = tmp_path / "study.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"op_code": 4, "work')
+    (tmp_path / "study.log.lock").touch()  # of the process that was killed meanwhile
+    assert len(make().trials()) == 2
+    complete(make(), 1)
+    assert len(make().trials()) == 3
+    path.write_bytes(b"nonsense\n" + whole)
+    with pytest.raises(BenchmdError, match=r"the journal .* is damaged"):
+        make()
+
+
+def test_a_trial_that_was_to_be_stopped_is_stopped_by_the_next_process(make):
+    study = make(stopping="asha")
+    for number in range(4):
+        study.propose()
+        stop = study.reported(number, 1, 0.9 - number / 10, 1.0)
+    assert stop
+    assert make(stopping="asha").reported(3, 1, 0.6, 1.0)
+    assert not make(stopping="asha").reported(0, 1, 0.9, 1.0)
+
+
+def test_lost_processes_are_counted_over_sessions(make):
+    study = make()
+    for _ in range(2):
+        study.propose()
+    assert study.crashed(1) == 1
+    assert make().crashed(1) == 2
+    assert make().crashed(0) == 1
+    assert [proposal.number for proposal in make().unfinished()] == [0, 1]
+
+
+def test_the_journal_is_plain_text_without_secrets_of_the_machine(make, tmp_path):
+    complete(make(), 2)
+    lines = [json.loads(line) for line in (tmp_path / "study.log").read_text().splitlines()]
+    assert lines
+    assert str(tmp_path) not in (tmp_path / "study.log").read_text()
+
+
+def test_nothing_is_said_to_the_user(make, capfd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        study = make(across="mean-rank")
+        for _ in range(STARTUP_TRIALS + 2):
+            study.propose()
+            study.reported(study.begun - 1, 1, 0.5, 1.0)
+            study.ended(study.begun - 1, seconds=1.0, aurocs={"ecg": 0.5, "cxr": 0.5})
+        study.importance()
+    assert capfd.readouterr() == ("", "")
+    assert optuna.logging.get_verbosity() == optuna.logging.ERROR
