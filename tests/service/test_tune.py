@@ -221,13 +221,13 @@ def test_a_killed_search_ends_like_an_undisturbed_one(tuning, whole, tmp_path, f
     pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
 
 
-def test_a_search_is_extended(tuning, tmp_path):
-    two = searched(tuning(budget=Budget(trials=2)), tmp_path)
-    before = results(two.folder)
-    four = searched(tuning(budget=Budget(trials=4)), tmp_path)
-    assert four.folder == two.folder
-    assert len(results(four.folder)) == 4
-    pd.testing.assert_frame_equal(results(four.folder)[:2], before)
+def test_a_search_is_extended(tuning, whole, tmp_path):
+    store = tmp_path / "runs"
+    shutil.copytree(whole.folder.parent.parent, store)
+    six = searched(tuning(budget=Budget(trials=6), searched="finetune-small"), store)
+    assert six.folder == store / "searches" / whole.folder.name
+    assert len(results(six.folder)) == 6
+    pd.testing.assert_frame_equal(results(six.folder)[:4], results(whole.folder))
 
 
 def test_a_trial_that_cannot_work_is_recorded_and_the_others_go_on(tuning, tmp_path):
