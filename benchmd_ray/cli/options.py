@@ -82,6 +82,22 @@ def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: s
     return [name for name in TECHNIQUES if name.startswith(incomplete)]
 
 
+MODALITY = click.option(
+    "--modality",
+    "modalities",
+    multiple=True,
+    shell_complete=complete_modality,
+    help="Only this modality (repeatable).",
+)
+POLICY = click.option("--policy", "policies", multiple=True, help="Only catalogs of this policy.")
+WEIGHTS = click.option(
+    "--weights", type=FILE, help="ImageNet weights; else downloaded where needed."
+)
+CPUS = click.option(
+    "--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are."
+)
+
+
 def execution_options(command: F) -> F:
     """Options of every command that computes."""
     for option in (

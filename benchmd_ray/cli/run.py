@@ -10,10 +10,12 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
-    FILE,
+    CPUS,
     FOLDER,
+    MODALITY,
+    POLICY,
     WANDB,
-    complete_modality,
+    WEIGHTS,
     complete_technique,
     execution_options,
     observers,
@@ -33,13 +35,7 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="A catalog, or a folder of catalogs (repeatable).",
 )
-@click.option(
-    "--modality",
-    "modalities",
-    multiple=True,
-    shell_complete=complete_modality,
-    help="Only this modality (repeatable).",
-)
+@MODALITY
 @click.option(
     "--technique",
     "techniques",
@@ -59,8 +55,8 @@ if TYPE_CHECKING:
 @click.option(
     "--seed", "seeds", type=int, multiple=True, default=(0,), help="Seeds (repeatable); else 0."
 )
-@click.option("--policy", "policies", multiple=True, help="Only catalogs of this policy.")
-@click.option("--weights", type=FILE, help="ImageNet weights; else downloaded where needed.")
+@POLICY
+@WEIGHTS
 @click.option("--dry-run", is_flag=True, help="Show what would be run, for how long, and stop.")
 @click.option("--items", is_flag=True, help="With --dry-run: list every single run.")
 @click.option(
@@ -73,7 +69,7 @@ if TYPE_CHECKING:
     type=click.IntRange(0),
     help="With --dry-run: GPUs to plan for; else those of this machine or of the cluster.",
 )
-@click.option("--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are.")
+@CPUS
 @WANDB
 @execution_options
 def run(

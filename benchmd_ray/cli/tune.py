@@ -10,10 +10,13 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
+    CPUS,
     FILE,
     FOLDER,
+    MODALITY,
+    POLICY,
     WANDB,
-    complete_modality,
+    WEIGHTS,
     complete_technique,
     execution_options,
     observers,
@@ -36,13 +39,7 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="A catalog, or a folder of catalogs (repeatable). Targets are scored after the search.",
 )
-@click.option(
-    "--modality",
-    "modalities",
-    multiple=True,
-    shell_complete=complete_modality,
-    help="Only this modality (repeatable).",
-)
+@MODALITY
 @click.option(
     "--technique",
     "techniques",
@@ -105,14 +102,14 @@ if TYPE_CHECKING:
     default=(0,),
     help="Seeds of the runs after the search (repeatable); the first is that of the search.",
 )
-@click.option("--policy", "policies", multiple=True, help="Only catalogs of this policy.")
-@click.option("--weights", type=FILE, help="ImageNet weights; else downloaded where needed.")
+@POLICY
+@WEIGHTS
 @click.option("--search-only", is_flag=True, help="Do not train what was found.")
 @click.option(
     "--dry-run", is_flag=True, help="Show what would be searched, for how long, and stop."
 )
 @click.option("--tflops", type=float, help="Speed of a device for the estimate, in TFLOP/s.")
-@click.option("--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are.")
+@CPUS
 @WANDB
 @execution_options
 def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
