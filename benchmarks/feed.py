@@ -192,7 +192,7 @@ class RawSignals:
         card, policy = self._catalog.card, self._catalog.manifest["policy"]
         found = DATASETS[card.name].discover(self._raw, card, Choices(policy)).items
         by_name = {item.record_id: item for item in found}
-        shards = [path for path, _ in self._catalog.shards("train")]
+        shards = [path for path, *_ in self._catalog.shards("train")]
         names = pq.read_table(shards, columns=["record_id"])["record_id"].to_pylist()[:rows]
         lacking = [name for name in names if name not in by_name]
         if lacking:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sys
+import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, NoRoom
+from benchmd_ray.head import watched
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -21,6 +25,18 @@ ENVIRONMENT = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # commands show their own progress
 }
 """Set before Ray is imported, and for every worker."""
+
+WITHIN_A_JOB = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
+"""A submitted job may have been given the same variables; Ray else refuses to join."""
+
+NODES = "BENCHMD_NODES"
+"""Names the nodes that a cluster is to have before a command begins, see `asked_nodes`."""
+
+ONE = r"[\w.:/-]+=\d+(?:\.\d+)?"
+"""In there: a resource and its amount."""
+
+NODES_SECONDS = 900.0
+"""How long they are awaited."""
 
 EMBEDDED_STORE_BYTES = 512 * 2**20
 """Object store of an embedded Ray: shards are written by tasks and do not pass through it."""
@@ -59,6 +75,59 @@ def embedded(address: str | None = None) -> bool:
     return not (running or address or os.environ.get("RAY_ADDRESS"))
 
 
+def _start(address: str | None, cpus: int) -> None:
+    """Join the cluster at ``address``, or start a Ray in this process that no other machine sees.
+
+    Raises:
+        BenchmdError: The cluster cannot be reached, or Ray not be started.
+    """
+    import ray
+
+    common: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "runtime_env": {"env_vars": ENVIRONMENT | _cache()},
+    }
+    try:
+        if address:
+            _require_listening(address)
+            ray.init(address=address, **common)
+            return
+        with _on_loopback():
+            ray.init(
+                address="local",
+                num_cpus=max(cpus, own_cpus()),
+                include_dashboard=False,
+                object_store_memory=EMBEDDED_STORE_BYTES,
+                **common,
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        if not address:
+            raise BenchmdError(f"cannot start Ray on this machine: {error}") from error
+        raise BenchmdError(
+            f"cannot reach Ray at {address}: {error}. Start it with `ray start --head`, set "
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what that cluster was started with, or "
+            "leave --address out to run embedded."
+        ) from error
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a Ray that is started within listen on 127.0.0.1 alone.
+
+    Its processes else listen on all interfaces, but on systems where no cluster can be; `ray.init`
+    has no option for it.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
 @contextmanager
 def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
     """A Ray to work on: the cluster at ``address``, or an embedded one for the time being.
@@ -70,51 +139,105 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
         cpus: Logical CPUs that the work needs at once; a local Ray offers at least these.
 
     Raises:
-        BenchmdError: The cluster cannot be reached or is too small.
+        BenchmdError: The cluster cannot be reached.
+        NoRoom: It is too small.
     """
-    for name, value in ENVIRONMENT.items():
+    for name, value in (ENVIRONMENT | WITHIN_A_JOB).items():
         os.environ.setdefault(name, value)
     import ray
 
     address = address or os.environ.get("RAY_ADDRESS")
     started = not ray.is_initialized()
     if started:
-        common: dict[str, Any] = {
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
-            "runtime_env": {"env_vars": ENVIRONMENT | _cache()},
-        }
-        try:
-            if address:
-                _require_listening(address)
-                ray.init(address=address, **common)
-            else:
-                ray.init(
-                    address="local",
-                    num_cpus=max(cpus, own_cpus()),
-                    include_dashboard=False,
-                    object_store_memory=EMBEDDED_STORE_BYTES,
-                    **common,
-                )
-        except (OSError, RuntimeError, ValueError) as error:
-            if not address:
-                raise BenchmdError(f"cannot start Ray on this machine: {error}") from error
-            raise BenchmdError(
-                f"cannot reach Ray at {address}: {error}. Start it with `ray start --head`, set "
-                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what that cluster was started with, or "
-                "leave --address out to run embedded."
-            ) from error
+        _start(address, cpus)
     try:
-        available = ray.cluster_resources().get("CPU", 0)
-        if available < cpus:
-            raise BenchmdError(
-                f"the work needs {cpus} CPUs at once and the cluster has {available:g}. "
-                "Take fewer workers (execution.workers) or a larger cluster."
-            )
-        yield
+        first = asked_nodes(os.environ.get(NODES, "")) if started and address else []
+        with _asked_for(first):
+            _require_cpus(cpus)
+            joined = started and address and not address.startswith("ray://")
+            with watched(ray.get_runtime_context().gcs_address) if joined else nullcontext():
+                yield
     finally:
         if started:
             ray.shutdown()
+
+
+def _require_cpus(cpus: int) -> None:
+    import ray
+
+    available = ray.cluster_resources().get("CPU", 0)
+    if available < cpus:
+        raise NoRoom(
+            f"the work needs {cpus} CPUs at once and the cluster has {available:g}. "
+            "Take fewer workers (execution.workers) or a larger cluster; one that grows on demand "
+            f"is asked for nodes by `benchmd submit --nodes` or {NODES}."
+        )
+
+
+def asked_nodes(text: str) -> list[dict[str, float]]:
+    """The resources of each node that is asked for, such as ``8*CPU=16,GPU=1 2*CPU=32``.
+
+    Raises:
+        BenchmdError: The text says something else.
+    """
+    nodes: list[dict[str, float]] = []
+    for group in text.split():
+        match = re.fullmatch(rf"(?:([1-9]\d*)\*)?({ONE}(?:,{ONE})*)", group)
+        if not match:
+            raise BenchmdError(
+                f"{group!r} asks for no nodes: expected NUMBER*RESOURCE=AMOUNT,…, such as "
+                "'8*CPU=16,GPU=1'."
+            )
+        parts = [part.partition("=") for part in match[2].split(",")]
+        nodes += [{name: float(amount) for name, _, amount in parts}] * int(match[1] or 1)
+    return nodes
+
+
+def ask(bundles: list[dict[str, float]]) -> None:
+    """Tell the cluster's autoscaler what its nodes are to hold; without one nobody listens.
+
+    It keeps the last request alone, whoever made it. The nodes that `NODES` names are the least.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    least = asked_nodes(os.environ.get(NODES, ""))
+    request_resources(bundles=max(least, bundles, key=len))
+
+
+@contextmanager
+def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
+    """Ask for these nodes within, and wait until they are there, or some of each kind in the end.
+
+    What works on what a cluster has can then begin on one that had only its head.
+
+    Raises:
+        BenchmdError: Nothing came of a resource that was asked for.
+    """
+    if not nodes:
+        yield
+        return
+    import ray
+    from ray.autoscaler.sdk import request_resources
+
+    wanted = sum(map(Counter, nodes), Counter())
+    request_resources(bundles=nodes)
+    try:
+        sys.stderr.write(f"waiting up to {NODES_SECONDS:g} s for the nodes of {NODES}\n")
+        deadline = time.monotonic() + NODES_SECONDS
+        while time.monotonic() < deadline:
+            there = ray.cluster_resources()
+            if all(there.get(name, 0) >= amount for name, amount in wanted.items()):
+                break
+            time.sleep(1)
+        there = ray.cluster_resources()
+        if none := sorted(name for name in wanted if not there.get(name)):
+            raise BenchmdError(
+                f"no node with {', '.join(none)} came within {NODES_SECONDS:g} s: look at the "
+                "autoscaler (`ray status`), its limits and the cloud's, or ask for other nodes."
+            )
+        yield
+    finally:
+        request_resources(bundles=[])
 
 
 def require_shared(folder: Path) -> None:

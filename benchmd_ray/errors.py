@@ -18,6 +18,10 @@ class Transient(BenchmdError):
     """Nothing is wrong with what was asked for, such as a lost worker: another try may work."""
 
 
+class NoRoom(Transient):
+    """A cluster has too little room now, such as after a node went away."""
+
+
 class Stopped(KeyboardInterrupt):
     """A signal, its first argument, asked the work to stop; nothing that was done is lost."""
 

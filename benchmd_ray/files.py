@@ -7,7 +7,9 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,11 +22,21 @@ from benchmd_ray.errors import BenchmdError, Busy
 
 TEMPORARY = ".partial-"
 """Prefix of names under which files and folders are written before they are renamed."""
+LOOK_SECONDS = 0.1
+"""Longer than a look at a lock takes."""
 
 
 def cache_folder() -> Path:
     """Where what can be made again is kept: ``BENCHMD_CACHE`` or ~/.cache/benchmd."""
     return Path(os.environ.get("BENCHMD_CACHE") or Path.home() / ".cache" / "benchmd")
+
+
+def without_home(text: str) -> str:
+    """The text with ``~`` in the place of the home folder of who runs this."""
+    home = str(Path.home())
+    if home == "/":  # as in some containers
+        return text
+    return re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w-])", "~", text)
 
 
 @contextmanager
@@ -94,10 +106,15 @@ def remove_partial(folder: Path) -> None:
         remove(path)
 
 
+def json_bytes(content: Any) -> bytes:
+    """A JSON file's content."""
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON, whole or not at all."""
     with replacing(path) as partial:
-        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        partial.write_bytes(json_bytes(content))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -151,17 +168,31 @@ def digest(content: Any) -> str:
 
 
 @contextmanager
-def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
+def locked(path: Path, what: str, *, wait: bool = False, shared: bool = False) -> Iterator[None]:
     """Hold the lock file ``path``; it is freed when the process ends, however it ends.
+
+    Args:
+        path: The file.
+        what: What it guards, for the error.
+        wait: Whether to wait for another holder.
+        shared: Share it with others that do so; only looks whether somebody works, and the file
+            must be there.
 
     Raises:
         Busy: Another process holds it (unless told to wait).
         BenchmdError: The file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    with path.open("r" if shared else "w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            try:
+                fcntl.flock(file, kind)
+            except BlockingIOError:
+                if shared:
+                    raise
+                time.sleep(LOOK_SECONDS)  # somebody may only have looked
+                fcntl.flock(file, kind)
         except BlockingIOError:
             raise Busy(
                 f"another process is working on {what} ({path}). Wait for it to end."

@@ -6,6 +6,7 @@ Source: BenchMD v2, section 4 and appendix B, with the decisions of ``docs/diffe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -240,6 +241,9 @@ class ExecutionSettings:
     """DeepSpeed ZeRO stage."""
     workers: int = 1
     """Data-parallel workers; several run as a Ray Train job."""
+    accumulation: int = 1
+    """Parts that each worker cuts its share of a batch into, one after the other, to need less
+    memory; their gradients add up to those of the whole."""
     cpus_per_worker: int = 1
     """CPUs that Ray reserves for each worker."""
     gpu_share: float = 0.25
@@ -257,7 +261,13 @@ class ExecutionSettings:
     checkpoint_seconds: float = 60.0
     """Transfer: least time between two checkpoints."""
     max_failures: int = 2
-    """How often Ray Train starts lost workers again."""
+    """How often lost workers are started again without a new checkpoint in between."""
+    least_workers: int = 0
+    """Fewest workers to go on with where the cluster has lost room for all; 0: all are needed."""
+    wait_seconds: float = 60.0
+    """How long to wait for room for all workers before going on with fewer, or giving up."""
+    stall_seconds: float = 600.0
+    """How long workers wait for one that stands still before they are started again."""
     retries: int = 1
     """`benchmd run`: how often a run is tried again that failed of a lost process, an outage or
     another accident, not of what was asked for."""
@@ -266,13 +276,34 @@ class ExecutionSettings:
     metrics and settings alone (`benchmd run`: once nothing planned needs the weights)."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "cpus_per_worker", "shuffle_mib", "log_every", "checkpoint_every"):
+        for name in (
+            "workers",
+            "accumulation",
+            "cpus_per_worker",
+            "shuffle_mib",
+            "log_every",
+            "checkpoint_every",
+        ):
             value = getattr(self, name)
             _require(value >= 1, f"execution.{name}", value, "1 or more")
         _require(0 < self.gpu_share <= 1, "execution.gpu_share", self.gpu_share, "in (0, 1]")
-        for name in ("resident_gib", "checkpoint_seconds", "max_failures", "retries"):
+        for name in (
+            "resident_gib",
+            "checkpoint_seconds",
+            "max_failures",
+            "wait_seconds",
+            "retries",
+        ):
             value = getattr(self, name)
             _require(0 <= value < math.inf, f"execution.{name}", value, "0 or more")
+        _require(
+            0 <= self.least_workers <= self.workers,
+            "execution.least_workers",
+            self.least_workers,
+            "from 0 to execution.workers",
+        )
+        stall = self.stall_seconds
+        _require(1 <= stall < math.inf, "execution.stall_seconds", stall, "1 or more")
         _require(
             not (self.engine == "torch" and self.workers > 1),
             "execution.engine",
@@ -366,6 +397,10 @@ def _coerce(kind: Any, value: Any, where: str) -> Any:
     raise BenchmdError(f"setting {where} is {value!r}, expected a value of type {kind.__name__}.")
 
 
+_kinds: Any = functools.cache(typing.get_type_hints)
+"""Types of the fields of a group of settings."""
+
+
 def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
     """``settings`` with nested ``changes`` applied.
 
@@ -373,7 +408,7 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
         BenchmdError: A key does not exist (the message lists the valid ones and the nearest), or
             a value has another type or lies outside its range.
     """
-    kinds = typing.get_type_hints(type(settings))
+    kinds = _kinds(type(settings))
     new: dict[str, Any] = {}
     for key, value in ((str(k), v) for k, v in changes.items()):
         path = f"{where}{key}"
@@ -394,7 +429,7 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
         else:
             raise BenchmdError(
                 f"setting {path} is {value!r}, expected a group with the keys "
-                f"{', '.join(typing.get_type_hints(kinds[key]))}."
+                f"{', '.join(_kinds(kinds[key]))}."
             )
     return dataclasses.replace(settings, **new)  # type: ignore[type-var]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ports import free_ports
 from safetensors.torch import save_file
 from scipy.io import savemat
 
@@ -24,6 +26,7 @@ from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.data.synthetic import write_ecg
 from benchmd_ray.files import digest
+from benchmd_ray.storage.bucket import open_bucket
 
 PROJECT = Path(__file__).resolve().parent.parent
 LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
@@ -40,12 +43,57 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Decoded splits go to a folder of this session; small models run fastest on one thread."""
+    """What every process of the tests finds in its environment.
+
+    Decoded splits go to a folder of this session; small models run fastest on one thread; S3 is a
+    port of this machine, where nothing listens but within `s3`.
+    """
     torch.set_num_threads(1)
+    (port,) = free_ports(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCHMD_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-write-me-down")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         yield
+
+
+class S3Server:
+    """A server of S3 in this process, where the environment says that one is."""
+
+    def start(self) -> None:
+        """Listen; what was stored before is there again."""
+        from moto.server import ThreadedMotoServer
+
+        port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+        socket.create_server(("127.0.0.1", port)).close()  # else moto waits for ever for itself
+        self._server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+        self._server.start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server(surroundings: None) -> Iterator[S3Server]:
+    """The server; a test that stops it starts it again."""
+    server = S3Server()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: S3Server) -> Iterator[str]:
+    """Address of a bucket, empty at first."""
+    bucket = open_bucket("s3://benchmd-test")
+    bucket._client.create_bucket(Bucket="benchmd-test")
+    yield bucket.address
+    bucket.delete(bucket.objects())
+    bucket._client.delete_bucket(Bucket="benchmd-test")
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,10 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 FOUNDATION = {"benchmd_ray", "errors", "files", "modalities", "plugins", "progress", "settings"}
+FOUNDATION |= {"storage", "telemetry"}
 SCORES = {"evaluation.metrics", "evaluation.intervals"}
 ROOMS = {
+    "storage": {"errors", "files", "storage"},
     "data": FOUNDATION | {"cluster", "data"},
     "models": FOUNDATION | {"models"},
     "ssl": FOUNDATION | {"models", "ssl"},
@@ -18,9 +20,9 @@ ROOMS = {
     "results": FOUNDATION | {"data", "evaluation", "results", "tuning.records"},
     "service": FOUNDATION
     | {"cluster", "data", "models", "ssl", "training", "evaluation", "results", "service"}
-    | {"tuning"},
+    | {"head", "tuning"},
 }
-RAY = {"cluster.py", "training/launch.py"}
+RAY = {"cluster.py", "telemetry.py", "training/launch.py"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

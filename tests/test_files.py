@@ -14,6 +14,7 @@ from benchmd_ray.files import (
     remove_partial,
     replacing,
     sha256,
+    without_home,
     write_json,
 )
 
@@ -155,3 +156,21 @@ def test_a_killed_process_frees_its_lock(tmp_path):
             process.kill()
     with locked(path, "it"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/home/ana/runs is full", "~/runs is full"),
+        ("no file '/home/ana'", "no file '~'"),
+        ("/home/ana", "~"),
+        ("/home/anabel/runs", "/home/anabel/runs"),
+        ("/home/ana-2", "/home/ana-2"),
+        ("/mnt/home/ana/runs", "/mnt/home/ana/runs"),
+    ],
+)
+def test_the_home_folder_is_told_as_a_tilde(monkeypatch, text, told):
+    monkeypatch.setenv("HOME", "/home/ana")
+    assert without_home(text) == told
+    monkeypatch.setenv("HOME", "/")
+    assert without_home(text) == text

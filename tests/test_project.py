@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,19 +84,6 @@ def test_the_readmes_commands_on_real_chest_x_rays_run_as_written(real_data, tmp
     table = (tmp_path / "cxr/report/auroc.md").read_text("utf-8")
     assert table.count("| mae |") == table.count("| scratch |") == 4
     assert len(list((tmp_path / "cxr/figures").glob("*.png"))) >= 3
-
-
-def test_the_cluster_file_is_valid_for_the_ray_launcher():
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    from benchmd_ray.cluster import ENVIRONMENT
-
-    content = yaml.safe_load((ROOT / "cluster.yaml").read_text("utf-8"))
-    validate_config(prepare_config(dict(content)))
-    for name in ("head_start_ray_commands", "worker_start_ray_commands"):
-        start = content[name][-1]
-        for variable in ("RAY_USAGE_STATS_ENABLED", "RAY_DATA_USE_DATASOURCE_V2"):
-            assert f"{variable}={ENVIRONMENT[variable]}" in start
 
 
 def test_constraints_pin_every_dependency():

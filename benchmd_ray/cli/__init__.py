@@ -3,6 +3,7 @@
 from benchmd_ray.cli import (  # noqa: F401 - they register
     catalog,
     demo,
+    jobs,
     report,
     run,
     runs,

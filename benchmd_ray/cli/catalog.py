@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FILE, FOLDER, complete_dataset, raw_options
+from benchmd_ray.cli.options import CATALOG, FILE, FOLDER, complete_dataset, raw_options
+
+if TYPE_CHECKING:
+    from benchmd_ray.storage.location import Location
 
 
 @main.group()
@@ -37,7 +40,7 @@ def catalog_list() -> None:
     help="Also draw the catalog into this folder (PNG, SVG): class balance, people, examples.",
 )
 def catalog_show(name: str, figures: Path | None) -> None:
-    """Show the dataset NAME, or the catalog in the folder NAME.
+    """Show the dataset NAME, or the catalog in the folder (or at the address on S3) NAME.
 
     Of a dataset: what to download, from where and on which terms, how its folder must look, and
     what a build makes of it. Of a catalog: what it holds.
@@ -52,8 +55,9 @@ def catalog_show(name: str, figures: Path | None) -> None:
     if figures is not None:
         from benchmd_ray.data.catalog import open_catalog
         from benchmd_ray.results.catalogs.figures import write_figures
+        from benchmd_ray.storage.location import location
 
-        opened = open_catalog(Path(name))
+        opened = open_catalog(location(name))
         for path in write_figures(opened, figures):
             click.echo(f"written: {path}")
         click.echo(f"the examples are records; the dataset's terms: {opened.card.licence}")
@@ -61,7 +65,9 @@ def catalog_show(name: str, figures: Path | None) -> None:
 
 @catalog.command("build")
 @click.argument("name", shell_complete=complete_dataset)
-@click.option("--out", type=FOLDER, required=True, help="Folder of the catalog.")
+@click.option(
+    "--out", type=CATALOG, required=True, help="Folder of the catalog, or s3://BUCKET/PREFIX."
+)
 @raw_options
 @click.option(
     "--allow-missing", is_flag=True, help="Accept another number of records than the card expects."
@@ -80,13 +86,14 @@ def catalog_show(name: str, figures: Path | None) -> None:
 )
 @click.option("--cpus", type=click.IntRange(1), default=None, help="CPUs of an embedded Ray.")
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
-def catalog_build(name: str, raw: Path, out: Path, cpus: int | None, **options: Any) -> None:
+def catalog_build(name: str, raw: Path, out: Location, cpus: int | None, **options: Any) -> None:
     """Build a catalog of the dataset NAME, or what is missing of it.
 
     \b
     benchmd catalog build ptb-xl --raw ~/data/ptb-xl --out catalogs/ptb-xl
     benchmd catalog build mimic-cxr --raw ~/data/mimic-cxr --out catalogs/mimic-cxr \\
         --option images=all
+    benchmd catalog build ptb-xl --raw /shared/ptb-xl --out s3://lab/catalogs/ptb-xl
     """
     from benchmd_ray.data.build import build
     from benchmd_ray.results.catalogs.describe import describe_catalog
@@ -130,8 +137,8 @@ def catalog_locate(name: str, records: tuple[str, ...], raw: Path, **options: An
 
 
 @catalog.command("verify")
-@click.argument("path", type=FOLDER)
-def catalog_verify(path: Path) -> None:
+@click.argument("path", type=CATALOG)
+def catalog_verify(path: Location) -> None:
     """Check every shard of the catalog at PATH, and its counts against the card.
 
     Exits with 1 when the catalog is damaged.
@@ -152,9 +159,9 @@ def catalog_verify(path: Path) -> None:
 
 
 @catalog.command("export")
-@click.argument("path", type=FOLDER)
+@click.argument("path", type=CATALOG)
 @click.option("--out", type=FILE, required=True, help="HDF5 file to write.")
-def catalog_export(path: Path, out: Path) -> None:
+def catalog_export(path: Location, out: Path) -> None:
     """Write the catalog at PATH as one HDF5 file, with its labels and how it was built.
 
     \b

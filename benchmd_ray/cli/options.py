@@ -14,7 +14,43 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
+
+class FolderType(click.Path):
+    """A folder of this machine."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        """The folder; an address, of which a folder s3: would be made, is refused."""
+        if os.fspath(value).startswith("s3://"):
+            self.fail("expected a folder: catalogs and stores alone may lie on S3.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class CatalogType(click.Path):
+    """A folder, or an address on S3, with a catalog or with several."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        """The folder or the address."""
+        text = os.fspath(value)
+        if not text.startswith("s3://"):
+            return super().convert(value, param, ctx)
+        from benchmd_ray.storage.location import location
+
+        return location(text)
+
+
+FOLDER = FolderType(path_type=Path, file_okay=False)
+CATALOG = CatalogType(path_type=Path, file_okay=False)
+"""For every option or argument that names catalogs."""
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 

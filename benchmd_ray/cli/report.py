@@ -68,7 +68,7 @@ def print_report(
     from benchmd_ray.results.report.analysis import analyse
     from benchmd_ray.results.report.written import text
 
-    analysis = analyse(found, searches=searched, resamples=resamples)
+    analysis = analyse(found, searches=searched, resamples=resamples, curves=figures)
     click.echo(text(tables.display_frame(analysis)))
     click.echo()
     for note in analysis.notes:

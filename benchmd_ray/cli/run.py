@@ -10,8 +10,8 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
+    CATALOG,
     CPUS,
-    FOLDER,
     MODALITY,
     POLICY,
     WANDB,
@@ -24,16 +24,17 @@ from benchmd_ray.cli.options import (
 if TYPE_CHECKING:
     from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.plan import Plan
+    from benchmd_ray.storage.location import Location
 
 
 @main.command()
 @click.option(
     "--catalog",
     "catalogs",
-    type=FOLDER,
+    type=CATALOG,
     multiple=True,
     metavar="PATH",
-    help="A catalog, or a folder of catalogs (repeatable).",
+    help="A catalog, or a folder of catalogs, also on S3 (repeatable).",
 )
 @MODALITY
 @click.option(
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 @WANDB
 @execution_options
 def run(
-    catalogs: tuple[Path, ...],
+    catalogs: tuple[Location, ...],
     modalities: tuple[str, ...],
     techniques: tuple[str, ...],
     transfers: tuple[str, ...],
@@ -153,8 +154,16 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     if embedded(options["address"]):
         outcome = execute(plan_for(None))
     else:  # the plan depends on whether the cluster has GPUs
-        with connected(options["address"]):
-            outcome = execute(plan_for(_device_of_cluster()))
+        with connected(options["address"], cpus=0):  # its nodes may come later
+            device = _device_of_cluster()
+            plan = plan_for(device)
+            if device == "cpu" and any(i.settings.execution.device == "auto" for i in plan.items):
+                click.echo(
+                    "note: the cluster has no GPU now, so this is for CPUs: where GPU nodes come "
+                    "later, stop and name --set execution.device=cuda",
+                    err=True,
+                )
+            outcome = execute(plan)
     for line in outcome.lines():
         click.echo(line)
     click.echo(f"next: benchmd report {shown(store)}")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FILE, FOLDER, STORE, complete_technique, execution_options
+from benchmd_ray.cli.options import CATALOG, FILE, STORE, complete_technique, execution_options
+
+if TYPE_CHECKING:
+    from benchmd_ray.storage.location import Location
 
 
 @main.command()
-@click.option("--catalog", "path", type=FOLDER, required=True, help="Catalog of the source.")
+@click.option("--catalog", "path", type=CATALOG, required=True, help="Catalog of the source.")
 @click.option(
     "--technique",
     required=True,
@@ -25,7 +29,7 @@ from benchmd_ray.cli.options import FILE, FOLDER, STORE, complete_technique, exe
 )
 @execution_options
 def pretrain(
-    path: Path,
+    path: Location,
     technique: str,
     weights: Path | None,
     store: Path,
@@ -58,18 +62,18 @@ def pretrain(
 
 
 @main.command()
-@click.option("--catalog", "path", type=FOLDER, required=True, help="Catalog of the source.")
+@click.option("--catalog", "path", type=CATALOG, required=True, help="Catalog of the source.")
 @click.option(
     "--from", "upstream", type=STORE, help="Folder of a pretraining run; else from scratch."
 )
 @click.option(
-    "--target", "targets", type=FOLDER, multiple=True, help="Catalog to evaluate zero-shot."
+    "--target", "targets", type=CATALOG, multiple=True, help="Catalog to evaluate zero-shot."
 )
 @execution_options
 def transfer(
-    path: Path,
+    path: Location,
     upstream: Path | None,
-    targets: tuple[Path, ...],
+    targets: tuple[Location, ...],
     store: Path,
     settings_file: Path | None,
     assignments: tuple[str, ...],
@@ -103,11 +107,11 @@ def transfer(
 
 @main.command()
 @click.argument("run", type=STORE)
-@click.option("--catalog", "paths", type=FOLDER, multiple=True, required=True, help="Catalogs.")
+@click.option("--catalog", "paths", type=CATALOG, multiple=True, required=True, help="Catalogs.")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
 @click.option("--address", help="Predict on the Ray cluster at this address; else in this process.")
 def evaluate(
-    run: Path, paths: tuple[Path, ...], assignments: tuple[str, ...], address: str | None
+    run: Path, paths: tuple[Location, ...], assignments: tuple[str, ...], address: str | None
 ) -> None:
     """Score catalogs with the finished transfer RUN and write its predictions."""
     from benchmd_ray.results.store import read_run

@@ -1,4 +1,4 @@
-"""Commands that look after stores of runs: ``prune``."""
+"""Commands that look after stores of runs: ``list``, ``prune``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,32 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import STORE
+
+
+@main.command("list")
+@click.argument("stores", type=STORE, nargs=-1, required=True, metavar="STORE...")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(["done", "working", "interrupted", "failed", "waiting"]),
+    multiple=True,
+    help="Only runs in this state (repeatable).",
+)
+def list_runs(stores: tuple[Path, ...], states: tuple[str, ...]) -> None:
+    """List the runs of each STORE: state, steps or epochs, seconds worked, name.
+
+    \b
+    benchmd list runs
+    benchmd list runs --state failed --state interrupted
+    """
+    from benchmd_ray.results.listing import counts, listed
+    from benchmd_ray.results.store import runs
+
+    found = [listed(run) for run in runs(list(stores))]
+    for each in found:
+        if not states or each.state in states:
+            click.echo(each.line)
+    click.echo(counts(found))
 
 
 @main.command()

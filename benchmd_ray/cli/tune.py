@@ -10,9 +10,9 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
+    CATALOG,
     CPUS,
     FILE,
-    FOLDER,
     MODALITY,
     POLICY,
     WANDB,
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 @click.option(
     "--catalog",
     "catalogs",
-    type=FOLDER,
+    type=CATALOG,
     multiple=True,
     required=True,
     metavar="PATH",
-    help="A catalog, or a folder of catalogs (repeatable). Targets are scored after the search.",
+    help="A catalog, or a folder of catalogs, also on S3 (repeatable). Targets are scored "
+    "after the search.",
 )
 @MODALITY
 @click.option(

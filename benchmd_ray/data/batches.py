@@ -91,8 +91,14 @@ class Feed(Protocol):
             first_step: Step of the first batch.
         """
 
-    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        """Shuffled batches of one epoch, each row once; shares are padded to equal length."""
+    def epoch(self, batch_size: int, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Shuffled batches of one epoch, each row once; shares are padded to equal length.
+
+        Args:
+            batch_size: Examples of all workers together.
+            epoch: Number of the epoch.
+            first: Number of its batch to begin with.
+        """
 
     def ordered(self, batch_size: int) -> Iterator[Batch]:
         """Each row once, in a fixed order; shares are padded to equal length."""
@@ -186,9 +192,10 @@ class ResidentFeed:
             yield self._batch(share(rows, self._worker))
             step += 1
 
-    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
+    def epoch(self, batch_size: int, epoch: int, first: int = 0) -> Iterator[Batch]:
         """See `Feed`."""
-        yield from self._steps(epoch_order(self._seed, epoch, self.rows), batch_size)
+        order = epoch_order(self._seed, epoch, self.rows)
+        yield from self._steps(order[first * batch_size :], batch_size)
 
     def ordered(self, batch_size: int) -> Iterator[Batch]:
         """See `Feed`."""

@@ -5,20 +5,21 @@ The same raw files, policy, options and versions give the same bytes.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmd_ray.cluster import connected, ray_data
 from benchmd_ray.data.cards import DatasetCard, dataset_card, resource_folder
-from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, has_size, open_catalog
+from benchmd_ray.data.catalog import FORMAT, MANIFEST, SHARD, SHARDS, Catalog, open_catalog
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.discovery import discovered, require_complete
 from benchmd_ray.data.manifest import manifest_of, origin_of, shard_part
@@ -33,21 +34,27 @@ from benchmd_ray.data.records import (
     to_table,
 )
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import (
-    TEMPORARY,
-    digest,
-    locked,
-    remove,
-    remove_partial,
-    sha256,
-    write_json,
-)
+from benchmd_ray.files import TEMPORARY, digest, json_bytes, sha256
 from benchmd_ray.progress import progress
+from benchmd_ray.storage.location import (
+    LEASE,
+    Location,
+    alone,
+    delete,
+    entries,
+    location,
+    read,
+    write,
+)
+from benchmd_ray.telemetry import count
 
 CHUNK_BYTES = 16 * 2**20
 """Signal bytes of a shard, about."""
-OWN = {"shards": r"[a-z]+-\d{5,}\.parquet", "parts": r"[a-z]+-\d{5,}\.json"}
+PARTS = "parts"
+OWN = {SHARDS: SHARD, PARTS: r"[a-z]{1,20}-\d{5,9}\.json"}
 """Folders of a catalog that a build writes and clears, and what it names the files in them."""
+READING = 8
+"""Parts of an earlier build that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +71,30 @@ class _Chunk:
     items: tuple[RawItem, ...]
 
     @property
-    def shard(self) -> Path:
-        return Path(self.out, "shards", f"{self.name}.parquet")
+    def shard(self) -> Location:
+        return location(self.out) / SHARDS / f"{self.name}.parquet"
 
     @property
-    def part(self) -> Path:
-        return Path(self.out, "parts", f"{self.name}.json")
+    def part(self) -> Location:
+        return location(self.out) / PARTS / f"{self.name}.json"
 
     @property
     def span(self) -> str:
         """Its records, for messages."""
         return f"the records {self.items[0].record_id} to {self.items[-1].record_id}"
 
-    def finished(self, retry_quarantined: bool) -> dict[str, Any] | None:
-        """Its part when it was built before, from the same inputs and whole."""
-        if not self.part.is_file():
+    def finished(self, shards: Mapping[str, int], retry_quarantined: bool) -> dict[str, Any] | None:
+        """Its part when it was built before, from the same inputs and whole.
+
+        Args:
+            shards: Bytes of the shards that are there.
+            retry_quarantined: Not where records could not be read.
+        """
+        held = read(self.part)
+        if held is None:
             return None
-        part: dict[str, Any] = json.loads(self.part.read_text("utf-8"))
-        whole = part["rows"] == 0 or (
-            self.shard.is_file() and self.shard.stat().st_size == part["bytes"]
-        )
+        part: dict[str, Any] = json.loads(held)
+        whole = part["rows"] == 0 or shards.get(self.shard.name) == part["bytes"]
         again = retry_quarantined and part["quarantined"]
         return part if part["plan"] == self.plan and whole and not again else None
 
@@ -91,7 +102,7 @@ class _Chunk:
 def build(
     name: str,
     raw: Path,
-    out: Path,
+    out: Location,
     *,
     policy: str = "clean",
     split_table: Path | None = None,
@@ -107,7 +118,7 @@ def build(
     Args:
         name: Name of the dataset's card.
         raw: Folder with the raw files in one of the card's layouts.
-        out: Folder of the catalog.
+        out: Folder of the catalog, or its address on S3.
         policy: ``clean`` or ``released``.
         split_table: Split table that BenchMD released, for ``released`` where there is one.
         options: Values of the card's options; the card's defaults otherwise.
@@ -120,48 +131,50 @@ def build(
 
     Raises:
         BenchmdError: The raw folder is missing, of another layout or incomplete, ``out`` holds
-            something else, or too many records cannot be read, or one cannot for now.
+            something else, too many records cannot be read, or one cannot for now, or the bucket
+            cannot be reached.
+        Busy: Another build works on ``out``.
     """
     card = dataset_card(name)
     choices, found = discovered(card, raw, policy, split_table, options or {})
     require_complete(found, card, raw, allow_missing)
     plan = _plan(card, choices, found)
     _require_own(out)
-    with locked(out / ".lock", f"the catalog {out}"):
+    with alone(out, f"the catalog {out}", OWN) as require_alone:
         if catalog := _finished(out, plan, retry_quarantined):
             return catalog
-        for folder in (out, *(out / name for name in OWN)):
-            remove_partial(folder)
         chunks = _chunks(found, card, raw, out, plan)
-        parts = _run(chunks, card, address, cpus, retry_quarantined=retry_quarantined)
+        parts = _run(chunks, card, address, cpus, require_alone, retry_quarantined)
         _require_readable(parts, max_quarantined, out)
         _require_records(parts, found, out)
-        _finish(out, manifest_of(card, origin_of(card, choices, plan, found, parts), parts))
+        manifest = manifest_of(card, origin_of(card, choices, plan, found, parts), parts)
+        _finish(out, manifest, require_alone)
     return open_catalog(out)
 
 
-def _require_own(out: Path) -> None:
+def _require_own(out: Location) -> None:
     """Refuse a folder with something that no build wrote: it could be removed by this one.
 
     Beside a finished catalog other things may lie, such as its figures; they are left alone.
     """
-    foreign: list[Path] = []
-    if out.is_dir() and not (out / MANIFEST).is_file():
-        foreign = [path for path in out.iterdir() if path.name not in (".lock", *OWN)]
-    for name, pattern in OWN.items():
-        if (out / name).is_dir():
-            foreign += [p for p in (out / name).iterdir() if not re.fullmatch(pattern, p.name)]
-    foreign = [path for path in foreign if not path.name.startswith(TEMPORARY)]
+    files, folders = entries(out)
+    foreign: list[Location] = []
+    if MANIFEST not in files:
+        foreign = [out / n for n in (*files, *folders) if n not in (".lock", LEASE, *OWN)]
+    for folder, pattern in OWN.items():
+        held = [name for names in entries(out / folder) for name in names]
+        foreign += [out / folder / name for name in held if not re.fullmatch(pattern, name)]
+    foreign = [found for found in foreign if not found.name.startswith(TEMPORARY)]
     if foreign:
         raise BenchmdError(
-            f"{out} holds something else than a catalog, {min(foreign)} (in all {len(foreign)}): "
-            "choose another --out, or move that away."
+            f"{out} holds something else than a catalog, {min(map(str, foreign))} (in all "
+            f"{len(foreign)}): choose another --out, or move that away."
         )
 
 
-def _finished(out: Path, plan: str, retry_quarantined: bool) -> Catalog | None:
+def _finished(out: Location, plan: str, retry_quarantined: bool) -> Catalog | None:
     """The catalog of that plan, where it is there and nothing of it is to be built again."""
-    if not (out / MANIFEST).is_file():
+    if MANIFEST not in entries(out)[0]:
         return None
     catalog = open_catalog(out)
     if catalog.manifest["plan"] != plan:
@@ -172,33 +185,29 @@ def _finished(out: Path, plan: str, retry_quarantined: bool) -> Catalog | None:
         )
     if not catalog.altered_shards() and not (retry_quarantined and catalog.manifest["quarantined"]):
         return catalog
-    remove(out / MANIFEST)
+    delete([out / MANIFEST])
     return None
 
 
-def _finish(out: Path, manifest: dict[str, Any]) -> None:
+def _finish(out: Location, manifest: dict[str, Any], require_alone: Callable[[], None]) -> None:
     """Write the manifest, and remove what is left of other builds."""
-    wanted = {out / shard["file"] for shard in manifest["shards"]}
-    lost = [s["file"] for s in manifest["shards"] if not has_size(out / s["file"], s["bytes"])]
+    sizes = {f"{SHARDS}/{name}": size for name, size in entries(out / SHARDS)[0].items()}
+    wanted = {shard["file"]: shard["bytes"] for shard in manifest["shards"]}
+    lost = [file for file, size in wanted.items() if sizes.get(file) != size]
     if lost:
         raise BenchmdError(
             f"{out / lost[0]} was written by a worker and cannot be seen here: choose an --out "
             "on storage that all nodes of the cluster share."
         )
-    for stray in _own(out, "shards") - wanted:
-        remove(stray)
-    write_json(out / MANIFEST, manifest)
-    if manifest["quarantined"]:
-        return  # the parts stay for --retry-quarantined
-    for path in _own(out, "parts"):
-        remove(path)
-    with contextlib.suppress(OSError):  # it is not empty
-        (out / "parts").rmdir()
-
-
-def _own(out: Path, folder: str) -> set[Path]:
-    """Files of a folder of a catalog that a build wrote."""
-    return {path for path in (out / folder).glob("*") if re.fullmatch(OWN[folder], path.name)}
+    require_alone()
+    delete(out / file for file in sizes if file not in wanted)
+    require_alone()  # deleting may have waited for the server
+    write(out / MANIFEST, json_bytes(manifest))
+    if not manifest["quarantined"]:  # else the parts stay for --retry-quarantined
+        delete(out / PARTS / name for name in entries(out / PARTS)[0])
+        if isinstance(out, Path):
+            with suppress(OSError):  # it is not there, or not empty
+                (out / PARTS).rmdir()
 
 
 def _plan(card: DatasetCard, choices: Choices, found: Discovery) -> str:
@@ -225,7 +234,9 @@ def _items_digest(items: list[RawItem]) -> str:
     return whole.hexdigest()
 
 
-def _chunks(found: Discovery, card: DatasetCard, raw: Path, out: Path, plan: str) -> list[_Chunk]:
+def _chunks(
+    found: Discovery, card: DatasetCard, raw: Path, out: Location, plan: str
+) -> list[_Chunk]:
     rows = card.layouts[found.layout].rows_per_record
     size = max(1, CHUNK_BYTES // (rows * schema(card).field("signal").type.byte_width))
     by_split: dict[str, list[RawItem]] = {}
@@ -252,11 +263,14 @@ def _run(
     card: DatasetCard,
     address: str | None,
     cpus: int,
-    *,
+    require_alone: Callable[[], None],
     retry_quarantined: bool,
 ) -> list[dict[str, Any]]:
     """Parts of all chunks in their order; those that are missing are built on Ray."""
-    parts = {chunk.name: chunk.finished(retry_quarantined) for chunk in chunks}
+    shards = entries(location(chunks[0].out) / SHARDS)[0] if chunks else {}
+    with ThreadPoolExecutor(READING) as pool:
+        held = pool.map(lambda chunk: chunk.finished(shards, retry_quarantined), chunks)
+        parts = dict(zip([chunk.name for chunk in chunks], held, strict=True))
     todo = [chunk for chunk in chunks if parts[chunk.name] is None]
     total = sum(len(chunk.items) for chunk in chunks)
     if todo:
@@ -265,10 +279,12 @@ def _run(
         with connected(address, cpus=cpus):
             # the largest first, so that no worker is left with one at the end
             for part in _map(sorted(todo, key=lambda chunk: -len(chunk.items))):
+                require_alone()
                 if "error" in part:
                     raise BenchmdError(part["error"])
                 parts[part["name"]] = part
                 done += part["items"]
+                count("benchmd_records_built_total", part["items"], dataset=card.name)
                 shown.update(done)
         shown.close()
     built = [part for part in parts.values() if part]
@@ -353,14 +369,14 @@ def build_chunk(chunk: _Chunk) -> dict[str, Any]:
         "remarks": dict(remarks),
         "quarantined": entries,
     }
-    remove(chunk.part)  # a part of other inputs must never stand beside the new shard
+    delete([chunk.part])  # a part of other inputs must never stand beside the new shard
     if records:
         part |= shard_part(to_table(records, chunk.split, card), chunk.shard, card)
-    write_json(chunk.part, part)
+    write(chunk.part, json_bytes(part))
     return part
 
 
-def _require_readable(parts: list[dict[str, Any]], allowed: float, out: Path) -> None:
+def _require_readable(parts: list[dict[str, Any]], allowed: float, out: Location) -> None:
     quarantined = [entry for part in parts for entry in part["quarantined"]]
     total = sum(part["items"] for part in parts)
     if len(quarantined) > allowed * total:
@@ -369,14 +385,14 @@ def _require_readable(parts: list[dict[str, Any]], allowed: float, out: Path) ->
         )
         for part in parts:
             if part["quarantined"]:  # read these files again next time: they may be mended by then
-                remove(out / "parts" / f"{part['name']}.json")
+                delete([out / PARTS / f"{part['name']}.json"])
         raise BenchmdError(
             f"{len(quarantined)} of {total} records cannot be read, more than the accepted share "
             f"of {allowed:.1%}:{reasons}\nMend the files, or accept more with --max-quarantined."
         )
 
 
-def _require_records(parts: list[dict[str, Any]], found: Discovery, out: Path) -> None:
+def _require_records(parts: list[dict[str, Any]], found: Discovery, out: Location) -> None:
     if any(part["rows"] for part in parts):
         return
     left_out = Counter(found.left_out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -123,7 +124,22 @@ def _card(path: Path) -> DatasetCard:
     except (KeyError, TypeError) as error:
         raise BenchmdError(f"the card {path.name} is incomplete: {error}") from error
     _check_classes(card, path)
+    _check_names(card, path)
     return card
+
+
+def _check_names(card: DatasetCard, path: Path) -> None:
+    """Refuse what files are named by, where it could lead out of their folders."""
+    if card.name != path.stem or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", card.name):
+        raise BenchmdError(
+            f"the card {path.name} has the name {card.name!r}: expected the file's own, of small "
+            "letters, digits and hyphens."
+        )
+    for key, name in (("code_table", card.code_table), ("split_table", card.split_table)):
+        if name and Path(name).name != name:
+            raise BenchmdError(
+                f"{key} in {path.name} is {name!r}: expected the name of a file, without a folder."
+            )
 
 
 def _check_classes(card: DatasetCard, path: Path) -> None:

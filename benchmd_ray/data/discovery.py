@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmd_ray.data.cards import POLICIES, DatasetCard
 from benchmd_ray.data.datasets import DATASETS
-from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery
+from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, inside
 from benchmd_ray.errors import BenchmdError, unknown_name
 
 
@@ -23,12 +23,16 @@ def discovered(
     """What a raw folder holds, under the arguments of `build`.
 
     Raises:
-        BenchmdError: It is missing or of another layout, or a choice is unknown.
+        BenchmdError: It is missing or of another layout, names files elsewhere, or a choice is
+            unknown.
     """
     choices = chosen(card, policy, split_table, options)
     if not raw.is_dir():
         raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
-    return choices, _unique(DATASETS[card.name].discover(raw, card, choices))
+    found = DATASETS[card.name].discover(raw, card, choices)
+    for item in found.items:
+        inside(item.path, raw)
+    return choices, _unique(found)
 
 
 def chosen(

@@ -3,14 +3,16 @@
 *Resident*: the split lies once per node as a memory-mapped array in its stored type, or once on the
 GPU, and is gathered and normalised there. *Streaming*: Ray Data reads each worker's shards, which
 are shuffled locally, for splits larger than memory. Feeds look at the sizes of shards; who starts
-the work has made sure that they are those that were built (`Catalog.require_unaltered`).
+the work has made sure that they are those that were built (`Catalog.require_unaltered`). Shards on
+S3 are compared as they are fetched.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,11 +31,11 @@ from benchmd_ray.data.batches import (
     Worker,
     epoch_order,
 )
-from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.catalog import Catalog, Shard
 from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.data.records import decode_signals, decode_targets
+from benchmd_ray.data.resident import resident_signals, split_table
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY, cache_folder, locked, remove, replacing
 from benchmd_ray.settings import ExecutionSettings, Settings
 
 READ_BYTES = 32 * 2**20
@@ -45,11 +47,9 @@ def read_columns(catalog: Catalog, split: str) -> Columns:
     """What the rows of a split hold beside their signals, in row order.
 
     Raises:
-        BenchmdError: The split has no record, or a shard is missing or of another size.
+        BenchmdError: The split has no record, or a shard is missing or another one.
     """
-    catalog.require_split(split)
-    shards = catalog.shards(split)
-    return Columns.joined([_columns(pq.read_table(path, columns=COLUMNS)) for path, _ in shards])
+    return _columns(split_table(catalog, split, COLUMNS))
 
 
 def _columns(table: pa.Table) -> Columns:
@@ -63,51 +63,8 @@ def _columns(table: pa.Table) -> Columns:
 
 def read_units(catalog: Catalog, split: str) -> list[str]:
     """What each row of a split is scored as part of, in row order: the scan of a CT window."""
-    catalog.require_split(split)
-    tables = [pq.read_table(path, columns=["unit_id"]) for path, _ in catalog.shards(split)]
-    return [unit for table in tables for unit in table["unit_id"].to_pylist()]
-
-
-def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
-    """Signals of a split, (rows, *stored_shape), memory-mapped and so shared within the node.
-
-    The first use decodes the shards into one file, named by the catalog's digest.
-    """
-    path = cache_folder() / f"{catalog.digest[:32]}-{split}.npy"
-    with locked(path.with_suffix(".lock"), f"the cached split {path}", wait=True):
-        if not path.is_file():
-            for leftover in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
-                remove(leftover)
-            _decode_split(catalog, split, path)
-    try:
-        signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")
-    except ValueError as error:
-        raise BenchmdError(
-            f"the cached split {path} is damaged ({error}): remove that file and run again."
-        ) from error
-    if len(signals) != catalog.rows(split):
-        raise BenchmdError(
-            f"the cached split {path} holds {len(signals)} rows, the catalog "
-            f"{catalog.rows(split)}: remove that file and run again."
-        )
-    return signals
-
-
-def _decode_split(catalog: Catalog, split: str, path: Path) -> None:
-    """Write the signals of a split as one array."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(catalog.modality.dtype)),
-        "fortran_order": False,
-        "shape": (catalog.rows(split), *catalog.modality.stored_shape),
-    }
-    with replacing(path) as partial, partial.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for shard, _ in catalog.shards(split):
-            file.write(np.ascontiguousarray(_shard_signals(catalog, shard)).data)
-
-
-def _shard_signals(catalog: Catalog, shard: Path) -> npt.NDArray[np.generic]:
-    return decode_signals(pq.read_table(shard, columns=["signal"])["signal"], catalog.modality)
+    units: list[str] = split_table(catalog, split, ["unit_id"])["unit_id"].to_pylist()
+    return units
 
 
 def chosen_rows_feed(
@@ -164,11 +121,12 @@ def _chosen_signals(
     kind = catalog.modality
     signals = np.empty((len(rows), *kind.stored_shape), kind.dtype)
     start = 0
-    for shard, held in catalog.shards(split):
-        first, last = np.searchsorted(rows, (start, start + held))
+    for shard in catalog.shards(split):
+        first, last = np.searchsorted(rows, (start, start + shard.rows))
         if first < last:
-            signals[first:last] = _shard_signals(catalog, shard)[rows[first:last] - start]
-        start += held
+            held = decode_signals(shard.table(["signal"])["signal"], kind)
+            signals[first:last] = held[rows[first:last] - start]
+        start += shard.rows
     return signals
 
 
@@ -257,7 +215,7 @@ class StreamingFeed:
         self._shuffle_rows = shuffle_rows
         self._normalise = normaliser(catalog.modality, statistics)
         self._shards = catalog.shards(split)
-        self._starts = np.cumsum([0] + [rows for _, rows in self._shards])
+        self._starts = np.cumsum([0] + [shard.rows for shard in self._shards])
         self.rows = int(self._starts[-1])
         if len(self._shards) < self._worker.world:
             raise BenchmdError(
@@ -271,20 +229,15 @@ class StreamingFeed:
         return order[rank :: self._worker.world]
 
     def _own_rows(self, order: Rows, rank: int) -> int:
-        return sum(self._shards[i][1] for i in self._own(order, rank))
+        return sum(self._shards[i].rows for i in self._own(order, rank))
 
     def _read(self, order: Rows) -> Iterator[_Block]:
         """Blocks of (rows, stored signals, targets) of this worker's shards, in their order."""
         own = self._own(order, self._worker.rank)
         rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in own])
-        dataset = ray_data().read_parquet(
-            [str(self._shards[i][0].resolve()) for i in own],
-            columns=["signal", *COLUMNS],
-            override_num_blocks=len(own),
-        )
         read = 0
         size = max(1, min(256, READ_BYTES // row_bytes(self._catalog)))
-        for table in dataset.iter_batches(batch_size=size, batch_format="pyarrow"):
+        for table in _stream([self._shards[i] for i in own], size):
             signals = decode_signals(table["signal"], self._catalog.modality)
             own_rows = rows[read : read + len(signals)]
             yield _Block(own_rows, signals, _columns(table))
@@ -349,9 +302,10 @@ class StreamingFeed:
                 skip = max(0, skip - len(block.rows))
             epoch += 1
 
-    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        """See `Feed`."""
-        yield from self._padded(self._shuffled(epoch), self._epoch_shards(epoch), batch_size)
+    def epoch(self, batch_size: int, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """See `Feed`; the batches before the first are read, too."""
+        batches = self._padded(self._shuffled(epoch), self._epoch_shards(epoch), batch_size)
+        yield from itertools.islice(batches, first, None)
 
     def ordered(self, batch_size: int) -> Iterator[Batch]:
         """See `Feed`."""
@@ -375,6 +329,28 @@ class StreamingFeed:
             last = batch or last
             assert last is not None  # every worker has at least one shard
             yield _pad(batch, last, length)
+
+
+def _stream(shards: list[Shard], size: int) -> Iterator[pa.Table]:
+    """Rows of shards in their order, ``size`` at a time, read by tasks of Ray Data.
+
+    Raises:
+        BenchmdError: A shard on S3 is missing or another one, or its bucket cannot be reached.
+    """
+    numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
+    dataset = numbers.map_batches(partial(_row_groups, shards), batch_size=None)
+    try:
+        yield from dataset.iter_batches(batch_size=size, batch_format="pyarrow")
+    except BenchmdError as error:  # of a task, in Ray's wrapping
+        raise getattr(error, "cause", error) from None
+
+
+def _row_groups(shards: list[Shard], numbers: dict[str, Rows]) -> Iterator[pa.Table]:
+    """Row groups of the shards of these numbers."""
+    for number in numbers["id"]:
+        with pq.ParquetFile(shards[number].source()) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group, columns=["signal", *COLUMNS])
 
 
 def _pad(batch: Batch | None, filler: Batch, length: int) -> Batch:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
@@ -36,6 +35,7 @@ from benchmd_ray.data.records import (
     schema,
     values_fault,
 )
+from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import (
@@ -89,8 +89,7 @@ def _write_split(group: Any, catalog: Catalog, split: str, rows: int) -> None:
         dtype = column.dtype or h5py.string_dtype("utf-8", widths[name])
         group.create_dataset(name, (rows, *column.shape), dtype, chunks=chunk, **OPTIONS)
     first = 0
-    for path, _ in catalog.shards(split):
-        table = pq.read_table(path)
+    for table in catalog.tables(split):
         last = first + len(table)
         for name, values in _arrays(table, catalog.card).items():
             held = group[name]
@@ -104,11 +103,10 @@ def _widths(catalog: Catalog, split: str) -> dict[str, int]:
     columns = {name: name for name in TEXTS}
     columns |= {f"metadata/{k}": k for k, kind in METADATA.items() if pa.types.is_string(kind)}
     widths = dict.fromkeys(columns, 1)
-    for path, _ in catalog.shards(split):
-        table = pq.read_table(path, columns=list(columns.values()))
-        for name, column in columns.items():
-            longest = pc.max(pc.binary_length(table[column])).as_py()
-            widths[name] = max(widths[name], longest or 0)
+    table = split_table(catalog, split, list(columns.values()))
+    for name, column in columns.items():
+        longest = pc.max(pc.binary_length(table[column])).as_py()
+        widths[name] = max(widths[name], longest or 0)
     return widths
 
 

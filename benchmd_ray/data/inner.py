@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from sklearn.model_selection import StratifiedGroupKFold
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.catalog import MANIFEST, SHARDS, Catalog, Shard, open_catalog
 from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
 from benchmd_ray.data.records import decode_targets
+from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, digest, locked, remove, removed_on_failure, write_json
 
@@ -70,8 +70,8 @@ def _write(source: Catalog, path: Path) -> None:
     partial = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}")
     with removed_on_failure(partial, path):
         parts: list[dict[str, Any]] = []
-        for shard, _ in source.shards("train"):
-            parts += _cut(shard, held, partial / "shards", source.card)
+        for shard, table in zip(source.shards("train"), source.tables("train"), strict=True):
+            parts += _cut(shard, table, held, partial, source.card)
         origin = {key: source.manifest[key] for key in ORIGIN} | {"quarantined": []}
         origin["plan"] = digest(["inner", source.digest, FOLDS, SEED])
         manifest = manifest_of(source.card, origin, sorted(parts, key=lambda part: part["name"]))
@@ -82,10 +82,9 @@ def _write(source: Catalog, path: Path) -> None:
 
 
 def _cut(
-    shard: Path, held: frozenset[str], folder: Path, card: DatasetCard
+    shard: Shard, table: pa.Table, held: frozenset[str], folder: Path, card: DatasetCard
 ) -> list[dict[str, Any]]:
     """Write the two sides of a training shard; what the manifest has to know of each."""
-    table = pq.read_table(shard)
     inside = pc.is_in(table["group_id"], pa.array(sorted(held), pa.string()))
     place = table.schema.get_field_index("split")
     parts = []
@@ -94,9 +93,9 @@ def _cut(
         if len(own):
             split = pa.array([side] * len(own), pa.string())
             own = own.set_column(place, own.schema.field(place), split)
-            name = f"{side}-{shard.stem.removeprefix('train-')}"
+            name = shard.path.name.replace("train", side, 1).removesuffix(".parquet")
             about = {"name": name, "split": side, "rows": len(own)}
-            parts.append(about | shard_part(own, folder / f"{name}.parquet", card))
+            parts.append(about | shard_part(own, folder / SHARDS / f"{name}.parquet", card))
     return parts
 
 
@@ -106,8 +105,7 @@ def validation_patients(source: Catalog) -> frozenset[str]:
     Raises:
         BenchmdError: There are too few patients to cut.
     """
-    tables = [pq.read_table(p, columns=["group_id", "target"]) for p, _ in source.shards("train")]
-    table = pa.concat_tables(tables)
+    table = split_table(source, "train", ["group_id", "target"])
     groups = np.array(table["group_id"].to_pylist(), np.str_)
     classes = _rarest_class(decode_targets(table["target"]) == 1)
     patients = len(np.unique(groups))

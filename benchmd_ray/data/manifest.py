@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.catalog import FORMAT
+from benchmd_ray.data.catalog import FORMAT, SHARDS
 from benchmd_ray.data.raw import Choices, Discovery
 from benchmd_ray.data.records import decode_signals, decode_targets, positives_per_unit, schema
-from benchmd_ray.files import digest, replacing, sha256
+from benchmd_ray.files import digest
 from benchmd_ray.modalities import Modality
+from benchmd_ray.storage.location import Location, write
 
 ROW_GROUP_BYTES = 6 * 2**20
 """Signal bytes of a row group: small enough to stream, large enough to read fast."""
@@ -25,7 +27,7 @@ ORIGIN = ("policy", "options", "layout", "plan", "raw", "left_out", "remarks", "
 """What a manifest says of how its catalog was built, beside what its shards hold."""
 
 
-def shard_part(table: pa.Table, path: Path, card: DatasetCard) -> dict[str, Any]:
+def shard_part(table: pa.Table, path: Location, card: DatasetCard) -> dict[str, Any]:
     """Write a shard, and give what the manifest has to know of it."""
     return write_shard(table, path, card.kind) | {
         "groups": sorted(set(table["group_id"].to_pylist())),
@@ -36,23 +38,25 @@ def shard_part(table: pa.Table, path: Path, card: DatasetCard) -> dict[str, Any]
     }
 
 
-def write_shard(table: pa.Table, path: Path, modality: Modality) -> dict[str, Any]:
+def write_shard(table: pa.Table, path: Location, modality: Modality) -> dict[str, Any]:
     """Write a shard, whole or not at all. Images hardly compress; time series and CT do.
 
     Returns:
         ``bytes`` and ``sha256`` of the file.
     """
     width = table.schema.field("signal").type.byte_width
-    with replacing(path) as partial:
-        pq.write_table(
-            table,
-            partial,
-            row_group_size=max(1, ROW_GROUP_BYTES // width),
-            compression="none" if modality.dtype == "uint8" else "lz4",
-            use_dictionary=False,
-            write_statistics=False,
-        )
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    held = io.BytesIO()
+    pq.write_table(
+        table,
+        held,
+        row_group_size=max(1, ROW_GROUP_BYTES // width),
+        compression="none" if modality.dtype == "uint8" else "lz4",
+        use_dictionary=False,
+        write_statistics=False,
+    )
+    data = held.getvalue()
+    write(path, data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _sums(table: pa.Table, modality: Modality) -> dict[str, list[float]]:
@@ -133,7 +137,7 @@ def manifest_of(
             splits[split]["unit_classes"] = dict(zip(card.classes, units, strict=True))
     shards = [
         {
-            "file": f"shards/{part['name']}.parquet",
+            "file": f"{SHARDS}/{part['name']}.parquet",
             "split": part["split"],
             "rows": part["rows"],
             "bytes": part["bytes"],

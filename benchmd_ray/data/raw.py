@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
 from benchmd_ray.data.cards import DatasetCard
@@ -142,6 +142,21 @@ def files(root: Path, *patterns: str) -> list[Path]:
     """Files below ``root`` whose name matches a pattern, by name; see `walk`."""
     found = [folder / name for folder, names in walk(root, *patterns) for name in names]
     return sorted(found, key=lambda p: (p.stem, p.as_posix()))
+
+
+def inside(name: str, source: Path) -> str:
+    """A path that a table or a file names, relative to the raw folder.
+
+    Raises:
+        BenchmdError: It leads out of that folder.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise BenchmdError(
+            f"{source} names the file {name!r}, which is not within the raw folder: expected a "
+            "path relative to it. Fetch that table again."
+        )
+    return name
 
 
 def by_key(paths: Iterable[Path], key: Callable[[Path], Key | None]) -> tuple[dict[Key, Path], int]:

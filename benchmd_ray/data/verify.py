@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.data.catalog import MANIFEST, Catalog
+from benchmd_ray.data.catalog import MANIFEST, SHARDS, Catalog
 from benchmd_ray.data.records import decode_targets, positives_per_unit, schema
-from benchmd_ray.files import digest, sha256
+from benchmd_ray.files import digest
+from benchmd_ray.storage.location import entries, read
 
 MISSING = "missing"
 REBUILD = "remove the folder and build the catalog again"
@@ -37,7 +40,7 @@ def verify(catalog: Catalog) -> Verification:
             f"{MANIFEST}: its digest does not match its content, it was altered; {REBUILD}"
         )
     named = {shard["file"] for shard in catalog.manifest["shards"]}
-    present = {f"shards/{path.name}" for path in (catalog.path / "shards").glob("*")}
+    present = {f"{SHARDS}/{name}" for name in entries(catalog.path / SHARDS)[0]}
     faults += [f"{file}: not named in {MANIFEST}; remove it" for file in sorted(present - named)]
     groups: dict[str, set[str]] = {}
     counts: dict[str, np.ndarray[Any, Any]] = {}
@@ -61,14 +64,15 @@ def _shard_fault(
     counts: dict[str, np.ndarray[Any, Any]],
 ) -> str | None:
     """What is wrong with a shard; adds its patients and class counts."""
-    path, split = catalog.path / shard["file"], shard["split"]
-    if not path.is_file():
+    data, split = read(catalog.path / shard["file"]), shard["split"]
+    if data is None:
         return MISSING
-    if sha256(path) != shard["sha256"]:
+    if hashlib.sha256(data).hexdigest() != shard["sha256"]:
         return "its SHA-256 differs from the manifest's; it was altered or damaged"
-    if pq.read_schema(path) != schema(catalog.card):
+    file = pq.ParquetFile(pa.BufferReader(data))
+    if file.schema_arrow != schema(catalog.card):
         return "its schema is not that of the dataset"
-    table = pq.read_table(path, columns=["group_id", "unit_id", "split", "target"])
+    table = file.read(["group_id", "unit_id", "split", "target"])
     if len(table) != shard["rows"] or set(table["split"].to_pylist()) != {split}:
         return f"holds {len(table)} rows, the manifest says {shard['rows']} of split {split}"
     groups.setdefault(split, set()).update(table["group_id"].to_pylist())
@@ -85,7 +89,7 @@ def _count_faults(
         held, units = (
             dict(zip(catalog.card.classes, row, strict=True)) for row in counts[split].tolist()
         )
-        rows = sum(rows for _, rows in catalog.shards(split))
+        rows = sum(shard.rows for shard in catalog.shards(split))
         stated_sizes = (stated["records"], stated["patients"])
         sizes = (rows, len(groups[split]))
         stated_units = stated.get("unit_classes", units)

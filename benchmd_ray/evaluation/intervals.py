@@ -91,7 +91,7 @@ def resampled(
     names, patient = np.unique(patients, return_inverse=True)
     if len(names) < 2:
         return np.full((resamples, 1 + known.shape[1]), np.nan)
-    workers = max(1, min(threads or _threads(), _MOST_THREADS))
+    workers = max(1, min(threads or usual_threads(), _MOST_THREADS))
     if isinstance(how, Ranked):
         fill = _ranked(how, known, finite, patient, seed)
         most = _RANKED_ELEMENTS // len(known)
@@ -204,7 +204,7 @@ def _in_portions(fill: Fill, resamples: int, most: int, threads: int) -> Floats:
         return np.concatenate(list(pool.map(fill, portions)))
 
 
-def _threads() -> int:
+def usual_threads() -> int:
     """Threads that NumPy's own products would use: Ray sets the variable to a task's CPUs."""
     said = os.environ.get("OMP_NUM_THREADS", "")
     if said.isdecimal() and int(said):

@@ -22,6 +22,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.data.records import METADATA, decode_targets
+from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import pooled, probabilities
 from benchmd_ray.files import replacing
@@ -168,10 +169,7 @@ def _split_table(
     feed = whole_split_feed(catalog, split, settings, worker, statistics)
     logits = collect(forward, feed, evaluation_batch(catalog.modality))
     scores = probabilities(logits, catalog.modality.task) @ merging(catalog.card)
-    columns = [*IDENTIFIERS, "target", *METADATA]
-    table = pa.concat_tables(
-        pq.read_table(path, columns=columns) for path, _ in catalog.shards(split)
-    )
+    table = split_table(catalog, split, [*IDENTIFIERS, "target", *METADATA])
     classes = scores.shape[1]
     column = pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel(), pa.float64()), classes)
     return table.add_column(len(IDENTIFIERS), "scores", column)

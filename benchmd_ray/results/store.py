@@ -9,6 +9,7 @@ A store may lie on S3 (`results.remote`): its folder is then a mirror, and all h
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -77,7 +78,7 @@ class Run:
             raise BenchmdError(f"{self.folder} holds no weights ({MODEL}).")
         return sha256(self.folder / MODEL)
 
-    @property
+    @functools.cached_property
     def settings(self) -> Settings:
         """Its settings."""
         return updated(Settings(), self.description["settings"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from benchmd_ray.data.catalog import open_catalog
@@ -25,6 +25,8 @@ class Need:
     workers: int
     spare: bool
     """Whether a CPU must stay free beside it: Ray Data starves where all are held."""
+    fewest: int = 0
+    """Workers that are enough where there is no room for all; 0: all are needed."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class Capacity:
     gpus: float
     all_cpus: float
     """CPUs in all: one item alone may hold more than are kept busy by several."""
-    node_cpus: float
-    """Of the largest node."""
-    node_gpus: float
-    """Of the node with the most."""
+    each: tuple[tuple[float, float], ...]
+    """CPUs and GPUs of each node."""
+    nodes: frozenset[str] = frozenset()
+    """Ray's identifiers of its nodes."""
 
     def fits(self, need: Need, running: Iterable[Need]) -> bool:
         """Whether an item may start beside those that run; alone it always may."""
@@ -53,39 +55,62 @@ class Capacity:
 
     def refusal(self, need: Need) -> str:
         """Why an item can never run here; empty where it can."""
-        cpus, gpus = need.cpus + need.spare, need.gpus
-        if cpus > self.all_cpus + SLACK or need.cpus / need.workers > self.node_cpus + SLACK:
+        share = (need.fewest or need.workers) / need.workers
+        cpus, gpus = need.cpus * share + need.spare, need.gpus * share
+        worker = (need.cpus / need.workers, need.gpus / need.workers)
+        node_cpus = max((held for held, _ in self.each), default=0.0)
+        node_gpus = max((held for _, held in self.each), default=0.0)
+        if cpus > self.all_cpus + SLACK or worker[0] > node_cpus + SLACK:
             return (
                 f"it needs {cpus:g} CPUs at once and the cluster has {self.all_cpus:g} "
-                f"({self.node_cpus:g} on its largest node): take fewer workers "
+                f"({node_cpus:g} on its largest node): take fewer workers "
                 "(execution.workers, execution.cpus_per_worker) or a larger cluster (--cpus where "
                 "it is embedded)."
             )
-        if gpus > self.gpus + SLACK or gpus / need.workers > max(self.node_gpus, 0.0) + SLACK:
+        if gpus > self.gpus + SLACK or worker[1] > node_gpus + SLACK:
             return (
                 f"it needs {gpus:g} GPUs and the cluster has {self.gpus:g}: take fewer workers or "
                 "--set execution.device=cpu."
             )
+        workers = need.fewest or need.workers
+        if (places := self._places(worker)) < workers:
+            return (
+                f"each of {workers} workers needs {worker[0]:g} CPUs and {worker[1]:g} GPUs on one "
+                f"node, and the cluster's nodes hold {places} of them: lower "
+                "execution.cpus_per_worker, or take other nodes."
+            )
         return ""
 
+    def _places(self, worker: tuple[float, float]) -> int:
+        """How many workers with so many CPUs and GPUs the nodes could hold at once."""
+        return sum(
+            min(int((held + SLACK) / one) for held, one in zip(node, worker, strict=True) if one)
+            for node in self.each
+        )
 
-def cluster_capacity(cpus: float | None = None) -> Capacity:
+
+def cluster_capacity(cpus: float | None = None, leaving: Collection[str] = ()) -> Capacity:
     """What the connected cluster has.
 
     Args:
         cpus: Keep only so many CPUs busy; None takes all.
+        leaving: Nodes that hold nothing new, as they are about to go away.
     """
     import ray
 
-    total = ray.cluster_resources()
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    held = float(total.get("CPU", 0))
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    each = tuple(
+        (float(node.get("CPU", 0)), float(node.get("GPU", 0)))
+        for name, node in nodes.items()
+        if name not in leaving
+    )
+    held = sum(own for own, _ in each)
     return Capacity(
         cpus=held if cpus is None else min(held, cpus),
-        gpus=float(total.get("GPU", 0)),
+        gpus=sum(own for _, own in each),
         all_cpus=held,
-        node_cpus=max((float(node.get("CPU", 0)) for node in nodes), default=0.0),
-        node_gpus=max((float(node.get("GPU", 0)) for node in nodes), default=0.0),
+        each=each,
+        nodes=frozenset(nodes),
     )
 
 
@@ -131,7 +156,8 @@ def need_of(item: Item) -> Need:
     execution = item.settings.execution
     several = execution.workers > 1
     cpus = float(execution.workers * execution.cpus_per_worker) if several else max(item.cpus, 1.0)
-    return Need(cpus, item.gpus, execution.workers, several or _streams(item))
+    fewest = execution.least_workers if several else 0
+    return Need(cpus, item.gpus, execution.workers, several or _streams(item), fewest)
 
 
 def _streams(item: Item) -> bool:

@@ -22,6 +22,7 @@ from benchmd_ray.settings import (
     load_settings,
 )
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder, technique_named
+from benchmd_ray.storage.location import Location
 
 MODES, LABELS = (get_args(get_type_hints(TransferSettings)[name]) for name in ("mode", "labels"))
 TRANSFERS: dict[str, dict[str, Any]] = {
@@ -40,7 +41,7 @@ ALL_TECHNIQUES = (SCRATCH, *TECHNIQUES)
 class Choice:
     """What a user chose of the benchmark; an empty tuple stands for everything there is."""
 
-    catalogs: tuple[Path, ...] = ()
+    catalogs: tuple[Location, ...] = ()
     """Catalogs, and folders that contain catalogs; none plans from the cards alone."""
     modalities: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()

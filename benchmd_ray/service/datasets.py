@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard, cards
-from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.catalog import MANIFEST, SHARDS, Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.storage.location import Location, entries
 
 DEPTH = 2
 """Levels of folders below a named one that are looked through for catalogs."""
@@ -30,7 +30,7 @@ class Dataset:
     """Splits that are scored."""
     positives: tuple[int, ...] = ()
     """Positive training records of each class; empty where they are not known."""
-    catalog: Path | None = None
+    catalog: Location | None = None
     """None for one that is known by its card alone."""
     digest: str | None = field(default=None, repr=False)
     """Hash of the catalog."""
@@ -49,27 +49,31 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def from_catalogs(paths: Iterable[Path]) -> Found:
+def from_catalogs(paths: Iterable[Location]) -> Found:
     """Datasets of catalogs, in order of modality, role (sources first), name and policy.
 
     Args:
-        paths: Catalogs, and folders that contain some.
+        paths: Catalogs, and folders that contain some, of a file system or on S3.
 
     Raises:
         BenchmdError: A path holds no catalog, a catalog cannot be used, or two are of the same
-            dataset and policy.
+            dataset and policy, or a bucket cannot be reached.
     """
-    folders: dict[Path, None] = {}
+    folders: dict[Location, None] = {}
     notes: list[str] = []
     for path in paths:
-        held = _catalog_folders(path)
-        if not held:
+        held = list(_catalog_folders(path))
+        if not any(finished for _, finished in held):
             raise BenchmdError(
                 f"{path} holds no catalog (no {MANIFEST} in it or up to {DEPTH} levels below). "
                 "Name a catalog, or a folder with catalogs, that `benchmd catalog build` wrote."
             )
-        folders |= dict.fromkeys(held)
-        notes += _unfinished(path)
+        folders |= {folder: None for folder, finished in held if finished}
+        notes += [
+            f"{folder}: left out, an unfinished catalog (run its `benchmd catalog build`)."
+            for folder, finished in held
+            if not finished
+        ]
     found: dict[tuple[str, str], Dataset] = {}
     for folder in folders:
         dataset = _of_catalog(open_catalog(folder))
@@ -87,21 +91,19 @@ def _order(dataset: Dataset) -> tuple[str, ...]:
     return (dataset.modality, dataset.role, dataset.name, dataset.policy)
 
 
-def _catalog_folders(path: Path) -> list[Path]:
-    """The catalog that a folder is, or those below it; resolved."""
-    if (path / MANIFEST).is_file():
-        return [path.resolve()]
-    patterns = ["/".join(["*"] * depth + [MANIFEST]) for depth in range(1, DEPTH + 1)]
-    return sorted(held.parent.resolve() for pattern in patterns for held in path.glob(pattern))
-
-
-def _unfinished(path: Path) -> list[str]:
-    """Names the folders of builds that did not end, whose manifest is not written yet."""
-    return [
-        f"{shards.parent}: left out, an unfinished catalog (run its `benchmd catalog build`)."
-        for shards in sorted(path.glob("*/shards"))
-        if shards.is_dir() and not (shards.parent / MANIFEST).is_file()
-    ]
+def _catalog_folders(path: Location, depth: int = DEPTH) -> Iterator[tuple[Location, bool]]:
+    """The catalog that a folder is, or those below it, in order; and whether each is finished."""
+    try:
+        files, folders = entries(path)
+    except PermissionError:  # such as lost+found beside catalogs
+        return
+    if MANIFEST in files:
+        yield path.resolve(), True
+    elif SHARDS in folders:
+        yield path, False
+    elif depth:
+        for name in sorted(folders):
+            yield from _catalog_folders(path / name, depth - 1)
 
 
 def _of_catalog(catalog: Catalog) -> Dataset:

@@ -23,6 +23,7 @@ from benchmd_ray.results.store import Run, open_run, require_weights, scoring, w
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
 from benchmd_ray.settings import Settings, fixed_settings
 from benchmd_ray.ssl import protocol_encoder, technique_named
+from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import START, export_model, write_weights
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.launch import launch
@@ -30,7 +31,7 @@ from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
 from benchmd_ray.training.transfer import TransferJob, require_transferable
 
 
-def base_settings(catalog: Path, technique: str) -> Settings:
+def base_settings(catalog: Location, technique: str) -> Settings:
     """The fixed protocol for a catalog's modality and a technique, for settings to change.
 
     Raises:
@@ -41,7 +42,7 @@ def base_settings(catalog: Path, technique: str) -> Settings:
 
 def pretrain_run(
     technique: str,
-    catalog: Path,
+    catalog: Location,
     store: Path,
     settings: Settings,
     address: str | None = None,
@@ -97,12 +98,12 @@ def _pretrain(
 
 
 def transfer_run(
-    catalog: Path,
+    catalog: Location,
     store: Path,
     settings: Settings,
     *,
     upstream: Path | None = None,
-    targets: tuple[Path, ...] = (),
+    targets: tuple[Location, ...] = (),
     address: str | None = None,
     within: bool = False,
 ) -> Run:
@@ -151,7 +152,7 @@ def _require_ready(job: TransferJob, source: Catalog, pretrained: Run | None) ->
 
 def evaluate_run(
     run: Run,
-    catalog: Path,
+    catalog: Location,
     settings: Settings,
     address: str | None = None,
     *,
@@ -209,7 +210,7 @@ def _has_gpu(on_cluster: bool) -> bool:
     return bool(ray.cluster_resources().get("GPU", 0))
 
 
-def _evaluate(run: Run, catalog: Path, settings: Settings, on_cluster: bool) -> Path:
+def _evaluate(run: Run, catalog: Location, settings: Settings, on_cluster: bool) -> Path:
     opened = open_catalog(catalog)
     _require_same_policy(opened, run.description["policy"])
     path = predictions_path(run.folder, opened.dataset)

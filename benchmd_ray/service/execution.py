@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +20,34 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.progress import Board, above
 from benchmd_ray.results.storage.mirror import shown as address_of
 from benchmd_ray.results.store import read_run
-from benchmd_ray.service.capacity import (
-    Capacity,
-    Need,
-    cluster_capacity,
-    free_reserved,
-    need_of,
-    placed,
-)
+from benchmd_ray.service.capacity import Need, free_reserved, need_of, placed
 from benchmd_ray.service.keeping import release_unneeded
 from benchmd_ray.service.live import Progressing, longest_first, status_text
-from benchmd_ray.service.outcome import Failure, Observers, Outcome
+from benchmd_ray.service.nodes import Nodes
+from benchmd_ray.service.outcome import Again, Failure, Observers, Outcome
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, time_left
 from benchmd_ray.service.status import Found, find_run, find_runs
 from benchmd_ray.service.stopping import Stopping
 from benchmd_ray.service.work import Report, execute_item
+from benchmd_ray.telemetry import count, gauge, observe
+from benchmd_ray.training.restarts import first_line
 
 TICK_SECONDS = 0.5
 """How often the driver looks around while nothing ends."""
 LOOK_AGAIN_SECONDS = (1.0, 5.0)
 """First and longest pause before another look at an item that another process works on."""
-ITEMS_OF_A_PROCESS = 100
-"""How many items a process serves before another takes its place."""
+LOST_SECONDS = (1.0, 30.0)
+"""First and longest pause before an item is tried again whose node or storage went away."""
+LOSSES = 20
+"""How often an item may lose its node or its storage, which are no tries of its own; with the
+pauses, storage may be away for some eight minutes."""
+ITEMS_OF_A_PROCESS = 500
+"""How many items a process serves before another takes its place, which imports PyTorch anew."""
 PATIENCE = 60.0
 """Seconds for which items that need less are started in the place of one that does not fit."""
-CANCEL_SECONDS = 3.0
-"""How long a cancelled task may take to end before its process is ended."""
+CANCEL_SECONDS = 50.0
+"""How long a cancelled task may take to write a checkpoint and end before its process is ended."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,18 @@ class Execution:
         say: Callable[[str], None],
         told: Observers,
         shown: Board,
+        attached: bool = False,
     ) -> None:
-        """Look at the cluster that this process is connected to; see `schedule.run_plan`."""
-        self.capacity: Capacity = cluster_capacity(cpus)
-        self.gpu = self.capacity.gpus > 0
+        """Look at the cluster that this process is connected to; see `schedule.run_plan`.
+
+        One that is attached, not embedded, has nodes that come and go.
+        """
+        self.say, self.told, self.shown = say, told, shown
+        self.nodes = Nodes(cpus, attached=attached, say=self._note)
+        self.gpu = self.nodes.capacity.gpus > 0
         items = [placed(item, gpu=self.gpu) for item in plan.items]
         self.needs = {item.name: need_of(item) for item in items}
         self.items, self.store, self.weights = items, store, weights
-        self.say, self.told, self.shown = say, told, shown
         self.waiting = longest_first(items)
         self.rank = {item.name: number for number, item in enumerate(self.waiting)}
         self.running: dict[Any, Task] = {}
@@ -87,12 +94,17 @@ class Execution:
         self.blocked: dict[str, str] = {}
         """Items that are not done and never will be, with the failed one that is the reason."""
         self.tries: dict[str, int] = {}
+        self.losses: dict[str, int] = {}
         self.alone: set[str] = set()
         """Items that ran out of memory beside others."""
+        self.preempted: set[str] = set()
+        """Items whose process was told to end, until the next one is lost."""
         self.reserved = False
         """Whether a lost Ray Train job may have left a reservation behind."""
         self.look: dict[str, tuple[float, float]] = {}
         """Items that another process works on: when to look again, and the pause before that."""
+        self.later: dict[str, float] = {}
+        """When to try items again whose node or storage went away."""
         self.passed: dict[str, float] = {}
         """Since when an item could start but for its size."""
         self.took: list[tuple[float, float]] = []
@@ -106,6 +118,7 @@ class Execution:
             self._sort_out(find_runs(self.items, self.store, gpu=self.gpu, weights=self.weights))
             while self.waiting or self.running:
                 stop.check()
+                self.nodes.look(self._wanted)
                 self._admit()
                 self._show()
                 self._collect()
@@ -116,38 +129,65 @@ class Execution:
             raise
         finally:
             self.shown.close()
+            with contextlib.suppress(Exception):
+                self.nodes.close()
         ends = {name: tuple(held) for name, held in self.ends.items()}
         return Outcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
 
     def _sort_out(self, found: dict[str, Found | None]) -> None:
         """Take what is done already, and refuse what can never run here."""
-        for item in list(self.waiting):
+        left = []
+        for item in self.waiting:
             held = found[item.name]
             if held is not None and held.done:
-                self.waiting.remove(item)
                 self.folders[item.name] = held.run.folder
                 self.ends["before"].append(item.name)
-            elif refusal := self.capacity.refusal(self.needs[item.name]):
-                self.waiting.remove(item)
+            elif refusal := self.nodes.refusal(self.needs[item.name]):
                 self._fail(item, refusal, None)
+            else:
+                left.append(item)
+        self.waiting = left
 
     def _admit(self) -> None:
         """Start what can start, in order of rank."""
-        for item in list(self.waiting):
+        left: list[Item] = []
+        full: set[Need] = set()
+        """What did not fit; nothing ends meanwhile, so it need not be asked again."""
+        waiting, self.waiting = self.waiting, left
+        for number, item in enumerate(waiting):
             if cause := self.blocked.get(item.after or ""):
-                self.waiting.remove(item)
                 self.blocked[item.name] = cause
                 self.ends["not_run"].append((item.name, cause))
-            elif item.after is not None and item.after not in self.folders:
                 continue
-            elif self.look.get(item.name, (0.0, 0.0))[0] > time.monotonic():
-                continue
-            elif self._fits(item):
-                self.waiting.remove(item)
-                self.passed.pop(item.name, None)
-                self._start(item)
-            elif time.monotonic() - self.passed.setdefault(item.name, time.monotonic()) > PATIENCE:
-                return  # smaller ones would start in its place for ever
+            need = self.needs[item.name]
+            if self._ready(item) and need not in full:
+                refusal = self.nodes.refusal(need)
+                if refusal:
+                    self._fail(item, refusal, None)
+                    continue
+                if refusal is None and self._fits(item):
+                    self.passed.pop(item.name, None)
+                    self._start(item)
+                    continue
+                if item.name not in self.alone:
+                    full.add(need)
+                now = time.monotonic()
+                if refusal is None and now - self.passed.setdefault(item.name, now) > PATIENCE:
+                    left += waiting[number:]  # smaller ones would start in its place for ever
+                    return
+            left.append(item)
+
+    def _ready(self, item: Item) -> bool:
+        """Whether an item could start if there was room."""
+        if item.after is not None and item.after not in self.folders:
+            return False
+        when = max(self.look.get(item.name, (0.0, 0.0))[0], self.later.get(item.name, 0.0))
+        return when <= time.monotonic()
+
+    def _wanted(self) -> list[Need]:
+        """What works, and what could start if there was room."""
+        ready = [self.needs[item.name] for item in self.waiting if self._ready(item)]
+        return [*(task.need for task in self.running.values()), *ready]
 
     def _fits(self, item: Item) -> bool:
         tasks = self.running.values()
@@ -159,12 +199,10 @@ class Execution:
             return False
         if tasks and (item.name in self.alone or any(t.item.name in self.alone for t in tasks)):
             return False
-        return self.capacity.fits(self.needs[item.name], [task.need for task in tasks])
+        return self.nodes.capacity.fits(self.needs[item.name], [task.need for task in tasks])
 
     def _start(self, item: Item) -> None:
         """Start an item's task, unless another process has done it by now."""
-        import ray
-
         upstream = self.folders.get(item.after or "")
         found = self._find(item, upstream)
         if found is not None and found.done:
@@ -174,15 +212,13 @@ class Execution:
         single = need.workers == 1
         # A Ray Train job reserves for its workers itself; its task only waits for them. A process
         # that held a GPU ends with its task, and memory and faults of the GPU with it.
-        task = ray.remote(
-            num_cpus=need.cpus if single else 0,
-            num_gpus=need.gpus if single else 0,
-            max_retries=0,
-            max_calls=1 if need.gpus else ITEMS_OF_A_PROCESS,
-        )(execute_item)
+        held = (need.cpus, need.gpus) if single else (0.0, 0.0)
+        task = _task(*held, 1 if need.gpus else ITEMS_OF_A_PROCESS)
         shown = Progressing(item, folder, time.monotonic())
         shown = replace(shown, before=min(0.99, shown.fraction or 0.0))
-        reference = task.remote(
+        where = _elsewhere(self.nodes.leaving())
+        reference = task.options(name=item.name, scheduling_strategy=where).remote(
+            execute_item,
             item,
             address_of(self.store),
             None if upstream is None else upstream.name,
@@ -210,59 +246,94 @@ class Execution:
         ray.wait(tasks, num_returns=1, timeout=TICK_SECONDS)
         for reference in ray.wait(tasks, num_returns=len(tasks), timeout=0)[0]:
             task = self.running.pop(reference)
-            self._settle(task, self._report(reference, task))
+            self._settle(task, *self._report(reference, task))
 
-    def _report(self, reference: Any, task: Task) -> Report:
-        """What a task says, or what Ray says of it."""
+    def _report(self, reference: Any, task: Task) -> tuple[Report, str]:
+        """What a task says, or what Ray says of it; and its node, where that is known."""
         import ray
 
         try:
-            report: Report = ray.get(reference)
-            return report
-        except ray.exceptions.OutOfMemoryError:
+            node, report = ray.get(reference)
+            return report, node
+        except ray.exceptions.OutOfMemoryError as error:
             self.alone.add(task.item.name)
             self.reserved |= task.need.workers > 1
-            return Report(error="the node ran out of memory and its process was ended", again=True)
+            line = "the node ran out of memory and its process was ended"
+            return Report(error=line, again=True), _node_in(error)
         except ray.exceptions.RayTaskError as error:  # such as a node without this package
-            return Report(error=f"its process could not work: {_line(error, -1)}", again=True)
+            last = str(error).strip().rpartition("\n")[2]
+            line = f"its process could not work: {last}"
+            return Report(error=line, again=True), _node_in(error)
         except ray.exceptions.RayError as error:
             self.reserved |= task.need.workers > 1
-            lost = f"{type(error).__name__}: {_line(error, 0)}"
-            return Report(error=f"its process was lost ({lost})", again=True)
+            self.nodes.look_soon()
+            if isinstance(error, ray.exceptions.NodeDiedError):
+                return Report(error="its node went away", lost=True), _node_in(error)
+            line = f"its process was lost ({type(error).__name__}: {first_line(error)})"
+            node = _node_in(error)
+            # Where it was preempted, it may have been sent to that same node once more.
+            leaves = node in self.nodes.leaving() or task.item.name in self.preempted
+            self.preempted.discard(task.item.name)
+            return Report(error=line, lost=leaves, again=not leaves), node
 
-    def _settle(self, task: Task, report: Report) -> None:
+    def _settle(self, task: Task, report: Report, node: str) -> None:
         """Note how the work on an item ended."""
         item = task.item
         if report.run is not None:
             self.took.append((item.seconds, task.shown.seconds))
-            self._finish(item, self.store / report.run, "done")
+            observe("benchmd_run_seconds", task.shown.seconds, kind=item.kind)
+            self._finish(item, self.store / report.run, "done", node)
             return
         if report.busy:
             if item.name not in self.look:
-                self._say(f"{item.name}: another process works on it; waiting for that")
+                self._note(f"{item.name}: another process works on it; waiting for that")
             pause = min(2 * self.look.get(item.name, (0.0, 0.5))[1], LOOK_AGAIN_SECONDS[1])
             self.look[item.name] = (time.monotonic() + pause, pause)
             self._wait(item)
             return
+        if report.preempted:
+            self.nodes.leave(node)
+            self.preempted.add(item.name)
+            self._again(item, "preempted", report.error, "goes on elsewhere", node)
+            return
         if report.memory:
             self.alone.add(item.name)
+        if report.lost and self._lose(item):
+            times = f"{self.losses[item.name]} of {LOSSES}"
+            self._again(item, "lost", report.error, f"goes on elsewhere or later ({times})", node)
+            return
+        # Ray Train itself may be what failed.
+        self.reserved |= report.again and task.need.workers > 1
         tries = self.tries[item.name] = self.tries.get(item.name, 0) + 1
         retries = item.settings.execution.retries
         if report.again and tries <= retries:
-            self._say(f"{item.name}: {report.error}; trying again ({tries} of {retries})")
-            self._wait(item)
+            times = f"{tries} of {retries}"
+            self._again(item, "retried", report.error, f"trying again ({times})", node)
             return
-        self._fail(item, report.error, task.shown.folder)
+        self._fail(item, report.error, task.shown.folder, node)
+
+    def _lose(self, item: Item) -> bool:
+        """Count a node or a storage that an item lost; whether it is tried again, after a pause."""
+        losses = self.losses[item.name] = self.losses.get(item.name, 0) + 1
+        first, longest = LOST_SECONDS
+        self.later[item.name] = time.monotonic() + min(first * 2 ** (losses - 1), longest)
+        return losses <= LOSSES
+
+    def _again(self, item: Item, why: Again, reason: str, what: str, node: str) -> None:
+        self._say(f"{item.name}: {reason}; {what}")
+        count("benchmd_plan_retries_total", 1, why=why)
+        self.told.again(item, why, reason, node)
+        self._wait(item)
 
     def _wait(self, item: Item) -> None:
         self.waiting.append(item)
         self.waiting.sort(key=lambda each: self.rank[each.name])
 
-    def _finish(self, item: Item, folder: Path, how: str) -> None:
+    def _finish(self, item: Item, folder: Path, how: str, node: str = "") -> None:
         self.folders[item.name] = folder
         self.look.pop(item.name, None)
         self.ends[how].append(item.name)
-        self.told.finished(item, folder)
+        self.told.finished(item, folder, node)
         self._release(item)
 
     def _release(self, item: Item) -> None:
@@ -270,15 +341,19 @@ class Execution:
         try:
             release_unneeded(item, self.items, self.folders)
         except (BenchmdError, OSError) as error:
-            self._say(f"{item.name}: nothing was freed: {error}")
+            self._note(f"{item.name}: nothing was freed: {error}")
 
-    def _fail(self, item: Item, reason: str, folder: Path | None) -> None:
+    def _fail(self, item: Item, reason: str, folder: Path | None, node: str = "") -> None:
         folder = folder if folder is not None and folder.is_dir() else None
         self.look.pop(item.name, None)
         self.blocked[item.name] = item.name
         self.ends["failed"].append(Failure(item, reason, folder))
         self._say(f"{item.name} failed: {reason}")
-        self.told.failed(item, reason)
+        self.told.failed(item, reason, node)
+
+    def _note(self, line: str) -> None:
+        self._say(line)
+        self.told.noted(line)
 
     def _say(self, line: str) -> None:
         with above():
@@ -291,6 +366,9 @@ class Execution:
         rate = len(self.ends["done"]) / minutes if minutes > 0 else 0.0
         shown = [task.shown for task in self.running.values()]
         failed = len(self.ends["failed"])
+        states = {"waiting": len(self.waiting), "running": len(shown), "done": ended}
+        for state, runs in (states | {"failed": failed}).items():
+            gauge("benchmd_plan_runs", runs, state=state)
         self.shown.show(ended, status_text(shown, failed, len(self.look), rate, self._left()))
 
     def _left(self) -> float:
@@ -307,8 +385,9 @@ class Execution:
         }
         items = [task.item for task in tasks]
         everyone = [*items, *self.waiting]
-        cpus = max([self.capacity.cpus, *(item.cpus for item in everyone)])
-        gpus = max([self.capacity.gpus, *(item.gpus for item in everyone)])
+        capacity = self.nodes.capacity
+        cpus = max([capacity.cpus, *(item.cpus for item in everyone)])
+        gpus = max([capacity.gpus, *(item.gpus for item in everyone)])
         waiting = sorted(self.waiting, key=lambda each: self.rank[each.name])
         self.left = time_left(waiting, needed, Resources(cpus, gpus), items=items, pace=pace)
         now = time.monotonic()
@@ -322,12 +401,44 @@ class Execution:
         tasks = list(self.running)
         for force, seconds in ((False, CANCEL_SECONDS), (True, 1.0)):
             for reference in tasks:
-                ray.cancel(reference, force=force)
+                # A job of several workers is not cancelled itself: its process has it stop.
+                ray.cancel(reference, force=force, recursive=force)
             if tasks:
                 tasks = ray.wait(tasks, num_returns=len(tasks), timeout=seconds)[1]
         self.running.clear()
 
 
-def _line(error: BaseException, place: int) -> str:
-    """One line of an error's text."""
-    return (str(error).strip().splitlines() or ["no message"])[place]
+def _elsewhere(leaving: Collection[str]) -> Any:
+    """Where a task goes: to other nodes than these, if there is room."""
+    from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
+
+    if not leaving:
+        return "DEFAULT"
+    return NodeLabelSchedulingStrategy({}, soft={"ray.io/node-id": NotIn(*sorted(leaving))})
+
+
+@cache
+def _task(cpus: float, gpus: float, calls: int) -> Any:
+    """The one task for all items that hold as much: each further one would be sent out anew.
+
+    Args:
+        cpus: CPUs.
+        gpus: GPUs.
+        calls: Items that a process serves.
+    """
+    import ray
+
+    return ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=calls)(_on_node)
+
+
+def _on_node(work: Callable[..., Report], *arguments: Any) -> tuple[str, Report]:
+    """Do an item's work, as a Ray task, and say on which node."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id(), work(*arguments)
+
+
+def _node_in(error: BaseException) -> str:
+    """The node that Ray names in an error; empty where it names none."""
+    found = re.search(r"(?i)node id: ([0-9a-f]{56})", str(error))
+    return found[1] if found else ""

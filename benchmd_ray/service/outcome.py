@@ -6,23 +6,36 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from benchmd_ray.service.live import duration
 from benchmd_ray.service.plan import Item
 
+Again = Literal["retried", "preempted", "lost"]
+"""Why an item is tried again: something went wrong by accident; its process had to make room; its
+node or its storage went away. Only the first counts as a try."""
+
 
 class Observer(Protocol):
-    """Is told what happens while a plan is executed; its errors never touch the work."""
+    """Is told what happens while a plan is executed; its errors never touch the work.
+
+    A node is named by Ray's identifier, and is empty where it is not known.
+    """
 
     def started(self, item: Item, folder: Path | None) -> None:
         """An item begins, or is tried again; its run lies in the folder, where that is known."""
 
-    def finished(self, item: Item, folder: Path) -> None:
+    def finished(self, item: Item, folder: Path, node: str = "") -> None:
         """An item was done, here or by another process; its run lies in the folder."""
 
-    def failed(self, item: Item, reason: str) -> None:
+    def failed(self, item: Item, reason: str, node: str = "") -> None:
         """An item failed for good."""
+
+    def again(self, item: Item, why: Again, reason: str, node: str = "") -> None:
+        """A try at an item ended without a result; it is tried again."""
+
+    def noted(self, line: str) -> None:
+        """Something else happened that a user should know, such as a node that went away."""
 
     def closed(self) -> None:
         """Nothing more will be told."""
@@ -39,13 +52,21 @@ class Observers:
         """See `Observer`."""
         self._tell(lambda each: each.started(item, folder))
 
-    def finished(self, item: Item, folder: Path) -> None:
+    def finished(self, item: Item, folder: Path, node: str = "") -> None:
         """See `Observer`."""
-        self._tell(lambda each: each.finished(item, folder))
+        self._tell(lambda each: each.finished(item, folder, node))
 
-    def failed(self, item: Item, reason: str) -> None:
+    def failed(self, item: Item, reason: str, node: str = "") -> None:
         """See `Observer`."""
-        self._tell(lambda each: each.failed(item, reason))
+        self._tell(lambda each: each.failed(item, reason, node))
+
+    def again(self, item: Item, why: Again, reason: str, node: str = "") -> None:
+        """See `Observer`."""
+        self._tell(lambda each: each.again(item, why, reason, node))
+
+    def noted(self, line: str) -> None:
+        """See `Observer`."""
+        self._tell(lambda each: each.noted(line))
 
     def closed(self) -> None:
         """See `Observer`."""

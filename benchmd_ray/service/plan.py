@@ -28,6 +28,7 @@ from benchmd_ray.service.estimate import Estimator
 from benchmd_ray.service.rates import measure_here, measured_runs
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, technique_named
+from benchmd_ray.storage.location import Location
 
 __all__ = ["Choice", "Item", "Kind", "Plan", "make_plan", "require_known"]
 
@@ -56,7 +57,7 @@ class Item:
     setting: str
     """``pretrain`` or the transfer setting as tables name it."""
     seed: int
-    catalog: Path | None
+    catalog: Location | None
     """Catalog of ``dataset``; None in a plan from cards alone."""
     settings: Settings
     """Of this very run."""

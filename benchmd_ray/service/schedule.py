@@ -1,22 +1,26 @@
 """Execute a plan on Ray: several items at a time, each once, whatever happens on the way.
 
-All that lasts is in the store: the same plan, executed again, goes on from there.
+All that lasts is in the store: the same plan, executed again, goes on from there. What happened on
+the way is in its log (`service.logged`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.head import last_words
 from benchmd_ray.progress import SilentBoard, board
 from benchmd_ray.service.capacity import need_of, placed
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.keeping import release_rest
+from benchmd_ray.service.logged import LoggedPlan, quieted
 from benchmd_ray.service.outcome import Observer, Observers, Outcome
 from benchmd_ray.service.plan import Plan
 from benchmd_ray.service.status import find_runs
@@ -53,24 +57,36 @@ def run_plan(
             cannot be reached.
     """
     _require_executable(plan)
-    store, told = store.resolve(), Observers(observers)
-    try:
-        if embedded(address) and (outcome := _nothing_to_do(plan, store, weights)):
-            _release_rest(plan, store, outcome, say)
-            return outcome  # without the seconds that starting Ray takes
-        logical = _logical_cpus(plan, cpus, address)
-        if embedded(address):  # it may offer more CPUs than there are, for the largest item
-            cpus = cpus or own_cpus()
-        with connected(address, cpus=logical), stopping() as stop:
-            shown = SilentBoard() if quiet else board(len(plan.items), "runs")
-            execution = Execution(
-                plan, store, weights=weights, cpus=cpus, say=say, told=told, shown=shown
-            )
-            outcome = execution.run(stop)
-            _release_rest(plan, store, outcome, say)
-            return outcome
-    finally:
-        told.closed()
+    store, own = store.resolve(), embedded(address)
+    if own and (outcome := _nothing_to_do(plan, store, weights)):
+        _release_rest(plan, store, outcome, say)
+        Observers(observers).closed()
+        return outcome  # without the seconds that starting Ray takes
+    logical = _logical_cpus(plan, cpus, address)
+    if own:  # it may offer more CPUs than there are, for the largest item
+        cpus = cpus or own_cpus()
+    quiet, say = quieted(quiet, say)
+    with ExitStack() as stack:
+        log = stack.enter_context(LoggedPlan(store, plan))
+        stack.enter_context(last_words(log.ended))
+        told = Observers([log, *observers])
+        stack.callback(told.closed)
+        stack.enter_context(connected(address, cpus=logical))
+        stop = stack.enter_context(stopping())
+        shown = SilentBoard() if quiet else board(len(plan.items), "runs")
+        execution = Execution(
+            plan,
+            store,
+            weights=weights,
+            cpus=cpus,
+            say=say,
+            told=told,
+            shown=shown,
+            attached=not own,
+        )
+        outcome = execution.run(stop)
+        _release_rest(plan, store, outcome, say)
+        return outcome
 
 
 def _release_rest(plan: Plan, store: Path, outcome: Outcome, say: Callable[[str], None]) -> None:
@@ -107,8 +123,11 @@ def _require_executable(plan: Plan) -> None:
 
 
 def _logical_cpus(plan: Plan, cpus: int | None, address: str | None) -> int:
-    """CPUs that Ray must offer: an embedded one has as many as the largest item needs."""
+    """CPUs that Ray must offer: an embedded one has as many as the largest item needs.
+
+    Nodes of a cluster may come later.
+    """
     if not embedded(address):
-        return 1
+        return 0
     needs = [] if cpus else [need_of(placed(item, gpu=False)) for item in plan.items]
     return max([cpus or own_cpus(), *(math.ceil(need.cpus) + need.spare for need in needs)])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from benchmd_ray.errors import Stopped
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from benchmd_ray.training.notice import SIGNALS, handled
 
 
 class Stopping:
@@ -43,31 +41,21 @@ def stopping() -> Iterator[Stopping]:
     Outside of the main thread signals cannot be handled, and are not.
     """
     asked = Stopping()
-    if threading.current_thread() is not threading.main_thread():
+    with handled(dict.fromkeys(SIGNALS, asked.take)):
         yield asked
-        return
-    before = {number: signal.signal(number, asked.take) for number in SIGNALS}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # one that was not set from Python cannot be set again
-                signal.signal(number, handler)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let an interrupt raise KeyboardInterrupt within, as cancelled Ray tasks end by one.
+    """Let an interrupt raise KeyboardInterrupt within, and SIGTERM `Stopped`.
 
-    A program that a script starts in the background ignores it, and hands that on to all its
-    processes; a Ray Train job leaves a handler of its own behind.
+    Cancelled Ray tasks end by an interrupt. A program that a script starts in the background
+    ignores it, and hands that on to all its processes; a Ray Train job leaves a handler of its own
+    behind. SIGTERM would end a Ray worker without a word.
     """
-    if threading.current_thread() is not threading.main_thread():
+    with handled({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _stop}):
         yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.results.tracking import Followed, Tracker
+from benchmd_ray.service.outcome import Again
 from benchmd_ray.service.plan import Item
 
 
@@ -31,13 +32,19 @@ class TrackedPlan:
         """See `Observer`."""
         self._tracker.started(followed(item), folder)
 
-    def finished(self, item: Item, folder: Path) -> None:
+    def finished(self, item: Item, folder: Path, node: str = "") -> None:
         """See `Observer`."""
         self._tracker.finished(followed(item), folder)
 
-    def failed(self, item: Item, reason: str) -> None:
+    def failed(self, item: Item, reason: str, node: str = "") -> None:
         """See `Observer`."""
         self._tracker.failed(followed(item), reason)
+
+    def again(self, item: Item, why: Again, reason: str, node: str = "") -> None:
+        """Nothing: its next start tells enough."""
+
+    def noted(self, line: str) -> None:
+        """Nothing."""
 
     def closed(self) -> None:
         """See `Observer`."""

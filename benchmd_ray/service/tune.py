@@ -27,6 +27,7 @@ from benchmd_ray.progress import SilentBoard, board
 from benchmd_ray.results.storage.mirror import shown, store_bucket
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service.capacity import cluster_capacity
+from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import SearchPlan, Tuning
@@ -34,6 +35,7 @@ from benchmd_ray.service.stopping import Stopping, stopping
 from benchmd_ray.service.trial_place import longest, memory_of, place_of
 from benchmd_ray.settings import Settings, fixed_settings
 from benchmd_ray.ssl import SCRATCH, protocol_encoder, technique_named
+from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import write_weights
 from benchmd_ray.tuning.records import SEARCH, SEARCHES, STATES, read_search
 from benchmd_ray.tuning.search import Limits, Place, search
@@ -129,7 +131,8 @@ def run_searches(
     """
     store = store.resolve()
     require_folder(store)
-    capacity = cluster_capacity(cpus)
+    capacity, log = cluster_capacity(cpus), LoggedSearch(store)
+    quiet, say = quieted(quiet, say)
     found = []
     try:
         for plan in plans:
@@ -142,9 +145,10 @@ def run_searches(
                     memory = memory_of(tuning, plan, place, own=own)
                     arms = _arms(tuning, plan, inner, store, say, cpus=cpus, quiet=quiet)
                     session = _Session(
-                        tuning, plan, folder, arms, place, memory, stop, observer, say
+                        tuning, plan, folder, arms, place, memory, stop, observer, say, log
                     )
-                    found.append(session.run(inner, quiet=quiet))
+                    with log.searching(plan.name):
+                        found.append(session.run(inner, quiet=quiet))
                 stop.check()
             for line in found[-1].lines:
                 say(line)
@@ -190,7 +194,7 @@ def tuning_cluster(address: str | None, cpus: int | None) -> Iterator[bool]:
             del os.environ[MONITOR]
 
 
-def _inner(path: Path | None, store: Path) -> Catalog:
+def _inner(path: Location | None, store: Path) -> Catalog:
     assert path is not None  # `planned_searches` is given catalogs
     return inner_catalog(open_catalog(path), store / INNER / "catalogs")
 
@@ -289,9 +293,11 @@ class _Session:
         stop: Stopping,
         observer: TrialObserver | None,
         say: Callable[[str], None],
+        log: LoggedSearch,
     ) -> None:
         self.tuning, self.plan, self.folder = tuning, plan, folder
         self.place, self.stop, self.observer, self.say = place, stop, observer, say
+        self.log = log
         self.work = Work(
             technique=plan.technique,
             stage=plan.stage,
@@ -321,6 +327,7 @@ class _Session:
             lambda: bool(self.stop.number),
             display,
             self.clock.seconds(),
+            lambda number, reason: self.log.trial_lost(plan.name, number, reason),
         )
         try:
             search(self.work, limits, lambda number: self._ended(limits, number))
@@ -357,8 +364,9 @@ class _Session:
             self.best = best.number
             self._result(limits)
         self.clock.seconds()
+        trial = trial_row(limits.study.trials()[number], self.work)
+        self.log.trial_ended(self.plan.name, trial)
         if self.observer is not None:
-            trial = trial_row(limits.study.trials()[number], self.work)
             about = {
                 "technique": self.plan.technique,
                 "setting": self.plan.setting,

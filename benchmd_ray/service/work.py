@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from benchmd_ray.errors import BenchmdError, Busy, Transient
+from benchmd_ray.errors import BenchmdError, Busy, NoRoom, Stopped, Transient
 from benchmd_ray.files import remove
 from benchmd_ray.results.storage.mirror import store_folder
 from benchmd_ray.results.store import read_run
@@ -16,6 +17,7 @@ from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.plan import Item
 from benchmd_ray.service.stopping import interruptible
 from benchmd_ray.ssl import technique_named
+from benchmd_ray.storage.bucket import BucketError
 
 FAILURE = "failure.txt"
 """In a run's folder: where in the program its last try failed."""
@@ -35,6 +37,10 @@ class Report:
     """Whether another try may mend the error."""
     memory: bool = False
     """Whether the GPU had no memory left: others may work on it too."""
+    lost: bool = False
+    """Whether its node, its room or its storage went away: that is no try of its own."""
+    preempted: bool = False
+    """Whether its process was told to end, and wrote a checkpoint where it trained: no try, too."""
 
 
 def execute_item(
@@ -56,10 +62,18 @@ def execute_item(
             done = _run(item, folder, upstream, weights)
     except Busy as error:
         return Report(error=str(error), busy=True)
+    except BucketError as error:
+        return Report(error=str(error), lost=error.away, again=not error.away)
+    except NoRoom as error:  # the plan saw room for it before: a node went away since
+        return Report(error=str(error), lost=True)
     except Transient as error:
         return Report(error=str(error), again=True)
     except BenchmdError as error:
         return Report(error=str(error))
+    except Stopped as stop:
+        if stop.args[0] != signal.SIGTERM:  # the plan itself is stopped
+            raise
+        return Report(error="its process was told to end (SIGTERM)", preempted=True)
     except Exception as error:
         if name is not None and (folder / name).is_dir():
             (folder / name / FAILURE).write_text(traceback.format_exc(), "utf-8")

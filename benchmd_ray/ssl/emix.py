@@ -47,6 +47,8 @@ def emix_loss(
 class EMix(nn.Module):
     """e-Mix with its projection head (LayerNorm and Linear)."""
 
+    per_example = False
+
     def __init__(self, encoder: Encoder, settings: PretrainSettings) -> None:
         super().__init__()
         self.encoder = encoder

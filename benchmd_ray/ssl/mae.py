@@ -29,6 +29,8 @@ def mae_loss(predicted: torch.Tensor, patches: torch.Tensor, masked: torch.Tenso
 class MAE(nn.Module):
     """Masked autoencoding with its head (ReLU and Linear)."""
 
+    per_example = True
+
     def __init__(self, encoder: Encoder, settings: PretrainSettings) -> None:
         super().__init__()
         self.encoder = encoder

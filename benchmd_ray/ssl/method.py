@@ -25,6 +25,9 @@ class Method(Protocol):
     """A self-supervised method; an ``nn.Module`` that holds its encoder and its own head."""
 
     encoder: Encoder
+    per_example: bool
+    """Whether the loss is the mean of what each example gives by itself. Only then can a batch be
+    worked on in parts (`execution.accumulation`); a method that does not say so is given none."""
 
     def draw(self, batch: int, generator: torch.Generator) -> Draws:
         """Draw what one step needs, for the batch of all workers together, on the CPU."""

@@ -39,6 +39,8 @@ def derangement(
 class ShED(nn.Module):
     """ShED with its linear classifier per token."""
 
+    per_example = True
+
     def __init__(self, encoder: Encoder, settings: PretrainSettings) -> None:
         super().__init__()
         if encoder.modality.tokens < 2:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,12 @@ from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import EncoderSettings, as_dict, updated
 from benchmd_ray.training.engine import Engine, barrier
+from benchmd_ray.training.state import differences, listed
 
 CHECKPOINT = "checkpoint.json"
 MODEL = "model.safetensors"
+ASIDE = f"{TEMPORARY}old-"
+"""Prefix of a checkpoint that another one takes the place of."""
 START = "start.safetensors"
 """Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
 DESCRIPTION = "model.json"
@@ -36,8 +40,9 @@ DESCRIBED = ("encoder", "modality", "statistics")
 """What it says."""
 
 
-def versions() -> dict[str, str]:
-    """Versions of what computes."""
+@cache
+def versions() -> Mapping[str, str]:
+    """Versions of what computes; looking them up takes milliseconds."""
     packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow")
     return {"benchmd_ray": __version__, **{name: version(name) for name in packages}}
 
@@ -75,12 +80,25 @@ def save_checkpoint(
         with removed_on_failure(partial, final):
             _complete(partial, step, engine, position, files or {})
             flush(partial)
-        remove(final)
-        partial.rename(final)
-        for older in folder.iterdir():
-            if older != final:
-                remove(older)
+        _replace_all(partial, final)
     barrier()
+
+
+def _replace_all(partial: Path, final: Path) -> None:
+    """Put a written checkpoint in the place of all others; at every moment a whole one is there."""
+    if final.exists():  # of the same step, such as in an epoch that was begun again
+        _aside(final)
+    partial.rename(final)
+    for other in final.parent.iterdir():
+        if other != final:
+            # What is half removed must not look whole.
+            remove(_aside(other) if other.name.startswith("step_") else other)
+
+
+def _aside(checkpoint: Path) -> Path:
+    aside = checkpoint.with_name(f"{ASIDE}{checkpoint.name}")
+    remove(aside)
+    return checkpoint.rename(aside)
 
 
 def _complete(
@@ -97,7 +115,6 @@ def _complete(
         "step": step,
         "position": position,
         "workers": engine.worker.world,
-        "portable": engine.portable,
         "versions": versions(),
     }
     write_json(partial / CHECKPOINT, description)
@@ -105,8 +122,17 @@ def _complete(
 
 def latest_checkpoint(run: Path) -> Path | None:
     """The newest whole checkpoint of a run."""
-    found = sorted((run / "checkpoints").glob(f"step_*/{CHECKPOINT}"))
-    return found[-1].parent if found else None
+    for prefix in ("", ASIDE):  # one aside is alone where a process ended amid two renames
+        found = sorted((run / "checkpoints").glob(f"{prefix}step_*/{CHECKPOINT}"))
+        if found:
+            return found[-1].parent
+    return None
+
+
+def checkpoint_step(folder: Path) -> int:
+    """Steps or epochs done at a run's newest checkpoint; 0 where there is none."""
+    held = latest_checkpoint(folder)
+    return 0 if held is None else int(held.name.rpartition("_")[2])
 
 
 def load_checkpoint(run: Path, engine: Engine) -> dict[str, Any]:
@@ -116,20 +142,12 @@ def load_checkpoint(run: Path, engine: Engine) -> dict[str, Any]:
         The position saved with it, with its ``step``; empty where there is none.
 
     Raises:
-        BenchmdError: It was written by another number of workers and cannot be split anew.
+        BenchmdError: It is damaged or of another architecture.
     """
     folder = latest_checkpoint(run)
     if folder is None:
         return {}
     description = json.loads((folder / CHECKPOINT).read_text("utf-8"))
-    same = description["workers"] == engine.worker.world
-    if description["portable"] != engine.portable or not (engine.portable or same):
-        raise BenchmdError(
-            f"the checkpoint {folder} was written by {description['workers']} workers with ZeRO "
-            f"stage {'0' if description['portable'] else '1 or above'}, which "
-            f"{engine.worker.world} workers with these settings cannot load. Go on with the "
-            "same execution settings, or remove the checkpoint to start the run anew."
-        )
     engine.load(folder)
     return {"step": description["step"], **description["position"]}
 
@@ -180,20 +198,16 @@ def load_weights(module: nn.Module, path: Path, prefix: str = "") -> None:
         if name.startswith(prefix)
     }
     expected = module.state_dict()
-    missing, foreign = sorted(expected.keys() - tensors), sorted(tensors.keys() - expected)
-    shapes = [
-        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(value.shape)}"
-        for name, value in expected.items()
-        if name in tensors and tensors[name].shape != value.shape
-    ]
-    if missing or foreign or shapes:
-        faults = [f"{name} is missing" for name in missing] + shapes
-        faults += [f"{name} is not of this architecture" for name in foreign]
+    if faults := differences(_shapes(expected), _shapes(tensors)):
         raise BenchmdError(
-            f"{path} holds weights of another architecture: {'; '.join(faults[:3])}"
-            f"{' …' if len(faults) > 3 else ''}. Use the encoder settings of the run that wrote it."
+            f"{path} holds weights of another architecture: {listed(faults)}. Use the encoder "
+            "settings of the run that wrote it."
         )
     module.load_state_dict(tensors)
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def load_encoder(folder: Path) -> Encoder:

@@ -1,13 +1,12 @@
 """Engines: what turns a loss into a step, on one process or on many.
 
 `TorchEngine` is plain PyTorch for one process; `DeepSpeedEngine` serves GPUs and several
-workers. With ZeRO stage 0 both write the same checkpoint, which loads at any number of workers.
+workers. Both write the same checkpoint, which loads at any number of workers and ZeRO stage.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,13 +20,14 @@ from torch import nn
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
+from benchmd_ray.training.state import Held, HeldWhole, load_state, save_state, weights
+from benchmd_ray.training.zero import HeldByZero
 
-STATE = "state.pt"
-"""Model and optimiser of a checkpoint, tensors only."""
 FACTOR = "lr_factor"
 """Key of a parameter group: what its learning rate is multiplied with."""
-ZERO = "zero"
-"""Folder of a checkpoint that DeepSpeed splits over the workers (ZeRO stage 1 and above)."""
+BUCKET = 2**25
+"""Values that ZeRO exchanges, steps or holds whole at a time, at most: 128 MiB in float32.
+DeepSpeed's own limits lie above the size of our largest encoder and so would split nothing."""
 
 
 class Engine(Protocol):
@@ -37,16 +37,18 @@ class Engine(Protocol):
     """The bare module."""
     worker: Worker
     """Who this process is."""
-    portable: bool
-    """Whether its checkpoints load at another number of workers and in another engine."""
 
     def __call__(self, *inputs: Any) -> Any:
         """The module's forward pass, in the precision of the settings."""
 
-    def step(self, loss: torch.Tensor, lr: float) -> None:
+    def step(self, loss: torch.Tensor, lr: float, *, last: bool = True) -> None:
         """Backward pass and one optimiser step with learning rate ``lr``.
 
-        ``loss`` is this worker's; gradients are averaged over workers.
+        Args:
+            loss: This worker's; gradients are averaged over workers.
+            lr: The learning rate.
+            last: False: keep the gradients, to which those of the following calls are added, and
+                step with the last of them.
         """
 
     def save(self, folder: Path) -> None:
@@ -56,7 +58,10 @@ class Engine(Protocol):
         """Read what `save` wrote."""
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Copies of all parameters and buffers on the CPU; every worker calls it."""
+        """Copies of all parameters and buffers on the CPU; every worker calls it.
+
+        The first worker gets them, the others none.
+        """
 
 
 def choose_device(choice: str, local_rank: int = 0) -> torch.device:
@@ -106,8 +111,6 @@ def barrier() -> None:
 class TorchEngine:
     """Plain PyTorch, one process."""
 
-    portable = True
-
     def __init__(
         self,
         module: nn.Module,
@@ -124,26 +127,28 @@ class TorchEngine:
             lr=optimiser.lr,
             weight_decay=optimiser.weight_decay,
         )
+        self._held = HeldWhole(self._optimiser)
 
     def __call__(self, *inputs: Any) -> Any:
         """See `Engine`."""
         with autocast(self.worker.device, self._precision):
             return self.module(*inputs)
 
-    def step(self, loss: torch.Tensor, lr: float) -> None:
+    def step(self, loss: torch.Tensor, lr: float, *, last: bool = True) -> None:
         """See `Engine`."""
-        set_lr(self._optimiser, lr)
-        self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimiser.step()
+        if last:
+            set_lr(self._optimiser, lr)
+            self._optimiser.step()
+            self._optimiser.zero_grad(set_to_none=True)
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
-        save_state(self.module, self._optimiser, folder)
+        save_state(self.module, self._held, folder)
 
     def load(self, folder: Path) -> None:
         """See `Engine`."""
-        load_state(self.module, self._optimiser, folder, self.worker.device)
+        load_state(self.module, self._held, folder)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """See `Engine`."""
@@ -165,51 +170,41 @@ class DeepSpeedEngine:
         _join_process_group(worker)
         self.module = module.to(worker.device)
         self.worker = worker
-        self.portable = execution.zero_stage == 0
-        self._stage, self._precision = execution.zero_stage, execution.precision
-        self._deepspeed = deepspeed
+        values = sum(parameter.numel() for parameter in trainable(module))
         self._engine, *_ = deepspeed.initialize(
             model=_Autocast(self.module, worker.device, execution.precision),
             model_parameters=parameter_groups(self.module, factors),
-            config=deepspeed_config(optimiser, execution, worker),
+            config=deepspeed_config(optimiser, execution, values),
+        )
+        self._held: Held = (
+            HeldByZero(self._engine, worker.rank)
+            if execution.zero_stage
+            else HeldWhole(self._engine.optimizer)
         )
 
     def __call__(self, *inputs: Any) -> Any:
         """See `Engine`."""
         return self._engine(*inputs)
 
-    def step(self, loss: torch.Tensor, lr: float) -> None:
+    def step(self, loss: torch.Tensor, lr: float, *, last: bool = True) -> None:
         """See `Engine`."""
-        set_lr(self._engine.optimizer, lr)
+        self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss)
-        self._engine.step()
+        if last:
+            set_lr(self._engine.optimizer, lr)
+            self._engine.step()
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
-        if not self.portable:
-            self._engine.save_checkpoint(str(folder), tag=ZERO)
-        elif self.worker.rank == 0:
-            save_state(self.module, self._engine.optimizer, folder)
+        save_state(self.module, self._held, folder if self.worker.rank == 0 else None)
 
     def load(self, folder: Path) -> None:
         """See `Engine`."""
-        if self.portable:
-            load_state(self.module, self._engine.optimizer, folder, self.worker.device)
-        elif (
-            not (folder / ZERO).is_dir()
-            or self._engine.load_checkpoint(str(folder), tag=ZERO)[0] is None
-        ):
-            raise BenchmdError(
-                f"DeepSpeed finds no checkpoint in {folder}. Remove that folder to start the run "
-                "anew."
-            )
+        load_state(self.module, self._held, folder)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """See `Engine`."""
-        if self._stage < 3:
-            return cpu_copy(self.module)
-        with self._deepspeed.zero.GatheredParameters(list(self.module.parameters())):
-            return cpu_copy(self.module)
+        return weights(self.module, self._held, keep=self.worker.rank == 0)
 
 
 class _Autocast(nn.Module):
@@ -267,13 +262,27 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def deepspeed_config(
-    optimiser: OptimiserSettings, execution: ExecutionSettings, worker: Worker
+    optimiser: OptimiserSettings, execution: ExecutionSettings, parameters: int
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration, derived from the settings."""
+    """DeepSpeed's configuration, derived from the settings.
+
+    Args:
+        optimiser: Settings of AdamW.
+        execution: ZeRO stage.
+        parameters: Number of values that are trained.
+    """
+    limits = (
+        "reduce_bucket_size",
+        "allgather_bucket_size",
+        "sub_group_size",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+    )
+    limit = min(BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even one
     return {
         "train_micro_batch_size_per_gpu": 1,  # only reported; batches come from the feed
-        "gradient_accumulation_steps": 1,
-        "zero_optimization": {"stage": execution.zero_stage},
+        "gradient_accumulation_steps": 1,  # `step` says which backward pass is the last
+        "zero_optimization": {"stage": execution.zero_stage, **dict.fromkeys(limits, limit)},
         "optimizer": {
             "type": "AdamW",
             "params": {
@@ -337,35 +346,3 @@ def cpu_copy(module: nn.Module) -> dict[str, torch.Tensor]:
         name: value.detach().cpu().clone().contiguous()
         for name, value in module.state_dict().items()
     }
-
-
-def save_state(module: nn.Module, optimiser: Any, folder: Path) -> None:
-    """Write the state of a module and its optimiser."""
-    torch.save({"model": module.state_dict(), "optimiser": optimiser.state_dict()}, folder / STATE)
-
-
-def load_state(module: nn.Module, optimiser: Any, folder: Path, device: torch.device) -> None:
-    """Read what `save_state` wrote; only tensors are unpickled.
-
-    Raises:
-        BenchmdError: The file is missing or of another architecture.
-    """
-    try:
-        state = torch.load(folder / STATE, map_location=device, weights_only=True)
-        module.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
-    except (
-        OSError,
-        EOFError,
-        RuntimeError,
-        KeyError,
-        ValueError,
-        pickle.UnpicklingError,
-    ) as error:
-        reason = " ".join(str(error).split("\n\t")[:2]).rstrip(".")  # of many, the first mismatch
-        if isinstance(error, EOFError | pickle.UnpicklingError):
-            reason = f"{STATE} holds no tensors"
-        raise BenchmdError(
-            f"the checkpoint {folder} cannot be loaded: {reason}. It is damaged or of another "
-            "architecture; remove it to start the run anew."
-        ) from error

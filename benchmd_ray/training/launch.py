@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
-from benchmd_ray.cluster import connected, require_shared
+from benchmd_ray.cluster import connected, embedded, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import streams
-from benchmd_ray.errors import BenchmdError, Transient
+from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient
 from benchmd_ray.files import remove, write_json
-from benchmd_ray.progress import progress
+from benchmd_ray.settings import ExecutionSettings
+from benchmd_ray.telemetry import Measured
+from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device
+from benchmd_ray.training.following import following, tell_loss, tell_restart
+from benchmd_ray.training.notice import heeding, note, noted
 from benchmd_ray.training.pretrain import PretrainJob, pretrain, require_pretrainable
-from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter, read_metrics
+from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
+from benchmd_ray.training.restarts import Lost, first_line, lost
 from benchmd_ray.training.transfer import TransferJob, require_transferable, transfer
 
 Job = PretrainJob | TransferJob
@@ -28,6 +40,12 @@ Core = Callable[[Any, Worker, Reporter], None]
 
 CORES: dict[type[Job], Core] = {PretrainJob: pretrain, TransferJob: transfer}
 ERROR = "error.json"
+STOP = "stop"
+"""In a run's folder: its workers are to write a checkpoint and stop."""
+LOOK_SECONDS = 0.5
+"""How often what comes from elsewhere is looked at."""
+SHORTEST_WAIT = 2.0
+"""Seconds within which a cluster with room reserves it."""
 SPLITS: dict[type[Job], tuple[str, ...]] = {
     PretrainJob: ("train",),
     TransferJob: ("train", "validation"),
@@ -49,6 +67,7 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
     Raises:
         BenchmdError: The job cannot work as the settings say, a shard was altered, the work
             failed, or there is a reporter for workers in other processes.
+        Stopped: Ctrl-C or SIGTERM came, and a checkpoint was written.
     """
     if reporter is not None and (on_ray or job.settings.execution.workers > 1):
         raise BenchmdError(
@@ -65,80 +84,285 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
             require_pretrainable(job, catalog)
         else:
             require_transferable(job, catalog)
+        fewest = execution.workers if embedded() else _possible(job)[-1]
         # A spare CPU: Ray Data starves where workers hold them all.
-        with connected(cpus=execution.workers * execution.cpus_per_worker + 1):
+        with connected(cpus=fewest * execution.cpus_per_worker + 1):
             _launch_on_ray(job)
         return
     streaming = any(streams(catalog, split, execution) for split in splits)
-    with connected(cpus=2) if streaming else contextlib.nullcontext():
+    # Linear evaluation begins anew: it has nothing to write before it ends.
+    linear = isinstance(job, TransferJob) and job.settings.transfer.mode == "linear"
+    with (
+        connected(cpus=2) if streaming else contextlib.nullcontext(),
+        contextlib.nullcontext() if linear else heeding(),
+    ):
         worker = Worker(device=choose_device(execution.device))
-        CORES[type(job)](job, worker, RunReporter(job.folder) if reporter is None else reporter)
+        CORES[type(job)](job, worker, reporter or _reporter(job))
+
+
+def _reporter(job: Job, *, silent: bool = False) -> Reporter:
+    """Writes the metrics of a job's run, and tells Prometheus where this is a process of Ray."""
+    samples = job.settings.pretrain.batch_size if isinstance(job, PretrainJob) else 0
+    return Measured(RunReporter(job.folder, silent=silent), job.folder.name, samples)
 
 
 def _launch_on_ray(job: Job) -> None:
-    """Run a job as a Ray Train job and show the progress that its first worker reports."""
+    """Run a job as one Ray Train job after the other until it is done.
+
+    Where workers are lost, stand still or are told to end, the next one goes on from the newest
+    checkpoint: with all of them, or with as many as the cluster has room for by then.
+    """
+    execution, gpus = job.settings.execution, _gpus_of_worker(job)
+    require_shared(job.folder)
+    failures, step = 0, checkpoint_step(job.folder)
+    with heeding():
+        workers = _room(job, gpus)
+        while (ended := _attempt(_on_workers(job, workers), gpus)) is not None:
+            before, step = step, checkpoint_step(job.folder)
+            failures = 0 if step > before else failures
+            failures += ended.event != "preempted"
+            tell_loss(job, ended, workers)
+            if failures > execution.max_failures:
+                raise Transient(
+                    f"the Ray Train job in {job.folder} failed: {ended.reason}. Run the command "
+                    "again: it goes on from the newest checkpoint."
+                )
+            workers = _room(job, gpus)
+            tell_restart(job, step, workers)
+
+
+def _gpus_of_worker(job: Job) -> int:
+    """GPUs that each worker holds.
+
+    Raises:
+        NoRoom: The cluster has too few.
+    """
     import ray
+
+    execution, held = job.settings.execution, ray.cluster_resources().get("GPU", 0)
+    if execution.device == "cpu" or (execution.device == "auto" and not held):
+        return 0
+    if held < (fewest := _possible(job)[-1]):
+        raise NoRoom(
+            f"{fewest} workers need as many GPUs and the cluster has {held:g}. Take fewer workers "
+            "or --set execution.device=cpu."
+        )
+    return 1
+
+
+def _possible(job: Job) -> list[int]:
+    """Numbers of workers that the job may go on with, largest first."""
+    settings, execution = job.settings, job.settings.execution
+    # Fine-tuning pads its shares of a batch.
+    batch = settings.pretrain.batch_size if isinstance(job, PretrainJob) else 0
+    fewest = execution.least_workers or execution.workers
+    numbers = range(execution.workers, fewest - 1, -1)
+    return [n for n in numbers if batch % (n * execution.accumulation) == 0]
+
+
+def _on_workers(job: Job, workers: int) -> Job:
+    settings = job.settings
+    execution = replace(settings.execution, workers=workers)
+    return replace(job, settings=replace(settings, execution=execution))
+
+
+def _room(job: Job, gpus: int) -> int:
+    """Wait for room, and say for how many workers there is.
+
+    A reservation is asked for and given back: the cluster's autoscaler sees what is wanted, and a
+    node that has died is no room even where the cluster does not know yet.
+
+    Raises:
+        Stopped: A signal was noted meanwhile.
+        NoRoom: There is too little, and nothing that others hold will change that.
+    """
+    execution, possible = job.settings.execution, _possible(job)
+    workers = possible[0]
+    _stop_if_noted()
+    while not _reservable(workers, execution, gpus):
+        workers = next((n for n in possible if _holds(n, execution, gpus)), 0)
+        if not workers:
+            raise NoRoom(
+                f"for {execution.wait_seconds:g} s the cluster has had no room for {possible[-1]} "
+                f"workers of {execution.cpus_per_worker} CPUs{' and a GPU' if gpus else ''} each "
+                "and a spare CPU. Run the command again when nodes have come: it goes on from the "
+                "newest checkpoint. Or let it go on with fewer: --set execution.least_workers=1."
+            )
+    return workers
+
+
+def _stop_if_noted() -> None:
+    if number := noted():
+        raise Stopped(number)
+
+
+def _reservable(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
+    """Whether the cluster can reserve what workers need, within `execution.wait_seconds`."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    bundle = {"CPU": execution.cpus_per_worker, "GPU": gpus}
+    group = placement_group([bundle] * workers + [{"CPU": 1}])
+    end = time.monotonic() + max(execution.wait_seconds, SHORTEST_WAIT)
+    try:
+        while not group.wait(LOOK_SECONDS):
+            _stop_if_noted()
+            if time.monotonic() > end:
+                return False
+        return True
+    finally:
+        remove_placement_group(group)
+
+
+def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
+    """Whether the cluster's nodes could hold so many workers, if nobody else worked on them."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    each = {"CPU": execution.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
+    places = [min(node.get(name, 0) // count for name, count in each.items()) for node in nodes]
+    cpus = sum(node.get("CPU", 0) for node in nodes)
+    return bool(sum(places) >= workers and cpus > workers * execution.cpus_per_worker)
+
+
+def _attempt(job: Job, gpus: int) -> Lost | None:
+    """Run one Ray Train job.
+
+    Returns:
+        None where the work is done.
+
+    Raises:
+        BenchmdError: The work itself failed, as its worker says.
+        Stopped: A signal came to this process, and a checkpoint was written where the workers
+            lived to do so.
+        Transient: Ray Train itself failed.
+    """
+    import ray.train
+
+    storage = job.folder / "ray_train"
+    for leftover in (job.folder / ERROR, job.folder / STOP, storage):
+        remove(leftover)
+    try:
+        with following(job):
+            result = _unless_stopped(_trainer(job, gpus, storage).fit, job.folder)
+    except ray.train.TrainingFailedError as error:
+        _stop_if_noted()  # the machine that ends may take the workers with it
+        if (job.folder / ERROR).is_file():
+            failed = json.loads((job.folder / ERROR).read_text("utf-8"))
+            raise BenchmdError(failed["message"]) from error
+        return lost(error, job.settings.execution.workers)
+    except Exception as error:  # whatever becomes of Ray Train's own processes
+        _stop_if_noted()
+        raise Transient(
+            f"the Ray Train job in {job.folder} failed: {first_line(error)} Run the command again: "
+            "it goes on from the newest checkpoint."
+        ) from error
+    finally:
+        for own in (storage, job.folder / STOP):
+            remove(own)
+    if result.return_value is None:
+        return None
+    _stop_if_noted()
+    name = signal.Signals(result.return_value).name
+    return Lost("preempted", f"a worker was told to end ({name})")
+
+
+def _trainer(job: Job, gpus: int, storage: Path) -> Any:
+    """A Ray Train job that starts nothing again by itself."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     execution = job.settings.execution
-    choose_gpu = execution.device == "cuda" or (
-        execution.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
-    )
-    if choose_gpu and ray.cluster_resources().get("GPU", 0) < execution.workers:
-        raise BenchmdError(
-            f"{execution.workers} workers need as many GPUs and the cluster has "
-            f"{ray.cluster_resources().get('GPU', 0):g}. Take fewer workers or "
-            "--set execution.device=cpu."
-        )
-    require_shared(job.folder)
-    storage = job.folder / "ray_train"
-    for leftover in (job.folder / ERROR, storage):
-        remove(leftover)
-    trainer = TorchTrainer(
+    os.environ |= {
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{execution.stall_seconds:g}",
+        # Another one may take the room that was just found.
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{max(60.0, execution.wait_seconds):g}",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # it would start workers again by itself
+    }
+    return TorchTrainer(
         worker_loop,
         train_loop_config={"job": job},
+        torch_config=_process_group(execution.stall_seconds),
         scaling_config=ScalingConfig(
             num_workers=execution.workers,
-            use_gpu=choose_gpu,
-            resources_per_worker={"CPU": execution.cpus_per_worker, "GPU": int(choose_gpu)},
+            use_gpu=bool(gpus),
+            resources_per_worker={"CPU": execution.cpus_per_worker, "GPU": gpus},
         ),
         run_config=RunConfig(
             name=job.folder.name,
             storage_path=str(storage.resolve()),
-            failure_config=FailureConfig(max_failures=execution.max_failures),
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
-    try:
-        with following(job):
-            trainer.fit()
-    except Exception as error:  # Ray wraps whatever a worker raised
-        raise _worker_error(job, error) from error
-    finally:
-        remove(storage)
 
 
-def _worker_error(job: Job, error: Exception) -> BenchmdError:
-    """What a worker said it failed of, or what Ray says."""
-    import json
+def _process_group(stall_seconds: float) -> Any:
+    """Ray Train's process group, whose workers note SIGTERM and wait for each other so long."""
+    from ray.train.torch import TorchConfig
+    from ray.train.torch.config import _TorchBackend
 
-    path = job.folder / ERROR
-    if path.is_file():
-        return BenchmdError(json.loads(path.read_text("utf-8"))["message"])
-    return Transient(
-        f"the Ray Train job in {job.folder} failed: {error}. Run the command again: it goes on "
-        "from the newest checkpoint."
-    )
+    class Noting(_TorchBackend):  # type: ignore[misc]
+        def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
+            worker_group.execute(_prepare, backend_config.timeout_s)
+
+        def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+            """Nothing: the processes end, and one that stands still would be waited for."""
+
+    class Config(TorchConfig):  # type: ignore[misc]
+        @property
+        def backend_cls(self) -> type:
+            return Noting
+
+    return Config(timeout_s=max(1, math.ceil(stall_seconds)))
 
 
-def worker_loop(config: dict[str, Any]) -> None:
-    """One worker of a Ray Train job."""
+def _prepare(timeout_s: int) -> None:
+    """Runs in the main thread of a worker, which alone can handle signals; Ray would exit."""
+    signal.signal(signal.SIGTERM, lambda number, _: _note_once(number))
+    # DeepSpeed makes further process groups, without a word on how long they wait.
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        setattr(distributed_c10d, name, timedelta(seconds=timeout_s))
+
+
+def _note_once(number: int) -> None:
+    if not noted():
+        note(number)
+
+
+def _unless_stopped(work: Callable[[], Any], folder: Path) -> Any:
+    """Do the work in another thread, and pass a signal that is noted here on to the workers.
+
+    In this thread Ray Train would take Ctrl-C for itself, and end the workers at once.
+    """
+    ended: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            ended.append((work(), None))
+        except BaseException as error:
+            ended.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(LOOK_SECONDS)
+        if noted() and not (folder / STOP).exists():
+            (folder / STOP).touch()
+    result, error = ended[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def worker_loop(config: dict[str, Any]) -> int | None:
+    """One worker of a Ray Train job.
+
+    Returns:
+        The signal that it stopped for; None where the work is done.
+    """
     import ray.train
 
     job: Job = config["job"]
     context = ray.train.get_context()
-    if (job.folder / ERROR).is_file():
-        raise RuntimeError("the work failed before; see the message there")
     # Frees DeepSpeed from guessing: Ray Train has made the process group.
     os.environ.setdefault("LOCAL_RANK", str(context.get_local_rank()))
     worker = Worker(
@@ -149,43 +373,32 @@ def worker_loop(config: dict[str, Any]) -> None:
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)  # for NCCL
     first = worker.rank == 0
-    reporter: Reporter = RunReporter(job.folder, silent=True) if first else SilentReporter()
+    reporter = _reporter(job, silent=True) if first else SilentReporter()
     try:
-        CORES[type(job)](job, worker, reporter)
+        with _noting_stop(job.folder) if first else contextlib.nullcontext():
+            CORES[type(job)](job, worker, reporter)
+    except Stopped as stop:
+        return int(stop.args[0])
+    except Transient:
+        raise  # as a worker that is lost: it is started again
     except BenchmdError as error:
         write_json(job.folder / ERROR, {"message": str(error)})
         raise
+    return None
 
 
 @contextlib.contextmanager
-def following(job: Job) -> Iterator[None]:
-    """Show the progress of a job whose first worker writes its metrics elsewhere."""
+def _noting_stop(folder: Path) -> Iterator[None]:
+    """Note the signal that came to the process that waits for the workers."""
     done = threading.Event()
 
-    def follow() -> None:
-        pretraining = isinstance(job, PretrainJob)
-        settings = job.settings
-        total = job.last if isinstance(job, PretrainJob) else settings.transfer.epochs
-        what = f"{'pretrain' if pretraining else 'transfer'}, {settings.execution.workers} workers"
-        shown = progress(what, total, "steps" if pretraining else "epochs", _last(job.folder)[0])
-        while not done.wait(1.0):
-            shown.update(*_last(job.folder))
-        shown.update(*_last(job.folder))
-        shown.close()
+    def look() -> None:
+        while not done.wait(LOOK_SECONDS):
+            if (folder / STOP).exists():
+                _note_once(signal.SIGTERM)
 
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
+    threading.Thread(target=look, daemon=True).start()
     try:
         yield
     finally:
         done.set()
-        thread.join()
-
-
-def _last(folder: Path) -> tuple[int, dict[str, float]]:
-    """Units done and values of the last line of metrics."""
-    lines = read_metrics(folder)
-    if not lines:
-        return 0, {}
-    values = {key: value for key, value in lines[-1].items() if key not in ("done", "per_second")}
-    return int(lines[-1]["done"]), values

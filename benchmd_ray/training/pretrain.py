@@ -14,12 +14,13 @@ from torch import nn
 from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.imagenet import require_imagenet_patches, require_images
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import method_named, technique_named
 from benchmd_ray.ssl.method import Draws
+from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import (
     START,
     export_model,
@@ -28,6 +29,7 @@ from benchmd_ray.training.checkpoints import (
     save_checkpoint,
 )
 from benchmd_ray.training.engine import Engine, gather, make_engine
+from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
 
@@ -38,7 +40,7 @@ class PretrainJob:
 
     settings: Settings
     technique: str
-    catalog: Path
+    catalog: Location
     folder: Path
     """Folder of the run, on storage that all workers see; holds `START` for a technique that
     starts from ImageNet weights."""
@@ -57,8 +59,8 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
 
     Raises:
         BenchmdError: Technique unknown or not for this modality, a target's catalog, no training
-            record, patches that do not fit, a batch that the workers cannot share, or a last step
-            that is none of the run's.
+            record, patches that do not fit, a batch that workers and accumulation cannot share, or
+            a last step that is none of the run's.
     """
     technique = technique_named(job.technique)
     require_source(catalog)
@@ -73,16 +75,29 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
             f"pretrain.options is {job.settings.pretrain.options}, which {job.technique} does not "
             "read: leave it out, only a method of one's own reads it."
         )
-    batch, workers = job.settings.pretrain.batch_size, job.settings.execution.workers
-    if batch % workers:
-        raise BenchmdError(
-            f"pretrain.batch_size is {batch} and execution.workers {workers}: expected a multiple, "
-            f"such as {batch - batch % workers or workers}."
-        )
+    _require_shareable(job, method_named(technique.method))
     if not 1 <= job.last <= job.settings.pretrain.steps:
         raise BenchmdError(
             f"pretraining is to stop after step {job.last}: expected a step from 1 to "
             f"pretrain.steps, which is {job.settings.pretrain.steps}."
+        )
+
+
+def _require_shareable(job: PretrainJob, method: Any) -> None:
+    """Refuse a batch that workers and accumulation cannot share."""
+    batch, execution = job.settings.pretrain.batch_size, job.settings.execution
+    shares, cut = execution.workers * execution.accumulation, execution.accumulation > 1
+    if cut and not getattr(method, "per_example", False):
+        raise BenchmdError(
+            f"execution.accumulation is {execution.accumulation}, and {job.technique} may compare "
+            "the examples of a batch with each other: expected 1, or a method whose `per_example` "
+            "is true. More workers share a batch of any method."
+        )
+    if batch % shares:
+        times = f" times execution.accumulation {execution.accumulation}" if cut else ""
+        raise BenchmdError(
+            f"pretrain.batch_size is {batch} and execution.workers {execution.workers}{times}: "
+            f"expected a multiple, such as {batch - batch % shares or shares}."
         )
 
 
@@ -110,6 +125,8 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     Raises:
         BenchmdError: The loss is no number, a checkpoint or catalog does not fit, the technique
             trains nothing, or the checkpoint lies beyond the step to stop at.
+        Stopped: This process, or that of another worker, is to end (`training.notice`). The step's
+            checkpoint was written.
     """
     settings, total = job.settings, job.settings.pretrain.steps
     catalog = open_catalog(job.catalog)
@@ -117,23 +134,33 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
     method = _method(job, make_encoder(catalog.modality, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
-    first = int(load_checkpoint(job.folder, engine).get("step", 0))
+    position = load_checkpoint(job.folder, engine)
+    first = int(position.get("step", 0))
     _require_ahead(job, first)
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
     reporter.start(f"pretrain {job.technique}", job.last, "steps", first)
     engine.module.train()
     batches = feed.endless(settings.pretrain.batch_size, first)
+    # Losses that were not reported yet: of all workers those of an earlier session, else one's own.
+    earlier: list[float] = position.get("losses", [])
     losses: list[torch.Tensor] = []
+    agreement = Agreement(worker)
     for step in range(first, job.last):
         losses.append(_step(engine, batches, settings, step))
         done = step + 1
         save = done % settings.execution.checkpoint_every == 0 or done == job.last
         if save or done % settings.execution.log_every == 0:
             lr = settings.pretrain.optimiser.lr_at(step, total)
-            reporter.report(done, {"loss": _mean_loss(losses, done, worker, settings), "lr": lr})
-            losses = []
-        if save:
-            save_checkpoint(job.folder, done, engine, {})
+            each = _over_workers(earlier, losses, done, worker, settings)
+            reporter.report(done, {"loss": float(each.mean()), "lr": lr})
+            earlier, losses = [], []
+        stop = agreement.stop()
+        if save or stop:
+            if losses:
+                earlier = _over_workers(earlier, losses, done, worker, settings).tolist()
+            save_checkpoint(job.folder, done, engine, {"losses": earlier})
+        if stop and done < job.last:
+            raise Stopped(stop)
     reporter.finish()
     weights = engine.weights()
     if worker.rank == 0:
@@ -168,12 +195,17 @@ def _method(job: PretrainJob, encoder: Encoder) -> Any:
 
 def _step(engine: Engine, batches: Iterator[Batch], settings: Settings, step: int) -> torch.Tensor:
     """One optimiser step; the detached loss of this worker."""
-    batch, worker = next(batches), engine.worker
+    batch, parts = next(batches), settings.execution.accumulation
     draws = step_draws(engine, settings, step)
-    seed_step(settings.seed, step, worker.rank)
-    loss: torch.Tensor = engine(batch.signals, draws, gather)
-    engine.step(loss, settings.pretrain.optimiser.lr_at(step, settings.pretrain.steps))
-    return loss.detach()
+    seed_step(settings.seed, step, engine.worker.rank)
+    lr = settings.pretrain.optimiser.lr_at(step, settings.pretrain.steps)
+    losses = []
+    for number, signals in enumerate(batch.signals.chunk(parts)):
+        drawn = {name: x.chunk(parts)[number] for name, x in draws.items()}
+        loss: torch.Tensor = engine(signals, drawn, gather) / parts
+        engine.step(loss, lr, last=number == parts - 1)
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
 
 
 def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
@@ -185,10 +217,21 @@ def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
     return {name: x[start : start + share].to(worker.device) for name, x in draws.items()}
 
 
-def _mean_loss(losses: list[torch.Tensor], done: int, worker: Worker, settings: Settings) -> float:
-    """Mean loss over steps and workers, after a check that all are finite."""
-    each = gather(torch.stack(losses).float()[None]).mean(dim=0)
+def _over_workers(
+    earlier: list[float], losses: list[torch.Tensor], done: int, worker: Worker, settings: Settings
+) -> torch.Tensor:
+    """Each step's mean loss over workers, (steps,), after a check that all are finite.
+
+    Args:
+        earlier: Of the first steps, by an earlier session.
+        losses: This worker's of the others.
+        done: Steps done.
+        worker: This worker.
+        settings: The run's.
+    """
+    own = gather(torch.stack(losses).float()[None]).mean(dim=0)
+    each = torch.cat([torch.tensor(earlier, dtype=own.dtype, device=own.device), own])
     chosen = settings.pretrain
     lr_of = partial(chosen.optimiser.lr_at, total=chosen.steps)
-    require_finite(each, done - len(losses) + 1, lr_of)
-    return float(each.mean())
+    require_finite(each, done - len(each) + 1, lr_of)
+    return each

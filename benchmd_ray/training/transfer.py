@@ -14,14 +14,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmd_ray.data.batches import Feed, Worker
+from benchmd_ray.data.batches import Batch, Feed, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.files import write_json
+from benchmd_ray.modalities import Task
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
+from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import (
     MODEL,
     export_model,
@@ -35,6 +37,7 @@ from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine
 from benchmd_ray.training.linear import linear_evaluation
+from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.pretrain import require_source
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed, seed_step
@@ -55,7 +58,7 @@ class TransferJob:
     """What one transfer run does."""
 
     settings: Settings
-    catalog: Path
+    catalog: Location
     folder: Path
     """Folder of the run, on storage that all workers see."""
     upstream: Path | None = None
@@ -121,6 +124,8 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     Raises:
         BenchmdError: The loss or every validation AUROC is no number, or a checkpoint, catalog or
             upstream does not fit.
+        Stopped: Fine-tuning, this process, or that of another worker, is to end
+            (`training.notice`). A checkpoint was written, in the middle of an epoch too.
     """
     settings = job.settings
     catalog = open_catalog(job.catalog)
@@ -168,26 +173,37 @@ def _finetune(
     engine = make_engine(model, transfer.optimiser, settings.execution, worker, factors)
     position, best = load_checkpoint(job.folder, engine), Best()
     if position:
-        best = Best(position["best_auroc"], position["best_epoch"], _saved_best(job.folder))
+        held = _saved_best(job.folder) if worker.rank == 0 else {}  # who exports it
+        best = Best(position["best_auroc"], position["best_epoch"], held)
     first = int(position.get("step", 0))
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
     size = evaluation_batch(catalog.modality)
+    begun: list[float] = position.get("sums", [])
+    agreement = Agreement(worker)
+
+    def save(epochs: int, sums: list[float]) -> None:
+        held = {"best_epoch": best.epoch, "best_auroc": best.auroc, "sums": sums}
+        save_checkpoint(job.folder, epochs, engine, held, {BEST: partial(save_file, best.weights)})
+
     reporter.start("fine-tuning", transfer.epochs, "epochs", first)
     saved = time.monotonic()
     for epoch in range(first, transfer.epochs):
-        loss = _finetune_epoch(engine, feed, settings, epoch, catalog)
+        sums, stop = _finetune_epoch(engine, feed, settings, epoch, catalog, begun, agreement)
+        if stop:
+            save(epoch, sums.tolist())
+            raise Stopped(stop)
+        begun = []
         engine.module.eval()
         score = data.score(collect(engine, validation, size))
         best.offer(score, epoch, engine.weights)
+        loss = float(sums.sum()) / feed.rows
         reporter.report(epoch + 1, {"loss": loss, "validation_auroc": score})
         due = time.monotonic() - saved >= settings.execution.checkpoint_seconds
         # The first worker's clock decides for all.
         decision = gather(torch.tensor([float(due)], device=worker.device))[0]
         if decision and epoch + 1 < transfer.epochs:
-            held = {"best_epoch": best.epoch, "best_auroc": best.auroc}
-            files = partial(save_file, best.weights)
-            save_checkpoint(job.folder, epoch + 1, engine, held, {BEST: files})
+            save(epoch + 1, [])
             saved = time.monotonic()
     reporter.finish()
     return best
@@ -200,25 +216,59 @@ def _saved_best(folder: Path) -> Weights:
 
 
 def _finetune_epoch(
-    engine: Engine, feed: Feed, settings: Settings, epoch: int, catalog: Catalog
-) -> float:
-    """One epoch; the mean loss over its rows."""
+    engine: Engine,
+    feed: Feed,
+    settings: Settings,
+    epoch: int,
+    catalog: Catalog,
+    begun: list[float],
+    agreement: Agreement,
+) -> tuple[torch.Tensor, int]:
+    """One epoch, from a batch on to its end or to a signal.
+
+    Args:
+        engine: Steps the model.
+        feed: The training records.
+        settings: The run's.
+        epoch: Number of the epoch.
+        catalog: The source's.
+        begun: Summed losses of the batches that an earlier session did of this epoch.
+        agreement: Says when to stop.
+
+    Returns:
+        The summed loss of each batch, (batches,), and the signal to stop for, 0 at the end.
+    """
     worker, transfer = engine.worker, settings.transfer
     engine.module.train()
     size = min(transfer.batch_size, feed.rows)
     steps = -(-feed.rows // size)
-    sums = []
-    for number, batch in enumerate(feed.epoch(size, epoch)):
+    sums, stop = [], 0
+    for number, batch in enumerate(feed.epoch(size, epoch, len(begun)), len(begun)):
         step = epoch * steps + number
         seed_step(settings.seed, step, worker.rank)
-        logits = engine(batch.signals)
-        task, smoothing = catalog.modality.task, transfer.label_smoothing
-        each = classification_loss(logits, batch.targets, task, smoothing) * batch.weights
-        rows = gather(batch.weights).sum()
         lr = transfer.optimiser.lr_at(step, steps * transfer.epochs)
-        engine.step(each.sum() * worker.world / rows, lr)
-        sums.append(each.detach().sum())
-    losses = gather(torch.stack(sums)[None]).sum(dim=0)
+        sums.append(_finetune_step(engine, batch, settings, lr, catalog.modality.task))
+        if stop := agreement.stop():
+            break
+    earlier = torch.tensor(begun, device=worker.device)
+    own = torch.stack(sums) if sums else earlier[:0]
+    losses = torch.cat([earlier, gather(own[None]).sum(dim=0)])
     total = steps * transfer.epochs
     require_finite(losses, epoch * steps + 1, lambda step: transfer.optimiser.lr_at(step, total))
-    return float(losses.sum()) / feed.rows
+    return losses, stop
+
+
+def _finetune_step(
+    engine: Engine, batch: Batch, settings: Settings, lr: float, task: Task
+) -> torch.Tensor:
+    """One optimiser step; the summed loss of this worker's examples."""
+    parts, smoothing = settings.execution.accumulation, settings.transfer.label_smoothing
+    held = (batch.signals, batch.targets, batch.weights)
+    shares = list(zip(*(x.chunk(parts) for x in held), strict=True))
+    rows = gather(batch.weights).sum()
+    sums = []
+    for number, (signals, targets, weights) in enumerate(shares, 1):
+        each = classification_loss(engine(signals), targets, task, smoothing) * weights
+        engine.step(each.sum() * engine.worker.world / rows, lr, last=number == len(shares))
+        sums.append(each.detach().sum())
+    return torch.stack(sums).sum()

@@ -16,7 +16,7 @@ from benchmd_ray.tuning.study import Proposal
 from benchmd_ray.tuning.trial import Work
 
 LOSSES = 2
-"""A trial whose process was lost so often has failed."""
+"""A trial whose process was lost so often, without a newer step between, has failed."""
 
 if TYPE_CHECKING:
     from benchmd_ray.tuning.search import Ended, Limits
@@ -70,12 +70,18 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
     def __init__(self, limits: Limits, ended: Ended, work: Work) -> None:
         super().__init__()
         self._limits, self._ended, self._work = limits, ended, work
+        self._newest: dict[int, int] = {}
+        """Newest step of each trial."""
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Take a result; flat, as Ray Tune flattens nested values with slashes."""
         goes_on = False
         with _noted(self._limits):
-            goes_on = self._goes_on(int(trial.config["number"]), result)
+            number = int(trial.config["number"])
+            goes_on = self._goes_on(number, result)
+            if goes_on and result["step"] > self._newest.get(number, 0):
+                self._newest[number] = int(result["step"])
+                trial.run_metadata.num_failures = 0  # nodes may go as often as they like
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
     def _goes_on(self, number: int, result: dict[str, Any]) -> bool:
@@ -104,6 +110,8 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         """A trial's process was lost; Ray Tune starts it again unless that was too often."""
         number, before = int(trial.config["number"]), float(trial.config["seconds"])
         seconds = max(before, float((trial.last_result or {}).get("seconds", 0.0)))
+        with _noted(self._limits):
+            self._limits.lost(number, "its process or its node was lost")
         if trial.num_failures < LOSSES:
             trial.config["seconds"] = seconds
             return

@@ -22,6 +22,7 @@ import torch
 from benchmd_ray.errors import BenchmdError, Transient
 from benchmd_ray.files import is_disk_full, remove
 from benchmd_ray.progress import Board
+from benchmd_ray.telemetry import gauge
 from benchmd_ray.tuning.study import Proposal, Study
 from benchmd_ray.tuning.trial import Reached, Work, run_trial, why_failed
 
@@ -83,6 +84,7 @@ class Limits:
         halted: Callable[[], bool],
         shown: Board,
         worked: float = 0.0,
+        lost: Callable[[int, str], None] = lambda number, reason: None,
     ) -> None:
         """Look at the study.
 
@@ -93,9 +95,10 @@ class Limits:
             halted: Whether a signal came.
             shown: Shows how far the search is.
             worked: Seconds by the clock of earlier sessions.
+            lost: Is told the number of a trial whose process was lost, and why, as far as known.
         """
         self.study, self.budget, self.place = study, budget, place
-        self.halted, self.shown = halted, shown
+        self.halted, self.shown, self.lost = halted, shown, lost
         self.start = time.monotonic() - worked
         self.running: set[int] = set()
         self.trouble: Exception | None = None
@@ -118,6 +121,8 @@ class Limits:
         if best is not None:
             parts.append(f"best AUROC {best.auroc:.3f} (trial {best.number})")
         self.text, self.ended = ", ".join(parts), sum(ended.values())
+        for state, number in (ended | {"running": len(self.running)}).items():
+            gauge("benchmd_search_trials", number, state=state)
 
     @property
     def out_of_time(self) -> bool:
@@ -187,6 +192,7 @@ def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
     if error is not None and not lost:
         raise Transient(f"Ray Tune failed: {line}. Run the same command again.") from error
     for proposal in lost:
+        limits.lost(proposal.number, line)
         if limits.study.crashed(proposal.number) >= LOSSES:
             reason = f"its process was lost: {line}"
             limits.study.ended(proposal.number, seconds=proposal.seconds, reason=reason)

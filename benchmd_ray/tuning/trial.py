@@ -20,7 +20,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, remove
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.training.checkpoints import CHECKPOINT, START, latest_checkpoint
+from benchmd_ray.storage.location import Location
+from benchmd_ray.training.checkpoints import START, checkpoint_step
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import RunReporter, SilentReporter, read_metrics
@@ -35,7 +36,7 @@ class Arm:
     """One modality of a search, as its trials see it."""
 
     modality: str
-    catalog: Path
+    catalog: Location
     """The inner catalog."""
     settings: Settings
     """What the search starts from, with device and precision settled."""
@@ -179,12 +180,6 @@ def _pretrained(work: Work, arm: Arm, folder: Path, report: Report | None, clock
         if report is not None and until < total:
             report(Reached(until, score, {arm.modality: score}, clock.seconds))
     return score
-
-
-def checkpoint_step(run: Path) -> int:
-    """Steps done at a run's newest checkpoint; 0 where there is none."""
-    held = latest_checkpoint(run)
-    return 0 if held is None else int(json.loads((held / CHECKPOINT).read_text("utf-8"))["step"])
 
 
 def with_linear(settings: Settings) -> Settings:

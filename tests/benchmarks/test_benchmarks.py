@@ -155,6 +155,55 @@ def test_build_scale_gives_rate_and_memory_of_each_size(tmp_path: Path) -> None:
     assert "/" not in json.dumps(result["settings"])
 
 
+def test_scaling_gives_the_rates_of_each_size_of_a_cluster(tmp_path: Path) -> None:
+    small = ["--nodes", "1", "--records", "40", "--items", "24"]
+    result = run(["-m", "benchmarks.scaling", *small], tmp_path)
+    (size,) = result["sizes"]
+    assert size["build"]["units"] == 40
+    assert size["plan"]["units"] == size["plan"]["peer"]["units"] == 24
+    for name, ratio in result["ratio"].items():
+        rate = size[name]
+        assert rate["per_second"] == pytest.approx(rate["units"] / rate["seconds"], rel=1e-3)
+        assert ratio == 1
+    assert size["plan"]["ms_per_item"] > size["plan"]["driver_cpu_ms_per_item"] / 2 > 0
+    assert "/" not in json.dumps(result["settings"])
+
+
+def test_store_scale_times_each_size_of_a_store(tmp_path: Path) -> None:
+    small = ["--sizes", "8", "4", "--records", "20", "--resamples", "3"]
+    result = run(["-m", "benchmarks.store_scale", *small], tmp_path)
+    assert [size["runs"] for size in result["sizes"]] == [4, 8]
+    for size in result["sizes"]:
+        assert size["seconds"].keys() == {"read", "list", "report", "report_again"}
+        for name, seconds in size["seconds"].items():
+            assert seconds > 0
+            assert size["ms_per_run"][name] == pytest.approx(
+                1000 * seconds / size["runs"], rel=0.01
+            )
+    assert "/" not in json.dumps(result["settings"])
+
+
+def test_zero_gives_losses_and_memory_of_each_stage(tmp_path: Path) -> None:
+    small = ["--size", "tiny", "--modality", "eeg", "--batch", "2", "--workers", "2"]
+    few = ["--stages", "0", "1", "2", "--repetitions", "1", "--loss-steps", "2"]
+    result = run(["-m", "benchmarks.zero", *small, *few], tmp_path)
+    for losses in result["losses"].values():
+        one, *others = losses["workers"].values()
+        assert len(one) == 2
+        assert len(others) == 2
+        assert losses["largest_difference"] == pytest.approx(
+            max(abs(a - b) for other in others for a, b in zip(one, other, strict=True)), rel=1e-3
+        )
+        assert losses["largest_difference"] < 1e-4
+    whole, *split = result["runs"]
+    # Parameters, gradients and two moments; DeepSpeed splits all but the parameters, with a copy.
+    inputs = 9e4  # at most, of a step
+    assert 0 <= whole["held_mib"] * 2**20 - 16 * result["parameters"] < inputs
+    for stage in split:
+        assert 0 <= stage["held_mib"] * 2**20 - 12 * result["parameters"] < inputs
+        assert stage["ms_per_step"]["least"] > 0
+
+
 def test_linear_evaluation_compares_with_the_frozen_encoder(tmp_path: Path) -> None:
     small = ["--device", "cpu", "--size", "tiny", "--records", "12", "--batch", "5"]
     result = benchmark("linear_evaluation", tmp_path, *small, "--epochs", "10")

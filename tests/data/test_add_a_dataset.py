@@ -61,7 +61,7 @@ def test_the_pages_dataset_is_built_as_written(added, raw, build_here, tmp_path)
     built = build_here(NAME, raw, tmp_path / "out", allow_missing=False)
     assert not verify(built).faults
     assert built.manifest["left_out"] == {"none of its labels is known": 1}
-    table = pq.read_table([path for path, _ in built.shards("test")])
+    table = pq.read_table([path for path, *_ in built.shards("test")])
     targets = decode_targets(table["target"])
     assert targets.tolist() == [[n % 2, 0, 1, -1, int(n < 4)] for n in range(1, 12)]
     assert len(set(table["group_id"].to_pylist())) == 6

@@ -19,7 +19,7 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.raw import Dataset, Discovery, RawItem, Reading
 from benchmd_ray.data.records import Record, RecordError, RecordLeftOut
 from benchmd_ray.data.verify import verify
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, Busy
 from benchmd_ray.modalities import MODALITIES
 
 CXR = MODALITIES["cxr"]
@@ -145,7 +145,7 @@ def test_other_options_are_another_catalog(films, raw, tmp_path):
 def rows(built, split):
     import pyarrow.parquet as pq
 
-    return [row for path, _ in built.shards(split) for row in pq.read_table(path).to_pylist()]
+    return [row for path, *_ in built.shards(split) for row in pq.read_table(path).to_pylist()]
 
 
 def test_an_id_that_is_there_twice_is_kept_once_and_counted(films, raw, tmp_path):
@@ -348,16 +348,16 @@ def test_a_new_shard_never_ends_beside_an_older_part(films, raw, tmp_path, monke
     out = tmp_path / "out"
     whole = build("films", raw, tmp_path / "whole")
     killed_before_the_manifest(monkeypatch, raw, out)
-    write_json = building.write_json
+    write = building.write
 
     def killed(path, content):
         if path.parent.name == "parts":
             raise KeyboardInterrupt
-        write_json(path, content)
+        write(path, content)
 
     other = {number: lambda root, item: Reading([record(item, 0)]) for number in range(6)}
     with monkeypatch.context() as patch:
-        patch.setattr(building, "write_json", killed)
+        patch.setattr(building, "write", killed)
         patch.setattr(films, "reads", other)
         with pytest.raises(KeyboardInterrupt):
             build("films", raw, out, options={"view": "lateral"})
@@ -486,6 +486,20 @@ def test_quarantined_files_are_read_again_when_asked(films, raw, tmp_path, monke
     assert not (out / "parts").exists()
     assert build("films", raw, out, retry_quarantined=True).digest == mended.digest
     assert read == [2]
+
+
+def test_a_build_that_is_no_longer_alone_after_tidying_up_writes_no_manifest(tmp_path):
+    stale = tmp_path / "shards" / "train-00009.parquet"
+    stale.parent.mkdir()
+    stale.touch()
+
+    def require_alone():
+        if not stale.exists():
+            raise Busy("taken over")
+
+    with pytest.raises(Busy):
+        building._finish(tmp_path, {"shards": [], "quarantined": []}, require_alone)
+    assert not (tmp_path / "manifest.json").exists()
 
 
 def test_reasons_do_not_depend_on_where_the_raw_folder_lies(films, tmp_path):

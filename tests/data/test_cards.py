@@ -118,6 +118,9 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
         ({"title": None}, r"x\.yaml is incomplete: .*title"),
         ({"layouts": {"cinc": {"description": "d"}}}, r"x\.yaml is incomplete: .*records"),
         ({"layouts": None}, r"x\.yaml is incomplete: 'layouts'"),
+        ({"name": "../x"}, r"x\.yaml has the name '\.\./x': expected the file's own"),
+        ({"name": "x", "code_table": "../t.csv"}, r"code_table in x\.yaml is '\.\./t\.csv'"),
+        ({"name": "x", "split_table": "/t.csv"}, r"split_table in x\.yaml is '/t\.csv': expected"),
     ],
 )
 def test_faulty_card_is_named(tmp_path, change, message):

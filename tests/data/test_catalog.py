@@ -53,7 +53,7 @@ def built(ecg_catalogs, tmp_path) -> Catalog:
 
 
 def table(built: Catalog) -> pd.DataFrame:
-    shards = [path for split in built.manifest["splits"] for path, _ in built.shards(split)]
+    shards = [path for split in built.manifest["splits"] for path, *_ in built.shards(split)]
     return pd.concat([pq.read_table(path).drop("signal").to_pandas() for path in shards])
 
 
@@ -81,7 +81,7 @@ def test_catalog_holds_every_record_once_with_its_signal(ecg_catalogs, synthetic
     rows = table(built)
     assert sorted(rows["record_id"]) == [f"HR{i:05d}" for i in range(1, 141)]
     for split in ("train", "validation", "test"):
-        for path, count in built.shards(split):
+        for path, count, *_ in built.shards(split):
             shard = pq.read_table(path)
             signals = decode_signals(shard["signal"], built.modality)
             assert len(signals) == count
@@ -105,7 +105,7 @@ def test_manifest_counts_are_those_of_the_rows(ecg_catalogs):
 def test_statistics_are_those_of_the_training_signals_in_mv(ecg_catalogs):
     built = ecg_catalogs["ptb-xl"]
     leads = []
-    for path, _ in built.shards("train"):
+    for path, *_ in built.shards("train"):
         shard = pq.read_table(path)
         scale = shard["scale"].to_numpy()[:, None, None]
         leads.append(decode_signals(shard["signal"], built.modality) * scale.astype(float))
@@ -274,19 +274,20 @@ def test_catalog_without_records_says_why(georgia, tmp_path):
 @pytest.mark.usefixtures("ray_cluster", "small_chunks", "in_process")
 def test_full_disk_leaves_no_partial_file_and_can_be_resumed(georgia, tmp_path, monkeypatch):
     whole = build_georgia(georgia, tmp_path / "whole")
-    write_table, calls = pq.write_table, []
+    write_bytes, calls = Path.write_bytes, []
 
-    def full(content, where, **options):
-        calls.append(where)
-        if len(calls) == 2:
-            Path(where).write_bytes(b"half a shard")
+    def full(path, content):
+        calls.append(path)
+        if path.name.endswith(".parquet") and len(calls) > 2:
+            write_bytes(path, content[:100])
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_table(content, where, **options)
+        return write_bytes(path, content)
 
     out = tmp_path / "out"
-    monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(BenchmdError, match=r"no space left while writing .*test-00001\.parquet"):
-        build_georgia(georgia, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(BenchmdError, match=r"no space left while writing .*00001\.parquet"):
+            build_georgia(georgia, out)
     assert not partial_files(out)
     assert [path.name for path in (out / "shards").iterdir()] == ["test-00000.parquet"]
     assert build_georgia(georgia, out).digest == whole.digest
@@ -440,6 +441,37 @@ def test_folder_without_catalog_damaged_and_foreign_ones_are_refused(built, tmp_
 def test_a_manifest_that_is_no_object_is_damaged(built, text):
     (built.path / "manifest.json").write_text(text)
     with pytest.raises(BenchmdError, match="is damaged: it is no JSON object; remove the folder"):
+        open_catalog(built.path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"digest": "../../x"}, "its digest is no SHA-256"),
+        ({"policy": "../x"}, r"its policy '\.\./x' is unknown"),
+        ({"file": "../../etc/train-00000.parquet"}, "it names an odd shard, '../../etc/train-"),
+        ({"file": "/shards/train-00000.parquet"}, "it names an odd shard"),
+        ({"split": "../train"}, r"it names an odd split, '\.\./train'"),
+    ],
+)
+def test_a_manifest_whose_names_lead_elsewhere_is_damaged(built, change, message):
+    manifest = json.loads((built.path / "manifest.json").read_text())
+    target = manifest if set(change) <= {"digest", "policy"} else manifest["shards"][0]
+    target |= change
+    (built.path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BenchmdError, match=f"is damaged: {message}"):
+        open_catalog(built.path)
+
+
+@pytest.mark.parametrize("key", ["file", "split", "rows", "bytes", "sha256", None])
+def test_a_manifest_that_lacks_something_of_a_shard_is_damaged(built, key):
+    manifest = json.loads((built.path / "manifest.json").read_text())
+    shard = manifest["shards"][0]
+    manifest["shards"][0] = {k: v for k, v in shard.items() if k != key} if key else 1
+    (built.path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        BenchmdError, match=r"is damaged: it says of a shard .*expected file, split"
+    ):
         open_catalog(built.path)
 
 

@@ -263,7 +263,7 @@ def test_a_split_is_decoded_once_and_mapped(catalog, monkeypatch, tmp_path):
 def test_a_cached_split_of_another_length_is_named(catalog, monkeypatch, tmp_path):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
     np.save(tmp_path / f"{catalog.digest[:32]}-train.npy", np.zeros((2, 12, 5000), np.int16))
-    with pytest.raises(BenchmdError, match=rf"holds 2 rows, the catalog {ROWS}: remove that file"):
+    with pytest.raises(BenchmdError, match=rf"holds 2 rows, the catalog {ROWS}\): remove it and"):
         resident_feed(catalog, "train", seed=0)
 
 

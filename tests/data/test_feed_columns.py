@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import threading
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from benchmd_ray.data import resident
 from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import (
     StreamingFeed,
     chosen_rows_feed,
@@ -18,7 +23,9 @@ from benchmd_ray.data.feed import (
 )
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import locked, replacing
 from benchmd_ray.settings import ExecutionSettings, Settings
+from benchmd_ray.storage.location import Address
 
 STATISTICS = {"mean": [150.0, 90.0, 70.0], "std": [44.0, 33.0, 22.0]}
 OTHER = {"mean": [100.0, 101.0, 102.0], "std": [10.0, 20.0, 30.0]}
@@ -141,6 +148,22 @@ def test_statistics_are_never_those_of_the_catalog_itself(made, kind):
     with pytest.raises(BenchmdError, match="signals of derm are normalised by the mean"):
         kind(catalog, "train", seed=0)
     assert kind(catalog, "train", seed=0, statistics=OTHER).rows == ROWS
+
+
+def test_who_decodes_signals_leaves_columns_alone_that_another_writes(made, monkeypatch):
+    local, _ = made
+    tables = list(local.tables("train"))
+    monkeypatch.setattr(Catalog, "tables", lambda *_: iter(tables))
+    catalog = dataclasses.replace(local, path=Address("s3://lab/rows"))
+    columns = resident._columns_path(catalog, "train")
+    decoding = threading.Thread(target=resident.resident_signals, args=(catalog, "train"))
+    with locked(columns.with_suffix(".lock"), "the columns"), replacing(columns) as partial:
+        pq.write_table(tables[0], partial)
+        decoding.start()
+        decoding.join(0.5)
+        assert decoding.is_alive()
+    decoding.join(30)
+    assert len(pq.read_table(columns)) == len(tables[0])
 
 
 def test_columns_and_units_are_in_row_order(made):

@@ -142,7 +142,7 @@ def test_few_labels_of_messidor_come_from_its_training_rows(synthetic_photos, bu
     assert not verify(built).faults
     ids, groups, targets = {}, {}, {}
     for split in ("train", "validation"):
-        rows = pq.read_table([path for path, _ in built.shards(split)])
+        rows = pq.read_table([path for path, *_ in built.shards(split)])
         ids[split] = np.array(rows["record_id"].to_pylist())
         groups[split] = np.array(rows["group_id"].to_pylist())
         targets[split] = decode_targets(rows["target"])

@@ -65,7 +65,7 @@ def file(small, two_scans, tmp_path) -> Path:
 def tables(catalog: Catalog) -> dict[str, pa.Table]:
     """All rows of each split, in order."""
     return {
-        split: pa.concat_tables(pq.read_table(path) for path, _ in catalog.shards(split))
+        split: pa.concat_tables(pq.read_table(path) for path, *_ in catalog.shards(split))
         for split in catalog.manifest["splits"]
     }
 

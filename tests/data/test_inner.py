@@ -41,7 +41,7 @@ def copied(ecg_source, tmp_path):
 
 def rows_of(catalog, *splits):
     """Rows of splits by record: all columns but the split's."""
-    tables = [pq.read_table(p) for split in splits for p, _ in catalog.shards(split)]
+    tables = [pq.read_table(p) for split in splits for p, *_ in catalog.shards(split)]
     rows = pa.concat_tables(tables).to_pylist()
     for row in rows:
         del row["split"]
@@ -89,7 +89,7 @@ def test_a_class_of_enough_patients_is_on_both_sides(ecg_source, inner):
 
 def test_the_statistics_are_those_of_the_inner_training_side_alone(ecg_source, inner):
     def statistics(catalog):
-        table = pa.concat_tables([pq.read_table(p) for p, _ in catalog.shards("train")])
+        table = pa.concat_tables([pq.read_table(p) for p, *_ in catalog.shards("train")])
         signals = decode_signals(table["signal"], catalog.modality).astype(np.float64)
         signals *= np.array(table["scale"], np.float64)[:, None, None]
         return signals.mean(axis=(0, 2)), signals.std(axis=(0, 2))
@@ -106,7 +106,7 @@ def test_an_inner_catalog_is_cut_with_validation_and_targets_unreadable(
     copied, inner, tmp_path, ecg_catalogs
 ):
     for split in copied.manifest["splits"].keys() - {"train"}:
-        for path, _ in copied.shards(split):
+        for path, *_ in copied.shards(split):
             path.unlink()
     with confined([copied.path, tmp_path / "made" / inner.path.name]):  # nor any other catalog
         made = inner_catalog(copied, tmp_path / "made")
@@ -165,7 +165,7 @@ def test_nothing_stays_of_a_cut_that_failed(ecg_source, tmp_path, monkeypatch):
 
 
 def test_an_altered_training_shard_is_refused(copied, tmp_path):
-    (path, _), *_ = copied.shards("train")
+    (path, *_), *_ = copied.shards("train")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

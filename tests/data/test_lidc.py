@@ -472,7 +472,7 @@ def test_catalog_holds_the_slices_of_the_series(ct_catalogs: dict[str, Catalog],
     volume = read_series(root / item.path, item.details["series"])
     expected = np.stack([resized_slice(values, 256) for values in volume.slices()])
     held = {}
-    for path, _ in built.shards(item.split):
+    for path, *_ in built.shards(item.split):
         table = pq.read_table(path)
         signals = decode_signals(table["signal"], built.modality)
         held |= dict(zip(table["record_id"].to_pylist(), signals, strict=True))

@@ -365,7 +365,7 @@ def test_catalog_counts_scans_beside_windows(ct_catalogs):
     assert verify(built).faults == ()
     table = pq.read_table(built.shards("test")[0][0]).schema
     assert table.field("target").type.list_size == 2
-    parts = [pq.read_table(path).to_pandas() for path, _ in built.shards("test")]
+    parts = [pq.read_table(path).to_pandas() for path, *_ in built.shards("test")]
     rows = pd.concat([part[["unit_id", "target"]] for part in parts])
     scans = rows.groupby("unit_id")["target"].apply(lambda t: np.stack(list(t)).max(axis=0))
     stated = built.manifest["splits"]["test"]

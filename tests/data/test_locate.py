@@ -22,7 +22,9 @@ def test_every_record_of_a_catalog_is_found(synthetic_raw, ecg_catalogs):
 
     for name, raw in synthetic_raw.items():
         catalog = ecg_catalogs[name]
-        shards = [path for split in catalog.manifest["splits"] for path, _ in catalog.shards(split)]
+        shards = [
+            path for split in catalog.manifest["splits"] for path, *_ in catalog.shards(split)
+        ]
         ids = [row for path in shards for row in pq.read_table(path)["record_id"].to_pylist()]
         found = locate(name, raw, ids)
         assert list(found) == ids

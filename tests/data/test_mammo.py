@@ -354,7 +354,7 @@ def test_cbis_catalog_names_no_patient(cbis, build_here, tmp_path):
     assert built.manifest["raw"]["missing"] == 1
     assert [entry["file"] for entry in built.manifest["quarantined"]] == [None, None]
     text = json.dumps(built.manifest)
-    shards = [path for path, _ in built.shards("test")]
+    shards = [path for path, *_ in built.shards("test")]
     stored = pq.read_table(shards[0])
     for content in (text, str(stored.drop(["signal"]).to_pylist())):
         assert "P_9" not in content

@@ -150,6 +150,8 @@ def test_challenge_records_that_ptbxl_removed_are_counted(tmp_path, synthetic_ra
         ("scp_codes", "{'NORM': ", "scp_codes is .*expected a dictionary of codes"),
         ("patient_id", "", "patient_id is '', expected a whole number"),
         ("ecg_id", "2", "ecg_id 2 is there twice"),
+        ("filename_hr", "../../other/00001_hr", "names the file '../../other/00001_hr.hea', which"),
+        ("filename_hr", "/etc/00001_hr", "names the file '/etc/00001_hr.hea', which is not within"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(synthetic_raw, tmp_path, column, value, message):

@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.raw import DUPLICATE, NO_ROW, Discovery, RawItem, by_key, files
+from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.data.discovery import discovered
+from benchmd_ray.data.raw import (
+    DUPLICATE,
+    NO_ROW,
+    Dataset,
+    Discovery,
+    RawItem,
+    by_key,
+    files,
+    inside,
+)
 from benchmd_ray.errors import BenchmdError
 
 FUNDUS = dataclasses.replace(dataset_card("georgia"), modality="fundus")
@@ -114,3 +125,18 @@ def test_labels_that_are_not_stated_are_unknown():
     assert item(edema=1, cardiomegaly=0, pleural_effusion=-1).target(CXR) == [-1, 0, -1, 1, -1]
     everything = dict.fromkeys(("atelectasis", "cardiomegaly", "consolidation", "edema"), 0)
     assert item(**everything, pleural_effusion=1).target(CXR) == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "a/.."])
+def test_a_path_that_leads_out_of_the_raw_folder_is_refused(name):
+    with pytest.raises(BenchmdError, match=f"table.csv names the file '{name}', which is not"):
+        inside(name, Path("table.csv"))
+    assert inside("a/b..c/x.dcm", Path("table.csv")) == "a/b..c/x.dcm"
+
+
+def test_no_datasets_items_lead_out_of_its_raw_folder(tmp_path, monkeypatch):
+    item = RawItem("../x.hea", "x", "x", "test")
+    dataset = Dataset(lambda *_: Discovery("cinc", [item]), lambda *_: None)
+    monkeypatch.setitem(DATASETS, "georgia", dataset)
+    with pytest.raises(BenchmdError, match=r"names the file '\.\./x\.hea', which is not within"):
+        discovered(dataset_card("georgia"), tmp_path, "clean", None, {})

@@ -396,7 +396,7 @@ def test_the_catalog_has_the_epochs_and_no_name_of_a_person(synthetic_eeg, tmp_p
     persons = [re.search(r"\d{6}", path.name)[0] for path in (root / RECORDINGS).iterdir()]
     text = (built.path / "manifest.json").read_text()
     assert not [person for person in persons if person in text]
-    shards = [path for split in manifest["splits"] for path, _ in built.shards(split)]
+    shards = [path for split in manifest["splits"] for path, *_ in built.shards(split)]
     rows = pd.concat([pq.read_table(path).drop("signal").to_pandas() for path in shards])
     assert rows["record_id"].is_unique
     columns = rows[["record_id", "unit_id", "group_id"]].to_numpy().ravel()

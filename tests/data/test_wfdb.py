@@ -107,6 +107,21 @@ def test_broken_headers_are_refused(tmp_path, text):
         read_wfdb(tmp_path / "E1.hea")
 
 
+@pytest.mark.parametrize("first", ["E2", "E2.mat"])  # both ways of reading a header
+@pytest.mark.parametrize("elsewhere", ["../E1", "{}/E1", "sub/E1"])
+def test_a_header_that_names_a_file_elsewhere_is_refused(
+    tmp_path, write_cinc, ecg_signal, first, elsewhere
+):
+    other = write_cinc(tmp_path, "E1", ecg_signal)
+    header = tmp_path / "own" / "E2.hea"
+    header.parent.mkdir()
+    name = elsewhere.format(tmp_path)
+    text = other.read_text().replace("E1.mat", f"{name}.mat")
+    header.write_text(text.replace("E1 ", f"{first} ", 1))
+    with pytest.raises(RecordError, match="no file in its own folder"):
+        read_wfdb(header)
+
+
 def test_header_without_signals_is_refused(tmp_path):
     (tmp_path / "E1.hea").write_text("E1 0 500 5000\n")
     with pytest.raises(RecordError, match=r"no signal|not a readable"):

@@ -179,10 +179,10 @@ def test_coverage(name, truth):
 
 def test_threads_are_those_that_are_said(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert intervals._threads() == 3
+    assert intervals.usual_threads() == 3
     for said in ("", "0", "4,2"):
         monkeypatch.setenv("OMP_NUM_THREADS", said)
-        assert intervals._threads() >= 1
+        assert intervals.usual_threads() >= 1
 
 
 def test_an_error_in_a_thread_is_the_caller_s(monkeypatch):

@@ -153,7 +153,7 @@ def made(tmp_path_factory):
 
 
 def all_rows(catalog: Catalog) -> pd.DataFrame:
-    paths = [path for split in catalog.manifest["splits"] for path, _ in catalog.shards(split)]
+    paths = [path for split in catalog.manifest["splits"] for path, *_ in catalog.shards(split)]
     return pd.concat([pq.read_table(path).to_pandas() for path in paths], ignore_index=True)
 
 

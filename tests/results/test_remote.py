@@ -14,16 +14,12 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError, Busy, Transient
 from benchmd_ray.files import sha256
-from benchmd_ray.results.storage import lease as leases
 from benchmd_ray.results.storage import remote
-from benchmd_ray.results.storage.bucket import Bucket, BucketError, Content, open_bucket
 from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.results.storage.lease import Lease, Lost
 from benchmd_ray.results.storage.mirror import (
     is_light,
     mirror_of,
@@ -40,34 +36,18 @@ from benchmd_ray.results.store import (
     scoring,
     working,
 )
+from benchmd_ray.storage import lease as leases
+from benchmd_ray.storage.bucket import Bucket, BucketError, Content, open_bucket
+from benchmd_ray.storage.lease import Lease, Lost
 
 SECRET = "do-not-write-me-down"
 ABOUT = {"determinants": {"a": 1}, "kind": "pretrain", "settings": {"execution": {}}}
 
 
-@pytest.fixture(scope="module")
-def server():
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def s3(server, monkeypatch):
-    """An empty bucket, and the environment that leads to it."""
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    bucket = open_bucket("s3://benchmd-test/study/one")
-    client = bucket._client
-    client.create_bucket(Bucket="benchmd-test")
-    yield bucket
-    for key in Bucket("s3://benchmd-test", client).objects():
-        client.delete_object(Bucket="benchmd-test", Key=key)
-    client.delete_bucket(Bucket="benchmd-test")
+def s3(s3):
+    """The bucket of a store."""
+    return open_bucket(f"{s3}/study/one")
 
 
 @pytest.fixture
@@ -147,7 +127,7 @@ def test_an_address_names_the_same_folder_however_it_is_written(machine):
 
 @pytest.mark.parametrize("text", ["s3://", "s3://B/x", "s3://key:secret@bucket/x", "s3://bu/../x"])
 def test_what_is_no_address_is_refused(text, machine):
-    with pytest.raises(BenchmdError, match="is no address of a store: expected s3://BUCKET/PREFIX"):
+    with pytest.raises(BenchmdError, match="is no address on S3: expected s3://BUCKET/PREFIX"):
         store_folder(text)
 
 
@@ -174,7 +154,7 @@ def test_no_object_leads_out_of_a_runs_folder():
 
 
 def test_without_boto3_the_error_says_what_to_install(machine, monkeypatch):
-    from benchmd_ray.results.storage import bucket
+    from benchmd_ray.storage import bucket
 
     bucket._client.cache_clear()
     monkeypatch.setitem(sys.modules, "boto3", None)

@@ -105,7 +105,7 @@ def test_times_are_told_in_fitting_units(seconds, text):
     assert duration(4 * 86_400) == "4.0 days"
 
 
-MACHINE = Capacity(cpus=4, gpus=1, all_cpus=4, node_cpus=4, node_gpus=1)
+MACHINE = Capacity(cpus=4, gpus=1, all_cpus=4, each=((4, 1),))
 
 
 def need(cpus=1.0, gpus=0.0, workers=1, spare=False):
@@ -141,9 +141,22 @@ def test_what_the_cluster_can_never_hold_is_refused():
     assert MACHINE.refusal(need(3, 1.0, spare=True)) == ""
     assert "needs 5 CPUs at once and the cluster has 4" in MACHINE.refusal(need(4, spare=True))
     assert "needs 2 GPUs and the cluster has 1" in MACHINE.refusal(need(2, 2.0, 2))
-    nodes = replace(MACHINE, all_cpus=16, cpus=16)  # four nodes of four
+    nodes = replace(MACHINE, all_cpus=16, cpus=16, each=((4, 1),) * 4)
     assert "4 on its largest node" in nodes.refusal(need(6))
     assert nodes.refusal(need(12, workers=4, spare=True)) == ""
+    assert "and the cluster's nodes hold 4 of them" in nodes.refusal(need(15, workers=5))
+    mixed = replace(MACHINE, all_cpus=36, cpus=36, each=((32, 0), (4, 1)))
+    assert mixed.refusal(need(4, 1.0)) == mixed.refusal(need(32)) == ""
+    assert "each of 1 workers needs 8 CPUs and 1 GPUs on one node" in mixed.refusal(need(8, 1.0))
+
+
+def test_what_may_go_on_with_fewer_workers_is_refused_by_those(make_item):
+    elastic = Need(cpus=8, gpus=4, workers=4, spare=True, fewest=1)  # two CPUs and a GPU each
+    assert MACHINE.refusal(elastic) == ""
+    assert "needs 9 CPUs" in MACHINE.refusal(replace(elastic, fewest=0))
+    assert "needs 5 CPUs" in MACHINE.refusal(replace(elastic, fewest=2))
+    settings = {"execution": {"workers": 4, "least_workers": 2, "cpus_per_worker": 2}}
+    assert need_of(placed(make_item(settings=settings), gpu=False)).fewest == 2
 
 
 def test_only_what_trains_on_several_workers_keeps_them(make_item):
@@ -198,6 +211,11 @@ def test_a_signal_is_noted_a_second_one_interrupts_and_handlers_come_back():
     assert {number: signal.getsignal(number) for number in before} == before
 
 
+def test_sigterm_stops_at_once_what_is_interruptible():
+    with pytest.raises(Stopped, match="15"), interruptible():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_an_interrupt_is_raised_even_where_it_was_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -208,7 +226,7 @@ def test_an_interrupt_is_raised_even_where_it_was_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(("handling", "numbers"), [(stopping, SIGNALS), (interruptible, (2,))])
+@pytest.mark.parametrize(("handling", "numbers"), [(stopping, SIGNALS), (interruptible, SIGNALS)])
 def test_a_handler_that_was_not_set_from_python_is_left_alone(monkeypatch, handling, numbers):
     """Python knows no object for such a handler: it says None, and cannot set it again."""
     set_here = []

@@ -1,10 +1,8 @@
 """Real runs, local and on S3, whose weights are removed once nothing needs them."""
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.storage.bucket import open_bucket
 from benchmd_ray.results.storage.mirror import store_folder
 from benchmd_ray.results.storage.retention import prune
 from benchmd_ray.results.store import read_run, runs
@@ -24,29 +22,20 @@ SMALL = updated(
     },
 )
 FINETUNE = updated(SMALL, {"transfer": {"mode": "finetune", "labels": "small"}})
-ADDRESS = "s3://benchmd-pruned/runs"
+ADDRESS = "s3://benchmd-test/runs"
 
 pytestmark = pytest.mark.ray  # the catalogs are built on Ray
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def machine(s3, tmp_path, monkeypatch):
     """The mirror that a machine has of a store on S3."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    open_bucket(ADDRESS)._client.create_bucket(Bucket="benchmd-pruned")
 
     def on(name):
         monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / name))
         return store_folder(ADDRESS)
 
-    yield on
-    server.stop()
+    return on
 
 
 def model(run):

@@ -18,16 +18,16 @@ from click.testing import CliRunner
 
 from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.errors import BenchmdError, Busy, Transient
+from benchmd_ray.errors import BenchmdError, Busy, NoRoom, Transient
 from benchmd_ray.files import locked, sha256
 from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.results.storage.lease import Lost
 from benchmd_ray.results.store import read_run, runs
-from benchmd_ray.service import execution, work
+from benchmd_ray.service import execution, nodes, work
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.live import units_done
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.schedule import run_plan
+from benchmd_ray.storage.lease import Lost
 
 pytestmark = pytest.mark.ray  # the catalogs are built on Ray
 
@@ -95,17 +95,23 @@ class Log:
     """An observer that writes down what it is told."""
 
     def __init__(self):
-        self.events, self.closings = [], 0
+        self.events, self.retries, self.notes, self.closings = [], [], [], 0
 
     def started(self, item, folder):
         self.events.append(("started", item.name))
 
-    def finished(self, item, folder):
+    def finished(self, item, folder, node):
         assert folder.is_dir()
         self.events.append(("finished", item.name))
 
-    def failed(self, item, reason):
+    def failed(self, item, reason, node):
         self.events.append(("failed", item.name))
+
+    def again(self, item, why, reason, node):
+        self.retries.append((item.name, why))
+
+    def noted(self, line):
+        self.notes.append(line)
 
     def closed(self):
         self.closings += 1
@@ -153,9 +159,9 @@ def test_a_plan_gives_what_single_commands_give_in_order_and_side_by_side(
 
 def test_what_is_done_is_never_done_again(plan_of, tmp_path):
     execute(plan_of(techniques=("scratch",)), tmp_path)
-    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/**/*") if p.is_file()}
     outcome, log, _ = execute(plan_of(techniques=("scratch",)), tmp_path)
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == stamps
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/**/*") if p.is_file()} == stamps
     assert (len(outcome.before), outcome.done, log.events) == (3, (), [])
     assert outcome.lines() == ["3 done before"]
 
@@ -237,6 +243,46 @@ def test_a_lost_process_and_an_accident_are_tried_again(plan_of, reference, tmp_
     assert hashes(tmp_path / "runs") == reference
 
 
+def away(times):
+    """Executes items, but the storage is away at their first tries."""
+
+    def work(item, store, upstream, name, weights):
+        from pathlib import Path
+
+        from benchmd_ray.service.work import Report, execute_item
+
+        tries = Path(store).parent / item.name.replace("/", "-")
+        tried = len(tries.read_text()) if tries.exists() else 0
+        tries.write_text("x" * (tried + 1))
+        if tried < times:
+            return Report(error="cannot reach s3://lab", lost=True)
+        return execute_item(item, store, upstream, name, weights)
+
+    return work
+
+
+def test_an_outage_is_no_try_of_a_run(plan_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "execute_item", away(2))
+    monkeypatch.setattr(execution, "LOST_SECONDS", (0.1, 0.2))
+    plan = plan_of("execution.retries=0", techniques=("scratch",))
+    outcome, log, said = execute(plan, tmp_path / "runs")
+    assert outcome.whole
+    name = "ptb-xl/clean/scratch/seed-0/linear"
+    assert [why for item, why in log.retries if item == name] == ["lost", "lost"]
+    assert f"{name}: cannot reach s3://lab; goes on elsewhere or later (1 of 20)" in said
+
+
+def test_an_outage_without_end_is_a_failure(plan_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "execute_item", away(9))
+    monkeypatch.setattr(execution, "LOST_SECONDS", (0.1, 0.2))
+    monkeypatch.setattr(execution, "LOSSES", 3)
+    plan = plan_of(techniques=("scratch",))
+    outcome, log, _ = execute(plan, tmp_path / "runs")
+    (failure,) = outcome.failed
+    assert failure.reason == "cannot reach s3://lab"
+    assert log.count("started") == {failure.item.name: 4}
+
+
 def test_after_the_last_try_an_accident_is_a_failure(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "execute_item", failing_at_first(tmp_path, "lost", times=9))
     plan = plan_of("execution.retries=2", techniques=("scratch",))
@@ -269,9 +315,10 @@ def test_what_a_node_without_memory_ended_is_tried_again_alone(monkeypatch, work
     monkeypatch.setattr(ray, "get", get)
     state = SimpleNamespace(alone=set(), reserved=False)
     task = SimpleNamespace(item=SimpleNamespace(name="a"), need=SimpleNamespace(workers=workers))
-    report = execution.Execution._report(state, None, task)
+    report, node = execution.Execution._report(state, None, task)
     assert (report.again, report.run, state.alone, state.reserved) == (True, None, {"a"}, reserved)
     assert "ran out of memory" in report.error
+    assert node == ""
 
 
 @pytest.mark.parametrize(
@@ -311,7 +358,8 @@ def test_what_found_no_memory_runs_alone_the_next_time(plan_of, tmp_path, monkey
     assert log.events[4:] == [("finished", cpsc), ("started", georgia), ("finished", georgia)]
 
 
-def test_what_can_never_fit_fails_at_once_and_the_rest_goes_on(plan_of, tmp_path):
+def test_what_can_never_fit_fails_at_once_and_the_rest_goes_on(plan_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes, "GROW_SECONDS", 0)  # this Ray will not grow
     wide = plan_of("execution.workers=8", "pretrain.batch_size=8")
     outcome, *_ = execute(wide, tmp_path)
     (failure,) = outcome.failed
@@ -449,6 +497,7 @@ def test_a_plan_without_what_an_item_comes_after_is_refused(plan_of, tmp_path):
     [
         (Busy("held"), work.Report(error="held", busy=True)),
         (BenchmdError("wrong"), work.Report(error="wrong")),
+        (NoRoom("full"), work.Report(error="full", lost=True)),
         (Transient("lost"), work.Report(error="lost", again=True)),
         (Lost("taken over"), work.Report(error="taken over", again=True)),
         (ValueError("odd\nmore"), work.Report(error="ValueError: odd", again=True)),

@@ -147,7 +147,7 @@ def test_a_search_reads_neither_validation_nor_targets(tuning, whole, ecg_catalo
         shutil.copytree(ecg_catalogs[name].path, tmp_path / "catalogs" / name)
     source = open_catalog(tmp_path / "catalogs" / "ptb-xl")
     for split in source.manifest["splits"]:
-        for shard, _ in source.shards(split) if split != "train" else ():
+        for shard, *_ in source.shards(split) if split != "train" else ():
             shard.write_bytes(b"unreadable")
     for shard in (tmp_path / "catalogs" / "georgia" / "shards").iterdir():
         shard.unlink()
@@ -370,7 +370,7 @@ def test_what_decides_a_search_names_it(write_manifest):
 
 def test_trials_take_shares_of_gpus(write_manifest):
     made = Tuning(Choice(sources(write_manifest, "ptb-xl"), techniques=("mae",)))
-    capacity = Capacity(cpus=16, gpus=2, all_cpus=16, node_cpus=16, node_gpus=2)
+    capacity = Capacity(cpus=16, gpus=2, all_cpus=16, each=((16, 2),))
     places = {}
     for setting in ("linear", "finetune-full", "pretrain"):
         (plan,) = planned_searches(replace(made, searched=(setting,)), gpu=True)
@@ -415,7 +415,7 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
     catalogs = sources(write_manifest, "ptb-xl", "georgia")
     made = Tuning(Choice(catalogs, techniques=("mae",)), budget=Budget(trials=12))
     plans = planned_searches(made, gpu=False)
-    capacity = Capacity(cpus=4, gpus=0, all_cpus=4, node_cpus=4, node_gpus=0)
+    capacity = Capacity(cpus=4, gpus=0, all_cpus=4, each=((4, 0),))
     text = tuning_dry_run(made, plans, tmp_path, capacity, tflops=0.1)
     assert plans[0].name in text
     assert "At most 12 trials, 4 at once, sampler tpe, early stopping by asha" in text

@@ -6,7 +6,6 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.engine import (
-    STATE,
     DeepSpeedEngine,
     TorchEngine,
     choose_device,
@@ -15,6 +14,7 @@ from benchmd_ray.training.engine import (
     make_engine,
     uses_bf16,
 )
+from benchmd_ray.training.state import PARTS
 
 ENGINES = {"torch": TorchEngine, "deepspeed": DeepSpeedEngine}
 OPTIMISER = OptimiserSettings(lr=1e-2, weight_decay=0.1)
@@ -105,8 +105,9 @@ def test_gradients_are_not_clipped():
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeed_is_configured_from_the_settings(stage):
-    config = deepspeed_config(OPTIMISER, ExecutionSettings(zero_stage=stage), Worker())
-    assert config["zero_optimization"] == {"stage": stage}
+    config = deepspeed_config(OPTIMISER, ExecutionSettings(zero_stage=stage), 1000)
+    assert config["zero_optimization"]["stage"] == stage
+    assert config["zero_optimization"]["reduce_bucket_size"] == 1000
     assert config["gradient_clipping"] == 0.0
     assert config["optimizer"]["params"]["weight_decay"] == 0.1
 
@@ -143,20 +144,34 @@ def test_a_state_saved_by_one_engine_goes_on_in_the_other(writes, reads, tmp_pat
 
 
 @pytest.mark.parametrize("name", ENGINES)
+def test_gradients_of_parts_add_up_to_those_of_the_whole(name):
+    whole, parts = engine(name), engine(name)
+    for step in range(4):
+        x, y = torch.randn(2, 16, 5, generator=torch.Generator().manual_seed(step))
+        whole.step(((whole(x) - y[:, :3]) ** 2).mean(), 1e-2)
+        for first, count in ((0, 4), (4, 4), (8, 8)):
+            part = slice(first, first + count)
+            loss = ((parts(x[part]) - y[part, :3]) ** 2).mean() * count / 16
+            parts.step(loss, 1e-2, last=first == 8)
+    require_equal(parts.weights(), whole.weights())
+
+
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(
     "damage",
     [
         lambda path: path.unlink(),
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(b"nothing of the kind"),
-        lambda path: path.write_bytes(path.read_bytes()[:1000]),
+        lambda path: path.write_bytes(path.read_bytes()[:-4]),
     ],
     ids=["missing", "empty", "foreign", "cut off"],
 )
-def test_a_damaged_state_is_named(name, damage, tmp_path):
-    stepper = engine(name)
+def test_a_damaged_state_is_named(part, damage, tmp_path):
+    stepper = engine("torch")
+    steps(stepper, count=1)
     stepper.save(tmp_path)
-    damage(tmp_path / STATE)
+    damage(tmp_path / f"{part}.safetensors")
     with pytest.raises(BenchmdError, match=r"the checkpoint .* cannot be loaded.*remove it"):
         stepper.load(tmp_path)
 
@@ -164,8 +179,37 @@ def test_a_damaged_state_is_named(name, damage, tmp_path):
 def test_a_state_of_another_architecture_is_refused(tmp_path):
     engine("torch").save(tmp_path)
     other = engine("torch", nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 3)))
-    with pytest.raises(BenchmdError, match="another architecture"):
+    message = r"0\.weight is \(8, 5\), expected \(9, 5\); .* …\. .*another architecture"
+    with pytest.raises(BenchmdError, match=message):
         other.load(tmp_path)
+
+
+def test_buffers_and_shared_weights_are_part_of_the_state(tmp_path):
+    def counting(seed):
+        torch.manual_seed(seed)
+        module = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 5), nn.Linear(5, 3))
+        module[2].weight = module[0].weight
+        return module
+
+    writer = engine("torch", counting(0))
+    steps(writer, 0, 2)
+    writer.save(tmp_path)
+    reader = engine("torch", counting(1))
+    reader.load(tmp_path)
+    assert reader.module[1].num_batches_tracked == 2
+    require_equal(reader.weights(), writer.weights(), 0)
+    assert steps(reader, 2, 2) == steps(writer, 2, 2)
+
+
+def test_a_parameter_that_was_never_used_has_no_moments(tmp_path):
+    written, read = network(), network(seed=9)
+    written.unused, read.unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(2))
+    writer, reader = engine("torch", written), engine("torch", read)
+    steps(writer, 0, 2)
+    writer.save(tmp_path)
+    reader.load(tmp_path)
+    assert reader.module.unused.tolist() == [1.0, 1.0]
+    assert steps(reader, 2, 2) == steps(writer, 2, 2)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -189,20 +233,48 @@ def test_weights_are_copies(name):
     assert not torch.equal(stepper.weights()["0.weight"], before)
 
 
-def test_zero_stages_of_one_process_agree_with_torch(tmp_path):
-    exact = steps(engine("torch"))
-    for stage in (1, 2):
-        stepper = engine("deepspeed", zero_stage=stage)
-        assert not stepper.portable
-        assert steps(stepper) == pytest.approx(exact, abs=1e-6)
-        folder = tmp_path / str(stage)
-        stepper.save(folder)
-        expected = steps(stepper, 6, 2)
-        again = engine("deepspeed", network(seed=9), zero_stage=stage)
-        again.load(folder)
-        assert steps(again, 6, 2) == pytest.approx(expected, abs=1e-7)
-    with pytest.raises(BenchmdError, match="DeepSpeed finds no checkpoint"):
-        again.load(tmp_path)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_stages_of_one_process_agree_with_torch(stage, tmp_path):
+    exact = engine("torch")
+    losses = steps(exact)
+    stepper = engine("deepspeed", zero_stage=stage)
+    assert steps(stepper) == pytest.approx(losses, abs=1e-6)
+    require_equal(stepper.weights(), exact.weights())
+    stepper.save(tmp_path)
+    again = engine("deepspeed", network(seed=9), zero_stage=stage)
+    again.load(tmp_path)
+    assert steps(again, 6, 2) == steps(stepper, 6, 2)
+    other = engine("torch", network(seed=9))
+    other.load(tmp_path)
+    assert steps(other, 6, 2) == pytest.approx(steps(exact, 6, 2), abs=1e-6)
+    other.save(tmp_path)
+    again.load(tmp_path)  # one that has stepped before
+    assert steps(again, 8, 2) == pytest.approx(steps(exact, 8, 2), abs=1e-6)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_keeps_what_is_frozen(stage, tmp_path):
+    def frozen(seed):
+        module = network(seed)
+        module[0].requires_grad_(False)
+        return module
+
+    stepper = engine("deepspeed", frozen(0), zero_stage=stage)
+    steps(stepper, 0, 2)
+    assert torch.equal(stepper.weights()["0.weight"], network(0)[0].weight)
+    stepper.save(tmp_path)
+    reader = engine("torch", frozen(9))
+    reader.load(tmp_path)
+    assert steps(reader, 2, 2) == pytest.approx(steps(stepper, 2, 2), abs=1e-6)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_runs_the_forward_pass_in_bf16_too(stage):
+    stepper, seen = engine("deepspeed", precision="bf16", zero_stage=stage), []
+    stepper.module[0].register_forward_hook(lambda m, inputs, output: seen.append(output.dtype))
+    assert steps(stepper) == pytest.approx(steps(engine("torch", precision="bf16")), abs=1e-3)
+    assert set(seen) == {torch.bfloat16}
+    assert {value.dtype for value in stepper.weights().values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

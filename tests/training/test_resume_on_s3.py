@@ -7,18 +7,18 @@ import sys
 import time
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from benchmd_ray.files import sha256
-from benchmd_ray.results.storage.bucket import open_bucket
 from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.results.storage.mirror import newest_checkpoint
+from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.training.reporter import read_metrics
 
-ADDRESS = "s3://benchmd-resume/runs"
+ADDRESS = "s3://benchmd-test/runs"
 COMMAND = (
     "import sys\n"
-    "from benchmd_ray.results.storage import lease as leases, remote\n"
+    "from benchmd_ray.results.storage import remote\n"
+    "from benchmd_ray.storage import lease as leases\n"
     "remote.PUBLISH_SECONDS = 0.2\n"
     "leases.LEASE_SECONDS = float(sys.argv.pop(1))\n"
     "leases.MARGIN_SECONDS = leases.LEASE_SECONDS - 135\n"
@@ -37,18 +37,8 @@ ARGUMENTS = (
 
 
 @pytest.fixture
-def bucket(monkeypatch):
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    opened = open_bucket(ADDRESS)
-    opened._client.create_bucket(Bucket="benchmd-resume")
-    yield opened
-    server.stop()
+def bucket(s3):
+    return open_bucket(ADDRESS)
 
 
 @pytest.fixture
@@ -95,7 +85,7 @@ def test_a_run_killed_on_one_machine_goes_on_bit_equal_on_another(bucket, start,
     early = start("b")  # the lease of the killed one is not over
     _, errors = early.communicate(timeout=300)
     assert early.returncode == 1
-    assert "another machine is working on the run s3://benchmd-resume/runs/" in errors
+    assert "another machine is working on the run s3://benchmd-test/runs/" in errors
 
     second = start("b", lease=0)  # now it is
     out, errors = second.communicate(timeout=300)

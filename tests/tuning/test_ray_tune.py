@@ -1,8 +1,8 @@
 import multiprocessing
 import pickle
-from types import SimpleNamespace
 
 import pytest
+from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from benchmd_ray.errors import Transient
@@ -35,7 +35,9 @@ def judge(limits, told, tmp_path):
 
 
 def trial(proposal, failures=0, last=None):
-    return SimpleNamespace(config=dict(proposal), num_failures=failures, last_result=last)
+    made = Trial("made", config=dict(proposal), stub=True)
+    made.run_metadata.num_failures, made.run_metadata.last_result = failures, last
+    return made
 
 
 def reported(**values):
@@ -96,6 +98,14 @@ def test_a_process_that_is_started_again_goes_on_counting_its_seconds(limits, ju
     judge.on_trial_error(None, trial(lost.config, failures=LOSSES, last={"seconds": 700.0}))
     (known,) = limits.study.trials()
     assert (known.state, known.seconds, told) == ("failed", 700.0, [0])
+
+
+def test_losses_count_anew_after_a_newer_step(limits, judge):
+    at_work = trial(Proposals(limits, []).suggest("a"))
+    for step, losses in ((1, 0), (1, 1), (2, 0), (2, 1)):  # a checkpoint's step comes again
+        assert judge.on_trial_result(None, at_work, reported(step=step)) == "CONTINUE"
+        assert at_work.num_failures == losses
+        at_work.run_metadata.num_failures = 1
 
 
 def test_a_trial_that_ends_ray_tune_itself_fails_the_second_time(limits, told):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import cxr
-from benchmd_ray.data.raw import DUPLICATE, NO_ROW, Choices, Discovery, RawItem
+from benchmd_ray.data.raw import DUPLICATE, NO_ROW, Choices, Discovery, RawItem, inside
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import stable_fraction
 from benchmd_ray.data.tables import read_rows
@@ -134,7 +134,9 @@ def _labelled(
             left_out[cxr.UNLABELLED] += 1
         else:
             split = splits[row["split"]]
-            images.append(_Image(row["dicom_id"], row["subject_id"], row["study_id"], split, found))
+            image = _Image(row["dicom_id"], row["subject_id"], row["study_id"], split, found)
+            inside(image.path, root / SPLIT_TABLE)
+            images.append(image)
     return images, left_out
 
 

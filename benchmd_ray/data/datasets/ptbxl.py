@@ -24,6 +24,7 @@ from benchmd_ray.data.raw import (
     Reading,
     by_key,
     files,
+    inside,
 )
 from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
 from benchmd_ray.data.tables import age, read_rows
@@ -60,7 +61,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     items, missing, left_out = [], [], +Counter({DUPLICATE: duplicates})
     for row in rows:
         name = record_name(row)
-        path = root / f"{row['filename_hr']}.hea"
+        path = root / inside(f"{row['filename_hr']}.hea", root / DATABASE)
         if layout == "cinc":
             path = found.pop(name, root / f"{name}.hea")
         if not path.is_file():

@@ -90,6 +90,10 @@ def _decode(header: Path) -> Any:
         lines = header.read_text(encoding="utf-8").splitlines()
         name, space, rest = lines[0].partition(" ") if lines else ("", "", "")
         _require_rate(rest)
+        signals = {line.split()[0] for line in lines[1:] if line.strip() and line[0] != "#"}
+        for signal in signals:
+            if Path(signal).name != signal:
+                raise RecordError(f"the header names {signal!r}, no file in its own folder")
         if "." not in name:
             return wfdb.rdrecord(str(header.with_suffix("")), physical=False)
         # CinC 2020 headers name the record with its file's ending, which WFDB does not allow.
@@ -97,9 +101,8 @@ def _decode(header: Path) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             mended = Path(folder, f"{Path(name).stem}.hea")
             mended.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            for signal in {line.split()[0] for line in lines[1:] if line and line[0] != "#"}:
-                if Path(signal).name == signal:
-                    shutil.copy(header.with_name(signal), folder)
+            for signal in signals:
+                shutil.copy(header.with_name(signal), folder)
             return wfdb.rdrecord(str(mended.with_suffix("")), physical=False)
     except RecordError:
         raise

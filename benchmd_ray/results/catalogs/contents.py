@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import OLDEST_AGE, decode_signals, decode_targets
+from benchmd_ray.data.resident import split_table
 from benchmd_ray.modalities import UNKNOWN
 
 SPLITS = ("train", "validation", "test")
@@ -28,7 +29,7 @@ AGE_BINS = int(OLDEST_AGE) // AGE_BIN + 1
 NO_CLASS = "none of these"
 """Stands for the multi-label records that are known to have no positive label."""
 ROWS_AT_ONCE = 1 << 16
-"""Rows that are held at a time, of columns other than the signal."""
+"""Rows that are looked at at a time, of columns other than the signal."""
 
 
 @dataclass
@@ -201,11 +202,11 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
     """Read one row of a split, and of signals no more than its row group."""
     columns = ["record_id", "group_id", "split", "signal", "scale", "valid_size", "target"]
     shards = iter(catalog.shards(split))
-    shard, held_rows = next(shards)
-    while row >= held_rows:
-        row -= held_rows
-        shard, held_rows = next(shards)
-    with pq.ParquetFile(shard) as file:
+    shard = next(shards)
+    while row >= shard.rows:
+        row -= shard.rows
+        shard = next(shards)
+    with pq.ParquetFile(shard.source()) as file:
         number = 0
         while row >= (rows := file.metadata.row_group(number).num_rows):
             number, row = number + 1, row - rows
@@ -240,15 +241,7 @@ def valid_area(
 
 
 def _tables(catalog: Catalog, split: str, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-    """Number of the first row in the split, and about `ROWS_AT_ONCE` rows of these columns."""
-    catalog.require_split(split)
-    start, batches = 0, []
-    for path, _ in catalog.shards(split):
-        with pq.ParquetFile(path) as file:
-            batches += file.iter_batches(ROWS_AT_ONCE, columns=list(columns))
-        rows = sum(map(len, batches))
-        if rows >= ROWS_AT_ONCE:
-            yield start, pa.Table.from_batches(batches)
-            start, batches = start + rows, []
-    if batches:
-        yield start, pa.Table.from_batches(batches)
+    """Number of the first row in the split, and at most `ROWS_AT_ONCE` rows of these columns."""
+    table = split_table(catalog, split, columns)
+    for start in range(0, len(table), ROWS_AT_ONCE):
+        yield start, table.slice(start, ROWS_AT_ONCE)

@@ -13,6 +13,8 @@ from benchmd_ray.data.cards import DatasetCard, cards, code_classes, dataset_car
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.storage.bucket import SCHEME
+from benchmd_ray.storage.location import location
 
 WIDTH = 100
 QUARANTINE_SHOWN = 20
@@ -229,15 +231,15 @@ def show(name: str, draws: bool) -> str:
     """Text on the dataset of that name, or on the catalog in that folder.
 
     Args:
-        name: A dataset or a folder; where both are there, the dataset.
+        name: A dataset, a folder or an address on S3; of a dataset and a folder, the dataset.
         draws: Whether figures are wanted, which takes a catalog.
 
     Raises:
         BenchmdError: It is neither, or figures of a dataset are wanted.
     """
     if name not in cards():
-        if Path(name).exists():
-            return describe_catalog(open_catalog(Path(name)))
+        if name.startswith(SCHEME) or Path(name).exists():
+            return describe_catalog(open_catalog(location(name)))
         raise BenchmdError(f"{unknown_name('dataset', name, cards())} Nor is {name} a folder.")
     if draws:
         raise BenchmdError(

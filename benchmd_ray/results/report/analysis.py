@@ -40,6 +40,9 @@ from benchmd_ray.tuning.records import SearchRecord
 
 Row = dict[str, Any]
 
+RUNS_AT_ONCE = 16
+"""Runs whose predictions are read and measured together."""
+
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
@@ -106,7 +109,11 @@ class Block:
 
 
 def analyse(
-    found: Sequence[Run], *, searches: Sequence[SearchRecord] = (), resamples: int = 1000
+    found: Sequence[Run],
+    *,
+    searches: Sequence[SearchRecord] = (),
+    resamples: int = 1000,
+    curves: bool = True,
 ) -> Analysis:
     """Compute everything that a report says.
 
@@ -114,6 +121,7 @@ def analyse(
         found: Pretraining and transfer runs, as `store.runs` reads them.
         searches: Searches of their stores, as `tuning.records.searches` reads them.
         resamples: Of the patients, for the intervals.
+        curves: Whether to fill ``roc`` and ``calibration``, which figures alone show.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
@@ -126,7 +134,7 @@ def analyse(
     for block in blocks(found, named, tuple(METRICS), resamples):
         cells += block.cells
         said += block.notes
-        for name, made in _frames_of(block, resamples).items():
+        for name, made in _frames_of(block, resamples, curves=curves).items():
             rows[name].append(made)
         tuned = tuned_rows(block.pools, searches, found, block.paper)
         rows["tuned"].append(frame("tuned", tuned))
@@ -151,9 +159,11 @@ def blocks(
     display, done = progress("statistics", len(runs), "runs"), 0
     for together in _by_source(runs):
         scored: list[Scored] = []
-        for run in together:
-            scored += measured(read_scored(run), metrics, resamples)
-            done += 1
+        for start in range(0, len(together), RUNS_AT_ONCE):
+            some = together[start : start + RUNS_AT_ONCE]
+            read = [one for run in some for one in read_scored(run)]
+            scored += measured(read, metrics, resamples)
+            done += len(some)
             display.update(done)
         held, said = pools(scored, named.names)
         cells = [cell(one, named.names[one.run.folder]) for pool in held for one in pool.members]
@@ -169,10 +179,11 @@ def _by_source(runs: Sequence[Run]) -> list[list[Run]]:
     return [found[key] for key in sorted(found)]
 
 
-def _frames_of(block: Block, resamples: int) -> dict[str, pd.DataFrame]:
+def _frames_of(block: Block, resamples: int, *, curves: bool) -> dict[str, pd.DataFrame]:
     """The frames of one block, but those of the training."""
     held, metrics = block.pools, tuple(METRICS)
     people = subgroup_rows(held, resamples)
+    drawn = held if curves else ()
     return {
         "scores": frame("scores", score_rows(block, metrics)),
         "gaps": frame("gaps", gap_rows(held, metrics)),
@@ -180,8 +191,8 @@ def _frames_of(block: Block, resamples: int) -> dict[str, pd.DataFrame]:
         "pairs": frame("pairs", pair_rows(held)),
         "ranking": frame("ranking", ranking_rows(held)),
         **{name: frame(name, rows) for name, rows in people.items()},
-        "roc": roc_frame(held),
-        "calibration": calibration_frame(held),
+        "roc": roc_frame(drawn),
+        "calibration": calibration_frame(drawn),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,9 @@ from benchmd_ray.results.report.pools import Pool
 POINTS = 200
 """Most points of a ROC curve."""
 Floats = npt.NDArray[np.float64]
-Curve = Callable[[npt.NDArray[np.int8], Floats], dict[str, npt.NDArray[np.generic]]]
+Points = dict[str, npt.NDArray[np.generic]]
+"""Columns of a curve, all of one length."""
+Curve = Callable[[npt.NDArray[np.int8], Floats], Points]
 
 
 def roc_frame(pools: Sequence[Pool]) -> pd.DataFrame:
@@ -33,23 +36,31 @@ def calibration_frame(pools: Sequence[Pool]) -> pd.DataFrame:
 
 
 def _curves(name: str, pools: Sequence[Pool], curve: Curve) -> pd.DataFrame:
-    parts = [part for pool in pools for part in _of_pool(pool, curve)]
-    if not parts:
+    found = [one for pool in pools for one in _of_pool(pool, curve)]
+    if not found:
         return frame(name, [])
-    return pd.concat(parts, ignore_index=True)[list(FRAMES[name])].astype(FRAMES[name])
+    lengths = [len(next(iter(points.values()))) for _, points in found]
+    columns = {  # of all curves at once: a frame of each would take most of a report's time
+        column: np.repeat([about[column] for about, _ in found], lengths)
+        if column in found[0][0]
+        else np.concatenate([points[column] for _, points in found])
+        for column in FRAMES[name]
+    }
+    return pd.DataFrame(columns).astype(FRAMES[name])
 
 
-def _of_pool(pool: Pool, curve: Curve) -> Iterator[pd.DataFrame]:
+def _of_pool(pool: Pool, curve: Curve) -> Iterator[tuple[dict[str, Any], Points]]:
+    """What names each curve, and its points."""
     for seed, member in zip(pool.seeds, pool.members, strict=True):
         for index, name in enumerate(member.classes):
             target, score = member.targets[:, index], member.scores[:, index]
             known = target >= 0
             if 0 < np.count_nonzero(target == 1) < np.count_nonzero(known):
                 points = curve(target[known], score[known])
-                yield pd.DataFrame({**pool.key, "class": name, "seed": seed, **points})
+                yield {**pool.key, "class": name, "seed": seed}, points
 
 
-def _roc(target: npt.NDArray[np.int8], score: Floats) -> dict[str, npt.NDArray[np.generic]]:
+def _roc(target: npt.NDArray[np.int8], score: Floats) -> Points:
     fpr, tpr, _ = roc_curve(target, score)
     if len(fpr) > POINTS:
         # evenly along the curve, whose length in this sense is at most 2
@@ -60,7 +71,7 @@ def _roc(target: npt.NDArray[np.int8], score: Floats) -> dict[str, npt.NDArray[n
     return {"fpr": fpr, "tpr": tpr}
 
 
-def _calibration(target: npt.NDArray[np.int8], score: Floats) -> dict[str, npt.NDArray[np.generic]]:
+def _calibration(target: npt.NDArray[np.int8], score: Floats) -> Points:
     place = np.minimum((np.clip(score, 0, 1) * BINS).astype(np.intp), BINS - 1)
     count = np.bincount(place, minlength=BINS)
     held = np.flatnonzero(count)

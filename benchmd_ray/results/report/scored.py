@@ -11,22 +11,23 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from benchmd_ray.evaluation.intervals import resampled
+from benchmd_ray.evaluation.intervals import resampled, usual_threads
 from benchmd_ray.evaluation.metrics import Values, metric
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.modalities import MODALITIES, Task
+from benchmd_ray.results.report.kept import kept
 from benchmd_ray.results.store import Run
 
 Floats = npt.NDArray[np.float64]
 
-THREADS = 2
-"""Resampling is numpy's work, which threads share."""
+THREADS = 8
+"""Most at once, over all predictions: it is numpy's work, which threads share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,29 +114,45 @@ def read_scored(run: Run) -> list[Scored]:
 
 
 def measured(found: Sequence[Scored], metrics: Sequence[str], resamples: int) -> list[Scored]:
-    """The same predictions with metrics and resamples, each computed once."""
+    """The same predictions with metrics and resamples, each computed once (`kept`)."""
+    most = min(THREADS, usual_threads())
+    each = max(1, most // max(1, len(found)))  # a few large ones have several
+    with ThreadPoolExecutor(most) as pool:
+        return list(pool.map(lambda one: _measured(one, metrics, resamples, each), found))
 
-    def measure(work: tuple[Scored, str]) -> tuple[Values, Floats]:
-        one, name = work
-        drawn = resampled(
+
+def _measured(one: Scored, metrics: Sequence[str], resamples: int, threads: int) -> Scored:
+    inputs: dict[str, npt.NDArray[Any]] = {
+        "targets": one.targets,
+        "scores": one.scores,
+        "groups": one.groups,
+    }
+    how = {"task": one.task, "metrics": list(metrics), "resamples": resamples}
+    held = kept(inputs, how, lambda: _compute(one, metrics, resamples, threads))
+    values = {}
+    for name in metrics:
+        mean, *per_class = held[f"{name} values"].tolist()
+        unscored = tuple(np.flatnonzero(held[f"{name} unscored"]).tolist())
+        values[name] = Values(mean, tuple(per_class), unscored)
+    return replace(one, values=values, resampled={name: held[name] for name in metrics})
+
+
+def _compute(
+    one: Scored, metrics: Sequence[str], resamples: int, threads: int
+) -> dict[str, Floats]:
+    """By metric: resamples, values of all units as `Scored.whole` has them, unscored classes."""
+    made = {}
+    for name in metrics:
+        whole = metric(name, one.targets, one.scores, one.task)
+        made[f"{name} values"] = np.array([whole.mean, *whole.per_class])
+        made[f"{name} unscored"] = np.isin(np.arange(len(one.classes)), whole.unscored) * 1.0
+        made[name] = resampled(
             name,
             one.targets,
             one.scores,
             one.groups,
             one.task,
             resamples=resamples,
-            threads=1,
+            threads=threads,
         )
-        return metric(name, one.targets, one.scores, one.task), drawn
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        results = list(threads.map(measure, product(found, metrics)))
-    shares = (results[i : i + len(metrics)] for i in range(0, len(results), len(metrics)))
-    return [
-        replace(
-            one,
-            values={name: value for name, (value, _) in zip(metrics, share, strict=True)},
-            resampled={name: drawn for name, (_, drawn) in zip(metrics, share, strict=True)},
-        )
-        for one, share in zip(found, shares, strict=True)
-    ]
+    return made

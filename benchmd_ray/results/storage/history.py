@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.files import read_json_lines
+from benchmd_ray.files import read_json_lines, without_home
 
 HISTORY = "history.jsonl"
 METRICS = "metrics.jsonl"
 """What training writes while it works: its last change is when a killed session was last alive."""
+INTERRUPTED = "interrupted"
+"""Reason of a session that a signal ended."""
 LONGEST_REASON = 300
 """Characters of a failure's reason that are kept."""
 
@@ -63,8 +65,8 @@ def close_killed(folder: Path) -> None:
 def reason(error: BaseException) -> str:
     """First line of an error, without the home folder of who ran it."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    first = (str(error).strip().splitlines() or [""])[0].replace(str(Path.home()), "~")
+        return INTERRUPTED
+    first = without_home((str(error).strip().splitlines() or [""])[0])
     text = first if type(error).__name__ == "BenchmdError" else f"{type(error).__name__}: {first}"
     return text[:LONGEST_REASON]
 

@@ -6,7 +6,6 @@ index in each run's folder says which state of the bucket each file has. See `re
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,11 +18,12 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError, Busy
 from benchmd_ray.files import TEMPORARY, cache_folder, flush, locked, remove, sha256, write_json
-from benchmd_ray.results.storage.bucket import (
+from benchmd_ray.storage.bucket import (
     SCHEME,
     Bucket,
     BucketError,
     Object,
+    local_name,
     normal,
     open_bucket,
 )
@@ -51,10 +51,6 @@ PULLING = 8
 """Runs of a store that are pulled at once."""
 
 
-ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""Variables that name the server; a bucket of the same name on another one is another store."""
-
-
 def store_folder(text: str) -> Path:
     """The folder of a store or a run: the path itself, or the mirror of ``s3://bucket/prefix``.
 
@@ -69,9 +65,7 @@ def store_folder(text: str) -> Path:
     parent, _, last = address.rpartition("/")
     if RUN_NAME.fullmatch(last) and parent != SCHEME.rstrip("/"):
         return store_folder(parent) / last
-    endpoint = next(filter(None, map(os.environ.get, ENDPOINTS)), "")  # the same name elsewhere
-    name = f"s3-{hashlib.sha256(f'{endpoint} {address}'.encode()).hexdigest()[:16]}"
-    folder = (cache_folder() / "stores" / name).resolve()
+    folder = (cache_folder() / "stores" / local_name(address)).resolve()
     if not (folder / MARKER).is_file():
         write_json(folder / MARKER, {"address": address})
     return folder

@@ -33,8 +33,6 @@ from typing import Any
 
 from benchmd_ray.errors import Transient
 from benchmd_ray.files import remove, write_json
-from benchmd_ray.results.storage.bucket import BucketError
-from benchmd_ray.results.storage.lease import Lease, Lost, require_free
 from benchmd_ray.results.storage.mirror import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -51,6 +49,8 @@ from benchmd_ray.results.storage.mirror import (
     shown,
     state,
 )
+from benchmd_ray.storage.bucket import BucketError
+from benchmd_ray.storage.lease import Lease, Lost, require_free
 
 PUBLISH_SECONDS = 30.0
 SNAPSHOT = ".publishing"

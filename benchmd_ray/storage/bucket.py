@@ -1,12 +1,13 @@
 """A prefix of an S3 bucket: its objects listed, read, written and deleted, with clear errors.
 
 Address, region and credentials come from the standard AWS environment and configuration; they are
-kept in memory by boto3 alone.
+kept in memory by boto3 alone. It is the only client of S3: whatever is read or written passes here.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import os
 import re
@@ -28,13 +29,45 @@ ATTEMPTS = 3
 SMALL = 8 * 2**20
 """Bytes up to which a file is read whole first: it may grow while it is sent."""
 ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""Variables that name the server; a bucket of the same name on another one is another one."""
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409", "404")
 """Codes of a conditional write whose condition does not hold."""
 MISSING = ("NoSuchKey", "404", "NotFound")
+SAME = ("304", "NotModified")
+LATER = ("RequestTimeout", "SlowDown", "Throttling", "TooManyRequests", "429")
+"""Codes of answers that ask for another try, beside those of HTTP from 500 on."""
+DENIED = {
+    "AccessDenied",
+    "AllAccessDisabled",
+    "ExpiredToken",
+    "Forbidden",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+    "401",
+    "403",
+}
+NETWORK = (
+    "Check the address, the network, the AWS environment (AWS_ENDPOINT_URL, AWS_PROFILE, "
+    "AWS_REGION, …) and the permissions."
+)
+CREDENTIALS = (
+    "The server refuses these credentials: check AWS_PROFILE, or AWS_ACCESS_KEY_ID with "
+    "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, that they have not expired, and that they may "
+    "list, read and write there (on a cluster: on every node)."
+)
+NO_BUCKET = (
+    "There is no such bucket there: check its name and AWS_ENDPOINT_URL, or make the bucket first."
+)
 
 
 class BucketError(Transient):
     """The bucket cannot be reached, or refuses."""
+
+    away = False
+    """Whether the server gave no answer of use, and may give one later."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +101,7 @@ def split_address(address: str) -> tuple[str, str]:
     parts = [part for part in (match[2] or "").split("/") if part] if match else [".."]
     if not match or any(part in (".", "..") for part in parts):
         raise BenchmdError(
-            f"{_without_key(address)!r} is no address of a store: expected "
+            f"{_without_key(address)!r} is no address on S3: expected "
             "s3://BUCKET/PREFIX, with credentials in the AWS environment or configuration."
         )
     return match[1], "/".join(parts)
@@ -89,6 +122,12 @@ def normal(address: str) -> str:
     return f"{SCHEME}{name}/{prefix}".rstrip("/")
 
 
+def local_name(address: str) -> str:
+    """Name of the folder in which a machine keeps what belongs to an address and its server."""
+    endpoint = next(filter(None, map(os.environ.get, ENDPOINTS)), "")
+    return f"s3-{hashlib.sha256(f'{endpoint} {address}'.encode()).hexdigest()[:16]}"
+
+
 def open_bucket(address: str) -> Bucket:
     """The bucket at ``s3://bucket/prefix``; nothing is asked of it yet.
 
@@ -105,9 +144,7 @@ def _client(environment: tuple[str | None, ...]) -> Any:
         boto3 = importlib.import_module("boto3")
         config = importlib.import_module("botocore.config").Config
     except ImportError as error:
-        raise BenchmdError(
-            f"a store on S3 needs boto3 ({error}): pip install 'benchmd-ray[s3]'."
-        ) from error
+        raise BenchmdError(f"S3 needs boto3 ({error}): pip install 'benchmd-ray[s3]'.") from error
     retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
     with _explained("set up a client for", "S3"):
         return boto3.session.Session().client(
@@ -126,19 +163,47 @@ def _explained(what: str, address: str) -> Iterator[None]:
         BucketError: A call failed.
     """
     from boto3.exceptions import Boto3Error
+    from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError
 
+    lost = (
+        exceptions.ConnectionError,
+        exceptions.HTTPClientError,
+        exceptions.IncompleteReadError,
+    )
     try:
         yield
     except (Boto3Error, BotoCoreError, ClientError) as error:
-        raise BucketError(
-            f"cannot {what} {address}: {error}. Check the address, the network, the AWS "
-            "environment (AWS_ENDPOINT_URL, AWS_PROFILE, AWS_REGION, …) and the permissions."
-        ) from error
+        said = _without_key(str(error)).rstrip(".")
+        explained = BucketError(f"cannot {what} {address}: {said}. {_advice(error)}")
+        explained.away = isinstance(error, lost) or _status(error) >= 500
+        explained.away |= _status(error) == 429 or _code(error) in LATER
+        raise explained from error
 
 
-def _code(error: Any) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
+def _advice(error: Exception) -> str:
+    """What to look at after an error of boto3."""
+    from botocore.exceptions import NoCredentialsError, PartialCredentialsError
+
+    code = _code(error)
+    if code in DENIED or isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return CREDENTIALS
+    return NO_BUCKET if code == "NoSuchBucket" else NETWORK
+
+
+def _code(error: Exception) -> str:
+    """What a server's answer is called; empty for an error of another kind."""
+    return str(_answer(error).get("Error", {}).get("Code", ""))
+
+
+def _status(error: Exception) -> int:
+    """HTTP's code of a server's answer; 0 without one."""
+    return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _answer(error: Exception) -> dict[str, Any]:
+    answer: dict[str, Any] = getattr(error, "response", None) or {}
+    return answer
 
 
 @dataclass(frozen=True)
@@ -158,7 +223,7 @@ class Bucket:
         return {"Bucket": name, "Key": prefix + key}
 
     def objects(self, below: str = "") -> dict[str, Object]:
-        """All objects whose key starts with ``below``, by key.
+        """All objects whose key starts with ``below``, by key, without markers of folders.
 
         Raises:
             BucketError: The bucket cannot be listed.
@@ -168,29 +233,66 @@ class Bucket:
         with _explained("list", self.address):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=name, Prefix=prefix + below):
-                for item in page.get("Contents", ()):
+                for item in _files(page):
                     key = item["Key"].removeprefix(prefix)
                     modified = item["LastModified"].timestamp()
                     found[key] = Object(item["ETag"], item["Size"], modified)
         return found
 
-    def read(self, key: str) -> Content | None:
-        """A small object; None where there is none.
+    def entries(self) -> tuple[dict[str, int], list[str]]:
+        """What lies directly at the address: bytes of the objects by key, and names of folders.
+
+        Raises:
+            BucketError: The bucket cannot be listed.
+        """
+        name, prefix = self._place
+        sizes: dict[str, int] = {}
+        folders: list[str] = []
+        with _explained("list", self.address):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=name, Prefix=prefix, Delimiter="/"):
+                for item in _files(page):
+                    sizes[item["Key"].removeprefix(prefix)] = item["Size"]
+                below = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
+                folders += [path.removeprefix(prefix).rstrip("/") for path in below]
+        return sizes, folders
+
+    def read(self, key: str, held: Content | None = None) -> Content | None:
+        """An object that fits into memory; None where there is none.
+
+        Args:
+            key: Its key.
+            held: What an earlier call gave; given again, unread, while the object is the same.
 
         Raises:
             BucketError: It cannot be read.
         """
         from botocore.exceptions import ClientError
 
+        condition = {"IfNoneMatch": held.etag} if held else {}
         with _explained("read from", self.address):
             try:
-                answer = self._client.get_object(**self._named(key))
-                data = answer["Body"].read()
+                answer, data = self._fetch(self._named(key) | condition)
             except ClientError as error:
                 if _code(error) in MISSING:
                     return None
+                if held and _code(error) in SAME:
+                    return held
                 raise
         return Content(data, answer["ETag"], _age(answer))
+
+    def _fetch(self, asked: dict[str, str]) -> tuple[dict[str, Any], bytes]:
+        """An answer with its body. The client tries requests again, but not bodies cut off."""
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+        for attempt in range(1, ATTEMPTS + 1):
+            answer = self._client.get_object(**asked)
+            try:
+                return answer, answer["Body"].read()
+            except (HTTPClientError, IncompleteReadError):
+                if attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("every attempt returns or raises")
 
     def write(
         self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
@@ -267,6 +369,11 @@ class Bucket:
         with _explained("delete from", self.address):
             for key in keys:  # one by one: not every server knows to delete several
                 self._client.delete_object(**self._named(key))
+
+
+def _files(page: dict[str, Any]) -> list[dict[str, Any]]:
+    """Objects of a page of a listing, but those by which consoles mark a folder, ``folder/``."""
+    return [item for item in page.get("Contents", ()) if not item["Key"].endswith("/")]
 
 
 def _age(answer: dict[str, Any]) -> float:

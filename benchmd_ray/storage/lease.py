@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from benchmd_ray.errors import BenchmdError, Busy, Transient
 from benchmd_ray.files import write_json
-from benchmd_ray.results.storage.bucket import BucketError, Content
+from benchmd_ray.storage.bucket import BucketError, Content
 
 LEASE_SECONDS = 180.0
 """Without a renewal for so long, a lease is free."""

@@ -1,0 +1,266 @@
+"""``benchmd submit`` and ``benchmd jobs``: commands as jobs of a Ray cluster."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmd_ray.cli.group import main
+from benchmd_ray.errors import BenchmdError, unknown_name
+
+ADDRESS = click.option(
+    "--address",
+    metavar="URL",
+    help="The cluster's dashboard; else RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265.",
+)
+JOB = click.argument("job", metavar="ID")
+
+LOCAL = {"completion", "demo", "jobs", "submit"}
+"""Commands that are of use only where one sits."""
+
+CARRIED = {"settings_file", "space", "split_table", "weights"}
+"""Parameters that name files of this machine, which a job takes along."""
+
+CARRIED_BYTES = 64 * 2**20
+"""Largest file that is carried; what is larger belongs on storage that all nodes see."""
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@ADDRESS
+@click.option(
+    "--env",
+    "variables",
+    multiple=True,
+    metavar="NAME",
+    help="Give the job this variable's value (repeatable), such as AWS_PROFILE or WANDB_API_KEY; "
+    "the cluster shows only its name.",
+)
+@click.option(
+    "--nodes",
+    default="",
+    metavar="NODES",
+    help="Nodes that a cluster which grows on demand is to have while the job works, such as "
+    "'8*CPU=16,GPU=1': plans use what is there.",
+)
+@click.option("--name", help="Part of the job's id; else the command.")
+@click.option("--follow", "following", is_flag=True, help="Print what it prints until it ends.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    address: str | None,
+    variables: tuple[str, ...],
+    nodes: str,
+    name: str | None,
+    following: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND as a job of a Ray cluster; prints the job's id.
+
+    COMMAND is one of these commands after `--`, with the paths as the nodes see them: absolute, or
+    s3://…. Files named by --settings, --space, --split-table and --weights are of this machine and
+    go along, and so does this package. The same command submitted again goes on where the first
+    job stopped. With --follow the exit code is the job's.
+
+    \b
+    benchmd submit -- run --catalog /catalogs --store s3://lab/study
+    benchmd submit --env WANDB_API_KEY --follow -- run --catalog /catalogs --store /runs \\
+        --settings small.yaml --wandb online
+    """
+    from benchmd_ray.service import submit as service
+
+    arguments, files = checked(command)
+    job = service.submit(
+        arguments, address=address, files=files, variables=variables, nodes=nodes, name=name
+    )
+    click.echo(job)
+    if following:
+        _follow(ctx, job, address)
+
+
+def checked(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
+    """A command as a job runs it, and the files that it takes along, by path in the job's folder.
+
+    Raises:
+        click.UsageError: It is none of our commands, or its options are wrong.
+        BenchmdError: It is of no use on a cluster, or a path means nothing there.
+    """
+    found, names, rest = _found(command)
+    with found.make_context(" ".join(["benchmd", *names]), list(rest)) as context:
+        given = context.params
+    if given.get("address"):
+        raise BenchmdError("leave --address out after `--`: a job works on the cluster it is on.")
+    files: dict[str, Path] = {}
+    for param in found.params:
+        for path in _paths(given.get(param.name or "")):
+            if param.name in CARRIED and (inside := _carried(param, path)):
+                files[inside] = path
+                rest = _replaced(rest, param, path, inside)
+            elif not path.is_absolute():
+                raise BenchmdError(
+                    f"{_named(param)} is the relative path {str(path)!r}, which would lie in the "
+                    "job's own folder: name an absolute path that all nodes see, or s3://…."
+                )
+    _require_known(given)
+    return [*names, *rest], files
+
+
+def _require_known(given: Mapping[str, Any]) -> None:
+    """Refuse settings and techniques that do not exist, which the job would find out late."""
+    from benchmd_ray.settings import load_settings
+    from benchmd_ray.ssl import SCRATCH, technique_named
+
+    load_settings(given.get("settings_file"), given.get("assignments", ()))
+    for name in (given.get("technique"), *given.get("techniques", ())):
+        if name and name != SCRATCH and ":" not in name:  # one's own is known on the cluster
+            technique_named(name, also=(SCRATCH,))
+
+
+def _found(command: Sequence[str]) -> tuple[click.Command, list[str], list[str]]:
+    """The command that was asked for, its names, and the arguments after these."""
+    found: click.Command = main
+    names, rest = [], list(command)
+    while isinstance(found, click.Group):
+        commands = {name: one for name, one in found.commands.items() if name not in LOCAL}
+        if not rest:
+            raise BenchmdError(f"name a command after `--`: one of {', '.join(sorted(commands))}.")
+        if rest[0] in LOCAL and rest[0] in found.commands:
+            raise BenchmdError(f"`benchmd {rest[0]}` is of use on this machine only.")
+        if rest[0] not in commands:
+            raise unknown_name("command", rest[0], commands)
+        names.append(rest.pop(0))
+        found = commands[names[-1]]
+    return found, names, rest
+
+
+def _paths(value: Any) -> Iterator[Path]:
+    """The paths in the value of a parameter."""
+    for each in value if isinstance(value, tuple) else (value,):
+        if isinstance(each, Path):
+            yield each
+
+
+def _named(param: click.Parameter) -> str:
+    return param.opts[-1] if isinstance(param, click.Option) else (param.name or "").upper()
+
+
+def _carried(param: click.Parameter, path: Path) -> str:
+    """Where a file of this machine lies in the job's folder; empty for weights that nodes have.
+
+    Raises:
+        BenchmdError: There is no such file, or it is too large.
+    """
+    nodes_have_it = param.name == "weights" and path.is_absolute()
+    if path.is_file() and path.stat().st_size <= CARRIED_BYTES:
+        return f"files/{param.name}-{path.name}"
+    if nodes_have_it:
+        return ""
+    if not path.is_file():
+        raise BenchmdError(f"{_named(param)}: there is no file {path} here to take along.")
+    raise BenchmdError(
+        f"{_named(param)}: {path} has {path.stat().st_size:,} bytes, more than the "
+        f"{CARRIED_BYTES:,} that a job takes along: put it where all nodes see it under the same "
+        "absolute path."
+    )
+
+
+def _replaced(rest: list[str], param: click.Parameter, path: Path, inside: str) -> list[str]:
+    """Arguments in which an option names a file as it lies in the job's folder."""
+    replaced = list(rest)
+    for number, argument in enumerate(rest):
+        option, equals, value = argument.partition("=")
+        if option not in param.opts:
+            continue
+        if equals and Path(value) == path:
+            replaced[number] = f"{option}={inside}"
+        elif not equals and Path(rest[number + 1]) == path:
+            replaced[number + 1] = inside
+    return replaced
+
+
+def _follow(ctx: click.Context, job: str, address: str | None) -> None:
+    """Print what a job prints and exit as it does; Ctrl-C ends only the printing."""
+    from benchmd_ray.service.submit import follow
+
+    try:
+        code = follow(job, lambda text: click.echo(text, nl=False), address)
+    except KeyboardInterrupt:
+        click.echo(
+            f"\nthe job goes on; see it: benchmd jobs logs --follow {job}; "
+            f"end it: benchmd jobs stop {job}",
+            err=True,
+        )
+        ctx.exit(130)
+    ctx.exit(code)
+
+
+@main.group()
+def jobs() -> None:
+    """The jobs of a Ray cluster that `benchmd submit` and others submitted."""
+
+
+@jobs.command("list")
+@ADDRESS
+def jobs_list(address: str | None) -> None:
+    """List the jobs: status, when they began (UTC), for how long, and the command."""
+    from benchmd_ray.service.submit import jobs as submitted
+
+    for job in submitted(address):
+        command = (job.metadata or {}).get("command") or job.entrypoint
+        click.echo(f"{job.submission_id}  {_state(job)}  {command}")
+
+
+@jobs.command("status")
+@ADDRESS
+@JOB
+def jobs_status(address: str | None, job: str) -> None:
+    """Show how the job ID stands; exits with 1 where it failed."""
+    from benchmd_ray.service.submit import details
+
+    about = details(job, address)
+    click.echo(_state(about))
+    if about.status == "FAILED":
+        click.echo(about.message or "no message", err=True)
+        sys.exit(1)
+
+
+@jobs.command("logs")
+@ADDRESS
+@click.option("--follow", "following", is_flag=True, help="Go on until it ends.")
+@JOB
+@click.pass_context
+def jobs_logs(ctx: click.Context, address: str | None, following: bool, job: str) -> None:
+    """Print what the job ID has printed; with --follow the exit code is the job's."""
+    from benchmd_ray.service.submit import output
+
+    if following:
+        _follow(ctx, job, address)
+    click.echo(output(job, address), nl=False)
+
+
+@jobs.command("stop")
+@ADDRESS
+@JOB
+def jobs_stop(address: str | None, job: str) -> None:
+    """Stop the job ID, which writes its checkpoints first, and wait until it has ended.
+
+    The same command submitted again goes on from there.
+    """
+    from benchmd_ray.service.submit import stop
+
+    click.echo(f"{job}: {_state(stop(job, address))}")
+
+
+def _state(job: Any) -> str:
+    """Status, begin and duration of a job, in one line."""
+    if not job.start_time:
+        return f"{job.status.lower():9}"
+    began = job.start_time / 1000
+    lasted = (job.end_time / 1000 if job.end_time else time.time()) - began
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began))
+    return f"{job.status.lower():9}  {moment}  {lasted:6.0f} s"

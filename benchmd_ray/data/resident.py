@@ -1,0 +1,110 @@
+"""What a node keeps of a split below ``BENCHMD_CACHE``, named by the catalog's digest.
+
+Its signals decoded into one array, which is memory-mapped and so shared within the node; and, of a
+catalog on S3, its other columns, so that no shard is fetched again for a label. One pass over the
+shards makes both; who asks for the columns alone causes a pass of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.records import decode_signals
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import TEMPORARY, cache_folder, locked, remove, replacing
+
+SIGNAL = "signal"
+
+
+def split_table(catalog: Catalog, split: str, columns: Sequence[str]) -> pa.Table:
+    """Columns other than the signal of a split, in row order.
+
+    Raises:
+        BenchmdError: The split has no record, or a shard is missing or another one.
+    """
+    catalog.require_split(split)
+    if isinstance(catalog.path, Path):
+        return pa.concat_tables(catalog.tables(split, columns))
+    path = _columns_path(catalog, split)
+    _keep_columns(path, lambda: [t.drop_columns(SIGNAL) for t in catalog.tables(split)])
+    try:
+        table = pq.read_table(path, columns=list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(path, str(error)) from error
+    _require_rows(path, len(table), catalog, split)
+    return table
+
+
+def _columns_path(catalog: Catalog, split: str) -> Path:
+    return cache_folder() / f"{catalog.digest[:32]}-{split}-columns.parquet"
+
+
+def _keep_columns(path: Path, tables: Callable[[], list[pa.Table]]) -> None:
+    """Write the columns of a split, unless they are there."""
+    with locked(path.with_suffix(".lock"), f"the cached columns {path}", wait=True):
+        if not path.is_file():
+            _remove_leftovers(path)
+            with replacing(path) as partial:
+                pq.write_table(pa.concat_tables(tables()), partial)
+
+
+def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
+    """Signals of a split, (rows, *stored_shape), memory-mapped and so shared within the node.
+
+    The first use decodes the shards into one file.
+
+    Raises:
+        BenchmdError: A shard is another than was built, or the file is damaged.
+    """
+    path = cache_folder() / f"{catalog.digest[:32]}-{split}.npy"
+    with locked(path.with_suffix(".lock"), f"the cached split {path}", wait=True):
+        if not path.is_file():
+            _remove_leftovers(path)
+            _decode_split(catalog, split, path)
+    try:
+        signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
+    _require_rows(path, len(signals), catalog, split)
+    return signals
+
+
+def _decode_split(catalog: Catalog, split: str, path: Path) -> None:
+    """Write the signals of a split as one array, and what else was fetched with them."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(catalog.modality.dtype)),
+        "fortran_order": False,
+        "shape": (catalog.rows(split), *catalog.modality.stored_shape),
+    }
+    local = isinstance(catalog.path, Path)
+    others = []
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for table in catalog.tables(split, [SIGNAL] if local else None):
+            signals = decode_signals(table[SIGNAL], catalog.modality)
+            file.write(np.ascontiguousarray(signals).data)
+            others.append(table.drop_columns(SIGNAL))
+    if not local:
+        _keep_columns(_columns_path(catalog, split), lambda: others)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what interrupted processes left of a file; the caller holds its lock."""
+    for leftover in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
+        remove(leftover)
+
+
+def _damaged(path: Path, why: str) -> BenchmdError:
+    return BenchmdError(f"the cached split {path} is damaged ({why}): remove it and run again.")
+
+
+def _require_rows(path: Path, rows: int, catalog: Catalog, split: str) -> None:
+    if rows != catalog.rows(split):
+        raise _damaged(path, f"it holds {rows} rows, the catalog {catalog.rows(split)}")

@@ -1,0 +1,76 @@
+"""The runs of stores in a few words each: what they are and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from benchmd_ray.errors import Busy
+from benchmd_ray.files import locked, read_json_lines
+from benchmd_ray.results.storage import history
+from benchmd_ray.results.storage.mirror import LOCK
+from benchmd_ray.results.store import Run
+
+State = Literal["done", "working", "interrupted", "failed", "waiting"]
+"""``working``: a process of this machine is at it. ``interrupted``: its last session was stopped or
+killed, or works on another machine. ``waiting``: none has begun."""
+STATES: tuple[State, ...] = get_args(State)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run."""
+
+    run: Run
+    state: State
+    at: int
+    """Steps or epochs that its metrics reach."""
+    seconds: float
+    """Worked in all sessions."""
+    reason: str
+    """Why its last session failed; empty where it did not."""
+
+    @property
+    def line(self) -> str:
+        """For a terminal."""
+        unit = "steps" if self.run.description["kind"] == "pretrain" else "epochs"
+        text = f"{self.state:<11} {self.at:>7,} {unit:<6} {self.seconds:>9,.0f} s  "
+        return text + self.run.folder.name + (f"  {self.reason}" if self.reason else "")
+
+
+def listed(run: Run) -> Listed:
+    """What its folder says of a run."""
+    if run.finished:
+        done = run.done
+        return Listed(run, "done", _reached(run), float(done.get("seconds", 0.0)), "")
+    lines = history.read_history(run.folder)
+    last = lines[-1] if lines else {"event": ""}
+    seconds, reason = history.seconds_worked(run.folder), str(last.get("reason", ""))
+    if _held(run):
+        return Listed(run, "working", _reached(run), seconds, "")
+    if last["event"] == "failed" and reason != history.INTERRUPTED:
+        return Listed(run, "failed", _reached(run), seconds, reason)
+    return Listed(run, "interrupted" if lines else "waiting", _reached(run), seconds, "")
+
+
+def counts(found: Sequence[Listed]) -> str:
+    """``12 runs: 10 done, 1 working, 1 failed``."""
+    parts = [(state, sum(each.state == state for each in found)) for state in STATES]
+    return f"{len(found):,} runs: " + ", ".join(f"{n:,} {state}" for state, n in parts if n)
+
+
+def _reached(run: Run) -> int:
+    lines = read_json_lines(run.folder / history.METRICS)
+    return int(lines[-1]["done"]) if lines else 0
+
+
+def _held(run: Run) -> bool:
+    """Whether a process of this machine works on it."""
+    if not (run.folder / LOCK).is_file():
+        return False
+    try:
+        with locked(run.folder / LOCK, "the run", shared=True):
+            return False
+    except Busy:
+        return True

@@ -1,0 +1,80 @@
+"""Metrics and resamples of predictions, kept for the next report.
+
+A report of a growing store then computes only what is new. What is kept is named by the hash of
+its inputs and of the code that computes it, so that it never goes stale; it may be deleted at any
+time, and a report does without it where it cannot be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray import __version__
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import cache_folder, replacing
+
+Floats = npt.NDArray[np.float64]
+CODE = (
+    "evaluation/intervals.py",
+    "evaluation/metrics.py",
+    "evaluation/ranking.py",
+    "evaluation/sums.py",
+    "results/report/scored.py",
+)
+"""Source files that say what metrics and resamples are, and how they are kept."""
+
+
+def kept(
+    inputs: Mapping[str, npt.NDArray[np.generic]],
+    how: Mapping[str, object],
+    compute: Callable[[], Mapping[str, Floats]],
+) -> dict[str, Floats]:
+    """What ``compute`` gives, from the cache where it was computed before.
+
+    Args:
+        inputs: Arrays that the result is a function of, of plain numbers.
+        how: What else it is a function of; JSON-serialisable.
+        compute: Makes the result: arrays by name.
+    """
+    path = cache_folder() / "report" / f"{_name(inputs, how)}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            return {name: held[name] for name in held.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        pass  # it was not computed yet, or was damaged since
+    result = dict(compute())
+    with suppress(OSError, BenchmdError):  # a folder that is read-only or full
+        _keep(path, result)
+    return result
+
+
+def _name(inputs: Mapping[str, npt.NDArray[np.generic]], how: Mapping[str, object]) -> str:
+    about = {name: [array.dtype.str, array.shape] for name, array in inputs.items()}
+    text = json.dumps([_code(), __version__, about, how], sort_keys=True)
+    whole = hashlib.sha256(text.encode())
+    for name in sorted(inputs):
+        whole.update(np.ascontiguousarray(inputs[name]).data)
+    return whole.hexdigest()
+
+
+@cache
+def _code() -> str:
+    package, whole = resources.files("benchmd_ray"), hashlib.sha256()
+    for name in CODE:
+        whole.update(package.joinpath(name).read_bytes())
+    return whole.hexdigest()
+
+
+def _keep(path: Path, result: Mapping[str, Floats]) -> None:
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez(file, allow_pickle=False, **result)

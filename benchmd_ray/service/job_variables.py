@@ -1,0 +1,35 @@
+"""What a submitted job takes along in its environment, set in each of its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+FILE = "job-variables.json"
+"""Beside the package in a job's folder; only the owner may read it."""
+
+PYTHON = "BENCHMD_PYTHON"
+"""The interpreter of the cluster's workers, for the command that the job runs."""
+
+HOOK = f"{__name__}.set_variables"
+"""Called by Ray as each process of the job starts; the command's own inherits what it sets."""
+
+
+def write_variables(folder: Path, variables: dict[str, str]) -> None:
+    """Write the variables of a job into its folder."""
+    path = folder / FILE
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(variables, sort_keys=True), "utf-8")
+
+
+def set_variables() -> None:
+    """Set the job's variables in this process.
+
+    Raises:
+        FileNotFoundError: The package was not imported from a job's folder.
+    """
+    path = Path(__file__).resolve().parents[2] / FILE
+    os.environ.update(json.loads(path.read_text("utf-8")))
+    os.environ[PYTHON] = sys.executable

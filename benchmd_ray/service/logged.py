@@ -1,0 +1,197 @@
+"""The log of a store: one JSON line for each thing that happened to a plan or a search.
+
+``log.jsonl`` in the store; several commands may write it at the same time, and each line names its
+command's session. With ``BENCHMD_LOG=json`` the same lines are printed on standard error, in the
+place of progress and prose. Of a store on S3 it lies in this machine's mirror.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmd_ray.files import without_home
+from benchmd_ray.head import last_words
+from benchmd_ray.results.storage.history import now
+from benchmd_ray.results.storage.history import reason as reason_of
+from benchmd_ray.service.outcome import Again
+from benchmd_ray.service.plan import Item, Plan
+
+LOG = "log.jsonl"
+VARIABLE = "BENCHMD_LOG"
+LONGEST = 500
+"""Characters of a text that are kept."""
+
+
+def wants_json() -> bool:
+    """Whether lines of the log are to be printed, and nothing else on the way."""
+    return os.environ.get(VARIABLE, "").lower() == "json"
+
+
+def quieted(quiet: bool, say: Callable[[str], None]) -> tuple[bool, Callable[[str], None]]:
+    """Whether to show no progress, and what says a line: nothing where the log is printed."""
+    return (True, lambda line: None) if wants_json() else (quiet, say)
+
+
+class Log:
+    """Appends whole lines to a store's log. One that cannot be written costs no work."""
+
+    def __init__(self, store: Path) -> None:
+        """Make the store's folder, if it is not there."""
+        store.mkdir(parents=True, exist_ok=True)
+        self._path, self.session = store / LOG, uuid.uuid4().hex[:12]
+        self._printed, self._broken = wants_json(), False
+
+    def write(self, event: str, level: str = "info", **about: Any) -> None:
+        """Write a line with time (UTC), level, session and what is known of the event.
+
+        Texts are cut, and name the home folder of who runs this as ``~``.
+        """
+        known = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
+        content = {"time": now(), "level": level, "event": event, "session": self.session, **known}
+        line = json.dumps(content, ensure_ascii=False)
+        for put in (self._print, self._append) if self._printed else (self._append,):
+            try:
+                put(line)
+            except OSError as error:  # such as a full disk
+                if not self._broken:
+                    told = logging.getLogger(__name__)
+                    told.warning("%s cannot be written: %s", self._path, error)
+                self._broken = True
+
+    def _print(self, line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    def _append(self, line: str) -> None:
+        with self._path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = file.seek(0, os.SEEK_END)
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                line = f"\n{line}"  # another command was killed amid its line
+            file.write(f"{line}\n".encode())
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, str):
+        return round(value, 3) if isinstance(value, float) else value
+    return without_home(value)[:LONGEST]
+
+
+class LoggedPlan:
+    """An `Observer` that writes a plan's execution into the store's log, from begin to end."""
+
+    def __init__(self, store: Path, plan: Plan) -> None:
+        """Nothing is written before it is entered."""
+        self._log, self._plan = Log(store), plan
+        self._tries: dict[str, int] = {}
+        self._began: dict[str, float] = {}
+        self._ended = {"finished": 0, "failed": 0}
+
+    def __enter__(self) -> LoggedPlan:
+        self._start = time.monotonic()
+        self._log.write("plan started", items=len(self._plan.items))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.ended("" if error is None else reason_of(error))
+
+    def ended(self, reason: str) -> None:
+        """The plan's execution ends; with a reason, before its end."""
+        level = "error" if reason else "info"
+        seconds = time.monotonic() - self._start
+        self._log.write("plan ended", level, **self._ended, seconds=seconds, reason=reason)
+
+    def started(self, item: Item, folder: Path | None) -> None:
+        """See `Observer`."""
+        self._tries[item.name] = self._tries.get(item.name, 0) + 1
+        self._began[item.name] = time.monotonic()
+        self._write("started", item, run=_name(folder))
+
+    def finished(self, item: Item, folder: Path, node: str = "") -> None:
+        """See `Observer`."""
+        self._ended["finished"] += 1
+        self._write("finished", item, run=_name(folder), node=node, seconds=self._seconds(item))
+
+    def failed(self, item: Item, reason: str, node: str = "") -> None:
+        """See `Observer`."""
+        self._ended["failed"] += 1
+        about = {"reason": reason, "node": node, "seconds": self._seconds(item)}
+        self._write("failed", item, "error", **about)
+
+    def again(self, item: Item, why: Again, reason: str, node: str = "") -> None:
+        """See `Observer`."""
+        about = {"reason": reason, "node": node, "seconds": self._seconds(item)}
+        self._write(why, item, "warning", **about)
+
+    def noted(self, line: str) -> None:
+        """See `Observer`."""
+        self._log.write("note", "warning", message=line)
+
+    def closed(self) -> None:
+        """See `Observer`."""
+
+    def _seconds(self, item: Item) -> float | None:
+        """Since its last start; None for what this plan did not start."""
+        began = self._began.pop(item.name, None)
+        return None if began is None else time.monotonic() - began
+
+    def _write(self, event: str, item: Item, level: str = "info", **about: Any) -> None:
+        attempt = self._tries.get(item.name)
+        self._log.write(f"item {event}", level, item=item.name, attempt=attempt, **about)
+
+
+def _name(folder: Path | None) -> str:
+    return "" if folder is None else folder.name
+
+
+class LoggedSearch:
+    """Writes searches and their trials into the store's log."""
+
+    def __init__(self, store: Path) -> None:
+        self._log = Log(store)
+
+    @contextmanager
+    def searching(self, search: str) -> Iterator[None]:
+        """Within, a search is at work."""
+        self._log.write("search started", search=search)
+        try:
+            with last_words(lambda reason: self._ended(search, reason)):
+                yield
+        except BaseException as error:
+            self._ended(search, reason_of(error))
+            raise
+        self._ended(search, "")
+
+    def trial_ended(self, search: str, trial: Mapping[str, Any]) -> None:
+        """A trial ended.
+
+        Args:
+            search: Name of the search.
+            trial: The trial's row of the search's ``trials.parquet``.
+        """
+        state = str(trial["state"])
+        about = {name: trial[name] for name in ("step", "seconds", "reason")}
+        about |= {"trial": trial["number"], "auroc": trial["value"]}
+        level = "error" if state == "failed" else "info"
+        self._log.write(f"trial {state}", level, search=search, **about)
+
+    def trial_lost(self, search: str, trial: int, reason: str) -> None:
+        """A trial's process or node was lost; it goes on from its newest checkpoint."""
+        self._log.write("trial lost", "warning", search=search, trial=trial, reason=reason)
+
+    def _ended(self, search: str, reason: str) -> None:
+        level = "error" if reason else "info"
+        self._log.write("search ended", level, search=search, reason=reason)

@@ -1,0 +1,133 @@
+"""The nodes of a cluster, which come and go while a plan is executed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from benchmd_ray.cluster import ask
+from benchmd_ray.service.capacity import Capacity, Need, cluster_capacity
+
+LOOK_SECONDS = 5.0
+"""How often the nodes are looked at."""
+GROW_SECONDS = 600.0
+"""How long what fits no node waits for a cluster to grow."""
+ASK_SECONDS = 60.0
+"""How often the autoscaler is asked again: it keeps the last request only, whoever made it."""
+LEAVING_SECONDS = 180.0
+"""How long a node holds nothing new after one of its processes was told to end; by then it went
+away, or it stays."""
+MOST_BUNDLES = 1000
+"""What an autoscaler is asked for at once, at most."""
+
+
+class Nodes:
+    """What a cluster has now, and what it is asked for."""
+
+    def __init__(
+        self, cpus: int | None, *, attached: bool, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """Look at the cluster that this process is connected to.
+
+        Args:
+            cpus: Keep only so many CPUs busy; None takes all.
+            attached: Whether it is a running cluster, whose nodes change; an embedded Ray is this
+                machine.
+            say: Takes a line for the user where nodes come or go.
+        """
+        self._cpus, self._attached, self._say = cpus, attached, say
+        self.capacity: Capacity = cluster_capacity(cpus)
+        self._next = time.monotonic() + LOOK_SECONDS
+        self._asked: list[dict[str, float]] = []
+        self._ask_again = 0.0
+        self._short: dict[Need, tuple[float, float]] = {}
+        """Since when something fits no node, and when that was last seen."""
+        self._leaving: dict[str, float] = {}
+        """Until when nodes count as about to go away."""
+
+    def look(self, needs: Callable[[], Iterable[Need]]) -> None:
+        """See which nodes there are by now, and ask for those that could be used.
+
+        Args:
+            needs: What works or could start.
+        """
+        now = time.monotonic()
+        if not self._attached or now < self._next:
+            return
+        before, self.capacity = self.capacity, cluster_capacity(self._cpus, self.leaving())
+        self._next = now + LOOK_SECONDS
+        for nodes, what in (
+            (before.nodes - self.capacity.nodes, "went away"),
+            (self.capacity.nodes - before.nodes, "came"),
+        ):
+            for node in sorted(nodes):
+                self._say(
+                    f"node {node} {what}; the cluster has {len(self.capacity.nodes)} nodes with "
+                    f"{self.capacity.all_cpus:g} CPUs and {self.capacity.gpus:g} GPUs"
+                )
+        self._ask(needs())
+
+    def look_soon(self) -> None:
+        """Look the next time, whenever it was done last: something was lost."""
+        self._next = 0.0
+
+    def leave(self, node: str) -> None:
+        """Take a node, on which a process was told to end, for one that is about to go away."""
+        self._leaving[node] = time.monotonic() + LEAVING_SECONDS
+        self.look_soon()
+
+    def leaving(self) -> set[str]:
+        """Nodes that are about to go away."""
+        return {node for node, end in self._leaving.items() if time.monotonic() < end}
+
+    def refusal(self, need: Need) -> str | None:
+        """Whether something fits the cluster.
+
+        Returns:
+            None where it does, empty while the cluster may still grow, else why it never will.
+        """
+        refusal = self.capacity.refusal(need)
+        if not refusal:
+            self._short.pop(need, None)
+            return None
+        if not self._attached:
+            return refusal
+        now = time.monotonic()
+        since, seen = self._short.get(need, (now, -math.inf))
+        if now - seen > GROW_SECONDS / 10:  # nobody has waited for it meanwhile
+            since = now
+            self._say(
+                f"waiting up to {GROW_SECONDS:g} s for nodes: a run needs {need.cpus:g} CPUs and "
+                f"{need.gpus:g} GPUs, and the cluster has {self.capacity.all_cpus:g} and "
+                f"{self.capacity.gpus:g} now"
+            )
+        self._short[need] = (since, now)
+        if now - since < GROW_SECONDS:
+            return ""
+        return f"{refusal} No such node came within {GROW_SECONDS:g} s."
+
+    def close(self) -> None:
+        """Ask for nothing any more."""
+        self._ask([])
+
+    def _ask(self, needs: Iterable[Need]) -> None:
+        """Tell the autoscaler, where there is one; else nobody listens.
+
+        It starts nodes for tasks that wait within Ray, and a plan hands over only what fits.
+        """
+        bundles = [bundle for need in needs for bundle in _bundles(need)][:MOST_BUNDLES]
+        now = time.monotonic()
+        if bundles == self._asked and (not bundles or now < self._ask_again):
+            return
+        self._asked, self._ask_again = bundles, now + ASK_SECONDS
+        with suppress(Exception):  # a mere hint; what becomes of the head shows elsewhere
+            ask(bundles)
+
+
+def _bundles(need: Need) -> list[dict[str, float]]:
+    """What something holds, worker by worker."""
+    share = {"CPU": need.cpus / need.workers, "GPU": need.gpus / need.workers}
+    bundle = {name: amount for name, amount in share.items() if amount}
+    return [bundle] * need.workers + [{"CPU": 1.0}] * need.spare

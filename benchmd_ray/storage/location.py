@@ -1,0 +1,188 @@
+"""Locations: a path of a file system or an address on S3, and what can be done at either.
+
+A location can be handed to any process on any machine: an address stays one, whatever that machine
+keeps of it. Files are small enough for memory, and whole or not there. Reading and writing them on
+S3 outlasts a minute without a server; what comes first in a piece of work, opening, listing
+and locking, says soon that there is none.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from benchmd_ray.files import cache_folder, locked, remove, remove_partial, replacing
+from benchmd_ray.storage.bucket import SCHEME, Bucket, BucketError, Content, normal, open_bucket
+from benchmd_ray.storage.bucket import local_name as local_name
+from benchmd_ray.storage.lease import Lease
+
+PATIENCE_SECONDS = 60.0
+"""For which reading and writing wait for a server that is away."""
+Result = TypeVar("Result")
+LEASE = "lease.json"
+"""Object beside what is worked on in a bucket."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address on S3, ``s3://bucket/prefix``, which stands where a path may stand."""
+
+    text: str
+    """In its `normal` form."""
+
+    def __str__(self) -> str:
+        """The address."""
+        return self.text
+
+    def __truediv__(self, name: str) -> Address:
+        """What lies below it under that name."""
+        return Address(f"{self.text}/{name}")
+
+    @property
+    def name(self) -> str:
+        """Its last part."""
+        return self.text.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Address:
+        """Where it lies."""
+        return Address(self.text.rpartition("/")[0])
+
+    def resolve(self) -> Address:
+        """The address itself: it is the same from everywhere."""
+        return self
+
+
+Location = Path | Address
+"""Where a file or a folder lies."""
+
+
+def location(text: str) -> Location:
+    """The location that a text names.
+
+    Raises:
+        BenchmdError: It begins like an address and is none.
+    """
+    return Address(normal(text)) if text.startswith(SCHEME) else Path(text)
+
+
+def read(file: Location) -> bytes | None:
+    """Content of a file; None where there is none.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+    """
+    if isinstance(file, Address):
+        bucket, name = _bucket(file.parent), file.name
+        content = _patiently(lambda: bucket.read(name))
+        return None if content is None else content.data
+    return file.read_bytes() if file.is_file() else None
+
+
+def read_again(file: Address, held: Content | None) -> Content | None:
+    """An object, fetched unless it is the one that is held already.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+    """
+    return _bucket(file.parent).read(file.name, held)
+
+
+def write(file: Location, data: bytes) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        BenchmdError: The disk is full, or the bucket cannot be reached.
+    """
+    if isinstance(file, Address):
+        bucket, name = _bucket(file.parent), file.name
+        _patiently(lambda: bucket.write(name, data))
+        return
+    with replacing(file) as partial:
+        partial.write_bytes(data)
+
+
+def delete(files: Iterable[Location]) -> None:
+    """Delete files, if they are there.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+    """
+    for file in files:
+        if isinstance(file, Address):
+            _patiently(partial(_bucket(file.parent).delete, [file.name]))
+        else:
+            remove(file)
+
+
+def entries(folder: Location) -> tuple[dict[str, int], list[str]]:
+    """What lies directly in a folder: bytes of its files by name, and names of folders.
+
+    Both are empty where there is no such folder.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+    """
+    if isinstance(folder, Address):
+        return _bucket(folder).entries()
+    sizes: dict[str, int] = {}
+    folders: list[str] = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir():
+            folders.append(path.name)
+        elif path.is_file():  # and is still there
+            sizes[path.name] = path.stat().st_size
+    return sizes, folders
+
+
+@contextmanager
+def alone(folder: Location, what: str, inside: Iterable[str]) -> Iterator[Callable[[], None]]:
+    """Work on a folder, alone among all machines that see it.
+
+    Args:
+        folder: The folder.
+        what: For messages: what is worked on.
+        inside: Its folders; what an interrupted process left half-written there is removed.
+
+    Yields:
+        Makes sure that nobody else has taken over, and raises `Lost` otherwise.
+
+    Raises:
+        Busy: Somebody else is at it.
+        BenchmdError: The file system has no locks, or the bucket cannot be reached.
+    """
+    if isinstance(folder, Path):
+        with locked(folder / ".lock", what):
+            for own in (folder, *(folder / name for name in inside)):
+                remove_partial(own)
+            yield lambda: None
+        return
+    kept = cache_folder() / "leases" / local_name(folder.text)
+    with locked(kept.with_suffix(".lock"), what):
+        lease = Lease(_bucket(folder), LEASE, kept.with_suffix(".json"), what)
+        lease.acquire()
+        with lease.renewing():
+            yield lease.require
+
+
+def _bucket(folder: Address) -> Bucket:
+    return open_bucket(folder.text)
+
+
+def _patiently(ask: Callable[[], Result]) -> Result:
+    """What a call gives, tried again for `PATIENCE_SECONDS` while the server is away."""
+    start, pause = time.monotonic(), 0.25
+    while True:
+        try:
+            return ask()
+        except BucketError as error:
+            if not error.away or time.monotonic() - start > PATIENCE_SECONDS:
+                raise
+        time.sleep(pause * random.uniform(0.5, 1.0))  # not all at once, when it is back
+        pause = min(2 * pause, 5.0)

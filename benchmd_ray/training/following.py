@@ -1,0 +1,74 @@
+"""How far a job is whose workers are other processes, and what is said of them.
+
+Read from what its first worker writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmd_ray.progress import progress
+from benchmd_ray.training.checkpoints import checkpoint_step
+from benchmd_ray.training.pretrain import PretrainJob
+from benchmd_ray.training.reporter import read_metrics
+from benchmd_ray.training.restarts import Lost, record
+from benchmd_ray.training.transfer import TransferJob
+
+
+@contextlib.contextmanager
+def following(job: PretrainJob | TransferJob) -> Iterator[None]:
+    """Show the progress of a job whose first worker writes its metrics elsewhere."""
+    done = threading.Event()
+
+    def follow() -> None:
+        pretraining = isinstance(job, PretrainJob)
+        settings = job.settings
+        total = job.last if isinstance(job, PretrainJob) else settings.transfer.epochs
+        what = f"{'pretrain' if pretraining else 'transfer'}, {settings.execution.workers} workers"
+        shown = progress(what, total, unit_of(job), checkpoint_step(job.folder))
+        while not done.wait(1.0):
+            shown.update(*last_line(job.folder))
+        shown.update(*last_line(job.folder))
+        shown.close()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def tell_loss(job: PretrainJob | TransferJob, ended: Lost, workers: int) -> None:
+    """Say and record how a Ray Train job of so many workers ended."""
+    done, unit = last_line(job.folder)[0], unit_of(job)
+    line = f"after {done} {unit} with {workers} workers: {ended.reason}"
+    values = {"reason": ended.reason, "done": done, "workers": workers}
+    record(job.folder, ended.event, line, **values)
+
+
+def tell_restart(job: PretrainJob | TransferJob, step: int, workers: int) -> None:
+    """Say and record from which step on the next one works, with how many workers."""
+    asked = job.settings.execution.workers
+    line = (
+        f"goes on from the checkpoint after {step} {unit_of(job)} with {workers} of {asked} workers"
+    )
+    record(job.folder, "restarted", line, **{"from": step, "workers": workers})
+
+
+def last_line(folder: Path) -> tuple[int, dict[str, float]]:
+    """Units done and values of the last line of metrics."""
+    lines = read_metrics(folder)
+    if not lines:
+        return 0, {}
+    values = {key: value for key, value in lines[-1].items() if key not in ("done", "per_second")}
+    return int(lines[-1]["done"]), values
+
+
+def unit_of(job: PretrainJob | TransferJob) -> str:
+    """What a job counts."""
+    return "steps" if isinstance(job, PretrainJob) else "epochs"

@@ -1,0 +1,117 @@
+"""The notice that a process is to end: training writes a checkpoint at its next step and stops.
+
+A spot machine, a scheduler, a plan that is stopped and Ctrl-C give it by a signal. It is noted for
+the whole process, as the thread that trains need not be the one that signals interrupt.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.errors import Stopped
+from benchmd_ray.training.engine import gather
+
+Handler = Callable[[int, FrameType | None], Any]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOOK_SECONDS = 1.0
+"""About how often several workers ask each other."""
+MOST_STEPS = 1000
+"""Longest pause in steps between two such looks."""
+
+_noted = 0
+"""The signal that was noted, 0 before there is one."""
+
+
+def note(number: int, frame: FrameType | None = None) -> None:
+    """Note a signal, as its handler; a second one interrupts at once."""
+    global _noted
+    if _noted:
+        raise Stopped(number)
+    _noted = number
+
+
+def noted() -> int:
+    """The signal that was noted, 0 where none was."""
+    return _noted
+
+
+@contextmanager
+def heeding() -> Iterator[None]:
+    """Note Ctrl-C and SIGTERM within, for training to stop at its next step.
+
+    Outside of the main thread signals cannot be handled, and are not.
+
+    Raises:
+        Stopped: A signal was noted and the work within ended before it could stop.
+    """
+    global _noted
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _noted = 0
+    try:
+        with handled(dict.fromkeys(SIGNALS, note)):
+            yield
+            if _noted:
+                raise Stopped(_noted)
+    finally:
+        _noted = 0
+
+
+@contextmanager
+def handled(
+    handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any]],
+) -> Iterator[None]:
+    """Handle signals so within, and afterwards as before.
+
+    Outside of the main thread signals cannot be handled, and are not.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # one that was not set from Python cannot be set again
+                signal.signal(number, handler)
+
+
+class Agreement:
+    """Whether workers are to stop after a step, on which they must agree.
+
+    One process looks after each step. Several ask each other, about once a second: a notice to one
+    of them is one to all.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        """Start before the first step."""
+        self._worker = worker
+        self._steps = self._left = 1
+        self._looked = time.monotonic()
+
+    def stop(self) -> int:
+        """The signal to stop for, 0 for none; every worker calls it after every step."""
+        if self._worker.world == 1:
+            return noted()
+        self._left -= 1
+        if self._left:
+            return 0
+        now = time.monotonic()
+        own = torch.tensor([[float(noted()), now - self._looked]], device=self._worker.device)
+        number, seconds = gather(own).max(dim=0).values.tolist()
+        # All have seen the same numbers, so all look again after the same number of steps.
+        self._steps = max(1, min(MOST_STEPS, int(self._steps * LOOK_SECONDS / max(seconds, 1e-3))))
+        self._left, self._looked = self._steps, now
+        return int(number)

@@ -1,0 +1,222 @@
+"""A simulated cluster of several nodes on this machine, and commands that work on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+STARTUP_SECONDS = 60.0
+
+NODES = """
+import json, sys
+import ray._private.utils
+from ray.cluster_utils import Cluster
+ray._private.utils.write_ray_address = lambda *_, **__: None  # address=auto is not for this one
+system = json.loads(sys.argv[1])
+cluster, nodes = Cluster(), {}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "kill" in asked:
+        nodes.pop(asked["kill"]).kill_all_processes(
+            check_alive=False, allow_graceful=False, wait=True
+        )
+        told = {}
+    else:
+        head = {} if nodes else {"include_dashboard": False, "_system_config": system}
+        node = cluster.add_node(**asked, **head)
+        nodes[node.node_id] = node
+        raylet = node.all_processes["raylet"][0].process.pid
+        told = {"node": node.node_id, "raylet": raylet, "address": cluster.address}
+    print("told", json.dumps(told), flush=True)
+"""
+SYSTEM = {
+    # A node that died is noticed after seconds instead of half a minute.
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+    "memory_monitor_refresh_ms": 0,  # what else works on this machine ends no test
+    "prestart_worker_first_driver": False,  # each idle process costs a second of a CPU
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One simulated node."""
+
+    name: str
+    raylet: int
+    """Process id of the one whose children are the node's workers."""
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Its processes at work whose title holds a text, such as the name of an actor's class."""
+        found = []
+        for process in psutil.Process(self.raylet).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if title in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+
+class Nodes:
+    """A running cluster. The first node is its head, which ends with it."""
+
+    def __init__(self, folder: Path, *cpus: int) -> None:
+        """Start a node with so many CPUs each; the folder takes Ray's own files."""
+        self._folder = folder
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", NODES, json.dumps(SYSTEM)],
+            env={**os.environ, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "nodes.txt").open("w"),
+            text=True,
+            start_new_session=True,
+        )
+        self.nodes: list[Node] = []
+        self.address = ""
+        for count in cpus:
+            self.add(num_cpus=count)
+
+    def add(self, **asked: Any) -> Node:
+        """Add a node, with arguments of ``Cluster.add_node``, and wait until it is there."""
+        told = self._ask(asked)
+        self.address = told["address"]
+        self.nodes.append(Node(told["node"], told["raylet"]))
+        return self.nodes[-1]
+
+    def kill(self, node: Node) -> None:
+        """Kill a node's processes; the cluster notices by itself."""
+        self.nodes.remove(node)
+        self._ask({"kill": node.name})
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Processes at work on all nodes, see `Node.processes`."""
+        return [process for node in self.nodes for process in node.processes(title)]
+
+    def stop(self) -> None:
+        """End all of it; once is enough."""
+        if self._server.returncode is not None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self._server.pid)
+            everything = own.children(recursive=True)
+            for process in [own, *everything]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(everything, timeout=10)
+        self._server.communicate()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(asked) + "\n")
+        self._server.stdin.flush()
+        for line in self._server.stdout:  # Ray prints there, too
+            if line.startswith("told "):
+                return dict(json.loads(line.removeprefix("told ")))
+        pytest.fail(f"the cluster ended: {(self._folder / 'nodes.txt').read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def start_cluster(surroundings: None) -> Iterator[Callable[..., Nodes]]:
+    """Starts clusters of nodes with so many CPUs each; they end with the session at the latest."""
+    started = []
+
+    def start(*cpus: int) -> Nodes:
+        # Sockets lie there, whose paths must be short.
+        nodes = Nodes(Path(tempfile.mkdtemp(prefix="bf-", dir="/tmp")), *cpus)
+        started.append(nodes)
+        return nodes
+
+    yield start
+    for nodes in started:
+        nodes.stop()
+
+
+class Command:
+    """A ``benchmd`` command at work in a process of its own."""
+
+    def __init__(self, log: Path, *arguments: Any, **environment: str) -> None:
+        self._log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "benchmd_ray.cli", *map(str, arguments)],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What it printed so far, errors too."""
+        return self._log.read_text("utf-8")
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still at work after {timeout:g} s: {self.output[-3000:]}")
+
+    def until(self, what: str, happened: Callable[[], Any], timeout: float) -> Any:
+        """Wait until something happened, which is returned; the command must be at work so long."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if found := happened():
+                return found
+            if self.process.poll() is not None:
+                pytest.fail(f"ended before {what}: {self.output[-3000:]}")
+            time.sleep(0.02)
+        pytest.fail(f"no {what} within {timeout:g} s: {self.output[-3000:]}")
+
+    def kill(self) -> None:
+        """End it and what it started at once, as a lost machine would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def start_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
+    """Starts ``benchmd`` with these arguments; what is at work after a module's tests is killed."""
+    started: list[Command] = []
+    logs = tmp_path_factory.mktemp("commands")
+
+    def start(*arguments: Any, **environment: str) -> Command:
+        started.append(Command(logs / f"{len(started)}.txt", *arguments, **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+@pytest.fixture
+def command(start_command: Callable[..., Command]) -> Iterator[Callable[..., Command]]:
+    """Starts ``benchmd`` with these arguments; what is still at work after the test is killed."""
+    started: list[Command] = []
+
+    def start(*arguments: Any, **environment: str) -> Command:
+        started.append(start_command(*arguments, **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()

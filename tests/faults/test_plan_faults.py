@@ -1,0 +1,272 @@
+"""Catalogs, plans and searches that lose nodes, their driver, the head or their storage."""
+
+import contextlib
+import re
+import socket
+import time
+import urllib.request
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+
+from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.files import read_json_lines, sha256
+from benchmd_ray.results.storage.history import read_history
+from benchmd_ray.results.storage.mirror import store_folder
+from benchmd_ray.results.store import runs
+from benchmd_ray.service.execute import base_settings, evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.service.live import units_done
+from benchmd_ray.service.logged import LOG
+from benchmd_ray.settings import load_settings
+from benchmd_ray.storage.bucket import open_bucket
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+DATASETS = ("ptb-xl", "georgia", "cpsc")
+SMALL = """
+encoder: tiny
+pretrain: {steps: 80, batch_size: 8}
+transfer: {epochs: 2, batch_size: 16}
+execution: {device: cpu, log_every: 1, checkpoint_every: 2}
+"""
+SCRATCH = "ptb-xl/clean/scratch/seed-0/linear"
+PRETRAIN = "ptb-xl/clean/mae/seed-0/pretrain"
+SILENCE = "10"
+"""Seconds for which processes of Ray wait for a silent head."""
+LONG = 240.0
+"""Seconds within which a command must end, on a busy machine too."""
+
+
+class Storage:
+    """A server of S3 in this process, which keeps what it has while it is away."""
+
+    def __init__(self):
+        self._port = 0
+        self.back()
+
+    def back(self):
+        self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)
+        self._server.start()
+        _, self._port = self._server.get_host_and_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def away(self):
+        self._server.stop()
+
+
+@pytest.fixture(scope="module")
+def storage():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", SILENCE)
+        patch.setenv("RAY_metrics_report_interval_ms", "500")
+        patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        server = Storage()
+        patch.setenv("AWS_ENDPOINT_URL", server.url)
+        open_bucket("s3://lab/runs")._client.create_bucket(Bucket="lab")
+        yield server
+        server.away()
+
+
+@pytest.fixture(scope="module")
+def cluster(storage, start_cluster):
+    """A head without CPUs and two nodes with one each; tests that lose a node replace it."""
+    nodes = start_cluster(0, 1, 1)
+    yield nodes
+    nodes.stop()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("settings") / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(ecg_catalogs, small, tmp_path_factory):
+    """What the plan's commands make one by one: SHA-256 of predictions by run and dataset."""
+    store = tmp_path_factory.mktemp("single")
+    source = ecg_catalogs["ptb-xl"].path
+    settings = load_settings(small, base=base_settings(source, "mae"))
+    upstream = pretrain_run("mae", source, store, settings)
+    for folder in (None, upstream.folder):
+        run = transfer_run(source, store, settings, upstream=folder)
+        for name in DATASETS[1:]:
+            evaluate_run(run, ecg_catalogs[name].path, settings)
+    return hashes(store)
+
+
+@pytest.fixture
+def plan(ecg_catalogs, small):
+    """Arguments of the command that executes the plan."""
+    catalogs = [f"--catalog={ecg_catalogs[name].path}" for name in DATASETS]
+    chosen = ["--technique=scratch", "--technique=mae", "--setting=linear", "--tflops=1"]
+    return ["run", *catalogs, *chosen, f"--settings={small}"]
+
+
+def hashes(store):
+    return {path.relative_to(store).as_posix(): sha256(path) for path in store.rglob("*.parquet")}
+
+
+def logged(store, event, item=""):
+    lines = read_json_lines(store / LOG)
+    return [x for x in lines if x["event"] == event and item in x.get("item", "")]
+
+
+def freeze(cluster, title):
+    """Stop the process with that title, once there is one, in the middle of its work."""
+    for node in cluster.nodes:
+        for process in node.processes(title):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+                return node, process
+    return None
+
+
+def lose(cluster, node):
+    """Lose a node with all its processes, also those that are frozen."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        own = psutil.Process(node.raylet).children(recursive=True)
+    cluster.kill(node)
+    for process in own:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_a_node_lost_in_a_build_changes_no_byte_of_the_catalog(
+    cluster, command, synthetic_raw, ecg_catalogs, tmp_path
+):
+    out = tmp_path / "ptb-xl"
+    options = ("--raw", synthetic_raw["ptb-xl"], "--out", out, "--allow-missing")
+    build = command("catalog", "build", "ptb-xl", *options, "--address", cluster.address)
+    node, _ = build.until("a task", lambda: freeze(cluster, "ray::Map(_build_row)"), LONG)
+    assert not (out / "manifest.json").exists()
+    lose(cluster, node)
+    assert build.wait(LONG) == 0, build.output
+    cluster.add(num_cpus=1)
+    assert open_catalog(out).digest == ecg_catalogs["ptb-xl"].digest
+    shards = [(path.name, sha256(path)) for path in sorted((out / "shards").iterdir())]
+    expected = sorted((ecg_catalogs["ptb-xl"].path / "shards").iterdir())
+    assert shards == [(path.name, sha256(path)) for path in expected]
+
+
+def trials(store):
+    """State and AUROC of each trial of the only search."""
+    (path,) = store.glob("searches/*/trials.parquet")
+    rows = pq.read_table(path).to_pylist()
+    return [(row["number"], row["state"], row["value"]) for row in rows]
+
+
+def test_a_search_loses_a_node_and_finds_the_same(cluster, command, ecg_catalogs, small, tmp_path):
+    options = [f"--catalog={ecg_catalogs['ptb-xl'].path}", "--technique=scratch", "--trials=3"]
+    options += ["--sampler=random", "--stopping=none", "--search-only", f"--settings={small}"]
+    options.append("--fix=transfer.epochs")
+    calm = command("tune", *options, "--store", tmp_path / "calm", "--cpus", 1)
+    store = tmp_path / "runs"
+    search = command("tune", *options, "--store", store, "--address", cluster.address)
+    node, _ = search.until("a trial", lambda: freeze(cluster, "ImplicitFunc"), LONG)
+    time.sleep(1.0)
+    lose(cluster, node)
+    assert search.wait(LONG) == 0, search.output
+    cluster.add(num_cpus=1)
+    assert calm.wait(LONG) == 0, calm.output
+    assert trials(store) == trials(tmp_path / "calm")
+    assert [state for _, state, _ in trials(store)] == ["complete"] * 3
+    assert logged(store, "trial lost")
+    assert len(logged(store, "trial complete")) == 3
+    assert "reason" not in logged(store, "search ended")[0]
+
+
+def test_storage_that_fails_for_a_while_delays_a_plan(cluster, storage, command, plan, reference):
+    store = store_folder("s3://lab/runs")
+    run = command(*plan, "--store=s3://lab/runs", "--address", cluster.address)
+    run.until("training", lambda: any(map(units_done, store.glob("pretrain-*"))), LONG)
+    storage.away()
+    run.until("an outage", lambda: logged(store, "item lost"), LONG)
+    storage.back()
+    assert run.wait(LONG) == 0, run.output
+    assert hashes(store) == reference
+    published = open_bucket("s3://lab/runs").objects()
+    for one in runs([store]):
+        assert f"{one.folder.name}/done.json" in published
+        ends = [x["event"] for x in read_history(one.folder) if x["event"] == "finished"]
+        assert len(ends) <= 1
+    assert all("cannot" in line["reason"] for line in logged(store, "item lost"))
+    assert logged(store, "plan ended")[0]["failed"] == 0
+
+
+def scraped(port):
+    """Series that a node serves, with the labels that this package gives them."""
+    with contextlib.suppress(OSError):
+        url = f"http://127.0.0.1:{port}/metrics"
+        text = urllib.request.urlopen(url, timeout=5).read().decode()
+        return set(re.findall(r"^(ray_benchmd_\w+)", text, re.M))
+    return set()
+
+
+def free_port():
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return opened.getsockname()[1]
+
+
+def test_a_plan_survives_the_loss_of_a_node_its_driver_and_the_head(
+    cluster, start_cluster, command, plan, reference, tmp_path
+):
+    store = tmp_path / "runs"
+    first = command(*plan, "--store", store, "--address", cluster.address)
+    first.until("training", lambda: any(map(units_done, store.glob("pretrain-*"))), LONG)
+    training, trainer = first.until("training", lambda: freeze(cluster, PRETRAIN), LONG)
+    # A node is lost in an evaluation.
+    evaluation = first.until(
+        "an evaluation", lambda: logged(store, "item started", f"{SCRATCH}/"), LONG
+    )
+    node, _ = first.until("its process", lambda: freeze(cluster, f"ray::{SCRATCH}/"), LONG)
+    assert evaluation
+    assert node != training
+    lose(cluster, node)
+    (lost, *_) = first.until("its loss", lambda: logged(store, "item lost"), LONG)
+    assert (lost["node"], lost["reason"]) == (node.name, "its node went away")
+    cluster.add(num_cpus=1)
+    first.until(
+        "evaluations", lambda: len(logged(store, "item finished", f"{SCRATCH}/")) == 2, LONG
+    )
+    notes = [line["message"] for line in logged(store, "note")]
+    assert any(line.startswith(f"node {node.name} went away") for line in notes)
+    # The driver is killed while the pretraining is at work.
+    first.kill()
+    trainer.resume()
+    second = command(*plan, "--store", store, "--address", cluster.address)
+    second.until("training", lambda: freeze(cluster, PRETRAIN), LONG)
+    # The head is lost.
+    began = time.monotonic()
+    head, *others = cluster.nodes
+    cluster.kill(head)
+    assert second.wait(LONG) == 1
+    assert time.monotonic() - began < 60
+    assert re.search(r"error: the head of the Ray cluster at .* has not answered", second.output)
+    for other in others:
+        lose(cluster, other)
+    # Another one is there, at first without nodes to work on.
+    again, port = start_cluster(0), free_port()
+    third = command(*plan, "--store", store, "--address", again.address)
+    third.until("waiting", lambda: "waiting up to 600 s for nodes" in third.output, LONG)
+    again.add(num_cpus=1, metrics_export_port=port)
+    wanted = {"ray_benchmd_training_loss", "ray_benchmd_training_units_per_second"}
+    third.until("metrics", lambda: wanted <= scraped(port), LONG)
+    assert third.wait(LONG) == 0, third.output
+    again.stop()
+    assert hashes(store) == reference
+    for run in runs([store]):
+        events = [line["event"] for line in read_history(run.folder)]
+        assert events.count("finished") == 1
+        assert (events == ["started", "finished"]) == ("pretrain" not in run.folder.name)
+    ends = [(line["level"], line.get("reason", "")[:26]) for line in logged(store, "plan ended")]
+    assert ends == [("error", "the head of the Ray cluste"), ("info", "")]
+    assert len(logged(store, "plan started")) == 3
+    done = [line["item"] for line in logged(store, "item finished")]
+    assert len(done) == len(set(done)) == 7

@@ -1,0 +1,143 @@
+"""What a report keeps for the next one gives the same results, and never stale ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stores import ECG_DATA, make_transfer, predict_all
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.results.report import kept as module
+from benchmd_ray.results.report import scored
+from benchmd_ray.results.report.kept import kept
+from benchmd_ray.results.report.scored import measured, read_scored
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "report"
+
+
+class Counted:
+    """Counts how often it computes."""
+
+    def __init__(self):
+        self.times = 0
+
+    def __call__(self):
+        self.times += 1
+        return {"a": np.array([1.5, np.nan]), "b c": np.zeros((2, 3))}
+
+
+INPUTS = {"x": np.arange(6).reshape(2, 3), "y": np.array([0.5])}
+
+
+def test_what_was_computed_before_is_not_computed_again():
+    compute = Counted()
+    first = kept(INPUTS, {"n": 1}, compute)
+    second = kept({name: array.copy() for name, array in INPUTS.items()}, {"n": 1}, compute)
+    assert compute.times == 1
+    assert first.keys() == second.keys() == {"a", "b c"}
+    for name, array in first.items():
+        np.testing.assert_array_equal(second[name], array)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "how"),
+    [
+        ({**INPUTS, "y": np.array([0.25])}, {"n": 1}),
+        ({**INPUTS, "x": np.arange(6).reshape(3, 2)}, {"n": 1}),
+        ({**INPUTS, "x": INPUTS["x"].astype(np.int8)}, {"n": 1}),
+        ({"y": INPUTS["x"], "x": INPUTS["y"]}, {"n": 1}),
+        (INPUTS, {"n": 2}),
+    ],
+)
+def test_anything_that_differs_is_computed(inputs, how):
+    compute = Counted()
+    kept(INPUTS, {"n": 1}, compute)
+    kept(inputs, how, compute)
+    assert compute.times == 2
+
+
+@pytest.mark.parametrize(("name", "other"), [("__version__", "another"), ("_code", lambda: "x")])
+def test_another_version_or_other_code_computes_anew(monkeypatch, name, other):
+    compute = Counted()
+    kept(INPUTS, {}, compute)
+    monkeypatch.setattr(module, name, other)
+    kept(INPUTS, {}, compute)
+    assert compute.times == 2
+
+
+def test_an_edit_to_what_defines_metrics_or_resamples_is_other_code(monkeypatch, tmp_path):
+    package = Path(module.__file__).parents[2]
+    for name in module.CODE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((package / name).read_bytes())
+    usual = module._code()
+    monkeypatch.setattr(module.resources, "files", lambda name: tmp_path)
+    found = [module._code.__wrapped__()]
+    assert found == [usual]
+    for name in module.CODE:
+        with (tmp_path / name).open("a") as file:
+            file.write("# edited\n")
+        found.append(module._code.__wrapped__())
+    assert len(set(found)) == 1 + len(module.CODE)
+
+
+def test_a_cache_that_cannot_be_written_costs_no_report(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "file"))
+    compute = Counted()
+    for times in (1, 2):
+        assert kept(INPUTS, {}, compute)["a"][0] == 1.5
+        assert compute.times == times
+
+
+def test_a_full_disk_costs_no_report(monkeypatch):
+    def full(path, result):
+        raise BenchmdError("no space left")
+
+    monkeypatch.setattr(module, "_keep", full)
+    assert kept(INPUTS, {}, Counted())["a"][0] == 1.5
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 1), (8, 4), (64, 4)])
+def test_the_threads_are_shared_by_the_predictions_at_hand(tmp_path, monkeypatch, cpus, threads):
+    monkeypatch.setattr(scored, "usual_threads", lambda: cpus)
+    usual, seen = scored.resampled, []
+
+    def noting(*arguments, **options):
+        seen.append(options["threads"])
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(scored, "resampled", noting)
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": ECG_DATA["ptb-xl"]})
+    measured(read_scored(run), ("auroc",), 5)
+    assert seen == [threads, threads]
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut off", b"\x93NUMPY"])
+def test_a_damaged_file_is_computed_again(cache, damage):
+    compute = Counted()
+    kept(INPUTS, {}, compute)
+    (path,) = cache.iterdir()
+    path.write_bytes(damage)
+    assert kept(INPUTS, {}, compute)["a"][0] == 1.5
+    assert compute.times == 2
+    kept(INPUTS, {}, compute)
+    assert compute.times == 2
+
+
+def test_measured_from_the_cache_equals_measured_anew(tmp_path, cache):
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": ECG_DATA["ptb-xl"]})
+    names = ("auroc", "auprc", "calibration_error")
+    fresh = measured(read_scored(run), names, 50)
+    assert len(list(cache.iterdir())) == len(fresh) == 2
+    again = measured(read_scored(run), names, 50)
+    for one, other in zip(fresh, again, strict=True):
+        for name in names:
+            np.testing.assert_array_equal(one.resampled[name], other.resampled[name])
+            np.testing.assert_equal(vars(one.values[name]), vars(other.values[name]))
