@@ -96,6 +96,12 @@ def s3(s3_server: S3Server) -> Iterator[str]:
     bucket._client.delete_bucket(Bucket="benchmd-test")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    """How many threads compute changes rounding: what an earlier file's tests chose ends here."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def ray_cluster(surroundings: None) -> Iterator[None]:
     """One local Ray for all tests; what connects later uses it."""

@@ -181,7 +181,7 @@ def test_workers_are_told_before_their_pod_ends_and_awaited(tmp_path):
 def our_commands():
     """Commands of ours in the deployment files, one a line: file and arguments."""
     for name in (*LAUNCHER, KUBERAY):
-        text = (ROOT / name).read_text("utf-8")
+        text = re.sub(r" \\\n#? *", " ", (ROOT / name).read_text("utf-8"))
         for line in re.findall(r"(?:\bbenchmd (?=\w+ )|benchmd_ray\.cli )(.*)", text):
             if line.split()[0] in main.commands:
                 yield name, line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def transfer_data(settings: Settings, catalog: Catalog) -> TransferData:
         BenchmdError: The validation split has no class that can be scored.
     """
     columns = read_columns(catalog, "train")
-    targets = columns.targets
+    targets = columns.targets.copy()
     rows = label_subset(
         targets,
         settings.transfer.labels_per_class,
@@ -87,7 +87,8 @@ def transfer_data(settings: Settings, catalog: Catalog) -> TransferData:
     units = read_units(catalog, "validation")
     _, scored, _ = pooled(units, validation, np.zeros(validation.shape))
     require_scorable(scored, catalog.modality.classes, f"{catalog.path}, split validation")
-    return TransferData(catalog.modality.task, rows, columns, validation, units)
+    labelled = replace(columns, targets=targets)
+    return TransferData(catalog.modality.task, rows, labelled, validation, units)
 
 
 def training_streams(catalog: Catalog, settings: Settings, data: TransferData) -> bool:

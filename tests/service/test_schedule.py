@@ -321,14 +321,6 @@ def test_what_a_node_without_memory_ended_is_tried_again_alone(monkeypatch, work
     assert node == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "place", "line"),
-    [("first\nlast\n", 0, "first"), ("first\nlast\n", -1, "last"), (" \n", -1, "no message")],
-)
-def test_one_line_of_an_error_is_told(text, place, line):
-    assert execution._line(ValueError(text), place) == line
-
-
 def without_memory_at_first(folder):
     """Executes items, but the first try of georgia finds no memory, and cpsc takes its time."""
 
