@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+from benchmd_ray.repeating import repeating
 
 VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 PATIENCE = 60.0
@@ -41,23 +42,14 @@ def watched(address: str) -> Iterator[None]:
     Args:
         address: host:port of the head, which this process is connected to.
     """
-    done = threading.Event()
-    thread = threading.Thread(target=_watch, args=(address, done), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def _watch(address: str, done: threading.Event) -> None:
     patience = float(os.environ.get(VARIABLE) or PATIENCE) * (1 - BEFORE)
     heard, warned = time.monotonic(), False
-    while not done.wait(min(LOOK_SECONDS, patience / 4)):
+
+    def look() -> None:
+        nonlocal heard, warned
         if _answers(address):
             heard, warned = time.monotonic(), False
-            continue
+            return
         silent = time.monotonic() - heard
         if silent > patience:
             _end(
@@ -71,6 +63,9 @@ def _watch(address: str, done: threading.Event) -> None:
                 f"the head of the Ray cluster at {address} does not answer; waiting for it for "
                 f"{patience:.0f} s\n"
             )
+
+    with repeating(look, min(LOOK_SECONDS, patience / 4)):
+        yield
 
 
 def _answers(address: str) -> bool:

@@ -7,10 +7,10 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 FOUNDATION = {"benchmd_ray", "errors", "files", "modalities", "plugins", "progress", "settings"}
-FOUNDATION |= {"storage", "telemetry"}
+FOUNDATION |= {"repeating", "storage", "telemetry"}
 SCORES = {"evaluation.metrics", "evaluation.intervals"}
 ROOMS = {
-    "storage": {"errors", "files", "storage"},
+    "storage": {"errors", "files", "repeating", "storage"},
     "data": FOUNDATION | {"cluster", "data"},
     "models": FOUNDATION | {"models"},
     "ssl": FOUNDATION | {"models", "ssl"},

@@ -16,7 +16,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class FolderType(click.Path):
-    """A folder of this machine."""
+    """A folder, or what an address on S3 stands for."""
+
+    def __init__(self, on_s3: Callable[[str], Any] | None = None) -> None:
+        """What makes a location of an address; where nothing does, an address is refused."""
+        super().__init__(path_type=Path, file_okay=False)
+        self._on_s3 = on_s3
 
     def convert(
         self,
@@ -24,56 +29,33 @@ class FolderType(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:
-        """The folder; an address, of which a folder s3: would be made, is refused."""
-        if os.fspath(value).startswith("s3://"):
+        """The folder or the location."""
+        text = os.fspath(value)
+        if not text.startswith("s3://"):
+            return super().convert(value, param, ctx)
+        if self._on_s3 is None:  # else a folder s3: would be made
             self.fail("expected a folder: catalogs and stores alone may lie on S3.", param, ctx)
-        return super().convert(value, param, ctx)
+        return self._on_s3(text)
 
 
-class CatalogType(click.Path):
-    """A folder, or an address on S3, with a catalog or with several."""
+def _location(address: str) -> Any:
+    from benchmd_ray.storage.location import location
 
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Any:
-        """The folder or the address."""
-        text = os.fspath(value)
-        if not text.startswith("s3://"):
-            return super().convert(value, param, ctx)
-        from benchmd_ray.storage.location import location
-
-        return location(text)
+    return location(address)
 
 
-FOLDER = FolderType(path_type=Path, file_okay=False)
-CATALOG = CatalogType(path_type=Path, file_okay=False)
-"""For every option or argument that names catalogs."""
+def _mirror(address: str) -> Any:
+    from benchmd_ray.results.storage.mirror import store_folder
+
+    return store_folder(address)
+
+
+FOLDER = FolderType()
+CATALOG = FolderType(_location)
+"""For every option or argument that names a catalog or a folder of several."""
+STORE = FolderType(_mirror)
+"""For every option or argument that names a store or runs; on S3, the folder that mirrors it."""
 FILE = click.Path(path_type=Path, dir_okay=False)
-
-
-class StoreType(click.Path):
-    """A folder, or the address of a store or a run on S3, which becomes that of its mirror."""
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Any:
-        """The folder."""
-        text = os.fspath(value)
-        if not text.startswith("s3://"):
-            return super().convert(value, param, ctx)
-        from benchmd_ray.results.storage.mirror import store_folder
-
-        return store_folder(text)
-
-
-STORE = StoreType(path_type=Path, file_okay=False)
-"""For every option or argument that names a store or runs."""
 
 
 WANDB = click.option(

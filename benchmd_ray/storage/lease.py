@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from benchmd_ray.errors import BenchmdError, Busy, Transient
 from benchmd_ray.files import write_json
+from benchmd_ray.repeating import repeating
 from benchmd_ray.storage.bucket import BucketError, Content
 
 LEASE_SECONDS = 180.0
@@ -137,20 +138,15 @@ class Lease:
     @contextlib.contextmanager
     def renewing(self) -> Iterator[None]:
         """Renew it every `RENEW_SECONDS` and free it at the end."""
-        done = threading.Event()
 
         def renew() -> None:
-            while not done.wait(RENEW_SECONDS) and not self.lost:
-                with contextlib.suppress(BucketError, Lost):  # said by who needs it
-                    self.renew()
+            with contextlib.suppress(BucketError, Lost):  # said by who needs it
+                self.renew()
 
-        thread = threading.Thread(target=renew, daemon=True)
-        thread.start()
         try:
-            yield
+            with repeating(renew, RENEW_SECONDS):
+                yield
         finally:
-            done.set()
-            thread.join()
             self.release()
 
     def _replace(self, state: str) -> None:

@@ -6,41 +6,37 @@ Read from what its first worker writes.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmd_ray.progress import progress
+from benchmd_ray.repeating import repeating
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import read_metrics
 from benchmd_ray.training.restarts import Lost, record
 from benchmd_ray.training.transfer import TransferJob
 
+LOOK_SECONDS = 1.0
+
 
 @contextlib.contextmanager
 def following(job: PretrainJob | TransferJob) -> Iterator[None]:
     """Show the progress of a job whose first worker writes its metrics elsewhere."""
-    done = threading.Event()
+    settings, pretraining = job.settings, isinstance(job, PretrainJob)
+    total = job.last if isinstance(job, PretrainJob) else settings.transfer.epochs
+    what = f"{'pretrain' if pretraining else 'transfer'}, {settings.execution.workers} workers"
+    shown = progress(what, total, unit_of(job), checkpoint_step(job.folder))
 
-    def follow() -> None:
-        pretraining = isinstance(job, PretrainJob)
-        settings = job.settings
-        total = job.last if isinstance(job, PretrainJob) else settings.transfer.epochs
-        what = f"{'pretrain' if pretraining else 'transfer'}, {settings.execution.workers} workers"
-        shown = progress(what, total, unit_of(job), checkpoint_step(job.folder))
-        while not done.wait(1.0):
-            shown.update(*last_line(job.folder))
+    def show() -> None:
         shown.update(*last_line(job.folder))
-        shown.close()
 
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
     try:
-        yield
+        with repeating(show, LOOK_SECONDS):
+            yield
     finally:
-        done.set()
-        thread.join()
+        show()
+        shown.close()
 
 
 def tell_loss(job: PretrainJob | TransferJob, ended: Lost, workers: int) -> None:

@@ -24,6 +24,7 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient
 from benchmd_ray.files import remove, write_json
+from benchmd_ray.repeating import repeating
 from benchmd_ray.settings import ExecutionSettings
 from benchmd_ray.telemetry import Measured
 from benchmd_ray.training.checkpoints import checkpoint_step
@@ -390,15 +391,10 @@ def worker_loop(config: dict[str, Any]) -> int | None:
 @contextlib.contextmanager
 def _noting_stop(folder: Path) -> Iterator[None]:
     """Note the signal that came to the process that waits for the workers."""
-    done = threading.Event()
 
     def look() -> None:
-        while not done.wait(LOOK_SECONDS):
-            if (folder / STOP).exists():
-                _note_once(signal.SIGTERM)
+        if (folder / STOP).exists():
+            _note_once(signal.SIGTERM)
 
-    threading.Thread(target=look, daemon=True).start()
-    try:
+    with repeating(look, LOOK_SECONDS):
         yield
-    finally:
-        done.set()

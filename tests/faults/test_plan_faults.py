@@ -16,10 +16,8 @@ from benchmd_ray.files import read_json_lines, sha256
 from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.results.storage.mirror import store_folder
 from benchmd_ray.results.store import runs
-from benchmd_ray.service.execute import base_settings, evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.live import units_done
 from benchmd_ray.service.logged import LOG
-from benchmd_ray.settings import load_settings
 from benchmd_ray.storage.bucket import open_bucket
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -87,25 +85,20 @@ def small(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def reference(ecg_catalogs, small, tmp_path_factory):
-    """What the plan's commands make one by one: SHA-256 of predictions by run and dataset."""
-    store = tmp_path_factory.mktemp("single")
-    source = ecg_catalogs["ptb-xl"].path
-    settings = load_settings(small, base=base_settings(source, "mae"))
-    upstream = pretrain_run("mae", source, store, settings)
-    for folder in (None, upstream.folder):
-        run = transfer_run(source, store, settings, upstream=folder)
-        for name in DATASETS[1:]:
-            evaluate_run(run, ecg_catalogs[name].path, settings)
-    return hashes(store)
-
-
-@pytest.fixture
 def plan(ecg_catalogs, small):
     """Arguments of the command that executes the plan."""
     catalogs = [f"--catalog={ecg_catalogs[name].path}" for name in DATASETS]
     chosen = ["--technique=scratch", "--technique=mae", "--setting=linear", "--tflops=1"]
     return ["run", *catalogs, *chosen, f"--settings={small}"]
+
+
+@pytest.fixture(scope="module")
+def reference(start_command, plan, tmp_path_factory):
+    """What the plan makes, embedded and undisturbed: SHA-256 of predictions by run and dataset."""
+    store = tmp_path_factory.mktemp("undisturbed")
+    calm = start_command(*plan, "--store", store, "--cpus", 1)
+    assert calm.wait(LONG) == 0, calm.output
+    return hashes(store)
 
 
 def hashes(store):
