@@ -138,10 +138,10 @@ def test_catalog_build_compares_with_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_build_scale_gives_rate_and_memory_of_each_size(tmp_path: Path) -> None:
-    small = ["--modality", "ecg", "--records", "10", "--cpus", "1"]
+    small = ["--modality", "ecg", "--records", "10", "--cpus", "1", "--factors", "1", "4"]
     result = run(["-m", "benchmarks.build_scale", *small], tmp_path)
     builds = result["builds"]
-    assert [build["raw_records"] for build in builds] == [10, 40, 160]
+    assert [build["raw_records"] for build in builds] == [10, 40]
     for build in builds:
         assert 0 < build["rows"] <= build["raw_records"]
         assert build["rows_per_second"] == pytest.approx(build["rows"] / build["seconds"], rel=0.01)
