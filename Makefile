@@ -18,7 +18,7 @@ test: .venv/.ready ## style, types, tests (those of the HTML report want Chromiu
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .

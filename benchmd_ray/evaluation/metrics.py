@@ -14,7 +14,6 @@ from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.evaluation import ranking, sums
@@ -143,6 +142,8 @@ def auroc_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Floats:
         BenchmdError: The arrays do not fit together, hold other target values, or a score is
             not finite.
     """
+    from sklearn.metrics import roc_auc_score  # a second of a CPU, which most processes can spare
+
     return _each_class(roc_auc_score, targets, scores)
 
 
@@ -152,6 +153,8 @@ def average_precision_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -
     NaN where a class has no positive or no negative, as for `auroc_per_class`, which takes and
     raises the same.
     """
+    from sklearn.metrics import average_precision_score
+
     return _each_class(average_precision_score, targets, scores)
 
 
