@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "RAY_DATA_USE_DATASOURCE_V2": "0",  # the V2 reader is slower and loses duplicate paths
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # commands show their own progress
 }
-"""Set before Ray is imported, and for every worker."""
+"""Set before Ray is imported, and for every worker: one of an embedded Ray inherits it."""
 
 WITHIN_A_JOB = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
 """A submitted job may have been given the same variables; Ray else refuses to join."""
@@ -83,15 +83,12 @@ def _start(address: str | None, cpus: int) -> None:
     """
     import ray
 
-    common: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "runtime_env": {"env_vars": ENVIRONMENT | _cache()},
-    }
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address:
             _require_listening(address)
-            ray.init(address=address, **common)
+            environment = {"env_vars": ENVIRONMENT | _cache()}
+            ray.init(address=address, runtime_env=environment, **common)
             return
         with _on_loopback():
             ray.init(
