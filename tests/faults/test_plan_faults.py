@@ -228,8 +228,10 @@ def test_a_plan_survives_the_loss_of_a_node_its_driver_and_the_head(
     first.until(
         "evaluations", lambda: len(logged(store, "item finished", f"{SCRATCH}/")) == 2, LONG
     )
-    notes = [line["message"] for line in logged(store, "note")]
-    assert any(line.startswith(f"node {node.name} went away") for line in notes)
+    gone = f"node {node.name} went away"
+    first.until(
+        "a note", lambda: any(x["message"].startswith(gone) for x in logged(store, "note")), LONG
+    )
     # The driver is killed while the pretraining is at work.
     first.kill()
     trainer.resume()
