@@ -157,11 +157,14 @@ def trials(store):
 def test_a_search_loses_a_node_and_finds_the_same(cluster, command, ecg_catalogs, small, tmp_path):
     options = [f"--catalog={ecg_catalogs['ptb-xl'].path}", "--technique=scratch", "--trials=3"]
     options += ["--sampler=random", "--stopping=none", "--search-only", f"--settings={small}"]
-    options.append("--fix=transfer.epochs")
+    options += ["--fix=transfer.epochs", "--set=transfer.epochs=400"]  # time to be lost in
     calm = command("tune", *options, "--store", tmp_path / "calm", "--cpus", 1)
     store = tmp_path / "runs"
     search = command("tune", *options, "--store", store, "--address", cluster.address)
-    node, _ = search.until("a trial", lambda: freeze(cluster, "ImplicitFunc"), LONG)
+    begun = "searches/*/trials/*"
+    node, _ = search.until(
+        "a trial", lambda: any(store.glob(begun)) and freeze(cluster, "ImplicitFunc"), LONG
+    )
     time.sleep(1.0)
     lose(cluster, node)
     assert search.wait(LONG) == 0, search.output
