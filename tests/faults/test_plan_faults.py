@@ -157,14 +157,12 @@ def trials(store):
 def test_a_search_loses_a_node_and_finds_the_same(cluster, command, ecg_catalogs, small, tmp_path):
     options = [f"--catalog={ecg_catalogs['ptb-xl'].path}", "--technique=scratch", "--trials=3"]
     options += ["--sampler=random", "--stopping=none", "--search-only", f"--settings={small}"]
-    options += ["--fix=transfer.epochs", "--set=transfer.epochs=400"]  # time to be lost in
+    options += ["--fix=transfer.epochs", "--set=transfer.epochs=150"]  # time to be lost in
     calm = command("tune", *options, "--store", tmp_path / "calm", "--cpus", 1)
     store = tmp_path / "runs"
     search = command("tune", *options, "--store", store, "--address", cluster.address)
-    begun = "searches/*/trials/*"
-    node, _ = search.until(
-        "a trial", lambda: any(store.glob(begun)) and freeze(cluster, "ImplicitFunc"), LONG
-    )
+    search.until("two trials", lambda: len([*store.glob("searches/*/trials/*")]) > 1, LONG)
+    node, _ = search.until("one's process", lambda: freeze(cluster, "ImplicitFunc"), LONG)
     time.sleep(1.0)
     lose(cluster, node)
     assert search.wait(LONG) == 0, search.output
@@ -238,6 +236,7 @@ def test_a_plan_survives_the_loss_of_a_node_its_driver_and_the_head(
     # The driver is killed while the pretraining is at work.
     first.kill()
     trainer.resume()
+    trainer.wait(LONG)  # it ends without its driver, and is not taken for the next one's
     second = command(*plan, "--store", store, "--address", cluster.address)
     second.until("training", lambda: freeze(cluster, PRETRAIN), LONG)
     # The head is lost.
