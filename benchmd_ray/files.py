@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ LOOK_SECONDS = 0.1
 def cache_folder() -> Path:
     """Where what can be made again is kept: ``BENCHMD_CACHE`` or ~/.cache/benchmd."""
     return Path(os.environ.get("BENCHMD_CACHE") or Path.home() / ".cache" / "benchmd")
+
+
+def resource_folder(name: str) -> Path:
+    """Folder of data that ships with the package: ``data_catalog`` or ``search_spaces``."""
+    package = Path(__file__).resolve().parent
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
 
 
 def without_home(text: str) -> str:
@@ -159,6 +167,12 @@ def sha256(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def md5(path: Path) -> str:
+    """MD5 of a file, hexadecimal: what owners publish to tell whole downloads from others."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
 def digest(content: Any) -> str:

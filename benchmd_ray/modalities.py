@@ -1,17 +1,26 @@
-"""The seven modalities of BenchMD: what a signal is, how it is cut into tokens, what is predicted.
+"""Modalities: what a signal is, how it is cut into tokens, what is predicted.
 
-Source: BenchMD v2, section 3 and appendix C; ``docs/differences.md`` names where this departs.
+The seven of BenchMD are constants (BenchMD v2, section 3 and appendix C; ``docs/differences.md``
+names where this departs). Each dataset of MedMNIST is a modality of its own at each size, which
+its card in ``data_catalog`` states (Yang et al., 2023, table 2).
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+import yaml
 
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import read_yaml, resource_folder
 
 Task = Literal["single-label", "multi-label"]
+MedmnistTask = Literal["binary-class", "multi-class", "ordinal-regression", "multi-label"]
 
 UNKNOWN = -1
 """Target value of a class that is not known; it is masked in losses and metrics."""
@@ -47,6 +56,8 @@ class Modality:
     """What is scored, each as one: records, or the scans that windows were cut from."""
     batch_size: int = 64
     """Examples of a training step in the fixed protocol."""
+    medmnist_task: MedmnistTask | None = None
+    """The task in the words of MedMNIST, for its datasets; all but the last are single-label."""
 
     @property
     def tokens(self) -> int:
@@ -57,6 +68,11 @@ class Modality:
     def patch_size(self) -> int:
         """Number of values in a patch, all channels together."""
         return self.input_shape[0] * math.prod(self.patch)
+
+    @property
+    def group(self) -> str:
+        """Its group in search spaces: itself, or ``medmnist-2d`` or ``medmnist-3d``."""
+        return f"medmnist-{len(self.axes) - 1}d" if self.medmnist_task else self.name
 
     def with_patch(self, size: int) -> Modality:
         """This modality, cut into patches of another extent.
@@ -159,12 +175,85 @@ MODALITIES: dict[str, Modality] = {
 }
 
 
+GROUPS = (*MODALITIES, "medmnist-2d", "medmnist-3d")
+"""What `Modality.group` may be."""
+IMAGE_PATCHES = {2: {28: 4, 64: 8, 128: 16, 224: 16}, 3: {28: 7, 64: 8}}
+"""Datasets of MedMNIST: number of the images' dimensions → their size → extent of a patch."""
+IMAGE_BATCH = {2: 128, 3: 32}
+"""Batch size of the baselines of MedMNIST v2, by the images' dimensions."""
+PLAIN_SIZE = 28
+"""Images of this size have no size in their modality's name."""
+
+
+def sized_name(dataset: str, size: int) -> str:
+    """Name of a dataset of MedMNIST, which is its modality's, at a size: ``breastmnist-64``."""
+    return dataset if size == PLAIN_SIZE else f"{dataset}-{size}"
+
+
+def images_modality(dataset: str, images: Mapping[str, Any], size: int) -> Modality:
+    """The modality of a dataset of MedMNIST at a size.
+
+    Args:
+        dataset: Name of its card's file.
+        images: What the card says under ``images``.
+        size: Pixels along each axis.
+
+    Raises:
+        KeyError: Something is missing, or there are no such images.
+    """
+    dimensions, task = images["dimensions"], images["task"]
+    shape = (images["channels"], *(size,) * dimensions)
+    return Modality(
+        name=sized_name(dataset, size),
+        axes=("channel", *("z", "y", "x")[3 - dimensions :]),
+        stored_shape=shape,
+        input_shape=shape,
+        dtype="uint8",
+        unit="grey level",
+        patch=(IMAGE_PATCHES[dimensions][size],) * dimensions,
+        task="multi-label" if task == "multi-label" else "single-label",
+        classes=tuple(images["classes"]),
+        batch_size=IMAGE_BATCH[dimensions],
+        medmnist_task=task,
+    )
+
+
+@functools.cache
+def _of_card(name: str) -> Modality | None:
+    """The modality of that name that a card of images states."""
+    named = re.fullmatch(r"([a-z0-9]+)(?:-(\d+))?", name)
+    path = resource_folder("data_catalog") / f"{named[1] if named else ''}.yaml"
+    if not named or not path.is_file():
+        return None
+    try:
+        images = read_yaml(path.read_text(encoding="utf-8")).get("images", {})
+    except yaml.YAMLError as error:
+        raise BenchmdError(f"cannot read the card {path.name}: {error}") from error
+    size = int(named[2] or PLAIN_SIZE)
+    if size not in images.get("md5", {}) or sized_name(named[1], size) != name:
+        return None
+    return images_modality(named[1], images, size)
+
+
+def find_modality(name: str) -> Modality | None:
+    """The modality of that name, of the seven or of a dataset of MedMNIST; None without one.
+
+    Raises:
+        BenchmdError: Its card cannot be read.
+    """
+    return MODALITIES.get(name) or _of_card(name)
+
+
 def modality(name: str) -> Modality:
-    """The modality of that name.
+    """The modality of that name, of the seven or of a dataset of MedMNIST.
 
     Raises:
         BenchmdError: There is none; the message lists the valid names.
     """
-    if name not in MODALITIES:
-        raise unknown_name("modality", name, MODALITIES)
-    return MODALITIES[name]
+    found = find_modality(name)
+    if found is None:
+        raise BenchmdError(
+            f"{unknown_name('modality', name, MODALITIES)} Or a dataset of MedMNIST, such as "
+            "breastmnist or breastmnist-64 (`benchmd catalog list`)."
+        )
+    return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.cluster import connected, ray_data
-from benchmd_ray.data.cards import DatasetCard, dataset_card, resource_folder
+from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, SHARD, SHARDS, Catalog, open_catalog
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.discovery import discovered, require_complete
@@ -34,7 +34,7 @@ from benchmd_ray.data.records import (
     to_table,
 )
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY, digest, json_bytes, sha256
+from benchmd_ray.files import TEMPORARY, digest, json_bytes, resource_folder, sha256
 from benchmd_ray.progress import progress
 from benchmd_ray.storage.location import (
     LEASE,
@@ -347,7 +347,7 @@ def build_chunk(chunk: _Chunk) -> dict[str, Any]:
     entries: list[dict[str, str | None]] = []
     for item in chunk.items:
         try:
-            reading = DATASETS[card.name].read(Path(chunk.root), item, card)
+            reading = DATASETS[card.collection or card.name].read(Path(chunk.root), item, card)
             whole = [checked(record, card) for record in reading.records]
         except RecordLeftOut as why:
             left_out[str(why)] += 1

@@ -1,4 +1,4 @@
-"""Dataset cards: one YAML file of `data_catalog` per dataset."""
+"""Dataset cards: one YAML file of `data_catalog` per dataset, of MedMNIST for all its sizes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,13 @@ from typing import Any, Literal
 
 import yaml
 
+from benchmd_ray.data.medmnist_cards import contents_by_size
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import read_yaml
+from benchmd_ray.files import read_yaml, resource_folder
 from benchmd_ray.modalities import Modality, modality
 
 POLICIES = ("clean", "released")
 """Label-and-split policies: leak-free (the default), and as BenchMD released them."""
-
-
-def resource_folder(name: str) -> Path:
-    """Folder of data that ships with the package: ``data_catalog`` or ``search_spaces``."""
-    package = Path(__file__).resolve().parent.parent
-    installed = package / name
-    return installed if installed.is_dir() else package.parent / name
 
 
 @dataclass(frozen=True)
@@ -41,6 +35,12 @@ class Layout:
     """How the raw folder must look, as a drawing."""
     rows_per_record: int = 1
     """Catalog rows that a raw record gives, about: epochs of a night, windows of a scan."""
+    md5: str = ""
+    """MD5 of the one file that holds all, where it does."""
+    splits: dict[str, int] = field(default_factory=dict)
+    """Records of each split, where the owner's file has them."""
+    mark: str = ""
+    """What a catalog of this layout adds to the dataset's name in all results."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class DatasetCard:
     layouts: dict[str, Layout]
     evaluation_splits: dict[str, tuple[str, ...]]
     """Per policy, the splits that are scored and never trained on."""
+    collection: str = ""
+    """The collection that it is part of and whose raw layout it has."""
     download: tuple[str, ...] = ()
     """Files to fetch, and from where."""
     code_table: str = ""
@@ -101,11 +103,19 @@ class DatasetCard:
         return tuple(self.merged_classes) or self.kind.classes
 
 
-def _card(path: Path) -> DatasetCard:
+def _cards_of(path: Path) -> list[DatasetCard]:
+    """The card of a file, or of MedMNIST one for each size of the images."""
     try:
         content: dict[str, Any] = read_yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise BenchmdError(f"cannot read the card {path.name}: {error}") from error
+    contents = contents_by_size(content, path.name) if "images" in content else [content]
+    made = [_card(content, path) for content in contents]
+    _check_names(made[0], path)
+    return made
+
+
+def _card(content: dict[str, Any], path: Path) -> DatasetCard:
     known = {f.name for f in dataclasses.fields(DatasetCard)}
     for key in content:
         if key not in known:
@@ -124,7 +134,6 @@ def _card(path: Path) -> DatasetCard:
     except (KeyError, TypeError) as error:
         raise BenchmdError(f"the card {path.name} is incomplete: {error}") from error
     _check_classes(card, path)
-    _check_names(card, path)
     return card
 
 
@@ -161,9 +170,9 @@ def _check_classes(card: DatasetCard, path: Path) -> None:
 
 @functools.cache
 def cards() -> dict[str, DatasetCard]:
-    """All cards by name, in alphabetical order."""
-    found = [_card(path) for path in sorted(resource_folder("data_catalog").glob("*.yaml"))]
-    return {card.name: card for card in found}
+    """All cards by name, in the order of their files."""
+    paths = sorted(resource_folder("data_catalog").glob("*.yaml"))
+    return {card.name: card for path in paths for card in _cards_of(path)}
 
 
 def dataset_card(name: str) -> DatasetCard:

@@ -100,13 +100,14 @@ class Catalog:
 
     @property
     def dataset(self) -> str:
-        """Name of the dataset."""
-        return str(self.manifest["dataset"])
+        """Name of the dataset in all results, with the mark of its layout: ``…-unofficial``."""
+        layout = self.card.layouts.get(self.manifest.get("layout", ""))
+        return f"{self.card.name}-{layout.mark}" if layout and layout.mark else self.card.name
 
     @property
     def card(self) -> DatasetCard:
         """Card of the dataset."""
-        return dataset_card(self.dataset)
+        return dataset_card(str(self.manifest["dataset"]))
 
     @property
     def modality(self) -> Modality:

@@ -29,7 +29,7 @@ def discovered(
     choices = chosen(card, policy, split_table, options)
     if not raw.is_dir():
         raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
-    found = DATASETS[card.name].discover(raw, card, choices)
+    found = DATASETS[card.collection or card.name].discover(raw, card, choices)
     for item in found.items:
         inside(item.path, raw)
     return choices, _unique(found)

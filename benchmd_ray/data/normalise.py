@@ -100,6 +100,34 @@ def lung_window(
     return ((x - low) / (high - low)).clamp(0, 1)
 
 
+def symmetric(
+    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, statistics: Statistics
+) -> torch.Tensor:
+    """Grey levels 0 to 255 mapped to [−1, 1], as the 2-D baselines of MedMNIST v2 do.
+
+    Args:
+        signals: (batch, channel, y, x), grey levels.
+        scales: Not used.
+        sizes: Not used.
+        statistics: Not used.
+    """
+    return (signals.float() / 255 - 0.5) / 0.5
+
+
+def fractions(
+    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, statistics: Statistics
+) -> torch.Tensor:
+    """Grey levels 0 to 255 mapped to [0, 1], as the 3-D baselines of MedMNIST v2 do.
+
+    Args:
+        signals: (batch, channel, z, y, x), grey levels.
+        scales: Not used.
+        sizes: Not used.
+        statistics: Not used.
+    """
+    return signals.float() / 255
+
+
 def _per_channel(statistics: Statistics, name: str, signals: torch.Tensor) -> torch.Tensor:
     values = torch.tensor(list(statistics[name]), dtype=torch.float32, device=signals.device)
     return values[:, None, None]
@@ -125,7 +153,9 @@ NORMALISERS: dict[str, Callable[..., torch.Tensor]] = {
     "fundus": standardised,
     "ldct": lung_window,
 }
-"""By modality."""
+"""By modality, of the seven."""
+IMAGE_NORMALISERS: dict[int, Callable[..., torch.Tensor]] = {3: symmetric, 4: fractions}
+"""By the number of a signal's axes, of the datasets of MedMNIST."""
 BY_STATISTICS = (standardised, centred)
 """Those that need the source's training statistics."""
 
@@ -140,7 +170,7 @@ def normaliser(modality: Modality, statistics: Statistics | None) -> Normalise:
     Raises:
         BenchmdError: The modality needs statistics and there are none.
     """
-    function = NORMALISERS[modality.name]
+    function = NORMALISERS.get(modality.name) or IMAGE_NORMALISERS[len(modality.axes)]
     if function in BY_STATISTICS and (statistics is None or 0.0 in statistics["std"]):
         raise BenchmdError(
             f"signals of {modality.name} are normalised by the mean and standard deviation of the "

@@ -118,6 +118,12 @@ def _notes(catalog: Catalog) -> list[str]:
     notes = []
     if raw["records"] != raw["expected"]:
         notes.append(f"{raw['records']:,} raw records, the card expects {raw['expected']:,}")
+    layout = card.layouts.get(manifest["layout"])
+    notes += [
+        f"{split}: {catalog.rows(split):,} {what}, the card expects {count:,}"
+        for split, count in (layout.splits if layout else {}).items()
+        if catalog.rows(split) != count
+    ]
     if raw["missing"]:
         notes.append(f"{raw['missing']:,} files that its tables name are missing")
     if raw["grouped_by"] != "patient":

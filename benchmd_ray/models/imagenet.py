@@ -37,6 +37,8 @@ COLOURS = 3
 """Input channels of the weights: red, green, blue."""
 PATCH = 16
 """Pixels of a patch of the weights along y and x."""
+SIDE = 224
+"""Pixels of the weights' images along y and x."""
 PROJECTION = "patch_embed.proj.weight"
 CLASSIFIER = "head."
 NAMES = {
@@ -75,16 +77,23 @@ class ImageNetWeights:
 
 
 def require_images(modality: Modality) -> None:
-    """Refuse signals that are no 2-D images.
+    """Refuse signals that are no 2-D images of the weights' size.
 
     Raises:
-        BenchmdError: The modality has another number of axes.
+        BenchmdError: The modality has another number of axes, or its images another size.
     """
     if not _images(modality):
         fitting = ", ".join(name for name, kind in MODALITIES.items() if _images(kind))
         raise BenchmdError(
             f"ImageNet weights are for 2-D images ({fitting}), and {modality.name} has the axes "
             f"{', '.join(modality.axes)}: choose another technique."
+        )
+    extent = modality.input_shape[1:]
+    if extent != (SIDE, SIDE):
+        raise BenchmdError(
+            f"ImageNet weights are for images of {SIDE} × {SIDE} pixels, and those of "
+            f"{modality.name} have {' × '.join(map(str, extent))}: choose another technique, or "
+            f"the dataset at {SIDE} pixels where there is one."
         )
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from benchmd_ray.evaluation.intervals import interval, resampled
 from benchmd_ray.evaluation.metrics import metric
 from benchmd_ray.evaluation.predict import predictions_path, read_predictions
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality
 from benchmd_ray.tuning.records import AUROC_OF, SEARCHES, TRIALS
 
 RESAMPLES = 200
@@ -45,7 +45,7 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str) -> None:
     import wandb
 
     predictions = read_predictions(predictions_path(folder, dataset))
-    task = MODALITIES[predictions.description["modality"]].task
+    task = modality(predictions.description["modality"]).task
     rows: list[Iterable[Any]] = []
     for split in predictions.splits:
         targets, scores, groups = predictions.of_split(split)

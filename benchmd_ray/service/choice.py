@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from benchmd_ray.data.cards import POLICIES
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.imagenet import require_images
 from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
@@ -63,8 +63,9 @@ def require_known(choice: Choice) -> None:
     Raises:
         BenchmdError: One does not, or a seed is below 0.
     """
+    for name in choice.modalities:
+        modality_named(name)
     for kind, names, valid in (
-        ("modality", choice.modalities, MODALITIES),
         ("transfer setting", choice.settings, TRANSFERS),
         ("policy", choice.policies, POLICIES),
     ):
@@ -88,9 +89,12 @@ def chosen_datasets(choice: Choice) -> Found:
     else:
         names = {dataset for dataset, _, _ in paper_auroc()}
         found = from_cards(names, tuple(dict.fromkeys(choice.policies)) or ("clean",))
-    wanted = choice.modalities or tuple(MODALITIES)
     policies = choice.policies or POLICIES
-    chosen = [d for d in found.datasets if d.modality in wanted and d.policy in policies]
+    chosen = [
+        d
+        for d in found.datasets
+        if (not choice.modalities or d.modality in choice.modalities) and d.policy in policies
+    ]
     held = {(d.modality, d.policy) for d in chosen if d.role == "source"}
     missing = [
         name for name in choice.modalities if not any(name == modality for modality, _ in held)
@@ -122,15 +126,16 @@ def technique_settings(choice: Choice, modality: str, name: str) -> tuple[Settin
         BenchmdError: The settings cannot be used, or choose what the plan varies, or an encoder
             that a technique chosen by name cannot have.
     """
-    base = fixed_settings(MODALITIES[modality], protocol_encoder(name))
+    kind = modality_named(modality)
+    base = fixed_settings(kind, protocol_encoder(name))
     settings = load_settings(choice.file, choice.assignments, base)
     _require_free(choice, base, settings)
     if name not in TECHNIQUES or not TECHNIQUES[name].imagenet:
         return settings, None
     try:
-        require_images(MODALITIES[modality])
+        require_images(kind)
     except BenchmdError:
-        return settings, "ImageNet weights are for 2-D images"
+        return settings, "ImageNet weights are for 2-D images of 224 × 224 pixels"
     size = ENCODERS[protocol_encoder(name)]
     if _architecture(settings.encoder) in (_architecture(size), _architecture(EncoderSettings())):
         return settings, None

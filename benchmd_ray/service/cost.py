@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmd_ray.modalities import MODALITIES, Modality
+from benchmd_ray.modalities import Modality, modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings, as_dict, updated
@@ -83,7 +83,7 @@ def work_of(
         target: Dataset that is scored, for the stage ``evaluate``.
         labelled: Training records of a transfer, where they are known; else `labelled_rows`.
     """
-    chosen, encoder = MODALITIES[source.modality], settings.encoder
+    chosen, encoder = modality(source.modality), settings.encoder
     forward = forward_flops(chosen, encoder)
     batch, units = settings.pretrain.batch_size, settings.pretrain.steps
     unit, once, head_steps = 0.0, 0.0, 0
@@ -111,7 +111,7 @@ def labelled_rows(transfer: TransferSettings, source: Dataset) -> int:
     whole, wanted = source.rows.get("train", 0), transfer.labels_per_class
     if wanted is None:
         return max(1, whole)
-    positives = source.positives or (whole,) * len(MODALITIES[source.modality].classes)
+    positives = source.positives or (whole,) * len(modality(source.modality).classes)
     return max(1, min(whole, sum(min(wanted, count) for count in positives)))
 
 
@@ -208,9 +208,9 @@ def _counted_once(name: str, settings: str) -> tuple[float, int]:
     """
     encoder = updated(EncoderSettings(), json.loads(settings))
     try:
-        return _counted_on("meta", MODALITIES[name], encoder)
+        return _counted_on("meta", modality(name), encoder)
     except (NotImplementedError, RuntimeError):
-        return _counted_on("cpu", MODALITIES[name], encoder)
+        return _counted_on("cpu", modality(name), encoder)
 
 
 def _counted_on(device: str, modality: Modality, encoder: EncoderSettings) -> tuple[float, int]:
@@ -241,7 +241,7 @@ def disk_of(
     target: Dataset | None = None,
 ) -> Disk:
     """Bytes that a run, or the predictions for one target, take; arguments as in `work_of`."""
-    chosen = MODALITIES[source.modality]
+    chosen = modality(source.modality)
     if stage == "evaluate":
         return Disk(_prediction_bytes(chosen, (target or source).scored_rows))
     upstream = technique if stage in ("pretrain", "export") else None

@@ -144,10 +144,14 @@ def _of_card(card: DatasetCard, policy: str) -> Dataset:
 def card_rows(card: DatasetCard, policy: str) -> dict[str, int]:
     """Records of each split that a complete catalog has, about.
 
-    Published counts are taken where they are counts of records: one class a record, and no scans.
-    Else it is the whole of the first layout, all of it for a target; of a source `TRAINED_SHARE`
-    are trained on and its other splits share the rest.
+    The splits of the owner's file are taken, where there are such. Published counts are taken where
+    they are counts of records: one class a record, and no scans. Else it is the whole of the first
+    layout, all of it for a target; of a source `TRAINED_SHARE` are trained on and its other splits
+    share the rest.
     """
+    layout = next(iter(card.layouts.values()))
+    if layout.splits:
+        return dict(layout.splits)
     counts = card.expected.get(policy, {})
     countable = card.kind.task == "single-label" and card.kind.scored == "records"
     published = {split: sum(of.values()) for split, of in counts.items()} if countable else {}

@@ -19,7 +19,8 @@ import torch
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import predictions_path
-from benchmd_ray.modalities import MODALITIES, Modality
+from benchmd_ray.modalities import Modality
+from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.storage.history import METRICS
@@ -172,7 +173,7 @@ def measure_here(
         device: ``cpu`` or ``cuda``; on a CPU as many threads work as a worker has CPUs.
         seconds: About how long to measure, half of it each.
     """
-    chosen, place = MODALITIES[modality], torch.device(device)
+    chosen, place = modality_named(modality), torch.device(device)
     most = SPOT_FLOPS[device] // training_flops(chosen, settings.encoder)
     batch = max(1, min(settings.pretrain.batch_size, int(most)))
     model = Classifier(make_encoder(chosen, settings.encoder), chosen)

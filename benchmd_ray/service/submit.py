@@ -18,8 +18,8 @@ from typing import Any
 
 import benchmd_ray
 from benchmd_ray.cluster import ENVIRONMENT, NODES, asked_nodes
-from benchmd_ray.data.cards import resource_folder
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import resource_folder
 from benchmd_ray.service.job_variables import HOOK, PYTHON, write_variables
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"

@@ -21,7 +21,7 @@ from benchmd_ray.data.catalog import Catalog, confined, open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, remove, write_json
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality
 from benchmd_ray.models.imagenet import imagenet_weights
 from benchmd_ray.progress import SilentBoard, board
 from benchmd_ray.results.storage.mirror import shown, store_bucket
@@ -377,7 +377,7 @@ class _Session:
     def _result(self, limits: Limits) -> Trial | None:
         """Write what the search has found so far."""
         bases = [
-            fixed_settings(MODALITIES[source.modality], protocol_encoder(self.plan.technique))
+            fixed_settings(modality(source.modality), protocol_encoder(self.plan.technique))
             for source in self.plan.sources
         ]
         upstream = [read_run(arm.upstream) for arm in self.work.arms if arm.upstream is not None]

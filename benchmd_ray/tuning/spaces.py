@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from benchmd_ray.data.cards import resource_folder
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import read_yaml
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.files import read_yaml, resource_folder
+from benchmd_ray.modalities import GROUPS
+from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.settings import LABEL_SETTINGS, Settings
 from benchmd_ray.tuning.entries import Scope, read_entries
 from benchmd_ray.tuning.parameters import Parameter, Space, applied, value_of, without
@@ -47,7 +47,7 @@ def space_for(technique: str, setting: str, modality: str, path: Path | None = N
         path: A file of the user's own; None takes the built-in one.
 
     Raises:
-        BenchmdError: There is no such space, or the file is not valid.
+        BenchmdError: There is no such space or modality, or the file is not valid.
     """
     if setting not in SETTINGS:
         raise unknown_name("setting of a search", setting, SETTINGS)
@@ -56,8 +56,7 @@ def space_for(technique: str, setting: str, modality: str, path: Path | None = N
             f"{technique} trains nothing in pretraining, so there is nothing to search: search a "
             "transfer setting, such as --setting linear."
         )
-    if modality not in MODALITIES:
-        raise unknown_name("modality", modality, MODALITIES)
+    modality_named(modality)  # refused before anything is read
     file = path or _built_in(technique, setting)
     scope = Scope(file if path else Path(file.name), technique, setting, modality, path is None)
     name = f"{path or file.stem} ({modality})"
@@ -93,7 +92,8 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
     """Entries of a file with the changes for the scope's modality, setting and technique."""
     written = {str(name): entry for name, entry in content.items() if name not in OVERRIDES}
     entries = dict(written)
-    chosen = dict(zip(OVERRIDES, (scope.modality, scope.setting, scope.technique), strict=True))
+    group = modality_named(scope.modality).group
+    chosen = dict(zip(OVERRIDES, (group, scope.setting, scope.technique), strict=True))
     for key in OVERRIDES:
         groups = _mapping(content.get(key) or {}, f"{scope.where}, {key}")
         for group, changes in groups.items():
@@ -111,7 +111,7 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
 
 def _require_group(key: str, group: str, scope: Scope) -> None:
     valid: Collection[str] = {
-        "modalities": tuple(MODALITIES),
+        "modalities": GROUPS,
         "settings": SETTINGS,
         "techniques": {*UNTRAINED, *SPACES, scope.technique},
     }[key]

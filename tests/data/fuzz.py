@@ -188,6 +188,19 @@ def night(name: str) -> Callable[[Path], None]:
     return read
 
 
+def breast_images(path: Path) -> None:
+    """List and read the images of a file of BreastMNIST."""
+    from benchmd_ray.data.cards import dataset_card
+    from benchmd_ray.data.datasets import medmnist
+    from benchmd_ray.data.raw import Choices
+    from benchmd_ray.data.records import checked
+
+    card = dataset_card("breastmnist")
+    for item in medmnist.discover(path.parent, card, Choices(options={"md5": "allow"})).items:
+        for record in medmnist.read(path.parent, item, card).records:
+            checked(record, card)
+
+
 def readers() -> dict[str, Callable[[Path], Any]]:
     """What reads a file and checks the result; takes the path of the first file of a group."""
     from benchmd_ray.data.datasets.isruc import text_stages
@@ -223,6 +236,7 @@ def readers() -> dict[str, Callable[[Path], Any]]:
         "georgia": lambda path: records("georgia", path, {}),
         "lidc-idri": scan,
         "lndb": masked,
+        "medmnist": breast_images,
     }
 
 

@@ -12,9 +12,10 @@ import yaml
 from benchmd_ray.data import cards
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.files import resource_folder
+from benchmd_ray.modalities import MODALITIES, modality
 
-FOLDER = cards.resource_folder("data_catalog")
+FOLDER = resource_folder("data_catalog")
 FILES = sorted(FOLDER.rglob("*.yaml"))
 
 
@@ -22,8 +23,8 @@ FILES = sorted(FOLDER.rglob("*.yaml"))
 def test_card_loads_and_names_only_what_exists(path):
     card = cards.dataset_card(path.stem)
     assert card.name == path.stem
-    assert card.name in DATASETS
-    assert card.kind is MODALITIES[card.modality]
+    assert (card.collection or card.name) in DATASETS
+    assert card.kind == modality(card.modality)
     assert not card.code_table or (FOLDER / "tables" / card.code_table).is_file()
     assert set(card.evaluation_splits) == set(cards.POLICIES)
     assert "train" not in {s for splits in card.evaluation_splits.values() for s in splits}
@@ -39,7 +40,10 @@ def test_card_loads_and_names_only_what_exists(path):
 
 
 def test_every_dataset_has_its_card():
-    assert set(cards.cards()) == set(DATASETS) == {path.stem for path in FILES}
+    made = cards.cards()
+    assert {card.collection or card.name for card in made.values()} == set(DATASETS)
+    assert {name for name, card in made.items() if not card.collection} < {p.stem for p in FILES}
+    assert {path.stem for path in FILES} <= set(made)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,29 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text((FOLDER / "georgia.yaml").read_text() + "version: 7\n")
     with pytest.raises(BenchmdError, match=r"card x\.yaml: the key 'version' is there twice"):
-        cards._card(path)
+        cards._cards_of(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"tasks": "binary-class"},
+            "key in breastmnist.yaml, images: 'tasks'. Did you mean 'task'",
+        ),
+        ({"md5": {64: "0" * 32}}, r"breastmnist\.yaml is incomplete: 'md5 of size 28'"),
+        ({"md5": {28: "0" * 32, 32: "1" * 32}}, r"breastmnist\.yaml is incomplete: 32"),
+        ({"dimensions": 4}, r"breastmnist\.yaml is incomplete: 4"),
+        ({"records": None}, r"breastmnist\.yaml is incomplete: "),
+    ],
+)
+def test_faulty_facts_of_images_are_named(tmp_path, change, message):
+    content = yaml.safe_load((FOLDER / "breastmnist.yaml").read_text())
+    content["images"] |= change
+    path = tmp_path / "breastmnist.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(BenchmdError, match=message):
+        cards._cards_of(path)
 
 
 @pytest.mark.parametrize(
@@ -128,4 +154,4 @@ def test_faulty_card_is_named(tmp_path, change, message):
     path = tmp_path / "x.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
     with pytest.raises(BenchmdError, match=message):
-        cards._card(path)
+        cards._cards_of(path)

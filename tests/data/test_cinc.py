@@ -7,11 +7,12 @@ import re
 import pandas as pd
 import pytest
 
-from benchmd_ray.data.cards import dataset_card, resource_folder
+from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import cinc
 from benchmd_ray.data.raw import DUPLICATE, Choices, RawItem
 from benchmd_ray.data.records import RecordError, RecordLeftOut
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import resource_folder
 
 TARGETS = ("chapman-shaoxing", "georgia", "cpsc")
 GEORGIA = dataset_card("georgia")

@@ -172,6 +172,18 @@ def test_scans(raw, fuzzed):
     fuzzed("lndb", groups)
 
 
+def test_arrays_of_medmnist(tmp_path, fuzzed):
+    rng, made = np.random.default_rng(4), {}
+    for prefix in ("train", "val", "test"):
+        made[f"{prefix}_images"] = rng.integers(0, 256, (3, 28, 28), np.uint8)
+        made[f"{prefix}_labels"] = rng.integers(0, 2, (3, 1), np.uint8)
+    files = [tmp_path / folder / "breastmnist.npz" for folder in ("packed", "plain")]
+    for file, write in zip(files, (np.savez_compressed, np.savez), strict=True):
+        file.parent.mkdir()
+        write(file, **made)
+    fuzzed("medmnist", files)
+
+
 def test_hdf5(build_here, raw, tmp_path, fuzzed):
     catalog = build_here("cbis-ddsm", raw["cbis-ddsm"], tmp_path / "catalog")
     export_hdf5(catalog, tmp_path / "catalog.h5")

@@ -9,7 +9,7 @@ from transformers import ViTConfig, ViTModel
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import MODALITIES, modality
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.imagenet import (
     imagenet_weights,
@@ -232,6 +232,13 @@ def test_only_two_dimensional_images_have_imagenet_weights(vit_tiny_file, name):
         return
     with pytest.raises(BenchmdError, match=rf"\(cxr, mammo, derm, fundus\), and {name} has the ax"):
         imagenet_weights(vit_tiny_file, MODALITIES[name])
+
+
+@pytest.mark.parametrize("name", ["breastmnist", "pathmnist-128"])
+def test_only_images_of_the_weights_size_have_imagenet_weights(name):
+    require_images(modality("breastmnist-224"))
+    with pytest.raises(BenchmdError, match=rf"of 224 × 224 pixels, and those of {name} have \d"):
+        require_images(modality(name))
 
 
 def test_offline_the_message_says_what_to_download_by_hand(monkeypatch, tmp_path):

@@ -62,6 +62,8 @@ def said(card: DatasetCard) -> list[str]:
     plain += [card.split_table, card.code_table, *card.download, *card.notes, *card.classes]
     for name, layout in card.layouts.items():
         plain += [name, layout.description, f"{layout.records:,}", layout.pattern]
+        plain += [layout.md5, *(f"{split} {n:,}" for split, n in layout.splits.items())]
+        plain += [f"{card.name}-{layout.mark}"] if layout.mark else []
         plain += [layout.tree, f"{layout.rows_per_record:,}" * (layout.rows_per_record > 1)]
     for policy, scored in card.evaluation_splits.items():
         plain += [policy, f"Scored and never trained on: {', '.join(scored)}."]
@@ -130,9 +132,16 @@ def test_datasets_are_listed_by_modality_with_sources_first():
     columns = [re.split(r"\s{2,}", line) for line in lines]
     assert columns[0] == ["name", "modality", "role", "access", "title"]
     assert ["whole", "fundus", "target", "registration", "A Card with Everything"] in columns
-    order, rows = "ecg eeg cxr mammo derm fundus ldct".split(), columns[1:]
-    assert len(rows) == len(cards()) + 1
-    assert rows == sorted(rows, key=lambda r: (order.index(r[1]), r[2] == "target", r[0]))
+    rows, own = columns[1:], {name for name, card in cards().items() if not card.collection}
+    listed = [row for row in rows if row[0] in own | {"whole"}]
+    order = "ecg eeg cxr mammo derm fundus ldct".split()
+    assert rows[: len(own) + 1] == listed
+    assert listed == sorted(listed, key=lambda r: (order.index(r[1]), r[2] == "target", r[0]))
+    assert [row[0] for row in rows[len(own) + 1 :]] == sorted(
+        name for name in set(cards()) - own if "-" not in name
+    )
+    assert ["breastmnist", "breastmnist", "source", "open"] in [row[:4] for row in rows]
+    assert lines[-1].endswith("; also -64")
     starts = {line.index(row[4]) for line, row in zip(lines, columns, strict=True)}
     assert len(starts) == 1
 

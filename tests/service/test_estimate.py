@@ -197,6 +197,7 @@ def test_every_card_says_how_many_records_a_plan_counts_on(policy):
         ("aptos-2019", "clean", {"test": 3_662}),
         ("mimic-cxr", "clean", {"train": 8_000, "validation": 1_000, "test": 1_000}),
         ("chexpert", "clean", {"test": 902}),
+        ("pathmnist-64", "clean", {"train": 89_996, "validation": 10_004, "test": 7_180}),
         ("lndb", "clean", {"test": 236 * 14}),
     ],
 )

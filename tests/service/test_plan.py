@@ -256,7 +256,10 @@ def test_an_unfinished_catalog_beside_others_is_named(write_manifest, tmp_path):
 def test_imagenet_weights_are_left_out_where_there_are_no_images():
     plan = planned(Choice(modalities=("ecg", "derm"), techniques=("imagenet", "scratch")))
     assert {i.modality for i in plan.items if i.technique == "imagenet"} == {"derm"}
-    assert "imagenet: left out, ImageNet weights are for 2-D images (ecg)." in plan.notes
+    assert (
+        "imagenet: left out, ImageNet weights are for 2-D images of 224 × 224 pixels (ecg)."
+        in plan.notes
+    )
     with pytest.raises(BenchmdError, match=r"nothing is left to run .* imagenet: left out"):
         planned(Choice(modalities=("ecg",), techniques=("imagenet",)))
 

@@ -9,9 +9,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmd_ray.data.cards import resource_folder
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.settings import Settings, as_dict, fixed_settings, load_settings, updated
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
 from benchmd_ray.tuning import entries
@@ -39,11 +40,12 @@ BUILT_IN = [
     ("scratch", "finetune-small"),
     ("imagenet", "finetune-full"),
 ]
+MEDMNIST = ("breastmnist", "organmnist3d")
 IMAGES = [name for name, modality in MODALITIES.items() if modality.axes == ("channel", "y", "x")]
 SEARCHES = [
     (*search, modality)
     for search in BUILT_IN
-    for modality in (IMAGES if "imagenet" in search[0] else MODALITIES)
+    for modality in (IMAGES if "imagenet" in search[0] else (*MODALITIES, *MEDMNIST))
 ]
 BY_NAME = pytest.mark.parametrize(("technique", "setting", "modality"), SEARCHES)
 
@@ -68,7 +70,7 @@ def nested(name, value):
 @BY_NAME
 def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modality):
     space = space_for(technique, setting, modality)
-    fixed = fixed_settings(MODALITIES[modality], protocol_encoder(technique))
+    fixed = fixed_settings(modality_named(modality), protocol_encoder(technique))
     for parameter in space.parameters:
         name = parameter.name
         if name.endswith("dropout"):  # the transfer's own is null, so that of the encoder holds
@@ -84,14 +86,14 @@ def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modal
 @BY_NAME
 def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting, modality):
     space, proposals = space_for(technique, setting, modality), study()
-    fixed = fixed_settings(MODALITIES[modality], protocol_encoder(technique))
+    fixed = fixed_settings(modality_named(modality), protocol_encoder(technique))
     seen = set()
     for _ in range(30):
         values = space.suggest(proposals.ask())
         changed = applied(fixed, values)
         for name, value in values.items():
             assert look_up(as_dict(changed), name) == value
-        MODALITIES[modality].with_patch(changed.encoder.patch_size)
+        modality_named(modality).with_patch(changed.encoder.patch_size)
         seen |= set(values)
         for parameter in space.parameters:
             met = all(look_up(as_dict(changed), o) in some for o, some in parameter.when.items())
@@ -101,7 +103,7 @@ def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting,
 
 @BY_NAME
 def test_settings_take_the_ends_of_every_range(technique, setting, modality):
-    fixed = fixed_settings(MODALITIES[modality], protocol_encoder(technique))
+    fixed = fixed_settings(modality_named(modality), protocol_encoder(technique))
     for parameter in space_for(technique, setting, modality).parameters:
         for value in parameter.values or (parameter.low, parameter.high):
             assert parameter.holds(value)

@@ -18,6 +18,7 @@ from benchmd_ray.data.datasets import (
     jinchi,
     lidc,
     lndb,
+    medmnist,
     messidor,
     mimic_cxr,
     nih_cxr,
@@ -55,5 +56,6 @@ DATASETS: dict[str, Dataset] = {
     "jinchi": Dataset(jinchi.discover, photographs.read),
     "lidc-idri": Dataset(lidc.discover, lidc.read),
     "lndb": Dataset(lndb.discover, lndb.read),
+    "medmnist": Dataset(medmnist.discover, medmnist.read),
 }
-"""By the name of the card."""
+"""By the name of the card, or of its collection."""

@@ -29,6 +29,7 @@ LEAK_FREE = {
     "target": "All labelled records are scored, or the owner's evaluation sets where the dataset "
     "has them.",
 }
+OWNERS_SPLITS = "The splits of the owners' file."
 RELEASED_RULE = (
     "BenchMD released no split table of this dataset: the paper's rule with a fixed seed, 80 % "
     "train and 20 % validation unless the notes say otherwise."
@@ -82,14 +83,18 @@ def _what(card: DatasetCard) -> list[str]:
     shape = " × ".join(map(str, kind.stored_shape))
     stored = f"{' × '.join(kind.axes)}: {shape}, {kind.unit}{rate}, stored as {kind.dtype}"
     task = "any of these labels" if kind.task == "multi-label" else "one of these classes"
+    if kind.medmnist_task:
+        task += f" ({kind.medmnist_task})"
     lines = [
         _text(f"{kind.name} ({stored})", label="modality"),
         _text(ROLES[card.role], label="role"),
         _text(f"{task}: {', '.join(card.classes)}", label="predicted"),
         _text(str(card.version), label="card version"),
     ]
+    if card.collection:
+        lines.insert(1, _text(card.collection, label="collection"))
     if card.normalisation:
-        lines.insert(3, _text(card.normalisation, label="normalised"))
+        lines.insert(-1, _text(card.normalisation, label="normalised"))
     return lines
 
 
@@ -115,6 +120,13 @@ def _folder(card: DatasetCard) -> list[str]:
         lines.append(_text(f"{layout.description} {counted}.", label=name))
         if layout.pattern:
             lines.append(_text(f"files of the records: {layout.pattern}", 15))
+        if layout.md5:
+            lines.append(_text(f"MD5 {layout.md5}", 15))
+        if layout.splits:
+            splits = ", ".join(f"{split} {count:,}" for split, count in layout.splits.items())
+            lines.append(_text(f"records: {splits}", 15))
+        if layout.mark:
+            lines.append(_text(f"in results: {card.name}-{layout.mark}", 15))
         lines += ["", *(f"      {line}".rstrip() for line in layout.tree.splitlines()), ""] * bool(
             layout.tree
         )
@@ -176,6 +188,8 @@ def _policies(card: DatasetCard) -> list[str]:
             "with --split-table FILE."
         )
     rules = {"clean": f"The default. {LEAK_FREE[card.role]}", "released": released}
+    if card.collection:
+        rules = {"clean": f"The default. {OWNERS_SPLITS}", "released": OWNERS_SPLITS}
     return [
         _text(
             f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}.",
@@ -250,18 +264,36 @@ def show(name: str, draws: bool) -> str:
 
 
 def list_cards(listed: Iterable[DatasetCard]) -> str:
-    """A line for each dataset: by modality, sources first."""
-    order = list(MODALITIES)
-    ordered = sorted(
-        listed, key=lambda card: (order.index(card.modality), card.role != "source", card.name)
-    )
+    """A line for each dataset: by modality, sources first, then collections.
+
+    A dataset of a collection that is there in several sizes has one line.
+    """
+    order, sizes = list(MODALITIES), dict[str, list[DatasetCard]]()
+    for card in listed:
+        name = card.name.partition("-")[0] if card.collection else card.name
+        sizes.setdefault(name, []).append(card)
+
+    def place(cards: list[DatasetCard]) -> tuple[int, bool, str]:
+        first = cards[0]
+        at = len(order) if first.collection else order.index(first.modality)
+        return at, first.role != "source", first.name
+
     rows = [("name", "modality", "role", "access", "title")]
-    rows += [(c.name, c.modality, c.role, _short_access(c), c.title) for c in ordered]
+    rows += [
+        (c.name, c.modality, c.role, _short_access(c), _title(c, also))
+        for c, *also in sorted(sizes.values(), key=place)
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{value:{width}}" for value, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def _title(card: DatasetCard, also: Iterable[DatasetCard]) -> str:
+    """Title of a card with the other sizes that the dataset has."""
+    others = ", ".join(other.name.removeprefix(card.name) for other in also)
+    return f"{card.title}; also {others}" if others else card.title
 
 
 def _short_access(card: DatasetCard) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -165,9 +165,13 @@ def _bar(axes: Axes, height: float, text: str) -> None:
 
 def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
     """Images without their padding, a class in each row; of a CT window the middle slice."""
-    volume = len(catalog.modality.axes) == 4
+    kind = catalog.modality
+    volume = len(kind.axes) == 4
+    low, high = LUNG_WINDOW if kind.unit == "HU" else (0, 255)
     what = "images of each class, without padding"
     if volume:
+        what = "the middle slice of volumes of each class"
+    if kind.unit == "HU":
         what = "the middle slice of windows of each class, lung window −600/1500 HU"
     columns = max(map(len, chosen.values()))
     shapes = [example.signal.shape[-2:] for found in chosen.values() for example in found]
@@ -185,23 +189,22 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
             axes.spines[:].set_visible(False)
         row[0].set_ylabel(textwrap.fill(name, 16), rotation=0, ha="right", va="center")
         for axes, example in zip(row[: len(found)], found, strict=True):
-            shown = _shown(axes, example.signal, volume)
+            image = example.signal[:, example.signal.shape[1] // 2] if volume else example.signal
+            shown = _shown(axes, image, low, high)
             _same_scale(axes, example.signal.shape[-2:], cell)
             also = [other for other in example.classes if other != name]
             text = f"{example.split}; also {', '.join(also)}" if also else example.split
             axes.set_xlabel(textwrap.fill(text, 30), fontsize=7)
     if volume:
-        figure.colorbar(shown, ax=panels, shrink=0.5, label="HU", extend="both")
+        ends: Literal["both", "neither"] = "both" if kind.unit == "HU" else "neither"
+        figure.colorbar(shown, ax=panels, shrink=0.5, label=kind.unit, extend=ends)
     return figure
 
 
-def _shown(axes: Axes, signal: npt.NDArray[np.float32], volume: bool) -> AxesImage:
-    """Draw an image, or the middle slice of a volume."""
-    if volume:
-        low, high = LUNG_WINDOW
-        return axes.imshow(signal[0, signal.shape[1] // 2], cmap="gray", vmin=low, vmax=high)
+def _shown(axes: Axes, signal: npt.NDArray[np.float32], low: float, high: float) -> AxesImage:
+    """Draw an image (channel, y, x); one channel from black at ``low`` to white at ``high``."""
     if len(signal) == 1:
-        return axes.imshow(signal[0], cmap="gray", vmin=0, vmax=255)
+        return axes.imshow(signal[0], cmap="gray", vmin=low, vmax=high)
     return axes.imshow(signal.transpose(1, 2, 0) / 255)
 
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmd_ray.evaluation.sums import BINS
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import find_modality
 from benchmd_ray.results.canvas import TechniqueLook, new_figure
 from benchmd_ray.results.report.figures_panels import (
     SMALL,
@@ -129,7 +129,8 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
             lower.set_ylabel("records\n(log)")
         lower.set_xlabel("predicted probability", fontsize=SMALL)
     technique_legend(figure, techniques, report.looks, lines=True)
-    unit = MODALITIES[study.modality].scored if study.modality in MODALITIES else "records"
+    kind = find_modality(study.modality)
+    unit = kind.scored if kind else "records"
     caption = joined(
         f"Mean predicted probability and share of positives in {BINS} bins of equal width; on the "
         f"diagonal a model is calibrated. Hollow: fewer than {FEW} {unit} in the bin. Below, "
@@ -143,8 +144,8 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
 
 def classes_of(study: Study, frame: pd.DataFrame) -> list[str]:
     """Classes of a frame in the modality's order."""
-    known = MODALITIES[study.modality].classes if study.modality in MODALITIES else ()
-    return ordered(frame["class"], known)
+    kind = find_modality(study.modality)
+    return ordered(frame["class"], kind.classes if kind else ())
 
 
 def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:

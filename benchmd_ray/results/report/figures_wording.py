@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import find_modality
 from benchmd_ray.results.report.figures_parts import Report
 from benchmd_ray.results.report.frames import BOOTSTRAP
 
@@ -127,7 +127,8 @@ def sizes(scores: pd.DataFrame) -> str:
         ["modality", "dataset", "split"], sort=False
     ):
         records, patients = int(rows["records"].max()), int(rows["patients"].max())
-        unit = MODALITIES[kind].scored if kind in MODALITIES else "records"
+        known = find_modality(str(kind))
+        unit = known.scored if known else "records"
         parts.append(f"{dataset} ({split}) {records:,} {unit} of {patients:,} patients")
     return f"{'; '.join(parts)}. {seeds(scores)}"
 

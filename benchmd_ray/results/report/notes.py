@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality
 from benchmd_ray.results.report.cells import Cell
 from benchmd_ray.results.report.frames import BOOTSTRAP
 from benchmd_ray.results.report.paper import SOURCE
@@ -35,9 +35,9 @@ def notes(found: Sequence[Cell]) -> list[str]:
             "source named at the left."
         )
     lines += [
-        f"{name}: the records of the table are {MODALITIES[name].scored}."
+        f"{name}: the records of the table are {modality(name).scored}."
         for name in sorted({c.modality for c in found})
-        if MODALITIES[name].scored != "records"
+        if modality(name).scored != "records"
     ]
     if any(c.protocol.startswith("custom") for c in found):
         lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
@@ -84,7 +84,7 @@ def _notes_on_paper(found: Sequence[Cell]) -> list[str]:
 def _notes_on_classes(found: Sequence[Cell]) -> list[str]:
     """Classes of which there are few positives, or none or nothing else."""
     few = {
-        (c.dataset, c.split, MODALITIES[c.modality].scored, f"{name} ({count})")
+        (c.dataset, c.split, modality(c.modality).scored, f"{name} ({count})")
         for c in found
         for (name, *_), count in zip(c.classes, c.positives, strict=True)
         if 0 < count < FEW
@@ -95,7 +95,7 @@ def _notes_on_classes(found: Sequence[Cell]) -> list[str]:
         names = ", ".join(entry[3] for entry in sorted(few) if entry[:3] == where)
         lines.append(f"Fewer than {FEW} positive {scored} in {dataset} ({split}): {names}.")
     missing = {
-        (c.dataset, c.split, MODALITIES[c.modality].scored, c.unscored) for c in found if c.unscored
+        (c.dataset, c.split, modality(c.modality).scored, c.unscored) for c in found if c.unscored
     }
     return lines + [
         f"Not scored in {dataset} ({split}), no positive or no negative {scored}: "

@@ -20,7 +20,7 @@ import pandas as pd
 from benchmd_ray.evaluation.intervals import resampled, usual_threads
 from benchmd_ray.evaluation.metrics import Values, metric
 from benchmd_ray.evaluation.predict import read_predictions
-from benchmd_ray.modalities import MODALITIES, Task
+from benchmd_ray.modalities import Task, modality
 from benchmd_ray.results.report.kept import kept
 from benchmd_ray.results.store import Run
 
@@ -64,7 +64,7 @@ class Scored:
     @property
     def task(self) -> Task:
         """Its modality's task."""
-        return MODALITIES[self.about["modality"]].task
+        return modality(self.about["modality"]).task
 
     @cached_property
     def patients(self) -> int:

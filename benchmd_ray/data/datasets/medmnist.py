@@ -1,0 +1,155 @@
+"""MedMNIST v2: one ``.npz`` file per dataset and size, with images and labels of three splits.
+
+Source: https://medmnist.com and Yang et al., MedMNIST v2 (2023), "Data Records".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.medmnist_cards import CURRENT, EARLIER, UNOFFICIAL
+from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading
+from benchmd_ray.data.readers.npz import Rows, rows_of
+from benchmd_ray.data.records import Record, RecordError, hashed_patient
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import md5
+
+SPLITS = {"train": "train", "validation": "val", "test": "test"}
+"""Our split → how the arrays' names begin."""
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List the images of the three splits.
+
+    Raises:
+        BenchmdError: The file is missing, is not the official one (unless that is allowed), or its
+            arrays are not as they must be.
+    """
+    path = root / card.layouts[CURRENT].pattern
+    if not path.is_file():
+        raise BenchmdError(
+            f"{path} is missing: expected the file of {card.title}. Fetch it from "
+            f"{card.download[0]}."
+        )
+    found = md5(path)
+    layout = _layout(path, card, found, choices)
+    try:
+        items = [item for split in SPLITS for item in _items(path, card, split, found)]
+    except RecordError as error:
+        raise BenchmdError(f"{path}: {error}. Fetch it from {card.download[0]}.") from error
+    return Discovery(layout, items, grouped_by="record")
+
+
+def _layout(path: Path, card: DatasetCard, found: str, choices: Choices) -> str:
+    """Which file it is, by its MD5."""
+    official = {layout.md5: name for name, layout in card.layouts.items() if layout.md5}
+    if found in official:
+        return official[found]
+    if choices.options["md5"] == "allow":
+        return UNOFFICIAL
+    known = " and ".join(f"{md5} ({name.replace('-', ' ')})" for md5, name in official.items())
+    raise BenchmdError(
+        f"{path} has the MD5 {found}, the official file {known}: it is damaged or another one. "
+        f"Fetch it from {card.download[0]}, or accept it with --option md5=allow; all "
+        f"results then name it {card.name}-{card.layouts[UNOFFICIAL].mark}."
+    )
+
+
+def _items(path: Path, card: DatasetCard, split: str, found: str) -> Iterator[RawItem]:
+    """The images of one split, labelled.
+
+    Raises:
+        RecordError: Its arrays are not as they must be.
+    """
+    prefix = SPLITS[split]
+    images, labels = Rows(path, f"{prefix}_images"), Rows(path, f"{prefix}_labels")
+    expected = _raw_shape(card)
+    if images.shape[1:] != expected:
+        raise RecordError(
+            f"{images.name} has the shape {images.shape}, expected (images, "
+            f"{', '.join(map(str, expected))})"
+        )
+    if images.shape[0] != labels.shape[0]:
+        raise RecordError(
+            f"{images.name} has {images.shape[0]:,} rows and {labels.name} {labels.shape[0]:,}, "
+            "expected as many"
+        )
+    several = card.kind.task == "multi-label"
+    for row, values in enumerate(_labels(labels, card).tolist()):
+        name = f"{prefix}-{row:06d}"
+        yield RawItem(
+            path=path.name,
+            record_id=name,
+            group_id=hashed_patient(card.name, name),
+            split=split,
+            label=None if several else card.classes[values[0]],
+            labels=dict(zip(card.classes, values, strict=True)) if several else {},
+            details={"row": row, "md5": found},
+        )
+
+
+def _raw_shape(card: DatasetCard) -> tuple[int, ...]:
+    """Shape of an image in the file: the channels come last, one channel has no axis."""
+    channels, *extent = card.kind.stored_shape
+    return (*extent, channels) if channels > 1 else tuple(extent)
+
+
+def _labels(labels: Rows, card: DatasetCard) -> npt.NDArray[np.uint8]:
+    """Labels of a split: (rows, 1) numbers of classes, or (rows, classes) of 0 and 1.
+
+    Raises:
+        RecordError: They have another shape or are out of range.
+    """
+    several = card.kind.task == "multi-label"
+    columns, most = (len(card.classes), 1) if several else (1, len(card.classes) - 1)
+    if labels.shape[1:] != (columns,) and (several or labels.shape[1:]):
+        raise RecordError(
+            f"{labels.name} has the shape {labels.shape}, expected ({labels.shape[0]}, {columns})"
+        )
+    values = labels.read(0, labels.shape[0]).reshape(-1, columns)
+    wrong = np.flatnonzero((values > most).any(axis=1))
+    if len(wrong):
+        raise RecordError(
+            f"{labels.name}, row {wrong[0]}: label {values[wrong[0]].max()}, expected 0 to {most}"
+        )
+    return values
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """The record of one image, the channel first.
+
+    Raises:
+        RecordError: The file cannot be read.
+    """
+    rows = rows_of(root / item.path, f"{SPLITS[item.split]}_images")
+    (pixels,) = rows.read(item.details["row"])
+    channels = card.kind.stored_shape[0]
+    signal = np.moveaxis(pixels, -1, 0) if channels > 1 else pixels[None]
+    record = Record(
+        record_id=item.record_id,
+        group_id=item.group_id,
+        unit_id=item.record_id,
+        signal=signal,
+        scale=1.0,
+        valid_size=card.kind.stored_shape[1:],
+        target=item.target(card),
+    )
+    reading = Reading([record])
+    if remark := _remark(card, item.details["md5"]):
+        reading.remarks[remark] += 1
+    return reading
+
+
+def _remark(card: DatasetCard, found: str) -> str:
+    """What readers of results should know of the file."""
+    official = card.layouts[CURRENT].md5
+    if found == official:
+        return ""
+    if EARLIER in card.layouts and found == card.layouts[EARLIER].md5:
+        return "of the file of version 2, which the results of the paper are of"
+    return f"of an unofficial file, MD5 {found}; the official one's is {official}"

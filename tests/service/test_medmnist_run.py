@@ -1,0 +1,117 @@
+"""A dataset of MedMNIST from its file to the report, whose every table marks an unofficial one."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from benchmd_ray.data import build as building
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.results.report.analysis import analyse
+from benchmd_ray.results.report.tables import write_tables
+from benchmd_ray.results.store import runs
+from benchmd_ray.service.choice import Choice, chosen_datasets
+from benchmd_ray.service.execute import pretrain_run, transfer_run
+from benchmd_ray.settings import ENCODERS, Settings, updated
+
+SMALL = updated(
+    Settings(encoder=ENCODERS["tiny"]),
+    {
+        "pretrain": {"steps": 2, "batch_size": 8},
+        "transfer": {"mode": "finetune", "epochs": 12, "batch_size": 16, "optimiser": {"lr": 1e-3}},
+    },
+)
+COUNTS = {"train": 64, "val": 16, "test": 24}
+NAMES = ("breastmnist", "nodulemnist3d")
+
+
+def write_bright_and_dark(folder: Path, name: str) -> Path:
+    """A file of random images; those of class 1 are brighter."""
+    kind, rng, held = dataset_card(name).kind, np.random.default_rng(2), {}
+    for prefix, count in COUNTS.items():
+        labels = np.arange(count) % 2
+        shape = (count, *kind.stored_shape[1:])
+        noise = rng.integers(0, 120, shape)
+        bright = 120 * labels.reshape(-1, *[1] * (len(shape) - 1))
+        held[f"{prefix}_images"] = (noise + bright).astype(np.uint8)
+        held[f"{prefix}_labels"] = labels.astype(np.uint8)[:, None]
+    path = folder / f"{name}.npz"
+    np.savez_compressed(path, **held)
+    return path
+
+
+@pytest.fixture(scope="module")
+def catalogs(tmp_path_factory) -> dict[str, Catalog]:
+    raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("catalogs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
+        patch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
+        return {
+            name: building.build(
+                name,
+                write_bright_and_dark(raw, name).parent,
+                out / name,
+                allow_missing=True,
+                options={"md5": "allow"},
+            )
+            for name in NAMES
+        }
+
+
+@pytest.fixture(scope="module")
+def store(catalogs, tmp_path_factory) -> Path:
+    """Runs on both, one of them pretrained."""
+    store = tmp_path_factory.mktemp("runs")
+    transfer_run(catalogs["breastmnist"].path, store, SMALL)
+    volumes = catalogs["nodulemnist3d"].path
+    upstream = pretrain_run("mae", volumes, store, SMALL)
+    transfer_run(volumes, store, SMALL, upstream=upstream.folder)
+    return store
+
+
+def test_test_images_are_scored_and_the_classes_are_learnt(store, catalogs):
+    found = [run for run in runs([store]) if run.description["kind"] == "transfer"]
+    assert {run.description["modality"] for run in found} == set(NAMES)
+    for run in found:
+        name = f"{run.description['modality']}-unofficial"
+        predictions = read_predictions(run.folder / "predictions" / f"{name}.parquet")
+        assert predictions.splits == ["test"]
+        assert predictions.description["dataset"] == run.description["source"] == name
+        targets, scores, _ = predictions.of_split("test")
+        assert len(targets) == COUNTS["test"]
+        assert roc_auc_score(targets[:, 1], scores[:, 1]) > 0.95
+
+
+def test_every_table_marks_an_unofficial_file(store, tmp_path):
+    analysis = analyse(runs([store]), resamples=20, curves=False)
+    marked = {f"{name}-unofficial" for name in NAMES}
+    written = write_tables(analysis, tmp_path)
+    named = 0
+    for path in written:
+        if path.suffix != ".csv":
+            assert all(name in path.read_text("utf-8") for name in marked)
+            continue
+        table = pd.read_csv(path)
+        for column in {"source", "dataset"} & set(table.columns):
+            named += 1
+            assert set(table[column]) == marked
+    assert named >= 5
+    for name in NAMES:
+        (note,) = (n for n in analysis.notes if n.startswith(f"{name}-unofficial: 104 records"))
+        assert "of an unofficial file, MD5" in note
+
+
+def test_a_plan_takes_datasets_of_medmnist_by_name_and_without(catalogs):
+    folders = tuple(catalog.path for catalog in catalogs.values())
+    found = chosen_datasets(Choice(catalogs=folders)).datasets
+    assert [dataset.modality for dataset in found] == sorted(NAMES)
+    assert [dataset.rows for dataset in found] == [{"train": 64, "validation": 16, "test": 24}] * 2
+    chosen = chosen_datasets(Choice(catalogs=folders, modalities=("breastmnist",))).datasets
+    assert [dataset.name for dataset in chosen] == ["breastmnist-unofficial"]

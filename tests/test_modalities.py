@@ -1,0 +1,56 @@
+"""Modalities: the seven of the benchmark, and the datasets of MedMNIST at their sizes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmd_ray.data.cards import cards
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import MODALITIES, find_modality, modality
+
+IMAGES = [card for card in cards().values() if card.collection == "medmnist"]
+
+
+@pytest.mark.parametrize("name", MODALITIES)
+def test_the_seven_are_constants_without_a_task_of_medmnist(name):
+    assert modality(name) is MODALITIES[name]
+    assert modality(name).medmnist_task is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "patch", "tokens", "batch", "task"),
+    [
+        ("breastmnist", (1, 28, 28), (4, 4), 49, 128, "binary-class"),
+        ("pathmnist-64", (3, 64, 64), (8, 8), 64, 128, "multi-class"),
+        ("chestmnist-128", (1, 128, 128), (16, 16), 64, 128, "multi-label"),
+        ("retinamnist-224", (3, 224, 224), (16, 16), 196, 128, "ordinal-regression"),
+        ("organmnist3d", (1, 28, 28, 28), (7, 7, 7), 64, 32, "multi-class"),
+        ("nodulemnist3d-64", (1, 64, 64, 64), (8, 8, 8), 512, 32, "binary-class"),
+    ],
+)
+def test_a_dataset_of_medmnist_is_a_modality_at_each_size(name, shape, patch, tokens, batch, task):
+    kind = modality(name)
+    assert (kind.stored_shape, kind.input_shape, kind.dtype) == (shape, shape, "uint8")
+    assert (kind.patch, kind.tokens, kind.batch_size) == (patch, tokens, batch)
+    assert (kind.medmnist_task, kind.unit) == (task, "grey level")
+    assert kind.task == ("multi-label" if task == "multi-label" else "single-label")
+    assert kind.axes == (("channel", "y", "x") if len(shape) == 3 else ("channel", "z", "y", "x"))
+
+
+@pytest.mark.parametrize("card", IMAGES, ids=lambda card: card.name)
+def test_patches_of_every_dataset_of_medmnist_cut_it_whole(card):
+    kind = card.kind
+    assert kind.name == card.name == card.modality
+    assert kind.tokens * kind.patch_size == math.prod(kind.input_shape)
+    assert len(set(kind.classes)) == len(kind.classes) >= 2
+
+
+@pytest.mark.parametrize(
+    "name", ["breastmnist-28", "breastmnist-32", "breastmnist-", "georgia", "../setup", "x", ""]
+)
+def test_other_names_are_no_modality(name):
+    assert find_modality(name) is None
+    with pytest.raises(BenchmdError, match=r"Valid: .*ecg.* Or a dataset of MedMNIST"):
+        modality(name)
