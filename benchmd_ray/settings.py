@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,12 +33,9 @@ def _require(holds: bool, name: str, got: object, expected: str) -> None:
         raise BenchmdError(f"setting {name} is {got!r}, expected {expected}.")
 
 
-_OWN = "none: only a {} of one's own reads them"
-
-
 @dataclass(frozen=True)
 class EncoderSettings:
-    """Size of the transformer encoder."""
+    """The encoder: size of the transformer, or another network with its own options."""
 
     width: int = 256
     """Width of a token's embedding."""
@@ -64,10 +62,12 @@ class EncoderSettings:
     patch_size: int = 0
     """Extent of a patch in samples, or in pixels along y and x; 0: the modality's own."""
     network: str = "transformer"
-    """The benchmark's transformer, or a network of one's own: the name of an entry point or
-    package.module:name (docs/add_a_method.md)."""
+    """The benchmark's transformer; resnet18 or resnet50 for images, the same with -2.5d, -3d or
+    -acs for volumes; or a network of one's own: the name of an entry point or package.module:name
+    (docs/add_a_method.md)."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further settings that a network of one's own reads, by name."""
+    """Further settings that another network reads, by name; a ResNet reads width, stem, resize and
+    dropout, and nothing else of this group (`models.resnet.ResNetOptions`)."""
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads", "head_dim", "mlp"):
@@ -77,8 +77,8 @@ class EncoderSettings:
             _require(0 <= value < 1, f"encoder.{name}", value, "a number in [0, 1)")
         _require(0 < self.norm_eps < 1, "encoder.norm_eps", self.norm_eps, "a number in (0, 1)")
         _require(self.patch_size >= 0, "encoder.patch_size", self.patch_size, "0 or more")
-        own = self.network != "transformer"
-        _require(own or not self.options, "encoder.options", self.options, _OWN.format("network"))
+        read = self.network != "transformer" or not self.options
+        _require(read, "encoder.options", self.options, "none: the transformer reads none")
 
 
 ENCODERS: dict[str, EncoderSettings] = {
@@ -108,16 +108,21 @@ ENCODERS: dict[str, EncoderSettings] = {
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """AdamW and its learning-rate schedule."""
+    """AdamW and its learning-rate schedule; with a weight decay of 0 AdamW is Adam."""
 
     lr: float = 1e-4
     """Peak learning rate."""
     weight_decay: float = 1e-4
     """Decoupled weight decay."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up: held, or falling to zero after the last step by a cosine."""
+    schedule: Literal["constant", "cosine", "steps"] = "constant"
+    """Learning rate after the warm-up: held, falling to zero after the last step by a cosine, or
+    multiplied with `drop_factor` at each of `drops`."""
     warmup_steps: int = 0
     """Steps of linear warm-up from zero."""
+    drops: list[float] = field(default_factory=lambda: [0.5, 0.75])
+    """Shares of all steps, ascending, after which the schedule steps drops."""
+    drop_factor: float = 0.1
+    """What each drop multiplies the learning rate with."""
 
     def __post_init__(self) -> None:
         _require(0 < self.lr < math.inf, "optimiser.lr", self.lr, "a positive number")
@@ -128,6 +133,10 @@ class OptimiserSettings:
             "0 or more",
         )
         _require(self.warmup_steps >= 0, "optimiser.warmup_steps", self.warmup_steps, "0 or more")
+        ascending = all(a < b for a, b in pairwise([0.0, *self.drops, 1.0]))
+        _require(ascending, "optimiser.drops", self.drops, "ascending numbers between 0 and 1")
+        factor = self.drop_factor
+        _require(0 < factor <= 1, "optimiser.drop_factor", factor, "a number in (0, 1]")
 
     def lr_at(self, step: int, total: int) -> float:
         """Learning rate of step ``step`` (from 0) of ``total``."""
@@ -135,6 +144,8 @@ class OptimiserSettings:
             return self.lr * (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return self.lr
+        if self.schedule == "steps":  # a share of whole epochs is met by their last step exactly
+            return self.lr * self.drop_factor ** sum(step / total >= share for share in self.drops)
         done = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
         return self.lr * 0.5 * (1 + math.cos(math.pi * done))
 
@@ -193,6 +204,11 @@ class TransferSettings:
     """Fine-tuning: dropout of the embedded tokens; null: that of encoder.embedding_dropout."""
     layer_decay: float = 1.0
     """Fine-tuning: factor of the learning rate from each layer to the one below it."""
+    augmentation: Literal["none", "flip", "shift", "flip+shift", "shape"] = "none"
+    """Fine-tuning: how a training signal is changed each time it is seen. flip: along each axis or
+    not; shift: along each axis by up to a seventh of its extent; shape, for volumes of which the
+    form alone matters: times a random number in [0, 1], and times 0.5 wherever the model is
+    evaluated (`training.augmentation`)."""
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""
 
@@ -358,6 +374,38 @@ def fixed_settings(modality: Modality, encoder: str = "paper") -> Settings:
     return updated(Settings(), {"encoder": encoder, "pretrain": size, "transfer": size})
 
 
+SHAPES = ("adrenalmnist3d", "vesselmnist3d")
+"""Modalities whose volumes are binary shapes; at other sizes their names begin so."""
+
+
+def medmnist_settings(modality: Modality, network: str, resize: int = 0) -> Settings:
+    """The recipe of MedMNIST's baselines, for a run from random weights.
+
+    Adam with a learning rate of 0.001 that drops to a tenth after 50 and again after 75 of 100
+    epochs, in batches of 128 images or 32 volumes; the shape datasets with their augmentation.
+    Source: Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), section "Baseline
+    Methods", with the code released with it. The best epoch by validation AUROC is kept, as in
+    every transfer.
+
+    Args:
+        modality: Of images or volumes.
+        network: A ResNet, as ``encoder.network`` names it.
+        resize: Extent in pixels that images are resized to, 224 in the paper; 0: as they are.
+    """
+    volumes = len(modality.axes) == 4
+    encoder = {"network": network, "options": {"resize": resize} if resize else {}}
+    optimiser = {"lr": 1e-3, "weight_decay": 0.0, "schedule": "steps"}
+    transfer = {
+        "mode": "finetune",
+        "labels": "full",
+        "epochs": 100,
+        "batch_size": 32 if volumes else 128,
+        "optimiser": optimiser,
+        "augmentation": "shape" if modality.name.startswith(SHAPES) else "none",
+    }
+    return updated(Settings(), {"encoder": encoder, "transfer": transfer})
+
+
 def as_dict(settings: Any) -> dict[str, Any]:
     """Settings as plain nested dicts, for YAML and JSON."""
     return dataclasses.asdict(settings)
@@ -369,7 +417,8 @@ _PLAIN = (bool, int, float, str, type(None))
 def _coerce(kind: Any, value: Any, where: str) -> Any:
     """``value`` as ``kind``.
 
-    A bool, int, float, str, Literal or dictionary of plain values, or one of these or None.
+    A bool, int, float, str, Literal, list of numbers or dictionary of plain values, or one of these
+    or None.
     """
     if isinstance(kind, types.UnionType):
         (kind,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
@@ -379,6 +428,11 @@ def _coerce(kind: Any, value: Any, where: str) -> Any:
         if isinstance(value, Mapping) and all(isinstance(v, _PLAIN) for v in value.values()):
             return {str(name): held for name, held in value.items()}
         raise BenchmdError(f"setting {where} is {value!r}, expected names with plain values.")
+    if typing.get_origin(kind) is list:
+        (inner,) = typing.get_args(kind)
+        if isinstance(value, list):
+            return [_coerce(inner, each, where) for each in value]
+        raise BenchmdError(f"setting {where} is {value!r}, expected a list such as [0.5, 0.75].")
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         for choice in choices:

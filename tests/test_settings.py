@@ -1,7 +1,9 @@
+import dataclasses
 import math
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from benchmd_ray.errors import BenchmdError
@@ -16,6 +18,7 @@ from benchmd_ray.settings import (
     as_dict,
     fixed_settings,
     load_settings,
+    medmnist_settings,
     updated,
 )
 
@@ -25,7 +28,14 @@ SEARCH_SPACES = sorted((PROJECT / "search_spaces").rglob("*.yaml"))
 
 def test_defaults_are_the_fixed_protocol():
     settings = as_dict(Settings())
-    optimiser = {"lr": 0.0001, "weight_decay": 0.0001, "schedule": "constant", "warmup_steps": 0}
+    optimiser = {
+        "lr": 0.0001,
+        "weight_decay": 0.0001,
+        "schedule": "constant",
+        "warmup_steps": 0,
+        "drops": [0.5, 0.75],
+        "drop_factor": 0.1,
+    }
     encoder = {
         "width": 256,
         "depth": 12,
@@ -54,6 +64,7 @@ def test_defaults_are_the_fixed_protocol():
         "epochs": 100,
         "batch_size": 64,
         "optimiser": optimiser,
+        "augmentation": "none",
         "shuffle_labels": False,
     }
     assert settings["encoder"] | encoder == settings["encoder"]
@@ -162,7 +173,10 @@ def test_an_encoder_name_in_a_file(tmp_path):
             r"unknown setting in 'pretrain' 'stepz'\. Did you mean 'steps'\? Valid: .*batch_size",
         ),
         ("pretrian.steps=3", r"unknown setting 'pretrian'\. Did you mean 'pretrain'\? Valid: enc"),
-        ("pretrain.optimiser.learning=1", r"in 'pretrain\.optimiser' 'learning'.*Valid: lr, sch"),
+        (
+            "pretrain.optimiser.learning=1",
+            r"in 'pretrain\.optimiser' 'learning'.*Valid: drop.*lr, sch",
+        ),
         ("encoder=tini", r"unknown encoder size 'tini'\. Did you mean 'tiny'\?.*base, large"),
         ("transfer.mode=finetun", r"transfer\.mode.*'finetun'.*'finetune'.*Valid: finetune, lin"),
         ("execution.zero_stage=4", r"execution\.zero_stage.*'4'.*Valid: 0, 1, 2, 3"),
@@ -262,7 +276,7 @@ def test_a_constant_schedule_holds_the_rate():
     assert {optimiser.lr_at(step, 50) for step in range(50)} == {0.3}
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "steps"])
 def test_the_warm_up_is_linear_and_reaches_the_rate(schedule):
     optimiser = OptimiserSettings(lr=0.8, schedule=schedule, warmup_steps=4)
     found = [optimiser.lr_at(step, 100) for step in range(5)]
@@ -284,3 +298,69 @@ def test_the_cosine_goes_from_the_rate_through_its_half_to_zero():
 def test_a_warm_up_longer_than_the_run_only_rises():
     optimiser = OptimiserSettings(lr=1.0, schedule="cosine", warmup_steps=100)
     assert optimiser.lr_at(9, 10) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 613])
+@pytest.mark.parametrize(("epochs", "drops"), [(100, (50, 75)), (10, (3, 7)), (30, (10, 20))])
+def test_a_rate_that_drops_in_steps_is_pytorchs_that_drops_after_epochs(steps, epochs, drops):
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    optimiser = torch.optim.Adam([parameter], lr=0.001)
+    expected = torch.optim.lr_scheduler.MultiStepLR(optimiser, drops, gamma=0.1)
+    shares = [epoch / epochs for epoch in drops]
+    settings = OptimiserSettings(lr=0.001, schedule="steps", drops=shares)
+    for epoch in range(epochs):
+        rates = [settings.lr_at(epoch * steps + n, epochs * steps) for n in range(steps)]
+        assert rates == pytest.approx([optimiser.param_groups[0]["lr"]] * steps, rel=1e-12)
+        optimiser.step()
+        expected.step()
+
+
+@pytest.mark.parametrize("text", ["[0.5, 0.75]", "[0.5]", "[]", "[1e-1, 0.9]"])
+def test_drops_survive_assignment_and_yaml(text):
+    settings = load_settings(assignments=[f"transfer.optimiser.drops={text}"])
+    drops = settings.transfer.optimiser.drops
+    assert all(isinstance(share, float) for share in drops)
+    held = yaml.safe_load(yaml.safe_dump(as_dict(settings)))
+    assert updated(Settings(), held) == settings
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("drops=0.5", r"drops is 0\.5, expected a list"),
+        ("drops=[a]", "drops is 'a', expected a value of type float"),
+        ("drops=[0.5, 0.5]", "expected ascending numbers between 0 and 1"),
+        ("drops=[0.5, 1.0]", "expected ascending numbers between 0 and 1"),
+        ("drops=[0.0]", "expected ascending numbers between 0 and 1"),
+        ("drop_factor=0", r"drop_factor is 0\.0, expected a number in \(0, 1\]"),
+        ("schedule=step", "Did you mean 'steps'"),
+    ],
+)
+def test_drops_that_make_no_sense_are_refused(assignment, message):
+    with pytest.raises(BenchmdError, match=message):
+        load_settings(assignments=[f"transfer.optimiser.{assignment}"])
+
+
+IMAGES = dataclasses.replace(MODALITIES["fundus"], name="breastmnist")
+VOLUMES = dataclasses.replace(MODALITIES["ldct"], name="organmnist3d")
+
+
+@pytest.mark.parametrize(
+    ("modality", "network", "batch", "augmentation"),
+    [
+        (IMAGES, "resnet50", 128, "none"),
+        (VOLUMES, "resnet18-acs", 32, "none"),
+        (dataclasses.replace(VOLUMES, name="adrenalmnist3d"), "resnet18-3d", 32, "shape"),
+        (dataclasses.replace(VOLUMES, name="vesselmnist3d-64"), "resnet18-2.5d", 32, "shape"),
+    ],
+)
+def test_the_recipe_of_medmnist(modality, network, batch, augmentation):
+    settings = medmnist_settings(modality, network)
+    assert settings.encoder == EncoderSettings(network=network)
+    transfer, optimiser = settings.transfer, settings.transfer.optimiser
+    assert (transfer.setting, transfer.epochs) == ("finetune-full", 100)
+    assert (transfer.batch_size, transfer.augmentation) == (batch, augmentation)
+    assert optimiser == OptimiserSettings(lr=1e-3, weight_decay=0.0, schedule="steps")
+    rates = [optimiser.lr_at(epoch, 100) for epoch in (0, 49, 50, 74, 75, 99)]
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-5])
+    assert medmnist_settings(modality, network, 224).encoder.options == {"resize": 224}

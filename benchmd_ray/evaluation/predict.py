@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
-from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.data.records import METADATA, decode_targets
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
@@ -28,6 +27,7 @@ from benchmd_ray.evaluation.metrics import pooled, probabilities
 from benchmd_ray.files import replacing
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import Settings
+from benchmd_ray.training.augmentation import evaluated
 from benchmd_ray.training.checkpoints import load_classifier, model_description
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 
@@ -133,9 +133,9 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
             f"the catalog {catalog.path} has no record in its evaluation splits "
             f"{', '.join(catalog.card.evaluation_splits[catalog.manifest['policy']])}."
         )
-    statistics = model_description(run)["statistics"]
+    about = model_description(run)
     parts = [
-        _split_table(model, statistics, catalog, split, settings, worker)
+        _split_table(model, about, catalog, split, settings, worker)
         for split in catalog.evaluation_splits
     ]
     description = {
@@ -159,15 +159,16 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
 
 def _split_table(
     model: Classifier,
-    statistics: Statistics | None,
+    about: Mapping[str, Any],
     catalog: Catalog,
     split: str,
     settings: Settings,
     worker: Worker,
 ) -> pa.Table:
     forward = evaluating(model, worker, settings.execution.precision)
-    feed = whole_split_feed(catalog, split, settings, worker, statistics)
-    logits = collect(forward, feed, evaluation_batch(catalog.modality))
+    feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
+    shown = evaluated(forward, about["augmentation"])
+    logits = collect(shown, feed, evaluation_batch(model.encoder))
     scores = probabilities(logits, catalog.modality.task) @ merging(catalog.card)
     table = split_table(catalog, split, [*IDENTIFIERS, "target", *METADATA])
     classes = scores.shape[1]

@@ -6,15 +6,18 @@ ViT (`benchmd_ray.models.imagenet`) differs: biases, final norm, and what is poo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.patch import patchify
+from benchmd_ray.models.resnet import RESNETS, ResNet
 from benchmd_ray.plugins import plugin, source_sha256
 from benchmd_ray.settings import EncoderSettings
 
@@ -97,12 +100,18 @@ class Encoder(nn.Module):
 
 NETWORK = "transformer"
 """Name of the benchmark's own network."""
+NETWORKS: dict[str, Callable[[Modality, EncoderSettings], nn.Module]] = {
+    NETWORK: Encoder,
+    **RESNETS,
+}
+"""Networks that are built in, by the name that ``encoder.network`` takes."""
 NEEDED = ("modality", "width", "patches", "patch_embedding", "embed", "encode", "pool")
-"""What methods and heads use of an encoder beside calling it."""
+"""What methods and heads use of an encoder beside calling it; of a ResNet they can use the first
+two alone, see `require_tokens`."""
 
 
 def make_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
-    """An encoder with random weights: the benchmark's, or a user's that does what it does.
+    """An encoder with random weights: one of `NETWORKS`, or a user's that does what `Encoder` does.
 
     Args:
         modality: Of its signals. The encoder's ``modality`` has the patches that the settings say,
@@ -110,11 +119,12 @@ def make_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
         size: ``network`` names what is made.
 
     Raises:
-        BenchmdError: There is no such network, it is none, or the patches do not fit the signals.
+        BenchmdError: There is no such network, it is none, or it or the patches do not fit the
+            signals.
     """
     modality = modality.with_patch(size.patch_size)
-    if size.network == NETWORK:
-        return Encoder(modality, size)
+    if size.network in NETWORKS:
+        return NETWORKS[size.network](modality, size)  # type: ignore[return-value]
     made = _plugged(size)(modality, size)
     missing = [name for name in NEEDED if not hasattr(made, name)]
     if not isinstance(made, nn.Module) or missing:
@@ -126,10 +136,54 @@ def make_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
     return made  # type: ignore[return-value]
 
 
+def require_fitting(modality: Modality, size: EncoderSettings) -> None:
+    """Refuse settings of an encoder that do not fit the signals; a user's network is not made.
+
+    Raises:
+        BenchmdError: The patches do not fit, or a ResNet is of other signals or has other options.
+    """
+    modality.with_patch(size.patch_size)
+    if size.network in RESNETS:
+        with torch.device("meta"):
+            make_encoder(modality, size)
+
+
+def require_tokens(size: EncoderSettings, technique: str) -> None:
+    """Refuse a network without tokens for a technique that works on them.
+
+    Raises:
+        BenchmdError: ``encoder.network`` is a ResNet.
+    """
+    if size.network in RESNETS:
+        raise BenchmdError(
+            f"{technique} works on the tokens of an encoder, and encoder.network is "
+            f"{size.network}, which has none: fine-tune it from random weights (scratch), or take "
+            f"encoder.network={NETWORK}."
+        )
+
+
+def compares_examples(encoder: nn.Module) -> bool:
+    """Whether an encoder's features of an example depend on the others of a training batch.
+
+    So they do where anything is normalised over the batch.
+    """
+    return any(isinstance(module, _BatchNorm) for module in encoder.modules())
+
+
+def values_held(encoder: nn.Module) -> int:
+    """Values of the largest thing that an encoder makes of one example, where they are known.
+
+    Of a ResNet that is a map, which is many times its input; of others the input is taken.
+    """
+    if isinstance(encoder, ResNet):
+        return encoder.largest_map
+    return math.prod(encoder.modality.input_shape)  # type: ignore[union-attr, arg-type]
+
+
 def network_source(size: EncoderSettings) -> str | None:
-    """SHA-256 of the source of a user's network; None for the benchmark's own."""
-    return None if size.network == NETWORK else source_sha256(_plugged(size))
+    """SHA-256 of the source of a user's network; None for those that are built in."""
+    return None if size.network in NETWORKS else source_sha256(_plugged(size))
 
 
 def _plugged(size: EncoderSettings) -> Callable[..., object]:
-    return plugin("encoder network", size.network, [NETWORK])
+    return plugin("encoder network", size.network, NETWORKS)

@@ -36,7 +36,7 @@ ASIDE = f"{TEMPORARY}old-"
 START = "start.safetensors"
 """Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
 DESCRIPTION = "model.json"
-DESCRIBED = ("encoder", "modality", "statistics")
+DESCRIBED = ("encoder", "modality", "statistics", "augmentation")
 """What it says."""
 
 
@@ -158,13 +158,24 @@ def export_model(
     encoder: EncoderSettings,
     modality_name: str,
     statistics: Statistics | None,
+    augmentation: str = "none",
 ) -> None:
-    """Write float32 weights, what architecture they are of and what normalises their input."""
+    """Write float32 weights, what architecture they are of and how their input is made.
+
+    Args:
+        folder: Of the run.
+        weights: By name.
+        encoder: The architecture.
+        modality_name: Of the signals.
+        statistics: What normalises them.
+        augmentation: What they were trained with, which says what they are evaluated on.
+    """
     write_weights(folder / MODEL, weights)
     description = {
         "encoder": as_dict(encoder),
         "modality": modality_name,
         "statistics": statistics,
+        "augmentation": augmentation,
     }
     write_json(folder / DESCRIPTION, description)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,18 +11,18 @@ import torch
 from torch import nn
 
 from benchmd_ray.data.batches import Feed, Worker
-from benchmd_ray.modalities import Modality
+from benchmd_ray.models.encoder import values_held
 from benchmd_ray.training.engine import autocast, gather
 
 EVALUATION_BATCH = 256
 """Examples of a step that takes no gradients, all workers together, at most."""
 EVALUATION_VALUES = 2**26
-"""Input values of such a step, at most."""
+"""Values of the input of such a step, or of a map in a ResNet, at most."""
 
 
-def evaluation_batch(modality: Modality) -> int:
+def evaluation_batch(encoder: nn.Module) -> int:
     """Examples of a step that takes no gradients, all workers together."""
-    return min(EVALUATION_BATCH, EVALUATION_VALUES // math.prod(modality.input_shape))
+    return max(1, min(EVALUATION_BATCH, EVALUATION_VALUES // values_held(encoder)))
 
 
 def collect(

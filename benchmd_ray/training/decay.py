@@ -11,7 +11,7 @@ from torch import nn
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.heads import Classifier
 
-FIRST = ("patch_embedding", "cls", "positions")
+FIRST = ("patch_embedding", "cls", "positions", "stem")
 """Parts of an encoder below its first block."""
 
 
@@ -19,9 +19,9 @@ def layer_factors(model: Classifier, decay: float, network: str) -> dict[str, fl
     """Factor of the learning rate of each parameter.
 
     Of an encoder with D blocks, block i (from 0, the one next to the signal) has decay^(D − i);
-    patch embedding, CLS token and positions have decay^(D + 1); head, final norm and whatever else
-    a network of one's own has beside ``blocks`` have 1. AdamW multiplies weight decay with the
-    learning rate, so that it falls with it.
+    patch embedding, CLS token and positions, or a ResNet's stem, have decay^(D + 1); head, final
+    norm and whatever else a network of one's own has beside ``blocks`` have 1. AdamW multiplies
+    weight decay with the learning rate, so that it falls with it.
 
     Args:
         model: Encoder and head.

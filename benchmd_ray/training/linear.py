@@ -82,7 +82,7 @@ def _features(
 ) -> tuple[Features, Features]:
     """Features of the chosen training rows and of the whole validation split."""
     forward = evaluating(encoder, worker, settings.execution.precision)
-    size = evaluation_batch(catalog.modality)
+    size = evaluation_batch(encoder)
 
     def train() -> Features:
         return collect(forward, training_feed(catalog, settings, worker, data), size)

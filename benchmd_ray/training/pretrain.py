@@ -15,10 +15,18 @@ from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.models.encoder import Encoder, make_encoder
+from benchmd_ray.modalities import Modality
+from benchmd_ray.models.encoder import (
+    NETWORK,
+    Encoder,
+    compares_examples,
+    make_encoder,
+    require_fitting,
+    require_tokens,
+)
 from benchmd_ray.models.imagenet import require_imagenet_patches, require_images
 from benchmd_ray.settings import Settings
-from benchmd_ray.ssl import method_named, technique_named
+from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import (
@@ -58,16 +66,16 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     """Refuse what cannot work before anything starts.
 
     Raises:
-        BenchmdError: Technique unknown or not for this modality, a target's catalog, no training
-            record, patches that do not fit, a batch that workers and accumulation cannot share, or
-            a last step that is none of the run's.
+        BenchmdError: Technique unknown or not for this modality or network, a target's catalog, no
+            training record, an encoder that does not fit, a batch that workers and accumulation
+            cannot share, or a last step that is none of the run's.
     """
     technique = technique_named(job.technique)
     require_source(catalog)
     if technique.imagenet:
         require_images(catalog.modality)
         require_imagenet_patches(catalog.modality, job.settings.encoder)
-    catalog.modality.with_patch(job.settings.encoder.patch_size)
+    require_fitting(catalog.modality, job.settings.encoder)
     if technique.method is None:  # nothing is trained
         return
     if job.settings.pretrain.options and not technique.plugged_in:
@@ -75,7 +83,10 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
             f"pretrain.options is {job.settings.pretrain.options}, which {job.technique} does not "
             "read: leave it out, only a method of one's own reads it."
         )
+    if technique.method in METHODS:
+        require_tokens(job.settings.encoder, job.technique)
     _require_shareable(job, method_named(technique.method))
+    require_whole_batches(job.settings, catalog.modality)
     if not 1 <= job.last <= job.settings.pretrain.steps:
         raise BenchmdError(
             f"pretraining is to stop after step {job.last}: expected a step from 1 to "
@@ -98,6 +109,26 @@ def _require_shareable(job: PretrainJob, method: Any) -> None:
         raise BenchmdError(
             f"pretrain.batch_size is {batch} and execution.workers {execution.workers}{times}: "
             f"expected a multiple, such as {batch - batch % shares or shares}."
+        )
+
+
+def require_whole_batches(settings: Settings, modality: Modality) -> None:
+    """Refuse to cut batches that an encoder normalises as a whole.
+
+    Each part would be normalised by itself: the result, and the running statistics that the model
+    keeps, would depend on how many there are.
+
+    Raises:
+        BenchmdError: A network with batch normalisation, and several workers or accumulation.
+    """
+    execution, network = settings.execution, settings.encoder.network
+    if execution.workers * execution.accumulation == 1 or network == NETWORK:
+        return
+    if compares_examples(make_encoder(modality, settings.encoder)):
+        raise BenchmdError(
+            f"execution.workers is {execution.workers} and execution.accumulation "
+            f"{execution.accumulation}, and {network} normalises over the batch, which must stay "
+            "whole: expected 1 for both. Several runs, such as of other seeds, share a cluster."
         )
 
 

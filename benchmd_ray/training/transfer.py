@@ -7,7 +7,7 @@ is given the source's catalog alone (decision D17).
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +20,11 @@ from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.files import write_json
 from benchmd_ray.modalities import Task
-from benchmd_ray.models.encoder import make_encoder
+from benchmd_ray.models.encoder import make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
 from benchmd_ray.storage.location import Location
+from benchmd_ray.training.augmentation import augmented, evaluated
 from benchmd_ray.training.checkpoints import (
     MODEL,
     export_model,
@@ -38,7 +39,7 @@ from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine
 from benchmd_ray.training.linear import linear_evaluation
 from benchmd_ray.training.notice import Agreement
-from benchmd_ray.training.pretrain import require_source
+from benchmd_ray.training.pretrain import require_source, require_whole_batches
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed, seed_step
 from benchmd_ray.training.selection import (
@@ -76,17 +77,19 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
 
     Raises:
         BenchmdError: A target's catalog, a split without records or without a class that can be
-            scored, patches that do not fit, several workers for linear evaluation, or an upstream
-            of another architecture.
+            scored, an encoder that does not fit, several workers for linear evaluation or where
+            batches must stay whole, or an upstream of another architecture.
     """
     require_source(catalog)
     catalog.require_split("validation")
-    catalog.modality.with_patch(job.settings.encoder.patch_size)
+    require_fitting(catalog.modality, job.settings.encoder)
     if job.settings.transfer.mode == "linear" and job.settings.execution.workers > 1:
         raise BenchmdError(
             "linear evaluation encodes each record once and runs on one worker: use "
             "--set execution.workers=1."
         )
+    if job.settings.transfer.mode == "finetune":
+        require_whole_batches(job.settings, catalog.modality)
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
     return transfer_data(job.settings, catalog)
@@ -147,16 +150,23 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
             f"kept: the split validation of {catalog.path} could not be scored."
         )
     if worker.rank == 0:
-        size = settings.encoder
-        export_model(job.folder, best.weights, size, catalog.modality.name, catalog.statistics)
-        write_json(
-            job.folder / RESULT,
-            {
-                "best_epoch": best.epoch,
-                "validation_auroc": best.auroc,
-                "training_records": len(data.rows),
-            },
-        )
+        _export(job, catalog, data, best)
+
+
+def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) -> None:
+    transfer = job.settings.transfer
+    # Linear evaluation encodes each record once: it reads no augmentation.
+    augmentation = transfer.augmentation if transfer.mode == "finetune" else "none"
+    about = (job.settings.encoder, catalog.modality.name, catalog.statistics, augmentation)
+    export_model(job.folder, best.weights, *about)
+    write_json(
+        job.folder / RESULT,
+        {
+            "best_epoch": best.epoch,
+            "validation_auroc": best.auroc,
+            "training_records": len(data.rows),
+        },
+    )
 
 
 def _finetune(
@@ -178,7 +188,8 @@ def _finetune(
     first = int(position.get("step", 0))
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
-    size = evaluation_batch(catalog.modality)
+    size = evaluation_batch(model.encoder)
+    forward = evaluated(engine, transfer.augmentation)
     begun: list[float] = position.get("sums", [])
     agreement = Agreement(worker)
 
@@ -195,7 +206,7 @@ def _finetune(
             raise Stopped(stop)
         begun = []
         engine.module.eval()
-        score = data.score(collect(engine, validation, size))
+        score = data.score(collect(forward, validation, size))
         best.offer(score, epoch, engine.weights)
         loss = float(sums.sum()) / feed.rows
         reporter.report(epoch + 1, {"loss": loss, "validation_auroc": score})
@@ -247,6 +258,8 @@ def _finetune_epoch(
         step = epoch * steps + number
         seed_step(settings.seed, step, worker.rank)
         lr = transfer.optimiser.lr_at(step, steps * transfer.epochs)
+        seen = augmented(batch.signals, transfer.augmentation, settings.seed, step, worker)
+        batch = replace(batch, signals=seen)
         sums.append(_finetune_step(engine, batch, settings, lr, catalog.modality.task))
         if stop := agreement.stop():
             break

@@ -35,7 +35,12 @@ METHOD_SETTINGS = {
 BUILT_IN = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
 """Settings of the encoder that change nothing in its weights' shapes."""
-FINE_TUNING = ("transfer.layer_decay", "transfer.dropout", "transfer.embedding_dropout")
+FINE_TUNING = (
+    "transfer.layer_decay",
+    "transfer.dropout",
+    "transfer.embedding_dropout",
+    "transfer.augmentation",
+)
 """Settings that linear evaluation does not read."""
 NEVER = {
     "seed": "seeds show how much a result varies, they are not chosen by it",

@@ -44,7 +44,7 @@ def write_catalog(path, splits, dataset="ptb-xl", shards=2):
         for number, part in enumerate(np.array_split(np.arange(len(records)), shards)):
             file = f"shards/{split}-{number:05d}.parquet"
             table = to_table([records[i] for i in part], split, card)
-            written = write_shard(table, path / file, ECG)
+            written = write_shard(table, path / file, card.kind)
             named.append({"file": file, "split": split, "rows": len(part), **written})
     manifest = {
         "format": FORMAT,

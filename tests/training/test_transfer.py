@@ -477,7 +477,8 @@ def test_a_model_holds_the_statistics_of_its_source(run, source, mode):
 
 @pytest.mark.parametrize("name", MODALITIES)
 def test_a_step_without_gradients_holds_a_bounded_number_of_values(name):
-    size, values = evaluation_batch(MODALITIES[name]), math.prod(MODALITIES[name].input_shape)
+    encoder = SimpleNamespace(modality=MODALITIES[name])
+    size, values = evaluation_batch(encoder), math.prod(MODALITIES[name].input_shape)
     assert 1 <= size <= 256
     assert size * values <= 2**26
     assert size == 256 or (size + 1) * values > 2**26
