@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,10 @@ import pandas as pd
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.evaluation.metrics import auroc_per_class, checked_predictions
 from benchmd_ray.files import replacing
+from benchmd_ray.modalities import PLAIN_SIZE, MedmnistTask
 
-MedMNISTTask = Literal[
-    "binary-class", "multi-class", "ordinal-regression", "multi-label, binary-class"
-]
-"""The tasks, as ``info.py`` of MedMNIST names them."""
 THRESHOLD = 0.5
 """A score above it, but not one that equals it, is a positive decision."""
-SMALLEST = 28
-"""Size in pixels that names of files leave out."""
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 """MedMNIST's names of the splits."""
 
@@ -66,7 +61,7 @@ class ResultFile:
 
 
 def score(
-    targets: npt.ArrayLike, scores: npt.ArrayLike, task: MedMNISTTask, classes: Sequence[str]
+    targets: npt.ArrayLike, scores: npt.ArrayLike, task: MedmnistTask, classes: Sequence[str]
 ) -> Score:
     """AUC and ACC of a split.
 
@@ -81,8 +76,8 @@ def score(
         BenchmdError: The task is unknown, the arrays do not fit together, a score is not finite, or
             a row has no class or several.
     """
-    if task not in get_args(MedMNISTTask):
-        raise unknown_name("task", task, get_args(MedMNISTTask))
+    if task not in get_args(MedmnistTask):
+        raise unknown_name("task", task, get_args(MedmnistTask))
     known, finite = checked_predictions(targets, scores)
     if len(classes) != known.shape[1] or not len(known):
         raise BenchmdError(
@@ -97,20 +92,20 @@ def score(
 
 
 def _accuracy(
-    targets: npt.NDArray[np.int8], scores: npt.NDArray[np.float64], task: MedMNISTTask
+    targets: npt.NDArray[np.int8], scores: npt.NDArray[np.float64], task: MedmnistTask
 ) -> float:
     if task == "binary-class":
         right = (scores[:, -1] > THRESHOLD) == targets[:, -1]
-    elif task == "multi-label, binary-class":
+    elif task == "multi-label":
         right = (scores > THRESHOLD) == targets
     else:
         right = scores.argmax(axis=1) == targets.argmax(axis=1)
     return float(right.mean())
 
 
-def _require_whole(targets: npt.NDArray[np.int8], task: MedMNISTTask) -> None:
+def _require_whole(targets: npt.NDArray[np.int8], task: MedmnistTask) -> None:
     """Refuse targets that MedMNIST does not have."""
-    if task == "multi-label, binary-class":
+    if task == "multi-label":
         wrong, expected = (targets < 0).any(axis=1), "1 or 0 for every label"
     else:
         wrong, expected = (targets == 1).sum(axis=1) != 1, "one class with a 1"
@@ -158,7 +153,7 @@ def write_result(
         raise unknown_name("split", split, SPLITS)
     ordered = rows.sort_index()
     _require_rows(ordered, f"the scores of {dataset}, {split}")
-    sized = "" if size == SMALLEST else f"_{size}"
+    sized = "" if size == PLAIN_SIZE else f"_{size}"
     said = f"[AUC]{found.auc:.3f}_[ACC]{found.acc:.3f}"
     path = folder / f"{dataset}{sized}_{SPLITS[split]}_{said}@{run}.csv"
     with replacing(path) as partial:
@@ -199,9 +194,9 @@ def read_result(path: Path) -> ResultFile:
         raise BenchmdError(
             f"{path} is no result file of MedMNIST ({error}): expected the name DATASET_SPLIT_"
             "[AUC]0.123_[ACC]0.456@RUN.csv, with _SIZE after the dataset where that is not "
-            f"{SMALLEST}, and lines of an index and the scores, without a header."
+            f"{PLAIN_SIZE}, and lines of an index and the scores, without a header."
         ) from error
     _require_rows(rows, str(path))
     split = next(ours for ours, theirs in SPLITS.items() if theirs == said["split"])
-    size = int(said["size"] or SMALLEST)
+    size = int(said["size"] or PLAIN_SIZE)
     return ResultFile(said["dataset"], size, split, said["run"], auc, acc, scores)

@@ -12,7 +12,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.medmnist import Score, read_result, score, write_result
 
 BINARY, MULTI, ORDINAL = "binary-class", "multi-class", "ordinal-regression"
-LABELS = "multi-label, binary-class"
+LABELS = "multi-label"
 
 
 def pairs_auc(positive, scores):

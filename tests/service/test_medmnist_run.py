@@ -13,7 +13,10 @@ from sklearn.metrics import roc_auc_score
 from benchmd_ray.data import build as building
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.medmnist import read_result
 from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.results.report import medmnist
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.tables import write_tables
 from benchmd_ray.results.store import runs
@@ -115,3 +118,33 @@ def test_a_plan_takes_datasets_of_medmnist_by_name_and_without(catalogs):
     assert [dataset.rows for dataset in found] == [{"train": 64, "validation": 16, "test": 24}] * 2
     chosen = chosen_datasets(Choice(catalogs=folders, modalities=("breastmnist",))).datasets
     assert [dataset.name for dataset in chosen] == ["breastmnist-unofficial"]
+
+
+def test_medmnist_s_own_scores_stand_beside_the_published_ones(store, catalogs, tmp_path):
+    found = runs([store])
+    frame = medmnist.medmnist_frame(found)
+    assert frame["dataset"].tolist() == list(NAMES)
+    assert set(frame["file"]) == {"unofficial"}
+    assert frame["method"].tolist() == ["transformer scratch-28", "transformer mae"]
+    for row in frame.itertuples():
+        table = read_predictions(
+            store / row.run / "predictions" / f"{row.dataset}-unofficial.parquet"
+        )
+        targets, scores, _ = table.of_split("test")
+        assert row.auc == pytest.approx(roc_auc_score(targets[:, 1], scores[:, 1]))
+        assert row.acc == pytest.approx(np.mean((scores[:, 1] > 0.5) == targets[:, 1]))
+    both = medmnist.beside_published(frame)
+    paper = both[(both["dataset"] == "breastmnist") & (both["method"] == "resnet18-28")]
+    assert paper[["auc", "acc"]].to_numpy().tolist() == [[0.901, 0.863]]  # table 3
+    assert len(both) == 2 + 7 + 8  # methods of table 3 and of table 4
+    means = medmnist.averages(both)
+    ours = means[means["protocol"] != medmnist.PUBLISHED]
+    assert ours["auc"].tolist() == sorted(frame["auc"], key=list(frame["auc"]).index)
+    *tables, first, second = medmnist.write(found, frame, both, tmp_path)
+    assert [path.name for path in tables] == ["runs.csv", "medmnist.csv", "averages.csv"]
+    held = read_result(first)
+    assert (held.dataset, held.size, held.split, held.run) == ("breastmnist", 28, "test", "seed0")
+    assert held.scores.shape == (COUNTS["test"], 2)
+    assert read_result(second).dataset == "nodulemnist3d"
+    with pytest.raises(BenchmdError, match="none of the 0 runs"):
+        medmnist.medmnist_frame([])

@@ -1,0 +1,256 @@
+"""Results on MedMNIST with its own scores, beside those that are published.
+
+Source of the published ones: Yang et al., MedMNIST v2 (Scientific Data 10, 41, 2023), tables 3
+and 4, which are means of three runs or more on the files of version 2.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import pandas as pd
+
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.medmnist_cards import EARLIER
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.medmnist import Score, score, write_result
+from benchmd_ray.files import replacing
+from benchmd_ray.modalities import PLAIN_SIZE, Modality, modality
+from benchmd_ray.results.report.cells import with_predictions
+from benchmd_ray.results.report.protocols import protocols
+from benchmd_ray.results.report.scored import Scored, read_scored
+from benchmd_ray.results.report.table_cells import number
+from benchmd_ray.results.store import Run
+
+SOURCE = "MedMNIST v2, tables 3 and 4"
+PUBLISHED = "published"
+"""Protocol of rows that are not ours."""
+SPLIT = "test"
+COLUMNS = ("dataset", "file", "method", "protocol", "seed", "auc", "acc", "unscored", "run")
+_RECORD = re.compile(r"(?:train|val|test)-(\d+)")
+"""A record's id, which ends with its row in MedMNIST's file."""
+
+
+def medmnist_frame(found: Sequence[Run]) -> pd.DataFrame:
+    """AUC and ACC on the test split, one row per run, with the columns `COLUMNS`.
+
+    ``dataset`` is MedMNIST's name, ``file`` says more where it is not the official one of now;
+    ``method`` names technique or network with the images' size; ``unscored`` are the classes
+    without an AUC.
+
+    Raises:
+        BenchmdError: No finished run has predictions on a dataset of MedMNIST.
+    """
+    rows = []
+    with_own = with_predictions(found)
+    names = protocols(found).names
+    for run in with_own:
+        for one in _on_medmnist(run):
+            kind, got = modality(one.about["modality"]), _score(one)
+            rows.append(
+                {
+                    "dataset": _plain(kind),
+                    "file": one.dataset.removeprefix(kind.name).lstrip("-"),
+                    "method": _method(run, kind),
+                    "protocol": names[run.folder],
+                    "seed": run.settings.seed,
+                    "auc": got.auc,
+                    "acc": got.acc,
+                    "unscored": "; ".join(got.unscored),
+                    "run": run.folder.name,
+                }
+            )
+    if not rows:
+        raise BenchmdError(
+            f"none of the {len(found)} runs has scored the {SPLIT} split of a dataset of MedMNIST: "
+            "build a catalog of one (`benchmd catalog list`) and run `benchmd transfer` on it."
+        )
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _on_medmnist(run: Run) -> list[Scored]:
+    if run.description["kind"] != "transfer":
+        return []
+    kind = modality(run.description["modality"])
+    return [s for s in read_scored(run) if s.split == SPLIT] if kind.medmnist_task else []
+
+
+def _score(one: Scored) -> Score:
+    kind = modality(one.about["modality"])
+    assert kind.medmnist_task is not None
+    return score(one.targets, one.scores, kind.medmnist_task, one.classes)
+
+
+def _plain(kind: Modality) -> str:
+    return kind.name.partition("-")[0]
+
+
+def _method(run: Run, kind: Modality) -> str:
+    """Such as resnet18-28, resnet18-3d, or mae-28 for the transformer that was pretrained."""
+    network, size = run.settings.encoder.network, kind.input_shape[-1]
+    technique = str(run.description["technique"])
+    named = network if network != "transformer" else f"transformer {technique}"
+    return named if len(kind.axes) == 4 and size == PLAIN_SIZE else f"{named}-{_seen(run, size)}"
+
+
+def _seen(run: Run, size: int) -> int:
+    """Extent of what the network sees, in pixels."""
+    return int(run.settings.encoder.options.get("resize", 0) or size)
+
+
+@functools.cache
+def published() -> pd.DataFrame:
+    """MedMNIST's tables: dataset, method, auc, acc."""
+    path = resources.files("benchmd_ray.results.report") / "reference" / "medmnist_v2_results.csv"
+    rows = list(csv.DictReader(path.read_text("utf-8").splitlines()))
+    return pd.DataFrame(rows).astype({"auc": "float64", "acc": "float64"})
+
+
+def beside_published(frame: pd.DataFrame) -> pd.DataFrame:
+    """Our means over seeds and the published ones, by dataset; the best AUC of each first.
+
+    Columns: dataset, file, method, protocol, seeds, auc, auc_sd, acc, acc_sd.
+    """
+    keys = ["dataset", "file", "method", "protocol"]
+    grouped = frame.groupby(keys, sort=False)
+    ours = grouped.agg(
+        seeds=("seed", "nunique"),
+        auc=("auc", lambda values: values.mean(skipna=False)),
+        auc_sd=("auc", "std"),
+        acc=("acc", "mean"),
+        acc_sd=("acc", "std"),
+    ).reset_index()
+    held = published()
+    theirs = held[held["dataset"].isin(ours["dataset"])].assign(file="", protocol=PUBLISHED)
+    both = pd.concat([ours, theirs], ignore_index=True)
+    order = list(dict.fromkeys(held["dataset"]))
+    both["place"] = both["dataset"].map(order.index)
+    both = both.sort_values(["place", "auc"], ascending=[True, False], kind="stable")
+    return both.drop(columns="place").reset_index(drop=True)
+
+
+def averages(both: pd.DataFrame) -> pd.DataFrame:
+    """Mean AUC and ACC over datasets of each method that has all of those at hand.
+
+    2-D and 3-D datasets apart, as in the paper's tables 5 and 6. Columns: images, datasets, method,
+    protocol, auc, acc.
+    """
+    whole = both.assign(images=both["dataset"].map(_images))
+    rows = []
+    for images, part in whole.groupby("images"):
+        count = part["dataset"].nunique()
+        for (method, protocol), held in part.groupby(["method", "protocol"], sort=False):
+            if held["dataset"].nunique() == count == len(held):
+                rows.append(
+                    (images, count, method, protocol, held["auc"].mean(), held["acc"].mean())
+                )
+    columns = ["images", "datasets", "method", "protocol", "auc", "acc"]
+    found = pd.DataFrame(rows, columns=columns)
+    return found.sort_values(["images", "auc"], ascending=[True, False], ignore_index=True)
+
+
+def _images(dataset: str) -> str:
+    return "3-D" if dataset.endswith("3d") else "2-D"
+
+
+def shown(both: pd.DataFrame) -> pd.DataFrame:
+    """The comparison as people read it."""
+    return pd.DataFrame(
+        {
+            "dataset": [
+                f"{name} ({file} file)" if file else name
+                for name, file in zip(both["dataset"], both["file"], strict=True)
+            ],
+            "method": both["method"],
+            "protocol": both["protocol"],
+            "AUC": both["auc"].map(number),
+            "sd": both["auc_sd"].map(number),
+            "ACC": both["acc"].map(number),
+            "sd of ACC": both["acc_sd"].map(number),
+            "seeds": ["≥ 3" if n != n else f"{n:.0f}" for n in both["seeds"]],
+        }
+    )
+
+
+def averages_shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """Averages as people read them."""
+    return frame.assign(auc=frame["auc"].map(number), acc=frame["acc"].map(number)).rename(
+        columns={"auc": "AUC", "acc": "ACC"}
+    )
+
+
+def notes(frame: pd.DataFrame) -> list[str]:
+    """What readers of the tables should know.
+
+    Args:
+        frame: As `medmnist_frame` gives it.
+    """
+    found = [f"The published results are of {SOURCE}, means of three runs or more on version 2."]
+    changed = [name for name in dict.fromkeys(frame["dataset"]) if _changed(name)]
+    if changed:
+        found.append(f"Version 3 has another file for {', '.join(changed)}.")
+    for file, held in frame[frame["file"] != ""].groupby("file"):
+        names = ", ".join(held["dataset"].unique())
+        found.append(f"Not the official file of version 3: {names} ({file}).")
+    unscored = frame[frame["unscored"] != ""]
+    found += [
+        f"{run}: no AUC, as {classes} has positives or negatives alone."
+        for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
+    ]
+    return found
+
+
+def _changed(dataset: str) -> bool:
+    return EARLIER in dataset_card(dataset).layouts
+
+
+def write(
+    found: Sequence[Run], frame: pd.DataFrame, both: pd.DataFrame, folder: Path
+) -> list[Path]:
+    """Write the tables, and a standard result file of MedMNIST for every run.
+
+    Returns:
+        The tables (every run, means beside the published, averages) and the result files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {"runs": frame, "medmnist": both, "averages": averages(both)}
+    paths = []
+    for name, table in tables.items():
+        paths.append(folder / f"{name}.csv")
+        with replacing(paths[-1]) as partial:
+            partial.write_text(table.to_csv(index=False), "utf-8")
+    return paths + write_results(found, folder / "results")
+
+
+def write_results(found: Sequence[Run], folder: Path) -> list[Path]:
+    """A standard result file of MedMNIST for every run, in a folder of the run's name.
+
+    Raises:
+        BenchmdError: Predictions are not of every row of MedMNIST's file.
+    """
+    written = []
+    for run in with_predictions(found):
+        for one in _on_medmnist(run):
+            kind, own = modality(one.about["modality"]), folder / run.folder.name
+            places = [_row(name) for name in one.units["unit_id"]]
+            own.mkdir(parents=True, exist_ok=True)
+            size, got = kind.input_shape[-1], _score(one)
+            rows = pd.DataFrame(one.scores, index=places)
+            name = f"seed{run.settings.seed}"
+            written.append(write_result(own, _plain(kind), size, SPLIT, name, got, rows))
+    return written
+
+
+def _row(record_id: str) -> int:
+    named = _RECORD.fullmatch(record_id)
+    if named is None:
+        raise BenchmdError(
+            f"the record {record_id!r} names no row of MedMNIST's file: expected one such as "
+            "test-000012."
+        )
+    return int(named[1])
