@@ -70,9 +70,16 @@ class Modality:
         return self.input_shape[0] * math.prod(self.patch)
 
     @property
-    def group(self) -> str:
-        """Its group in search spaces: itself, or ``medmnist-2d`` or ``medmnist-3d``."""
-        return f"medmnist-{len(self.axes) - 1}d" if self.medmnist_task else self.name
+    def groups(self) -> tuple[str, ...]:
+        """Its groups in search spaces, the widest first, and its own name.
+
+        Datasets of MedMNIST are grouped by their dimensions, and by these with their size:
+        ``medmnist-2d``, ``medmnist-2d-28``.
+        """
+        if not self.medmnist_task:
+            return (self.name,)
+        group = f"medmnist-{len(self.axes) - 1}d"
+        return (group, f"{group}-{self.input_shape[-1]}", self.name)
 
     def with_patch(self, size: int) -> Modality:
         """This modality, cut into patches of another extent.
@@ -175,10 +182,17 @@ MODALITIES: dict[str, Modality] = {
 }
 
 
-GROUPS = (*MODALITIES, "medmnist-2d", "medmnist-3d")
-"""What `Modality.group` may be."""
 IMAGE_PATCHES = {2: {28: 4, 64: 8, 128: 16, 224: 16}, 3: {28: 7, 64: 8}}
 """Datasets of MedMNIST: number of the images' dimensions → their size → extent of a patch."""
+GROUPS = (
+    *MODALITIES,
+    *(
+        f"medmnist-{d}d{size}"
+        for d in IMAGE_PATCHES
+        for size in ("", *(-s for s in IMAGE_PATCHES[d]))
+    ),
+)
+"""What `Modality.groups` may hold, beside the names of MedMNIST's datasets."""
 IMAGE_BATCH = {2: 128, 3: 32}
 """Batch size of the baselines of MedMNIST v2, by the images' dimensions."""
 PLAIN_SIZE = 28

@@ -114,13 +114,15 @@ if TYPE_CHECKING:
 @WANDB
 @execution_options
 def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
-    """Search hyperparameters on the source's training split, and train what was found.
+    """Search hyperparameters on a source's own records, and train what was found.
 
-    A search never sees the source's validation split nor a target: it trains and is scored on two
-    parts of the training split, cut by patient. Its first trial is what the settings say, the fixed
+    A search never sees a split that is scored nor a target: it trains and is scored on two parts of
+    the training split, cut by patient, or on the training and the validation split of a dataset
+    that has the latter to choose by (MedMNIST). Its first trial is what the settings say, the fixed
     protocol where they say nothing. An interrupted search goes on by the same command, and one that
     has ended goes on with more --trials. Afterwards the start and the best settings are trained on
-    the whole training split and scored on validation and targets; see the report.
+    the whole training split and scored on the splits and targets that the search never saw; see
+    the report.
 
     \b
     benchmd tune --catalog catalogs --technique mae --setting linear --dry-run

@@ -290,8 +290,8 @@ def confined(paths: Iterable[Location]) -> Iterator[None]:
 def _require_allowed(path: Location) -> None:
     if _allowed is not None and path.resolve() not in _allowed:
         raise BenchmdError(
-            f"{path} must not be opened: a search sees the inner catalogs of its sources' training "
-            f"splits alone ({', '.join(sorted(map(str, _allowed)))})."
+            f"{path} must not be opened: a search sees the inner catalogs of its sources "
+            f"alone ({', '.join(sorted(map(str, _allowed)))})."
         )
 
 

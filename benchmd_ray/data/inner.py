@@ -1,7 +1,8 @@
-"""The inner catalog of a source: its training split alone, cut by patient into two (decision D18).
+"""The inner catalog of a source: all that a search sees of it (decision D18).
 
-A search is given this catalog and nothing else: it trains on the split ``train`` and is scored on
-``validation``, both of which are the source's training records.
+A search trains on its split ``train`` and is scored on ``validation``. Both are the source's
+training split, cut by patient into two. Where the source has a validation split to choose by,
+which is scored for no result (MedMNIST), they are its own two splits as they are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 import warnings
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +35,15 @@ SEED = 18
 
 
 def inner_catalog(source: Catalog, folder: Path) -> Catalog:
-    """The inner catalog of a source, written unless it is there; reads training shards alone.
+    """The inner catalog of a source, written unless it is there; reads no split that is scored.
 
     Args:
         source: The source.
         folder: Of inner catalogs; it gets one named by the source's dataset, policy and digest.
 
     Raises:
-        BenchmdError: It is no source, has too few patients, a training shard is not the one that
-            was built, or the disk is full.
+        BenchmdError: It is no source, has too few patients, a shard is not the one that was built,
+            or the disk is full.
     """
     path = folder / f"{source.dataset}-{source.manifest['policy']}-{source.digest[:12]}"
     with locked(folder / f".lock-{path.name}", f"the inner catalog {path}", wait=True):
@@ -64,16 +66,22 @@ def _write(source: Catalog, path: Path) -> None:
             f"{source.path} is a catalog of the target {source.dataset}: a search never sees a "
             "target. Name the source's catalog."
         )
-    source.require_split("train")
-    source.require_unaltered("train")
-    held = validation_patients(source)
+    rows = {split: source.rows(split) for split in source.manifest["splits"]}
+    own = has_validation(rows, source.evaluation_splits)
+    splits = ("train", "validation") if own else ("train",)
+    for split in splits:
+        source.require_split(split)
+        source.require_unaltered(split)
+    held = frozenset() if own else validation_patients(source)
     partial = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}")
     with removed_on_failure(partial, path):
         parts: list[dict[str, Any]] = []
-        for shard, table in zip(source.shards("train"), source.tables("train"), strict=True):
-            parts += _cut(shard, table, held, partial, source.card)
+        for split in splits:
+            for shard, table in zip(source.shards(split), source.tables(split), strict=True):
+                sides = {split: table} if own else _cut(table, held)
+                parts += _written(shard, split, sides, partial, source.card)
         origin = {key: source.manifest[key] for key in ORIGIN} | {"quarantined": []}
-        origin["plan"] = digest(["inner", source.digest, FOLDS, SEED])
+        origin["plan"] = digest(["inner", source.digest, *(() if own else (FOLDS, SEED))])
         manifest = manifest_of(source.card, origin, sorted(parts, key=lambda part: part["name"]))
         del manifest["digest"]  # that of what is written, as verification expects
         manifest["inner_of"] = source.digest
@@ -81,19 +89,36 @@ def _write(source: Catalog, path: Path) -> None:
         os.replace(partial, path)
 
 
-def _cut(
-    shard: Shard, table: pa.Table, held: frozenset[str], folder: Path, card: DatasetCard
-) -> list[dict[str, Any]]:
-    """Write the two sides of a training shard; what the manifest has to know of each."""
+def has_validation(rows: Mapping[str, int], scored: Collection[str]) -> bool:
+    """Whether a source has a validation split to choose by: one that is scored for no result.
+
+    Args:
+        rows: Records of each split.
+        scored: Splits that are scored.
+    """
+    return bool(rows.get("validation")) and "validation" not in scored
+
+
+def _cut(table: pa.Table, held: frozenset[str]) -> dict[str, pa.Table]:
+    """The two sides of training records, those of patients that are held as ``validation``."""
     inside = pc.is_in(table["group_id"], pa.array(sorted(held), pa.string()))
     place = table.schema.get_field_index("split")
-    parts = []
+    sides = {}
     for side, mask in (("train", pc.invert(inside)), ("validation", inside)):
         own = table.filter(mask).combine_chunks()
+        split = pa.array([side] * len(own), pa.string())
+        sides[side] = own.set_column(place, own.schema.field(place), split)
+    return sides
+
+
+def _written(
+    shard: Shard, split: str, sides: Mapping[str, pa.Table], folder: Path, card: DatasetCard
+) -> list[dict[str, Any]]:
+    """Write what a shard of a split gave for each side, and what the manifest has to know of it."""
+    parts = []
+    for side, own in sides.items():
         if len(own):
-            split = pa.array([side] * len(own), pa.string())
-            own = own.set_column(place, own.schema.field(place), split)
-            name = shard.path.name.replace("train", side, 1).removesuffix(".parquet")
+            name = shard.path.name.replace(split, side, 1).removesuffix(".parquet")
             about = {"name": name, "split": side, "rows": len(own)}
             parts.append(about | shard_part(own, folder / SHARDS / f"{name}.parquet", card))
     return parts

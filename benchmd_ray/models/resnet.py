@@ -271,6 +271,35 @@ def _require_fitting(modality: Modality, network: str, kind: str) -> None:
         )
 
 
+def require_signals(modality: Modality, network: str) -> None:
+    """Refuse signals that a ResNet does not take, without making it.
+
+    Args:
+        modality: Of the signals.
+        network: As ``encoder.network`` names it; of others than ResNets nothing is known.
+
+    Raises:
+        BenchmdError: The modality has other axes or channels.
+    """
+    if network in RESNETS:
+        _require_fitting(modality, network, network.partition("-")[2])
+
+
+def require_option(network: str, name: str, value: object) -> None:
+    """Refuse an option that a ResNet does not read; of other networks nothing is known.
+
+    Args:
+        network: As ``encoder.network`` names it.
+        name: Of the option.
+        value: Its value.
+
+    Raises:
+        BenchmdError: There is no such option, or it refuses the value.
+    """
+    if network in RESNETS:
+        updated(ResNetOptions(), {name: value}, "encoder.options.")
+
+
 RESNETS: dict[str, Callable[[Modality, EncoderSettings], ResNet]] = {
     f"resnet{layers}{kind and '-'}{kind}": partial(ResNet, layers=layers, kind=kind)
     for layers in DEPTHS

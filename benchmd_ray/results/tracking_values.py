@@ -35,7 +35,7 @@ RESULTS = {
 UNSENT = ("number", "state", "reason", "started", "finished", "curve")
 """Columns that are neither results nor settings; of them number, state and curve are sent."""
 CURVE = "inner_validation_auroc"
-"""The AUROC on the inner validation fold after each step."""
+"""The AUROC on the search's validation records after each step."""
 
 Row = Mapping[str, Any]
 

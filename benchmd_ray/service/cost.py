@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmd_ray.modalities import Modality, modality
-from benchmd_ray.models.encoder import make_encoder
+from benchmd_ray.models.encoder import NETWORK, make_encoder
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings, as_dict, updated
 from benchmd_ray.ssl import technique_named
@@ -116,8 +116,8 @@ def labelled_rows(transfer: TransferSettings, source: Dataset) -> int:
 
 
 def forward_flops(modality: Modality, encoder: EncoderSettings) -> float:
-    """Operations of encoding one example; a network of one's own is run once to count them."""
-    if encoder.network != "transformer":
+    """Operations of encoding one example; another network than ours is run once to count them."""
+    if encoder.network != NETWORK:
         return _counted(modality, encoder)[0]
     return patch_flops(modality, encoder) + blocks_flops(modality, encoder)
 
@@ -144,7 +144,7 @@ def training_flops(modality: Modality, encoder: EncoderSettings) -> float:
     But for the patch embedding, whose input takes no gradient.
     """
     forward = forward_flops(modality, encoder)
-    own = encoder.network != "transformer"
+    own = encoder.network != NETWORK
     return 3 * forward - (0.0 if own else patch_flops(modality, encoder))
 
 
@@ -157,11 +157,11 @@ def pretrain_flops(
     MAE have a head on every token. A method of one's own is taken to train on one encoding.
     """
     modality = modality.with_patch(encoder.patch_size)
-    width, tokens = encoder.width, modality.tokens
+    width, tokens = features_width(modality, encoder), modality.tokens
     method = technique_named(technique).method
     one = training_flops(modality, encoder)
     if method == "e-mix":
-        embedding = 0.0 if encoder.network != "transformer" else 2 * patch_flops(modality, encoder)
+        embedding = 0.0 if encoder.network != NETWORK else 2 * patch_flops(modality, encoder)
         compared = 2.0 * PROJECTION * (2 * width + batch)
         return 2 * one - embedding + 3 * compared
     head = {"shed": 1, "mae": modality.patch_size}.get(method or "", 0)
@@ -170,7 +170,7 @@ def pretrain_flops(
 
 def encoder_parameters(modality: Modality, encoder: EncoderSettings) -> int:
     """Parameters of an encoder."""
-    if encoder.network != "transformer":
+    if encoder.network != NETWORK:
         return _counted(modality, encoder)[1]
     modality = modality.with_patch(encoder.patch_size)
     width, inner = encoder.width, encoder.heads * encoder.head_dim
@@ -182,9 +182,14 @@ def encoder_parameters(modality: Modality, encoder: EncoderSettings) -> int:
     return ends + encoder.depth * (2 * norm + attention + mlp) + final
 
 
+def features_width(modality: Modality, encoder: EncoderSettings) -> int:
+    """Width of the features that an encoder gives a head."""
+    return encoder.width if encoder.network == NETWORK else _counted(modality, encoder)[2]
+
+
 def head_parameters(modality: Modality, encoder: EncoderSettings, technique: str | None) -> int:
     """Parameters beside the encoder's: of a technique's head, or of the classifier (None)."""
-    width, modality = encoder.width, modality.with_patch(encoder.patch_size)
+    width, modality = features_width(modality, encoder), modality.with_patch(encoder.patch_size)
     method = None if technique is None else technique_named(technique).method
     outputs = {"shed": 1, "mae": modality.patch_size, "e-mix": PROJECTION}
     if technique is None:
@@ -193,13 +198,13 @@ def head_parameters(modality: Modality, encoder: EncoderSettings, technique: str
     return norm + (width + 1) * outputs[method] if method in outputs else 0
 
 
-def _counted(modality: Modality, encoder: EncoderSettings) -> tuple[float, int]:
-    """Operations and parameters of a user's own network."""
+def _counted(modality: Modality, encoder: EncoderSettings) -> tuple[float, int, int]:
+    """Operations and parameters of another network than the transformer, and its width."""
     return _counted_once(modality.name, json.dumps(as_dict(encoder), sort_keys=True))
 
 
 @functools.cache
-def _counted_once(name: str, settings: str) -> tuple[float, int]:
+def _counted_once(name: str, settings: str) -> tuple[float, int, int]:
     """Count on tensors without values; with values where the network needs them.
 
     Args:
@@ -213,12 +218,15 @@ def _counted_once(name: str, settings: str) -> tuple[float, int]:
         return _counted_on("cpu", modality(name), encoder)
 
 
-def _counted_on(device: str, modality: Modality, encoder: EncoderSettings) -> tuple[float, int]:
+def _counted_on(
+    device: str, modality: Modality, encoder: EncoderSettings
+) -> tuple[float, int, int]:
     with torch.device(device), torch.random.fork_rng(devices=[]):
         module = make_encoder(modality, encoder).eval()
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             module(torch.zeros(1, *modality.input_shape))
-    return float(counter.get_total_flops()), sum(p.numel() for p in module.parameters())
+    parameters = sum(p.numel() for p in module.parameters())
+    return float(counter.get_total_flops()), parameters, module.width
 
 
 @dataclass(frozen=True)

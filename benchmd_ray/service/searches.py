@@ -10,7 +10,7 @@ from typing import Any
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
-from benchmd_ray.models.encoder import network_source
+from benchmd_ray.models.encoder import NETWORKS, network_source
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
     TRANSFERS,
@@ -22,8 +22,9 @@ from benchmd_ray.service.choice import (
 )
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.naming import file_name, settled
-from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.settings import EncoderSettings, Settings, as_dict
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
+from benchmd_ray.tuning.parameters import NETWORK
 from benchmd_ray.tuning.records import FORMAT
 from benchmd_ray.tuning.search import Budget
 from benchmd_ray.tuning.spaces import PRETRAIN, Space, shared, space_for, starting_at
@@ -84,7 +85,7 @@ class SearchPlan:
         return {
             "technique": self.technique,
             "method_source": None if self.technique == SCRATCH else method_source(self.technique),
-            "network_source": [network_source(settings.encoder) for settings in self.starts],
+            "network_source": [network_source(encoder) for encoder in self._networks],
             "setting": self.setting,
             "catalogs": [source.digest for source in self.sources],
             "starts": [{name: start[name] for name in parts} for start in starts],
@@ -92,6 +93,16 @@ class SearchPlan:
             "space": self.space.as_dict(),
             "method": vars(self.method),
         }
+
+    @property
+    def _networks(self) -> list[EncoderSettings]:
+        """Encoders of the starts, and one of each network that is searched and not built in."""
+        searched = (p.values for p in self.space.parameters if p.name == NETWORK)
+        own = (EncoderSettings(network=name) for names in searched for name in names)
+        return [
+            *(settings.encoder for settings in self.starts),
+            *(encoder for encoder in own if encoder.network not in NETWORKS),
+        ]
 
     @property
     def name(self) -> str:

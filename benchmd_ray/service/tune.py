@@ -2,7 +2,8 @@
 
 A search lies in ``<store>/searches/<name>``. What all searches on a source share, its inner catalog
 and pretrainings on it, lies in ``<store>/inner``. Once the catalogs are cut, everything works
-within `confined`: neither validation nor a target can be opened before the search has ended.
+within `confined`: neither a split that is scored nor a target can be opened before the search has
+ended.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Searched:
             return [*lines, "    no trial is complete, so there is nothing to choose"]
         first = self.trials[0]
         began = f"; the start had {first.auroc:.4f}" if first.state == "complete" else ""
-        score = f"AUROC {self.best.auroc:.4f} on the inner validation split"
+        score = f"AUROC {self.best.auroc:.4f} on the search's validation records"
         lines.append(f"    best: trial {self.best.number}, {score}{began}")
         lines += [f"        {name}: {value}" for name, value in self.best.values.items()]
         return [*lines, f"    written: {shown(self.folder)}"]
@@ -200,15 +201,12 @@ def _inner(path: Location | None, store: Path) -> Catalog:
 
 
 def _counts(inner: Sequence[Catalog]) -> str:
-    """Records and patients of inner catalogs, in words."""
-    parts = []
-    for catalog in inner:
-        of = catalog.manifest["splits"]
-        sides = [f"{of[s]['records']:,} records ({s})" for s in ("train", "validation")]
-        parts.append(
-            f"{catalog.dataset}'s training split cut by patient into {' and '.join(sides)}"
-        )
-    return "; ".join(parts)
+    """Records of inner catalogs, in words."""
+    return "; ".join(
+        f"trains on {catalog.rows('train'):,} records of {catalog.dataset} and chooses by "
+        f"{catalog.rows('validation'):,}"
+        for catalog in inner
+    )
 
 
 def _arms(
@@ -352,7 +350,7 @@ class _Session:
         held = [source["inner"] for source in read_search(self.folder).sources]
         if held != [catalog.digest for catalog in inner]:
             raise BenchmdError(
-                f"{self.folder} was begun on another cut of the training split than there is now: "
+                f"{self.folder} was begun on other records than an inner catalog has now: "
                 "its trials cannot be compared with new ones. Remove that folder to begin anew."
             )
 

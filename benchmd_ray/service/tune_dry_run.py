@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.data.inner import FOLDS
+from benchmd_ray.data.inner import FOLDS, has_validation
 from benchmd_ray.results.report.written import text
 from benchmd_ray.service.capacity import Capacity
+from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.live import duration
 from benchmd_ray.service.plan import Plan, make_plan
 from benchmd_ray.service.retrain import of_sources, started
@@ -21,9 +22,6 @@ from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.records import SEARCHES, TRIALS, read_search
 from benchmd_ray.tuning.search import Budget
 from benchmd_ray.tuning.study import rungs
-
-INNER_SHARE = 1 - 1 / FOLDS
-"""Of the training split, what a trial trains on."""
 
 
 def tuning_dry_run(
@@ -65,16 +63,15 @@ def _described(
     sources = ", ".join(f"{s.name} ({s.modality})" for s in plan.sources)
     lines = [
         f"{plan.name}: {plan.technique}, {plan.setting}, on {sources}",
-        f"Scored by {_objective(plan)} on an inner validation split: about 1 / {FOLDS} of the "
-        f"training records ({_records(plan)}), by patient.",
+        f"Scored by {_objective(plan)} on {'; '.join(map(_validation, plan.sources))}.",
         f"{_budget(tuning.budget)}, {place.at_once} at once, sampler {plan.method.sampler}, "
         f"{_stopping(plan)}.",
         "",
         text(_space(plan)),
         "",
         *_times(plan, whole, tuning, place.at_once, capacity),
-        f"Disk: about {_training_bytes(plan) / 1e9:.2g} GB for the inner catalog, a copy of the "
-        "training split.",
+        f"Disk: about {_inner_bytes(plan) / 1e9:.2g} GB for the inner catalog, a copy of what the "
+        "search sees.",
         f"Estimates: {whole.basis}",
     ]
     folder = store / SEARCHES / plan.name
@@ -84,12 +81,35 @@ def _described(
     return lines
 
 
-def _training_bytes(plan: SearchPlan) -> int:
-    """Size of the training shards."""
-    held = [
-        open_catalog(source.catalog).manifest["shards"] for source in plan.sources if source.catalog
-    ]
-    return sum(shard["bytes"] for shards in held for shard in shards if shard["split"] == "train")
+def _inner_bytes(plan: SearchPlan) -> int:
+    """Size of the shards that inner catalogs are copies of."""
+    return sum(
+        int(shard["bytes"])
+        for source in plan.sources
+        if source.catalog
+        for shard in open_catalog(source.catalog).manifest["shards"]
+        if shard["split"] == "train" or (shard["split"] == "validation" and _whole(source))
+    )
+
+
+def _whole(source: Dataset) -> bool:
+    """Whether trials train on the whole training split, see `data.inner`."""
+    return has_validation(source.rows, source.scored)
+
+
+def _inner_share(source: Dataset) -> float:
+    """Of the training split, what a trial trains on."""
+    return 1.0 if _whole(source) else 1 - 1 / FOLDS
+
+
+def _validation(source: Dataset) -> str:
+    """What the trials are scored on, in words."""
+    if _whole(source):
+        return f"the {source.rows['validation']:,} validation records of {source.name}"
+    return (
+        f"about 1 / {FOLDS} of the {source.rows['train']:,} training records of {source.name}, "
+        "by patient"
+    )
 
 
 def _objective(plan: SearchPlan) -> str:
@@ -98,10 +118,6 @@ def _objective(plan: SearchPlan) -> str:
     if plan.stage == "pretrain":
         scored += " of linear evaluation"
     return scored + (" and device hours" if plan.method.cost else "")
-
-
-def _records(plan: SearchPlan) -> str:
-    return ", ".join(f"{source.rows['train']:,} of {source.name}" for source in plan.sources)
 
 
 def _budget(budget: Budget) -> str:
@@ -150,8 +166,11 @@ def _times(
     """Estimated times of what trials share, of the search and of the runs after it."""
     items = of_sources(whole, plan)
     own = [item for item in items if item.seed == tuning.choice.seeds[0]]
-    pretrained = sum(i.seconds for i in own if i.kind == "pretrain") * INNER_SHARE
-    transferred = sum(i.seconds for i in own if i.kind == "transfer") * INNER_SHARE
+    share = {source.name: _inner_share(source) for source in plan.sources}
+    pretrained, transferred = (
+        sum(item.seconds * share[item.source] for item in own if item.kind == kind)
+        for kind in ("pretrain", "transfer")
+    )
     lines = []
     trial = transferred
     if plan.stage == "pretrain":

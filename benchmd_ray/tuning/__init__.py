@@ -1,1 +1,1 @@
-"""Search of hyperparameters: Ray Tune executes, Optuna proposes, an inner fold decides."""
+"""Search of hyperparameters: Ray Tune executes, Optuna proposes, an inner catalog decides."""

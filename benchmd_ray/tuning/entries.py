@@ -12,9 +12,12 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modalities import modality
-from benchmd_ray.settings import Settings, fixed_settings, updated
+from benchmd_ray.models.encoder import network_source
+from benchmd_ray.models.resnet import require_signals
+from benchmd_ray.settings import EncoderSettings, Settings, fixed_settings, updated
 from benchmd_ray.tuning.parameters import (
     KINDS,
+    NETWORK,
     OPTIONS,
     Kind,
     Parameter,
@@ -48,7 +51,6 @@ NEVER = {
     "transfer.mode": "--setting names what is searched",
     "transfer.labels": "--setting names what is searched",
     "transfer.shuffle_labels": "it is a sanity check",
-    "encoder.network": "choose it with --set or --settings",
 }
 """Settings that no search varies, and why."""
 
@@ -131,6 +133,8 @@ def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
         return f"{technique} does not read it, only {' and '.join(readers)}"
     if technique in BUILT_IN and name.startswith("pretrain.options."):
         return f"{technique} reads no options, only a method of one's own"
+    if name == NETWORK:
+        return "pretraining is searched for one network, which --set or --settings choose"
     if technique == "imagenet+mae" and group == "encoder" and name not in DROPOUT:
         return "the ImageNet weights fit one encoder alone"
     return None
@@ -181,7 +185,7 @@ class _Reader:
             # A search starts at its settings, see `spaces.starting_at`.
             found = replace(found, default=found.values[0] if found.values else found.low)
             default = found.default
-        fixed = value_of(self.scope.fixed, self.name)
+        fixed = value_of(self.scope.fixed, self.name, default)  # options are no part of it
         if self.scope.built_in and default != fixed:
             raise self.error(
                 f"the default {default!r} is not the fixed protocol's value for "
@@ -263,6 +267,8 @@ class _Reader:
         found = tuple(self._value(value, "choice", "values") for value in values)
         if self.name == "encoder.patch_size":
             self._require_patches(found)
+        if self.name == NETWORK:
+            self._require_networks(found)
         for i, value in enumerate(found):
             if value in found[:i]:
                 raise self.error(f"values has {value!r} twice, expected each once.")
@@ -277,6 +283,14 @@ class _Reader:
                 raise self.error(f"values: {error}") from error
             if size == kind.patch[-1] and 0 in sizes:
                 raise self.error(f"{size} and 0 are the same for {kind.name}: leave out one.")
+
+    def _require_networks(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            try:
+                network_source(EncoderSettings(network=name))  # refuses one that is not there
+                require_signals(modality(self.scope.modality), name)
+            except BenchmdError as error:
+                raise self.error(f"values: {error}") from error
 
     def _range(self, entry: Mapping[str, Any], kind: Kind, default: Any) -> Parameter:
         low, high = (self._value(entry[key], kind, key) for key in ("low", "high"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.resnet import RESNETS
 from benchmd_ray.settings import Settings, updated
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 
 OPTIONS = ("pretrain.options", "encoder.options")
 """Settings that hold what a user's own method or encoder network reads, by name."""
+NETWORK = "encoder.network"
+"""Setting that names the encoder network."""
 INHERITED = {
     "transfer.dropout": "encoder.dropout",
     "transfer.embedding_dropout": "encoder.embedding_dropout",
@@ -131,6 +134,9 @@ class Space:
 def applied(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """``settings`` with other values.
 
+    Options of an encoder network belong to it: another network begins without them, unless both
+    are ResNets, whose options are the same.
+
     Args:
         settings: The settings.
         values: Values by name, such as ``{"transfer.optimiser.lr": 0.001}``.
@@ -145,7 +151,15 @@ def applied(settings: Settings, values: Mapping[str, Any]) -> Settings:
         for group in groups:
             inner = inner.setdefault(group, {})
         inner[last] = value
-    return updated(settings, changes)
+    return updated(_with_network(settings, values.get(NETWORK)), changes)
+
+
+def _with_network(settings: Settings, network: str | None) -> Settings:
+    """``settings`` with a network, and of their options those that it reads."""
+    before = settings.encoder.network
+    if network in (None, before) or {network, before} <= RESNETS.keys():
+        return settings
+    return replace(settings, encoder=replace(settings.encoder, network=network, options={}))
 
 
 def value_of(settings: Settings, name: str, default: Any = None) -> Any:

@@ -47,7 +47,7 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 """Columns of ``trials.parquet`` that every search has.
 
-``reason``: why a trial failed. ``value``: objective, AUROC on the inner validation fold, of a
+``reason``: why a trial failed. ``value``: objective, AUROC on the search's validation records, of a
 complete trial. ``rank``: mean rank over modalities. ``last_value``, ``step``: what was reported
 last; ``steps``: what the trial would have gone to (epochs, pretraining steps, or modalities).
 ``seconds``, ``device_hours``: worked, all attempts. ``started``, ``finished``: ISO time, UTC.
@@ -101,7 +101,7 @@ class SearchRecord:
     """``pretrain``, or the transfer setting that is searched."""
     sources: tuple[Mapping[str, Any], ...]
     """modality, source, policy, digests of catalog and inner catalog, and records and patients of
-    the two inner folds; several of a universal search."""
+    the inner catalog's two splits; several of a universal search."""
     objectives: tuple[str, ...]
     """``auroc``, and maybe ``device_hours``."""
     across: str | None

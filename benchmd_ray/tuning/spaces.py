@@ -15,11 +15,13 @@ import yaml
 
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import read_yaml, resource_folder
-from benchmd_ray.modalities import GROUPS
+from benchmd_ray.modalities import GROUPS, find_modality
 from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.models.encoder import NETWORK as TRANSFORMER
+from benchmd_ray.models.resnet import require_option
 from benchmd_ray.settings import LABEL_SETTINGS, Settings
 from benchmd_ray.tuning.entries import Scope, read_entries
-from benchmd_ray.tuning.parameters import Parameter, Space, applied, value_of, without
+from benchmd_ray.tuning.parameters import NETWORK, Parameter, Space, applied, value_of, without
 
 __all__ = ["Parameter", "Space", "applied", "shared", "space_for", "starting_at"]
 
@@ -57,14 +59,16 @@ def space_for(technique: str, setting: str, modality: str, path: Path | None = N
             "transfer setting, such as --setting linear."
         )
     modality_named(modality)  # refused before anything is read
-    file = path or _built_in(technique, setting)
+    file = path or _built_in(technique, setting, modality)
     scope = Scope(file if path else Path(file.name), technique, setting, modality, path is None)
     name = f"{path or file.stem} ({modality})"
     return Space(name, read_entries(_chosen_entries(_content(file), scope), scope))
 
 
-def _built_in(technique: str, setting: str) -> Path:
+def _built_in(technique: str, setting: str, modality: str) -> Path:
     stem = SPACES.get(technique) if setting == PRETRAIN else setting.split("-")[0]
+    if (technique, stem) == ("scratch", "finetune") and modality_named(modality).medmnist_task:
+        stem = "medmnist"
     if stem is None:
         raise BenchmdError(
             f"there is no built-in search space for pretraining by {technique!r} (there are those "
@@ -92,17 +96,19 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
     """Entries of a file with the changes for the scope's modality, setting and technique."""
     written = {str(name): entry for name, entry in content.items() if name not in OVERRIDES}
     entries = dict(written)
-    group = modality_named(scope.modality).group
-    chosen = dict(zip(OVERRIDES, (group, scope.setting, scope.technique), strict=True))
-    for key in OVERRIDES:
+    own = (modality_named(scope.modality).groups, (scope.setting,), (scope.technique,))
+    for key, chosen in zip(OVERRIDES, own, strict=True):
         groups = _mapping(content.get(key) or {}, f"{scope.where}, {key}")
         for group, changes in groups.items():
             _require_group(key, str(group), scope)
             where = f"{scope.where}, {key}, {group}"
-            for name, change in _mapping(changes, where).items():
+            for name in _mapping(changes, where):
                 if name not in written:
                     raise unknown_name(f"entry to change in {where}:", str(name), written)
-                if group == chosen[key] and name in entries:
+        for group in chosen:  # the widest first, so that a narrower one has the last word
+            where = f"{scope.where}, {key}, {group}"
+            for name, change in groups.get(group, {}).items():
+                if name in entries:
                     _change(entries, str(name), change, where)
     if not entries:
         raise BenchmdError(f"{scope.where} varies nothing: name one setting or more.")
@@ -116,6 +122,7 @@ def _require_group(key: str, group: str, scope: Scope) -> None:
         "techniques": {*UNTRAINED, *SPACES, scope.technique},
     }[key]
     own = key == "techniques" and ":" in group  # another technique of the user's own
+    own |= key == "modalities" and find_modality(group) is not None  # a dataset of MedMNIST
     if group not in valid and not own:
         raise unknown_name(f"name in {scope.where}, {key}:", group, valid)
 
@@ -158,6 +165,7 @@ def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) ->
     for parameter in left:
         _require_start(parameter, space.name)
     found = Space(space.name, left)
+    _require_options(found, settings)
     applied(settings, found.start)  # options of a method or network that the settings do not name
     _require_warmed_up(found, settings)
     return found
@@ -173,6 +181,26 @@ def _require_start(parameter: Parameter, space: str) -> None:
             f"space {space} does not hold, expected {parameter.range}: "
             f"{_HOLD.format(parameter.name)}"
         )
+
+
+def _require_options(space: Space, settings: Settings) -> None:
+    """Refuse options of an encoder that one of the networks would not read."""
+    networks = {p.name: p.values for p in space.parameters}.get(
+        NETWORK, (settings.encoder.network,)
+    )
+    for parameter in space.parameters:
+        group, _, option = parameter.name.rpartition(".")
+        if group != "encoder.options":
+            continue
+        for network in parameter.when.get(NETWORK, networks):
+            if network == TRANSFORMER:
+                raise BenchmdError(
+                    f"setting {parameter.name} is searched in the search space {space.name} with "
+                    f"{NETWORK} {network}, which reads no options: search it only "
+                    f"`when` {NETWORK} is another network."
+                )
+            for value in parameter.values or (parameter.low, parameter.high):
+                require_option(network, option, value)
 
 
 def _require_warmed_up(space: Space, settings: Settings) -> None:

@@ -88,7 +88,7 @@ class Trial:
     state: State
     values: Mapping[str, Any]
     auroc: float
-    """On the inner validation split, over all modalities; NaN unless it is complete."""
+    """On the search's validation records, over all modalities; NaN unless it is complete."""
     aurocs: Mapping[str, float]
     """By modality, as far as it came."""
     rank: float

@@ -74,7 +74,7 @@ class Reached:
 
     step: int
     auroc: float
-    """Best on the inner validation split so far; of several arms, the mean over those done."""
+    """Best on the search's validation records so far; of several arms, the mean over those done."""
     aurocs: Mapping[str, float]
     """By modality, of the arms that are done."""
     seconds: float

@@ -15,7 +15,8 @@ from benchmd_ray.data.catalog import FORMAT, MANIFEST
 from benchmd_ray.data.records import Record
 from benchmd_ray.files import write_json
 from benchmd_ray.modalities import MODALITIES
-from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service import cost, rates
@@ -33,6 +34,7 @@ from benchmd_ray.settings import (
     TransferSettings,
     as_dict,
     load_settings,
+    medmnist_settings,
     updated,
 )
 from benchmd_ray.ssl import METHODS
@@ -138,6 +140,53 @@ def test_a_network_of_ones_own_is_counted_by_running_it(monkeypatch, values):
     assert cost.forward_flops(modality, own) == 2 * 2 * 3750 * 8
     assert cost.training_flops(modality, own) == 3 * 2 * 2 * 3750 * 8
     assert cost.encoder_parameters(modality, own) == 3750 * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "options"),
+    [
+        ("breastmnist", "resnet18", {}),
+        ("breastmnist", "resnet50", {"resize": 64, "width": 8}),
+        ("organmnist3d", "resnet18-acs", {"width": 8}),
+        ("organmnist3d", "resnet18-2.5d", {"width": 8}),
+        ("organmnist3d", "resnet50-3d", {"width": 8}),
+    ],
+)
+def test_a_resnet_has_the_parameters_operations_and_bytes_of_its_module(name, network, options):
+    modality = modality_named(name)
+    settings = updated(medmnist_settings(modality, network), {"encoder": {"options": options}})
+    encoder, features = settings.encoder, (512 if "18" in network else 2048)
+    features = features * options.get("width", 64) // 64
+    with torch.device("meta"):
+        model = Classifier(make_encoder(modality, encoder), modality).eval()
+        signals = torch.empty(2, *modality.input_shape)
+        forward = counted(lambda: model.encoder(signals))
+    assert 2 * cost.forward_flops(modality, encoder) == forward
+    held = sum(p.numel() for p in model.parameters())
+    head = cost.head_parameters(modality, encoder, None)
+    assert head == (features + 1) * len(modality.classes)
+    assert cost.encoder_parameters(modality, encoder) + head == held
+    source = Dataset(
+        name, name, "source", "clean", {"train": 40, "validation": 8, "test": 9}, ("test",)
+    )
+    work = work_of("finetune", "scratch", settings, source)
+    # An epoch trains on 40 (three passes each) and encodes 8; 9 are scored at the end.
+    assert (work.unit_flops, work.once_flops) == ((3 * 40 + 8) * forward / 2, 9 * forward / 2)
+    assert work.units == 100
+    assert disk_of("finetune", "scratch", settings, source).kept >= 4 * held
+    assert disk_of("finetune", "scratch", settings, source).working == 2 * 4 * 4 * held
+
+
+def test_sizes_of_resnets_are_the_published_ones():
+    """Those of torchvision's documentation, but for its classifier of 1,000 classes."""
+    modality = modality_named("breastmnist-224")
+    for network, features, parameters, giga in (
+        ("resnet18", 512, 11_689_512, 1.81),
+        ("resnet50", 2048, 25_557_032, 4.09),
+    ):
+        encoder = medmnist_settings(modality, network).encoder
+        assert cost.encoder_parameters(modality, encoder) == parameters - 1000 * (features + 1)
+        assert cost.forward_flops(modality, encoder) / 2e9 == pytest.approx(giga, rel=0.01)
 
 
 def test_labels_of_a_setting_are_limited_by_each_class():

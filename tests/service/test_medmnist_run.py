@@ -12,7 +12,8 @@ from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.data import build as building
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.medmnist import read_result
 from benchmd_ray.evaluation.predict import read_predictions
@@ -23,6 +24,7 @@ from benchmd_ray.results.store import runs
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.settings import ENCODERS, Settings, updated
+from benchmd_ray.tuning import trial
 
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),
@@ -148,3 +150,44 @@ def test_medmnist_s_own_scores_stand_beside_the_published_ones(store, catalogs, 
     assert read_result(second).dataset == "nodulemnist3d"
     with pytest.raises(BenchmdError, match="none of the 0 runs"):
         medmnist.medmnist_frame([])
+
+
+def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_path, monkeypatch):
+    source = catalogs["breastmnist"]
+    inner = inner_catalog(source, tmp_path / "inner")
+    assert {split: inner.rows(split) for split in inner.manifest["splits"]} == {
+        "train": COUNTS["train"],
+        "validation": COUNTS["val"],
+    }
+    launched = []
+
+    def launch(job, **more):
+        with pytest.raises(BenchmdError, match="must not be opened"):
+            open_catalog(source.path)
+        with pytest.raises(BenchmdError, match="must not be opened"):
+            source.shards("test")
+        launched.append(job.settings.encoder)
+        real(job, **more)
+
+    real = trial.launch
+    monkeypatch.setattr(trial, "launch", launch)
+    encoder = {"network": "resnet18", "options": {"width": 2, "resize": 14}}
+    start = updated(SMALL, {"encoder": encoder, "transfer": {"epochs": 1}})
+    start = updated(start, {"execution": {"device": "cpu", "precision": "float32"}})
+    arm = trial.Arm("breastmnist", inner.path, start)
+    work = trial.Work("scratch", "transfer", (arm,), tmp_path, ())
+    scores = []
+    for number, values in enumerate(
+        (
+            {"encoder.network": "resnet18", "encoder.options.dropout": 0.25},
+            {"encoder.network": "transformer", "encoder.depth": 1},
+        )
+    ):
+        trial.run_trial(work, number, values, scores.append)
+    assert [encoder.network for encoder in launched] == ["resnet18", "transformer"]
+    assert [encoder.options for encoder in launched] == [
+        {"width": 2, "resize": 14, "dropout": 0.25},
+        {},
+    ]
+    assert all(reached.complete and 0 <= reached.auroc <= 1 for reached in scores)
+    assert len(scores) == 2

@@ -18,7 +18,9 @@ from benchmd_ray.files import locked, write_json
 from benchmd_ray.results.store import runs
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.retrain import retraining_plan
+from benchmd_ray.service.live import duration
+from benchmd_ray.service.plan import make_plan
+from benchmd_ray.service.retrain import of_sources, retraining_plan, started
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.tune import Searched, place_of, require_folder, run_searches
 from benchmd_ray.service.tune_dry_run import tuning_dry_run
@@ -419,11 +421,54 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
     text = tuning_dry_run(made, plans, tmp_path, capacity, tflops=0.1)
     assert plans[0].name in text
     assert "At most 12 trials, 4 at once, sampler tpe, early stopping by asha" in text
-    assert "100 of ptb-xl" in text
+    assert "AUROC on about 1 / 5 of the 100 training records of ptb-xl, by patient." in text
     assert "1e-05 to 0.1" in text
     assert "transfer.optimiser.schedule is cosine" in text
     assert "12 of them about" in text
     assert not list(tmp_path.glob("searches/*"))
+
+
+def test_a_dry_run_on_medmnist_names_the_official_validation_records(write_manifest, tmp_path):
+    rows = {"train": 546, "validation": 78, "test": 156}
+    catalogs = (write_manifest("breastmnist", rows=rows),)
+    small = ("encoder.network=resnet18", "encoder.options.width=4", "transfer.epochs=20")
+    chosen = Choice(catalogs, techniques=("scratch",), assignments=small)
+    made = Tuning(chosen, searched=("finetune-full",), budget=Budget(trials=3))
+    (plan,) = planned_searches(made, gpu=False)
+    capacity = Capacity(cpus=1, gpus=0, all_cpus=1, each=((1, 0),))
+    text = tuning_dry_run(made, [plan], tmp_path, capacity, tflops=0.1)
+    assert "Scored by AUROC on the 78 validation records of breastmnist." in text
+    assert "by patient" not in text
+    assert "one of transformer, resnet18, resnet50" in text
+    (trained,) = of_sources(make_plan(started(made, plan), device="cpu", tflops=0.1), plan)
+    assert f"A trial like the start takes about {duration(trained.seconds)}" in text  # on all 546
+
+
+def test_networks_of_ones_own_that_are_searched_decide_a_search(
+    write_manifest, tmp_path, monkeypatch
+):
+    """Their source does: trials of another version cannot be compared."""
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "encoder.network: {kind: choice, values: [transformer, mine]}\n"
+        "transfer.epochs: {kind: int, low: 1, high: 100}\n"
+    )
+    made = Tuning(
+        Choice((write_manifest("ptb-xl"),), techniques=("scratch",)),
+        searched=("finetune-full",),
+        space=own,
+    )
+    names = []
+    for version in "ab":
+        for module in ("tuning.entries", "service.searches"):
+            monkeypatch.setattr(
+                f"benchmd_ray.{module}.network_source",
+                lambda size: version if size.network == "mine" else None,  # noqa: B023
+            )
+        (plan,) = planned_searches(made, gpu=False)
+        assert plan.determinants["network_source"] == [None, version]
+        names.append(plan.name)
+    assert names[0] != names[1]
 
 
 def test_the_folder_says_what_was_searched(whole):

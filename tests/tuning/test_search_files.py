@@ -206,7 +206,7 @@ def test_the_best_settings_load_as_they_were(make, number):
     assert (found.execution, found.seed) == (base.execution, base.seed)
     text = (folder / BEST).read_text("utf-8")
     assert f"trial {number}." in text
-    assert "validation split 0.7500; trial 0, where the search began: 0.5000" in text
+    assert "validation records 0.7500; trial 0, where the search began: 0.5000" in text
     content = yaml.safe_load(text)
     assert content.keys() <= {"tuned", "encoder", "pretrain", "transfer"}
     assert not {"mode", "labels"} & content["transfer"].keys()

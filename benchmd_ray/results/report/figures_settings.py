@@ -42,6 +42,10 @@ FINE = 150
 """Points of a contour's grid along each axis."""
 COLOURS = "viridis"
 PANEL_ROW = 2.0
+PANEL_LETTERS = 36
+"""Letters of a choice's values that stand side by side below a panel; more are slanted."""
+SIDE_BY_SIDE = 10
+"""Settings of parallel coordinates whose names stand on one line; of more, on two in turn."""
 
 
 def complete(record: SearchRecord) -> pd.DataFrame:
@@ -261,6 +265,10 @@ def _setting_axis(
     if names:
         axes.set_xticks(range(len(names)), names)
         axes.set_xlim(-0.6, len(names) - 0.4)
+        if sum(map(len, names)) > PANEL_LETTERS:
+            axes.tick_params(axis="x", labelrotation=30)
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
         return
     axes.set_xscale("log" if _is_log(about) else "linear")
     axes.set_xlim(*_padded(*_ends(places, about), about, 0.04))
@@ -339,7 +347,8 @@ def _coordinates(
     axes.set_yticks([])
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
-    names = [_broken(name) for name in short.values()]
+    lower = "\n\n" if len(short) > SIDE_BY_SIDE else ""
+    names = [f"{lower * (i % 2)}{_broken(name)}" for i, name in enumerate(short.values())]
     axes.set_xticks(range(len(short) + 1), [*names, "inner\nAUROC"], fontsize=SMALL)
     axes.tick_params(axis="x", length=0)
     boxed = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}

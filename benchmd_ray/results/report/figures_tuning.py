@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -34,8 +34,8 @@ QUIET = "#9A9A9A"
 Stroke = Literal["-", "--", ":"]
 NONE_YET = "{}: no trial is complete"
 INNER = (
-    "AUROC on the inner validation fold, which is cut from the source's training split; that of "
-    "the best trial is the best of many and so too high."
+    "Inner AUROC is that on the search's validation records, which are scored for no result; that "
+    "of the best trial is the best of many and so too high."
 )
 
 
@@ -148,7 +148,7 @@ def draw_curves(record: SearchRecord) -> Drawn:
         steps, values = zip(*curve, strict=True)
         colour, line, alpha = looks.get(state, (RED, ":", 0.9))
         axes.plot(steps, values, color=colour, linestyle=line, alpha=alpha, linewidth=0.9,
-                  label=f"trial {number}")  # fmt: skip
+                  marker=_single(steps), label=f"trial {number}")  # fmt: skip
         if state != "complete":
             marker = "v" if state == "stopped" else "x"
             axes.plot(steps[-1], values[-1], marker, color=colour, markersize=4.5, label="_end")
@@ -234,9 +234,15 @@ def _highlighted(axes: Axes, record: SearchRecord, trials: pd.DataFrame) -> list
         if len(found):
             steps, values = zip(*found["curve"].iloc[0], strict=True)
             line: Stroke = "--" if number == 0 else "-"
-            axes.plot(steps, values, color=colour, linewidth=1.8, linestyle=line, label=label)
+            axes.plot(steps, values, color=colour, linewidth=1.8, linestyle=line, label=label,
+                      marker=_single(steps))  # fmt: skip
             handles.append(Line2D([], [], color=colour, linewidth=1.8, linestyle=line, label=label))
     return handles
+
+
+def _single(steps: Sequence[int]) -> str:
+    """Marker of a line: one of a single point would not be seen without it."""
+    return "." if len(steps) == 1 else ""
 
 
 def _unit(record: SearchRecord) -> str:

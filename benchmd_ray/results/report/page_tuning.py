@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 TITLES = {
     "start is": "Protocol of the settings that the search started from",
-    "inner AUROC, start": "Of the first trial, on the inner validation fold",
-    "inner AUROC, best": "Of the best trial, on the inner validation fold: the best of many and so "
-    "too high",
+    "inner AUROC, start": "Of the first trial, on the search's validation records",
+    "inner AUROC, best": "Of the best trial, on the search's validation records: the best of many "
+    "and so too high",
     "hours": "Wall-clock time of the search",
     "device hours": "Hours that devices worked for trials, all together",
     "shared hours": "Of the pretrainings that all trials of the search share",
@@ -44,9 +44,10 @@ def tuning_sentences(analysis: Analysis) -> list[str]:
         lines += _differences(where, rows)
     if not analysis.searches.empty:
         lines.append(
-            "A search sees the source's training split alone, cut by patient into two inner folds. "
-            "The best trial's AUROC on the inner validation fold is the best of many and so too "
-            "high: the source's validation split and the targets decide."
+            "A search sees the source alone, and no split of it that is scored: its training split "
+            "cut by patient into two, or its training split and its validation split where that is "
+            "there to choose by. The best trial's AUROC on the search's validation records is the "
+            "best of many and so too high: the source's scored splits and the targets decide."
         )
     return lines
 
@@ -120,8 +121,8 @@ def _searched(rows: pd.DataFrame) -> list[str]:
     if len(gained):
         lines.append(
             f"In {len(gained)} of {_searches(len(ended))} the best trial is another than the "
-            "settings that the search started from: its AUROC on the inner validation fold minus "
-            f"theirs is {_spread(gained)}."
+            "settings that the search started from: its AUROC on the search's validation records "
+            f"minus theirs is {_spread(gained)}."
         )
     elif len(ended):
         lines.append(

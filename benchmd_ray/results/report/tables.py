@@ -281,8 +281,8 @@ TABLES = (
     ),
     Table(
         "searches",
-        "Searches. Inner AUROC is that on the inner validation fold; the best trial's is the best "
-        "of many and so too high.",
+        "Searches. Inner AUROC is that on the search's validation records; the best trial's is the "
+        "best of many and so too high.",
         lambda a: searches_shown(a.searches),
         lambda a: a.searches,
     ),

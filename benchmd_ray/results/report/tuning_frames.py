@@ -89,9 +89,9 @@ def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[s
     notes = []
     if records:
         notes.append(
-            "searches: the best trial's AUROC on the inner validation fold is the best of many and "
-            "so too high; the source's validation split and the targets, which no search sees, "
-            "decide."
+            "searches: the best trial's AUROC on the search's validation records is the best of "
+            "many and so too high; the source's scored splits and the targets, which no search "
+            "sees, decide."
         )
     for record in records:
         if record.result is None:

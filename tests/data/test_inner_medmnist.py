@@ -1,0 +1,119 @@
+"""The inner catalog of a dataset of MedMNIST: its official training and validation split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from benchmd_ray.data.cards import cards, dataset_card
+from benchmd_ray.data.catalog import Catalog, confined, open_catalog
+from benchmd_ray.data.feed import read_columns
+from benchmd_ray.data.inner import has_validation, inner_catalog
+from benchmd_ray.data.records import decode_signals
+from benchmd_ray.data.verify import verify
+from benchmd_ray.errors import BenchmdError
+
+COUNTS = {"train": 20, "val": 7, "test": 9}
+SEEN = {"train": "train", "validation": "val"}
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file of random images, of which no two are alike."""
+    rng, held = np.random.default_rng(5), {}
+    for prefix, count in COUNTS.items():
+        held[f"{prefix}_images"] = rng.integers(0, 256, (count, 28, 28), np.uint8)
+        held[f"{prefix}_labels"] = (np.arange(count) % 2).astype(np.uint8)[:, None]
+    path = tmp_path / "raw" / "breastmnist.npz"
+    path.parent.mkdir()
+    np.savez_compressed(path, **held)
+    return path
+
+
+@pytest.fixture
+def source(file, tmp_path, build_here, monkeypatch) -> Catalog:
+    """Its catalog, of several shards each split."""
+    monkeypatch.setattr("benchmd_ray.data.build.CHUNK_BYTES", 4 * 28 * 28)
+    return build_here("breastmnist", file.parent, tmp_path / "c", options={"md5": "allow"})
+
+
+def rows_of(catalog: Catalog, split: str) -> list[dict]:
+    """All columns of a split in order."""
+    return pa.concat_tables(list(catalog.tables(split))).to_pylist()
+
+
+def require_official(inner: Catalog, source: Catalog, file) -> None:
+    """The inner catalog holds the file's two splits in order, and nothing of the third."""
+    raw = np.load(file)
+    assert set(inner.manifest["splits"]) == set(SEEN)
+    names = []
+    for split, prefix in SEEN.items():
+        assert rows_of(inner, split) == rows_of(source, split)
+        signals = [decode_signals(t["signal"], inner.modality) for t in inner.tables(split)]
+        np.testing.assert_array_equal(np.concatenate(signals)[:, 0], raw[f"{prefix}_images"])
+        names += [row["record_id"] for row in rows_of(inner, split)]
+    test = rows_of(source, "test")
+    assert len(test) == len(raw["test_images"])
+    assert not {row["record_id"] for row in test} & set(names)
+    assert inner.statistics == source.statistics
+    assert verify(inner).faults == ()
+
+
+def test_the_official_training_and_validation_split_are_what_a_search_sees(source, file, tmp_path):
+    assert len(source.shards("train")) > 1
+    inner = inner_catalog(source, tmp_path / "inner")
+    require_official(inner, source, file)
+    seen = {row["signal"] for split in SEEN for row in rows_of(inner, split)}
+    assert not {row["signal"] for row in rows_of(source, "test")} & seen
+
+
+@pytest.mark.data
+def test_of_the_official_file_too(real_data, build_here, tmp_path):
+    file = real_data / "medmnist" / "breastmnist.npz"
+    source = build_here("breastmnist", file.parent, tmp_path / "c", allow_missing=False)
+    inner = inner_catalog(source, tmp_path / "inner")
+    require_official(inner, source, file)
+    assert [inner.rows(split) for split in SEEN] == [546, 78]  # table 2 of the paper
+
+
+def test_it_is_made_with_the_test_split_unreadable(source, file, tmp_path):
+    whole = {split: rows_of(source, split) for split in SEEN}
+    for shard in source.shards("test"):
+        shard.path.unlink()
+    inner = inner_catalog(source, tmp_path / "inner")
+    assert {split: rows_of(inner, split) for split in SEEN} == whole
+
+
+def test_a_search_can_open_no_test_image(source, tmp_path):
+    inner = inner_catalog(source, tmp_path / "inner")
+    with confined([inner.path]):
+        assert len(read_columns(inner, "validation").targets) == COUNTS["val"]
+        for catalog in (source, inner):
+            with pytest.raises(BenchmdError, match=r"must not be opened|no record in split 'test'"):
+                read_columns(catalog, "test")
+        with pytest.raises(BenchmdError, match="a search sees the inner catalogs of its sources"):
+            open_catalog(source.path)
+
+
+def test_an_altered_validation_shard_is_refused(source, tmp_path):
+    path = source.shards("validation")[0].path
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BenchmdError, match=r"validation-.*is not the shard that was built"):
+        inner_catalog(source, tmp_path / "inner")
+
+
+def test_medmnist_alone_has_a_validation_split_to_choose_by():
+    rows = {"train": 10, "validation": 2, "test": 3}
+    found = {
+        card.collection
+        for card in cards().values()
+        for splits in card.evaluation_splits.values()
+        if card.role == "source" and has_validation(rows, splits)
+    }
+    assert found == {"medmnist"}
+    assert not has_validation(
+        {"train": 10, "test": 3}, dataset_card("breastmnist").evaluation_splits["clean"]
+    )

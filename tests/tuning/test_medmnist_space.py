@@ -1,0 +1,237 @@
+"""The search space of MedMNIST: networks with options of their own, the baselines' recipe."""
+
+from __future__ import annotations
+
+import itertools
+
+import optuna
+import pytest
+import yaml
+
+from benchmd_ray.data.cards import cards
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.models.encoder import NETWORK
+from benchmd_ray.models.resnet import RESNETS, ResNetOptions
+from benchmd_ray.progress import SilentBoard
+from benchmd_ray.settings import (
+    Settings,
+    as_dict,
+    fixed_settings,
+    load_settings,
+    medmnist_settings,
+    updated,
+)
+from benchmd_ray.tuning.records import BEST
+from benchmd_ray.tuning.search import Budget, Limits, Place
+from benchmd_ray.tuning.spaces import applied, space_for, starting_at
+from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.trial import Arm, Work
+from benchmd_ray.tuning.written import write_result
+
+SEARCH = ("scratch", "finetune-full")
+NAMES = sorted(name for name, card in cards().items() if card.collection == "medmnist")
+SOME = ("breastmnist", "chestmnist-224", "adrenalmnist3d", "organmnist3d-64")
+TWO, THREE = ("resnet18", "resnet50"), tuple(name for name in RESNETS if "-" in name)
+ALL = "encoder.network"
+
+
+def networks_of(name: str) -> tuple[str, ...]:
+    """ResNets that take its signals."""
+    return TWO if len(modality_named(name).axes) == 3 else THREE
+
+
+def proposals(space, count, seed=0):
+    """Values that a search may try."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    return [space.suggest(study.ask()) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_dataset_and_size_has_its_networks_patches_and_resolutions(name):
+    kind, space = modality_named(name), space_for(*SEARCH, name)
+    by = {parameter.name: parameter for parameter in space.parameters}
+    assert set(by[ALL].values) == {NETWORK, *networks_of(name)}
+    patches = {kind.with_patch(size).patch for size in by["encoder.patch_size"].values}
+    assert len(patches) == len(by["encoder.patch_size"].values) == 3
+    if len(kind.axes) == 3:
+        extents = [size or kind.input_shape[-1] for size in by["encoder.options.resize"].values]
+        assert len(set(extents)) == len(extents) >= 3
+        assert {64, 128, 224} <= set(extents)
+    else:
+        assert "encoder.options.resize" not in by
+    shapes = name.startswith(("adrenal", "vessel"))
+    assert ("shape" in by["transfer.augmentation"].values) == shapes
+    own = {p for p in by if p.startswith("encoder.options.")}
+    for option in own:
+        assert by[option].default == getattr(ResNetOptions(), option.rpartition(".")[2])
+        assert by[option].when == {ALL: networks_of(name)}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_search_starts_at_the_protocol_and_at_every_recipe(name):
+    kind, space = modality_named(name), space_for(*SEARCH, name)
+    fixed = fixed_settings(kind)
+    assert applied(fixed, starting_at(space, fixed).start).encoder == fixed.encoder
+    for network, resize in itertools.product(networks_of(name), (0, 224)):
+        if resize and (len(kind.axes) == 4 or kind.input_shape[-1] == resize):
+            continue
+        recipe = medmnist_settings(kind, network, resize)
+        began = applied(recipe, starting_at(space, recipe).start)
+        assert began.transfer == recipe.transfer
+        read = [updated(ResNetOptions(), each.encoder.options) for each in (began, recipe)]
+        assert read[0] == read[1]
+        assert began.encoder.network == network
+
+
+@pytest.mark.parametrize("start", [NETWORK, "resnet50"])
+def test_a_trial_has_the_options_of_its_own_network_alone(start):
+    kind = modality_named("breastmnist")
+    settings = fixed_settings(kind)
+    if start != NETWORK:
+        settings = medmnist_settings(kind, start, 224)
+        settings = updated(settings, {"encoder": {"options": {"width": 4, "stem": "imagenet"}}})
+    space, seen = starting_at(space_for(*SEARCH, "breastmnist"), settings), set()
+    for values in proposals(space, 24):
+        trial = applied(settings, values)
+        seen.add(trial.encoder.network)
+        if trial.encoder.network == NETWORK:
+            assert trial.encoder.options == {}
+        else:  # what all ResNets read is kept, and what is searched is as the trial says
+            kept = {} if start == NETWORK else {"width": 4, "stem": "imagenet"}
+            searched = {o: values[f"encoder.options.{o}"] for o in ("resize", "dropout")}
+            assert trial.encoder.options == kept | searched
+            updated(ResNetOptions(), trial.encoder.options)  # takes them all
+    assert seen == {NETWORK, *TWO}
+
+
+def test_options_of_a_network_of_ones_own_are_left_with_it():
+    own = updated(Settings(), {"encoder": {"network": "mine:Mixer", "options": {"width": 9}}})
+    assert applied(own, {ALL: "resnet18"}).encoder.options == {}
+    assert applied(own, {ALL: "mine:Mixer"}).encoder == own.encoder
+    assert applied(own, {"encoder.options.blend": 2}).encoder.options == {"width": 9, "blend": 2}
+
+
+def test_an_option_that_is_held_holds_for_all_resnets():
+    kind = modality_named("breastmnist")
+    recipe = medmnist_settings(kind, "resnet18", 64)
+    space = starting_at(space_for(*SEARCH, "breastmnist"), recipe, ["encoder.options.resize"])
+    trials = [applied(recipe, values) for values in proposals(space, 12)]
+    sizes = {(t.encoder.network, t.encoder.options.get("resize")) for t in trials}
+    assert sizes == {(NETWORK, None), ("resnet18", 64), ("resnet50", 64)}
+    held = starting_at(space_for(*SEARCH, "breastmnist"), recipe, [ALL])
+    names = {parameter.name for parameter in held.parameters}
+    assert "encoder.options.dropout" in names
+    assert not {"encoder.depth", "transfer.dropout"} & names
+
+
+@pytest.mark.parametrize("start", [NETWORK, "resnet18"])
+@pytest.mark.parametrize("winner", [NETWORK, "resnet50"])
+def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner, tmp_path):
+    kind = modality_named("breastmnist")
+    base = fixed_settings(kind)
+    settings = base
+    if start != NETWORK:
+        settings = updated(
+            medmnist_settings(kind, start, 224), {"encoder": {"options": {"width": 4}}}
+        )
+    settings = updated(settings, {"transfer": {"mode": "finetune"}})
+    space = starting_at(space_for(*SEARCH, "breastmnist"), settings)
+    study = Study(tmp_path / "study.log", space, Method(sampler="random", stopping="none"))
+    best = None
+    while best is None:
+        proposal = study.propose()
+        won = proposal.number > 0 and proposal.values[ALL] == winner
+        study.ended(proposal.number, seconds=1.0, aurocs={kind.name: 0.75 if won else 0.5})
+        best = proposal.values if won else None
+    arm = Arm(kind.name, tmp_path, settings)
+    work = Work("scratch", "transfer", (arm,), tmp_path, ())
+    limits = Limits(study, Budget(), Place(1.0, 0.0, 1), lambda: False, SilentBoard())
+    write_result(tmp_path, limits, work, [base], {"seconds": 1.0, "shared_seconds": 0.0})
+    expected = applied(settings, best)
+    found = load_settings(tmp_path / BEST, base=base)
+    assert found.encoder == expected.encoder
+    assert found.encoder.network == winner
+    assert updated(found, {"transfer": {"mode": "finetune"}}).transfer == expected.transfer
+    assert set(as_dict(found.encoder)["options"]) <= {"width", "resize", "dropout"}
+
+
+# A user's own file ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path):
+    def read(content, technique="scratch", setting="finetune-full", modality="breastmnist"):
+        path = tmp_path / "own.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
+        return space_for(technique, setting, modality, path)
+
+    return read
+
+
+def choice(*values):
+    return {"kind": "choice", "values": list(values)}
+
+
+@pytest.mark.parametrize(
+    ("search", "values", "message"),
+    [
+        ({}, (NETWORK, "resnet81"), "unknown encoder network .*Did you mean 'resnet18'"),
+        ({}, (NETWORK, "resnet18-3d"), r"encoder\.network: values: .*choose resnet18 or resnet50"),
+        (
+            {"modality": "organmnist3d"},
+            ("resnet18", "resnet18-3d"),
+            "choose resnet18 or resnet50 w",
+        ),
+        ({"technique": "mae"}, (NETWORK, "resnet18"), "the encoder is that of the pretraining"),
+        ({"setting": "linear"}, (NETWORK, "resnet18"), "leaves the encoder as it is"),
+        (
+            {"technique": "mae", "setting": "pretrain"},
+            (NETWORK, "resnet18"),
+            "pretraining is searched for one network, which --set",
+        ),
+    ],
+)
+def test_networks_that_cannot_be_searched_are_refused(own, search, values, message):
+    with pytest.raises(BenchmdError, match=message):
+        own({ALL: choice(*values)}, **search)
+
+
+def test_options_that_a_searched_network_does_not_read_are_refused(own):
+    networks, dropout = choice(NETWORK, "resnet18"), choice(0.0, 0.5) | {"default": 0.0}
+    always = own({ALL: networks, "encoder.options.dropout": dropout})
+    recipe = medmnist_settings(modality_named("breastmnist"), "resnet18")
+    for start in (Settings(), recipe):
+        with pytest.raises(BenchmdError, match=r"with encoder\.network transformer, .*only `when`"):
+            starting_at(always, start)
+    when = {"when": {ALL: ["resnet18"]}}
+    wrong = own({ALL: networks, "encoder.options.drop": dropout | when})
+    with pytest.raises(BenchmdError, match=r"'drop'.*Did you mean 'dropout'"):
+        starting_at(wrong, recipe)
+    large = choice(0.0, 1.5) | {"default": 0.0} | when
+    with pytest.raises(BenchmdError, match=r"dropout is 1\.5, expected a number in \[0, 1\)"):
+        starting_at(own({ALL: networks, "encoder.options.dropout": large}), recipe)
+
+
+def test_a_narrower_group_has_the_last_word(own):
+    content = {
+        "transfer.epochs": {"kind": "int", "low": 1, "high": 200},
+        "modalities": {
+            "breastmnist": {"transfer.epochs": {"high": 103}},
+            "medmnist-2d-28": {"transfer.epochs": {"high": 102, "low": 2}},
+            "medmnist-2d": {"transfer.epochs": {"high": 101, "low": 4, "default": 100}},
+        },
+    }
+    ends = {
+        name: own(content, modality=name).as_dict()["transfer.epochs"]
+        for name in ("breastmnist", "retinamnist", "breastmnist-64", "organmnist3d")
+    }
+    assert {name: (end["low"], end["high"]) for name, end in ends.items()} == {
+        "breastmnist": (2, 103),
+        "retinamnist": (2, 102),
+        "breastmnist-64": (4, 101),
+        "organmnist3d": (1, 200),
+    }
+    with pytest.raises(BenchmdError, match="Did you mean 'medmnist-2d-28'"):
+        own(content | {"modalities": {"medmnist-2d-29": {}}})
