@@ -63,11 +63,13 @@ class EncoderSettings:
     """Extent of a patch in samples, or in pixels along y and x; 0: the modality's own."""
     network: str = "transformer"
     """The benchmark's transformer; resnet18 or resnet50 for images, the same with -2.5d, -3d or
-    -acs for volumes; or a network of one's own: the name of an entry point or package.module:name
-    (docs/add_a_method.md)."""
+    -acs for volumes; monai-densenet121, monai-efficientnet-b0 or monai-seresnet50 for both, which
+    need the extra monai; or a network of one's own: the name of an entry point or
+    package.module:name (docs/add_a_method.md)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further settings that another network reads, by name; a ResNet reads width, stem, resize and
-    dropout, and nothing else of this group (`models.resnet.ResNetOptions`)."""
+    dropout (`models.resnet.ResNetOptions`), a network of MONAI resize and dropout, and nothing else
+    of this group."""
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads", "head_dim", "mlp"):
@@ -389,7 +391,7 @@ def medmnist_settings(modality: Modality, network: str, resize: int = 0) -> Sett
 
     Args:
         modality: Of images or volumes.
-        network: A ResNet, as ``encoder.network`` names it.
+        network: A ResNet or a network of MONAI, as ``encoder.network`` names it.
         resize: Extent in pixels that images are resized to, 224 in the paper; 0: as they are.
     """
     volumes = len(modality.axes) == 4

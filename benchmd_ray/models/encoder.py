@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
+from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
 from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import RESNETS, ResNet
 from benchmd_ray.plugins import plugin, source_sha256
@@ -100,14 +101,19 @@ class Encoder(nn.Module):
 
 NETWORK = "transformer"
 """Name of the benchmark's own network."""
+CONVOLUTIONAL: dict[str, Callable[[Modality, EncoderSettings], nn.Module]] = {
+    **RESNETS,
+    **MONAI_NETWORKS,
+}
+"""Networks of images and volumes that make maps and have no tokens."""
 NETWORKS: dict[str, Callable[[Modality, EncoderSettings], nn.Module]] = {
     NETWORK: Encoder,
-    **RESNETS,
+    **CONVOLUTIONAL,
 }
 """Networks that are built in, by the name that ``encoder.network`` takes."""
 NEEDED = ("modality", "width", "patches", "patch_embedding", "embed", "encode", "pool")
-"""What methods and heads use of an encoder beside calling it; of a ResNet they can use the first
-two alone, see `require_tokens`."""
+"""What methods and heads use of an encoder beside calling it; of `CONVOLUTIONAL` ones they can use
+the first two alone, see `require_tokens`."""
 
 
 def make_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
@@ -140,10 +146,11 @@ def require_fitting(modality: Modality, size: EncoderSettings) -> None:
     """Refuse settings of an encoder that do not fit the signals; a user's network is not made.
 
     Raises:
-        BenchmdError: The patches do not fit, or a ResNet is of other signals or has other options.
+        BenchmdError: The patches do not fit, or a network of images is of other signals, has other
+            options, or is MONAI's, which is not installed.
     """
     modality.with_patch(size.patch_size)
-    if size.network in RESNETS:
+    if size.network in CONVOLUTIONAL:
         with torch.device("meta"):
             make_encoder(modality, size)
 
@@ -152,9 +159,9 @@ def require_tokens(size: EncoderSettings, technique: str) -> None:
     """Refuse a network without tokens for a technique that works on them.
 
     Raises:
-        BenchmdError: ``encoder.network`` is a ResNet.
+        BenchmdError: ``encoder.network`` is one of `CONVOLUTIONAL`.
     """
-    if size.network in RESNETS:
+    if size.network in CONVOLUTIONAL:
         raise BenchmdError(
             f"{technique} works on the tokens of an encoder, and encoder.network is "
             f"{size.network}, which has none: fine-tune it from random weights (scratch), or take "
@@ -173,9 +180,10 @@ def compares_examples(encoder: nn.Module) -> bool:
 def values_held(encoder: nn.Module) -> int:
     """Values of the largest thing that an encoder makes of one example, where they are known.
 
-    Of a ResNet that is a map, which is many times its input; of others the input is taken.
+    Of a network of images that is a map, which is many times its input; of others the input is
+    taken.
     """
-    if isinstance(encoder, ResNet):
+    if isinstance(encoder, ResNet | MonaiNetwork):
         return encoder.largest_map
     return math.prod(encoder.modality.input_shape)  # type: ignore[union-attr, arg-type]
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ DESCRIBED = ("encoder", "modality", "statistics", "augmentation")
 @cache
 def versions() -> Mapping[str, str]:
     """Versions of what computes; looking them up takes milliseconds."""
-    packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow")
+    packages = ["torch", "deepspeed", "ray", "numpy", "pyarrow"]
+    packages += ["monai"] if find_spec("monai") else []
     return {"benchmd_ray": __version__, **{name: version(name) for name in packages}}
 
 

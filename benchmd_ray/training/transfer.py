@@ -200,7 +200,9 @@ def _finetune(
     reporter.start("fine-tuning", transfer.epochs, "epochs", first)
     saved = time.monotonic()
     for epoch in range(first, transfer.epochs):
-        sums, stop = _finetune_epoch(engine, feed, settings, epoch, catalog, begun, agreement)
+        sums, stop = finetune_epoch(
+            engine, feed, settings, epoch, data.task, begun=begun, agreement=agreement
+        )
         if stop:
             save(epoch, sums.tolist())
             raise Stopped(stop)
@@ -226,12 +228,13 @@ def _saved_best(folder: Path) -> Weights:
     return load_file(checkpoint / BEST)
 
 
-def _finetune_epoch(
+def finetune_epoch(
     engine: Engine,
     feed: Feed,
     settings: Settings,
     epoch: int,
-    catalog: Catalog,
+    task: Task,
+    *,
     begun: list[float],
     agreement: Agreement,
 ) -> tuple[torch.Tensor, int]:
@@ -242,7 +245,7 @@ def _finetune_epoch(
         feed: The training records.
         settings: The run's.
         epoch: Number of the epoch.
-        catalog: The source's.
+        task: Of the labels.
         begun: Summed losses of the batches that an earlier session did of this epoch.
         agreement: Says when to stop.
 
@@ -260,7 +263,7 @@ def _finetune_epoch(
         lr = transfer.optimiser.lr_at(step, steps * transfer.epochs)
         seen = augmented(batch.signals, transfer.augmentation, settings.seed, step, worker)
         batch = replace(batch, signals=seen)
-        sums.append(_finetune_step(engine, batch, settings, lr, catalog.modality.task))
+        sums.append(_finetune_step(engine, batch, settings, lr, task))
         if stop := agreement.stop():
             break
     earlier = torch.tensor(begun, device=worker.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+
+from benchmd_ray.data import build as building
 
 PROJECT = Path(__file__).resolve().parents[2]
 COMMON = {
@@ -113,6 +117,52 @@ def test_benchmark_of_the_device_needs_little_more_than_torch(
         names=names + missing, arguments=[name, *small], module=f"benchmarks.{name}"
     )
     require_common(run(["-c", code], tmp_path), name)
+
+
+def epochs_without_ray(folder: Path, *arguments: str) -> dict[str, Any]:
+    """The JSON of `medmnist_epoch` where neither Ray nor DeepSpeed is, its own part checked."""
+    name, small = "medmnist_epoch", ["--device", "cpu", "--repetitions", "2", "--threads", "1"]
+    code = BLOCKED.format(
+        names=["ray", "deepspeed", "wfdb", "pydicom"],
+        arguments=[name, *small, "--width", "2", *arguments],
+        module=f"benchmarks.{name}",
+    )
+    result = run(["-c", code], folder)
+    require_common(result, name)
+    assert 0 <= result["largest_difference_of_losses"] < 1e-5
+    for way, seconds in result["seconds_per_epoch"].items():
+        fastest = result["training_examples"] / seconds["least"]
+        assert result["rates"][way]["most"] == pytest.approx(fastest, rel=1e-3)
+        assert result["cpu_seconds_per_epoch"][way]["least"] > 0
+    return result
+
+
+def test_epochs_of_images_of_a_catalog_compare_with_a_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, held = np.random.default_rng(0), {}
+    for prefix, rows in (("train", 130), ("val", 12), ("test", 4)):
+        held[f"{prefix}_images"] = generator.integers(0, 256, (rows, 28, 28), np.uint8)
+        held[f"{prefix}_labels"] = (np.arange(rows) % 2).astype(np.uint8)[:, None]
+    path = tmp_path / "breastmnist.npz"
+    np.savez(path, **held)
+    monkeypatch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
+    monkeypatch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
+    options = {"md5": "allow"}
+    out = tmp_path / "catalog"
+    building.build("breastmnist", tmp_path, out, allow_missing=True, options=options)
+    result = epochs_without_ray(tmp_path, "--npz", str(path), "--catalog", str(out))
+    assert (result["training_examples"], result["batch_size"]) == (130, 128)
+    assert result["steps_per_epoch"] == 2
+    scores = result["validation_auroc_of_first_epoch"]
+    assert scores["ours"] == pytest.approx(scores["plain_loop"], abs=1 / 36 + 1e-4)  # one pair
+
+
+def test_epochs_of_random_shapes_compare_with_a_plain_loop(tmp_path: Path) -> None:
+    small = ["--dataset", "adrenalmnist3d", "--records", "6", "--epochs", "2"]
+    result = epochs_without_ray(tmp_path, *small)
+    assert result["settings"]["network"] == "resnet18-3d"
+    assert result["steps_per_epoch"] == 1
 
 
 def test_feed_of_arrays_compares_with_a_dataloader(tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""Networks of MONAI for images and volumes, with random weights; nothing is fetched.
+
+Those of MONAI that give one feature vector, differ from what is built in, and take images and
+volumes alike. MONAI's ResNets are left out, which `benchmd_ray.models.resnet` has, as are its
+networks that segment, and those whose weights are downloaded.
+
+- ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
+- ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout
+  of features and of whole blocks, 0.2 each.
+- ``monai-seresnet50``: Hu et al. (https://arxiv.org/abs/1709.01507).
+
+All halve a signal five times. DenseNet and EfficientNet cannot do so with 28 pixels: their last
+maps would have none. SE-ResNet rounds up and ends with one place. ``encoder.options.resize`` makes
+signals larger first, to 224 in MedMNIST's baselines. 64, 128 and 224 pixels fit all of them.
+
+MONAI is an extra of the package (``benchmd-ray[monai]``) and imported once such a network is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import Modality
+from benchmd_ray.models.resnet import BatchNorm, ResNetOptions
+from benchmd_ray.settings import EncoderSettings, updated
+
+AXES = (("channel", "y", "x"), ("channel", "z", "y", "x"))
+"""Of signals that the networks take, with any number of channels."""
+
+
+@dataclass(frozen=True)
+class MonaiOptions:
+    """What these networks read of ``encoder.options``; of the other settings they read none."""
+
+    resize: int = 0
+    """Extent in pixels that signals are resized to, each axis alike, by the nearest neighbour;
+    0: as they are."""
+    dropout: float = 0.0
+    """Dropout of the features in training, beside what the network has of its own."""
+
+    def __post_init__(self) -> None:
+        ResNetOptions(resize=self.resize, dropout=self.dropout)  # whose limits hold here, too
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of MONAI's networks."""
+
+    make: Callable[[Any, int, int], tuple[nn.Module, int]]
+    """(module ``monai.networks.nets``, axes of space, channels) to the network without its
+    classifier and the width of its features."""
+    least: int
+    """Smallest extent in pixels that it takes."""
+    half: int
+    """Channels of its widest map at half the extent."""
+    quarter: int
+    """Channels of its widest map at a quarter of the extent."""
+
+
+def _densenet121(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
+    network = nets.DenseNet121(spatial_dims=dimensions, in_channels=channels, out_channels=1)
+    width = network.class_layers.out.in_features
+    network.class_layers.out = nn.Identity()
+    return network, width
+
+
+def _efficientnet_b0(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
+    network = nets.EfficientNetBN(
+        "efficientnet-b0",
+        pretrained=False,
+        spatial_dims=dimensions,
+        in_channels=channels,
+        num_classes=1,
+    )
+    width = network._fc.in_features
+    network._fc = nn.Identity()
+    return network, width
+
+
+def _seresnet50(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
+    network = nets.SEResNet50(spatial_dims=dimensions, in_channels=channels, num_classes=1)
+    width = network.last_linear.in_features
+    network.last_linear = nn.Identity()
+    return network, width
+
+
+KINDS: dict[str, Kind] = {
+    "monai-densenet121": Kind(_densenet121, least=32, half=64, quarter=256),
+    "monai-efficientnet-b0": Kind(_efficientnet_b0, least=32, half=96, quarter=144),
+    "monai-seresnet50": Kind(_seresnet50, least=1, half=64, quarter=256),
+}
+"""By the name that ``encoder.network`` takes."""
+
+
+class MonaiNetwork(nn.Module):
+    """Images (channel, y, x) or volumes (channel, z, y, x) to one feature vector each."""
+
+    def __init__(self, modality: Modality, size: EncoderSettings, kind: Kind) -> None:
+        """Make it with random weights, as MONAI draws them.
+
+        Args:
+            modality: Of the signals: images or volumes.
+            size: Of which ``options`` are read, see `MonaiOptions`.
+            kind: One of `KINDS`.
+
+        Raises:
+            BenchmdError: The modality has other axes or too few pixels, an option does not exist,
+                or MONAI is not installed.
+        """
+        super().__init__()
+        options = updated(MonaiOptions(), size.options, "encoder.options.")
+        extents = [options.resize or extent for extent in modality.input_shape[1:]]
+        _require_fitting(modality, size.network, extents, kind.least)
+        self.modality, self._extents, self._resized = modality, extents, bool(options.resize)
+        channels = modality.input_shape[0]
+        self.network, self.width = kind.make(_nets(size.network), len(extents), channels)
+        _replace_norms(self.network)
+        self.dropout = nn.Dropout(options.dropout)
+        half, quarter = (math.prod(-(-extent // by) for extent in extents) for by in (2, 4))
+        self.largest_map = max(kind.half * half, kind.quarter * quarter)
+        """Values of the largest map of one example, without what convolutions pad."""
+
+    def forward(self, signals: torch.Tensor) -> torch.Tensor:
+        """Features: (batch, width).
+
+        Args:
+            signals: (batch, *modality.input_shape), normalised.
+        """
+        if self._resized:  # nearest-exact takes the pixel that Pillow takes
+            signals = functional.interpolate(signals, self._extents, mode="nearest-exact")
+        features: torch.Tensor = self.dropout(self.network(signals))
+        return features
+
+
+def _nets(network: str) -> Any:
+    """MONAI's networks."""
+    try:
+        from monai.networks import nets
+    except ImportError as error:
+        raise BenchmdError(
+            f"encoder.network is {network}, and MONAI cannot be imported ({error}): install it on "
+            "every node that works, by pip install 'benchmd-ray[monai]' (in a checkout "
+            "-e '.[monai]'), or choose another network."
+        ) from error
+    return nets
+
+
+def _replace_norms(module: nn.Module) -> None:
+    """Put in a batch normalisation that also takes one value of a channel (`BatchNorm`).
+
+    The last batch of an epoch can have one example, whose maps shrink to a point.
+    """
+    for name, part in module.named_children():
+        if isinstance(part, _BatchNorm):
+            setattr(module, name, BatchNorm(part.num_features, part.eps, part.momentum))
+        else:
+            _replace_norms(part)
+
+
+def _require_fitting(modality: Modality, network: str, extents: list[int], least: int) -> None:
+    """Refuse signals that are no images or volumes, or too small."""
+    if modality.axes not in AXES:
+        raise BenchmdError(
+            f"encoder.network is {network}, for images and volumes, and {modality.name} has the "
+            f"axes {', '.join(modality.axes)}: choose encoder.network=transformer."
+        )
+    if min(extents) < least:
+        raise BenchmdError(
+            f"{network} halves signals five times and takes {least} pixels or more along each "
+            f"axis, and here they have {min(extents)}: make them larger, such as by "
+            "encoder.options.resize=64, or choose monai-seresnet50 or a ResNet."
+        )
+
+
+MONAI_NETWORKS: dict[str, Callable[[Modality, EncoderSettings], MonaiNetwork]] = {
+    name: partial(MonaiNetwork, kind=kind) for name, kind in KINDS.items()
+}
+"""By the name that ``encoder.network`` takes."""
