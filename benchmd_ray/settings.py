@@ -376,8 +376,31 @@ def fixed_settings(modality: Modality, encoder: str = "paper") -> Settings:
     return updated(Settings(), {"encoder": encoder, "pretrain": size, "transfer": size})
 
 
+BASELINES = tuple(
+    f"resnet{layers}{kind}" for kind in ("", "-2.5d", "-3d", "-acs") for layers in (18, 50)
+)
+"""Networks of MedMNIST's baselines, for images and for volumes."""
 SHAPES = ("adrenalmnist3d", "vesselmnist3d")
 """Modalities whose volumes are binary shapes; at other sizes their names begin so."""
+
+
+def baseline_settings(modality: Modality, name: str) -> Settings:
+    """The settings of one of MedMNIST's baselines.
+
+    Args:
+        modality: Of images or volumes.
+        name: One of `BASELINES`, or one with the extent in pixels that images are resized to:
+            ``resnet18-224``.
+
+    Raises:
+        BenchmdError: There is no such baseline.
+    """
+    network, _, size = name.rpartition("-")
+    if not size.isdecimal():
+        network, size = name, "0"
+    if network not in BASELINES:
+        raise unknown_name("baseline of MedMNIST", name, (*BASELINES, "resnet18-224"))
+    return medmnist_settings(modality, network, int(size))
 
 
 def medmnist_settings(modality: Modality, network: str, resize: int = 0) -> Settings:

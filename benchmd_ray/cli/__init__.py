@@ -4,6 +4,7 @@ from benchmd_ray.cli import (  # noqa: F401 - they register
     catalog,
     demo,
     jobs,
+    medmnist,
     report,
     run,
     runs,

@@ -111,6 +111,12 @@ POLICY = click.option("--policy", "policies", multiple=True, help="Only catalogs
 WEIGHTS = click.option(
     "--weights", type=FILE, help="ImageNet weights; else downloaded where needed."
 )
+BASELINE = click.option(
+    "--baseline",
+    metavar="NETWORK[-SIZE]",
+    help="Follow the recipe of MedMNIST's baselines with this network, from scratch on all labels: "
+    "resnet18, resnet50, for volumes resnet18-2.5d, -3d or -acs; resnet18-224 resizes images.",
+)
 CPUS = click.option(
     "--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are."
 )

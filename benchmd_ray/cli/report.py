@@ -142,35 +142,3 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
         with replacing(out) as partial:
             partial.write_text(frame.to_csv(index=False), "utf-8")
         click.echo(f"written: {out}")
-
-
-@main.command()
-@click.argument("paths", type=STORE, nargs=-1, required=True, metavar="RUNS...")
-@click.option(
-    "--out", type=FOLDER, help="Write the tables and MedMNIST's standard result files there."
-)
-def medmnist(paths: tuple[Path, ...], out: Path | None) -> None:
-    """Score RUNS (run folders or stores) on MedMNIST, beside the published results.
-
-    AUC and ACC of the test split are computed as MedMNIST's evaluator does; seeds are averaged.
-
-    \b
-    benchmd medmnist runs
-    benchmd medmnist runs --out medmnist
-    """
-    from benchmd_ray.results.report import medmnist as tables
-    from benchmd_ray.results.report.written import text
-    from benchmd_ray.results.store import runs
-
-    found = runs(list(paths))
-    frame = tables.medmnist_frame(found)
-    both = tables.beside_published(frame)
-    click.echo(text(tables.shown(both)))
-    click.echo("\nMeans over the datasets above:")
-    click.echo(text(tables.averages_shown(tables.averages(both))))
-    click.echo()
-    for note in tables.notes(frame):
-        click.echo(note)
-    if out is not None:
-        for path in tables.write(found, frame, both, out):
-            click.echo(f"written: {path}")

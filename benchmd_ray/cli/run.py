@@ -10,6 +10,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
+    BASELINE,
     CATALOG,
     CPUS,
     MODALITY,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     "--seed", "seeds", type=int, multiple=True, default=(0,), help="Seeds (repeatable); else 0."
 )
 @POLICY
+@BASELINE
 @WEIGHTS
 @click.option("--dry-run", is_flag=True, help="Show what would be run, for how long, and stop.")
 @click.option("--items", is_flag=True, help="With --dry-run: list every single run.")
@@ -80,6 +82,7 @@ def run(
     transfers: tuple[str, ...],
     seeds: tuple[int, ...],
     policies: tuple[str, ...],
+    baseline: str | None,
     weights: Path | None,
     store: Path,
     settings_file: Path | None,
@@ -96,6 +99,7 @@ def run(
     benchmd run --catalog catalogs --dry-run --items     # what these catalogs allow
     benchmd run --catalog catalogs --technique scratch --technique mae \\
         --setting linear --seed 0 --seed 1 --seed 2
+    benchmd run --catalog catalogs --baseline resnet18 --seed 0 --seed 1 --seed 2
     """
     from benchmd_ray.service.choice import Choice
 
@@ -109,6 +113,7 @@ def run(
         file=settings_file,
         assignments=assignments,
         weights=weights,
+        baseline=baseline,
     )
     if options["dry_run"]:
         _show(choice, store, options)

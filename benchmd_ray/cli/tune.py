@@ -10,6 +10,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
+    BASELINE,
     CATALOG,
     CPUS,
     FILE,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     "--technique",
     "techniques",
     multiple=True,
-    required=True,
     shell_complete=complete_technique,
     help="Technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, or your own.",
 )
@@ -53,11 +53,9 @@ if TYPE_CHECKING:
     "--setting",
     "searched",
     multiple=True,
-    default=("linear",),
-    show_default=True,
     metavar="NAME",
     help="What is searched (repeatable): pretrain, linear, or finetune-small, -medium, -large or "
-    "-full.",
+    "-full; else linear, with --baseline finetune-full.",
 )
 @click.option("--universal", is_flag=True, help="One search of settings that all modalities share.")
 @click.option(
@@ -104,6 +102,7 @@ if TYPE_CHECKING:
     help="Seeds of the runs after the search (repeatable); the first is that of the search.",
 )
 @POLICY
+@BASELINE
 @WEIGHTS
 @click.option("--search-only", is_flag=True, help="Do not train what was found.")
 @click.option(
@@ -131,31 +130,65 @@ def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
     benchmd tune --catalog catalogs --technique mae --setting linear --universal --across mean-rank
     """
     from benchmd_ray.results.storage.mirror import shown
+
+    asked = ("cpus", "tflops", "search_only")
+    tuning = _tuning(options)
+    if options["dry_run"]:
+        _show(tuning, store, address, cpus=options["cpus"], tflops=options["tflops"])
+        return
+    whole = search_and_train(
+        tuning, store, mode=mode, address=address, **{name: options[name] for name in asked}
+    )
+    if not whole:
+        sys.exit(1)
+    click.echo(f"next: benchmd report {shown(store)}")
+
+
+def search_and_train(
+    tuning: Tuning,
+    store: Path,
+    *,
+    address: str | None,
+    cpus: int | None,
+    mode: str = "off",
+    tflops: float | None = None,
+    search_only: bool = False,
+) -> bool:
+    """Search, and train what was found unless told not to; whether all of it was done."""
     from benchmd_ray.results.tracking import chosen_mode
     from benchmd_ray.service.capacity import cluster_capacity
     from benchmd_ray.service.searches import planned_searches
     from benchmd_ray.service.tune import run_searches, tuning_cluster
-    from benchmd_ray.service.tune_dry_run import tuning_dry_run
 
-    tuning, mode = _tuning(options), chosen_mode(mode)
-    with tuning_cluster(address, options["cpus"]) as own:
-        capacity = cluster_capacity(options["cpus"])
-        plans = planned_searches(tuning, gpu=capacity.gpus > 0)
-        if options["dry_run"]:
-            tflops = options["tflops"]
-            click.echo(tuning_dry_run(tuning, plans, store, capacity, tflops=tflops))
-            return
+    mode = chosen_mode(mode)
+    with tuning_cluster(address, cpus) as own:
+        plans = planned_searches(tuning, gpu=cluster_capacity(cpus).gpus > 0)
         told = _observer(store, mode)
         searched = run_searches(
-            tuning, plans, store, say=click.echo, cpus=options["cpus"], own=own, observer=told
+            tuning, plans, store, say=click.echo, cpus=cpus, own=own, observer=told
         )
     whole = all(one.best is not None for one in searched)
-    if not options["search_only"]:
-        whole &= _retrain(tuning, searched, store, mode, address, options)
-    if any(one.best is not None for one in searched):
-        click.echo(f"next: benchmd report {shown(store)}")
-    if not whole:
-        sys.exit(1)
+    if search_only:
+        return whole
+    trained = _retrain(
+        tuning, searched, store, mode=mode, address=address, cpus=cpus, tflops=tflops
+    )
+    return trained and whole
+
+
+def _show(
+    tuning: Tuning, store: Path, address: str | None, *, cpus: int | None, tflops: float | None
+) -> None:
+    """Print what would be searched."""
+    from benchmd_ray.service.capacity import cluster_capacity
+    from benchmd_ray.service.searches import planned_searches
+    from benchmd_ray.service.tune import tuning_cluster
+    from benchmd_ray.service.tune_dry_run import tuning_dry_run
+
+    with tuning_cluster(address, cpus):
+        capacity = cluster_capacity(cpus)
+        plans = planned_searches(tuning, gpu=capacity.gpus > 0)
+        click.echo(tuning_dry_run(tuning, plans, store, capacity, tflops=tflops))
 
 
 def _tuning(options: dict[str, Any]) -> Tuning:
@@ -165,7 +198,9 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     from benchmd_ray.tuning.search import Budget
     from benchmd_ray.tuning.study import Method
 
-    names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights")
+    if not (options["techniques"] or options["baseline"]):
+        raise click.UsageError("name a --technique, or a --baseline of MedMNIST.")
+    names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "baseline")
     choice = Choice(
         **{name: options[name] for name in names},
         file=options["settings_file"],
@@ -183,9 +218,13 @@ def _tuning(options: dict[str, Any]) -> Tuning:
         cost=options["cost"],
         seed=options["seeds"][0],
     )
-    kept = ("searched", "space", "held", "at_once", "memory_gib")
+    kept = ("space", "held", "at_once", "memory_gib")
     return Tuning(
-        choice, method=method, budget=Budget(**limits), **{name: options[name] for name in kept}
+        choice,
+        searched=options["searched"] or choice.settings or ("linear",),
+        method=method,
+        budget=Budget(**limits),
+        **{name: options[name] for name in kept},
     )
 
 
@@ -193,16 +232,18 @@ def _retrain(
     tuning: Tuning,
     searched: Sequence[Searched],
     store: Path,
+    *,
     mode: str,
     address: str | None,
-    options: dict[str, Any],
+    cpus: int | None,
+    tflops: float | None,
 ) -> bool:
     """Train what was found; whether all of it was done."""
     from benchmd_ray.service.retrain import retraining_plan
     from benchmd_ray.service.schedule import run_plan
 
     device = searched[0].plan.starts[0].execution.device
-    plan = retraining_plan(tuning, searched, store, device=device, tflops=options["tflops"])
+    plan = retraining_plan(tuning, searched, store, device=device, tflops=tflops)
     if plan is None:
         return True
     click.echo(f"{len(plan.items)} entries: start and best on the whole training split")
@@ -212,7 +253,7 @@ def _retrain(
         say=click.echo,
         address=address,
         weights=tuning.choice.weights,
-        cpus=options["cpus"],
+        cpus=cpus,
         observers=observers(store, mode),
     )
     for line in outcome.lines():

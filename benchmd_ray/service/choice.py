@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from benchmd_ray.data.cards import POLICIES
 from benchmd_ray.errors import BenchmdError, unknown_name
@@ -18,12 +18,14 @@ from benchmd_ray.settings import (
     EncoderSettings,
     Settings,
     TransferSettings,
+    baseline_settings,
     fixed_settings,
     load_settings,
 )
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder, technique_named
 from benchmd_ray.storage.location import Location
 
+Mode = Literal["linear", "finetune"]
 MODES, LABELS = (get_args(get_type_hints(TransferSettings)[name]) for name in ("mode", "labels"))
 TRANSFERS: dict[str, dict[str, Any]] = {
     TransferSettings(mode=mode, labels=labels).setting: {"mode": mode, "labels": labels}
@@ -55,6 +57,24 @@ class Choice:
     """``a.b=value`` settings, over the file's."""
     weights: Path | None = None
     """File of ImageNet weights; None downloads them."""
+    baseline: str | None = None
+    """One of MedMNIST's baselines, by the name that `baseline_settings` takes: its recipe is then
+    what the settings change, in the place of the fixed protocol."""
+
+    def __post_init__(self) -> None:
+        if self.baseline is None:
+            return
+        for option, name, chosen in (
+            ("technique", "techniques", SCRATCH),
+            ("setting", "settings", "finetune-full"),
+        ):
+            if set(getattr(self, name)) - {chosen}:
+                raise BenchmdError(
+                    f"a baseline of MedMNIST is trained from scratch on all labels, and "
+                    f"{', '.join(getattr(self, name))} was chosen: leave --{option} out, or "
+                    f"--baseline."
+                )
+            object.__setattr__(self, name, (chosen,))
 
 
 def require_known(choice: Choice) -> None:
@@ -128,6 +148,8 @@ def technique_settings(choice: Choice, modality: str, name: str) -> tuple[Settin
     """
     kind = modality_named(modality)
     base = fixed_settings(kind, protocol_encoder(name))
+    if choice.baseline is not None:
+        base = baseline_settings(kind, choice.baseline)
     settings = load_settings(choice.file, choice.assignments, base)
     _require_free(choice, base, settings)
     if name not in TECHNIQUES or not TECHNIQUES[name].imagenet:
@@ -158,7 +180,8 @@ def _require_free(choice: Choice, base: Settings, settings: Settings) -> None:
     Raises:
         BenchmdError: They choose the seed, the mode or the labels.
     """
-    other = replace(base, seed=1, transfer=replace(base.transfer, mode="finetune", labels="small"))
+    mode: Mode = "linear" if base.transfer.mode == "finetune" else "finetune"
+    other = replace(base, seed=1, transfer=replace(base.transfer, mode=mode, labels="small"))
     again = load_settings(choice.file, choice.assignments, other)
     for name, option, one, two in (
         ("seed", "--seed", settings.seed, again.seed),

@@ -50,7 +50,8 @@ def retraining_plan(
         items |= {item.name: item for item in own}
         if one.best.number == 0:
             continue
-        choice = replace(started(tuning, one.plan), file=one.folder / BEST, assignments=())
+        begun = started(tuning, one.plan)
+        choice = replace(begun, file=one.folder / BEST, assignments=(), baseline=None)
         best = make_plan(choice, store, device=device, tflops=tflops)
         items |= {item.name: item for item in _tuned(of_sources(best, one.plan), own, one)}
     return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes))) if items else None

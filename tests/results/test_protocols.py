@@ -7,13 +7,16 @@ import shutil
 import pytest
 from stores import make_pretraining, make_transfer
 
+from benchmd_ray.modalities import modality
 from benchmd_ray.results.report.protocols import comparable_with, letters_of, protocols
+from benchmd_ray.settings import as_dict, medmnist_settings, updated
 
 FASTER = {"transfer": {"optimiser": {"lr": 1e-3}}}
 SLOWER = {"transfer": {"optimiser": {"lr": 1e-5}}}
 LONGER = {"pretrain": {"steps": 200_000}}
 SHORTER = {"pretrain": {"steps": 1_000}}
 TINY = {"encoder": "tiny"}
+BREAST = modality("breastmnist")
 
 
 @pytest.fixture
@@ -53,6 +56,18 @@ def test_the_fixed_protocol_is_custom_settings_and_shuffled_labels_are_told_apar
         custom(store, changes=shuffled),
     ]
     assert named(*runs) == (["fixed", "custom", "shuffled"], [])
+
+
+def test_the_recipe_of_a_baseline_is_one_on_medmnist_alone(store):
+    def run(modality, **changes):
+        settings = as_dict(updated(medmnist_settings(BREAST, "resnet18", 224), changes))
+        about = {"modality": modality, "source": modality, "setting": "finetune-full"}
+        chosen = {name: settings[name] for name in ("encoder", "transfer")}
+        return [make_transfer(store, changes=chosen, fixed=False, **about)]
+
+    shorter = {"transfer": {"epochs": 99}}
+    runs = [run("breastmnist"), run("breastmnist", **shorter), run("cxr")]
+    assert named(*runs)[0] == ["baseline", "custom", "custom"]
 
 
 def test_seeds_make_no_difference(store):

@@ -23,6 +23,7 @@ from benchmd_ray.results.report.tables import write_tables
 from benchmd_ray.results.store import runs
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
+from benchmd_ray.service.plan import make_plan
 from benchmd_ray.settings import ENCODERS, Settings, updated
 from benchmd_ray.tuning import trial
 
@@ -120,6 +121,31 @@ def test_a_plan_takes_datasets_of_medmnist_by_name_and_without(catalogs):
     assert [dataset.rows for dataset in found] == [{"train": 64, "validation": 16, "test": 24}] * 2
     chosen = chosen_datasets(Choice(catalogs=folders, modalities=("breastmnist",))).datasets
     assert [dataset.name for dataset in chosen] == ["breastmnist-unofficial"]
+
+
+def test_a_baseline_is_planned_from_scratch_on_all_labels_with_its_recipe(catalogs):
+    folders = (catalogs["nodulemnist3d"].path,)
+    choice = Choice(catalogs=folders, baseline="resnet18-acs", seeds=(0, 1, 2))
+    items = make_plan(choice, tflops=1.0).items
+    assert [item.settings.seed for item in items] == [0, 1, 2]
+    for item in items:
+        assert (item.kind, item.technique, item.setting) == ("transfer", "scratch", "finetune-full")
+        optimiser = item.settings.transfer.optimiser
+        assert item.settings.encoder.network == "resnet18-acs"
+        assert (item.settings.transfer.epochs, item.settings.transfer.batch_size) == (100, 32)
+        assert (optimiser.lr, optimiser.schedule, optimiser.drops) == (1e-3, "steps", [0.5, 0.75])
+    again = Choice(catalogs=folders, baseline="resnet18-acs", assignments=("transfer.epochs=3",))
+    assert [item.settings.transfer.epochs for item in make_plan(again, tflops=1.0).items] == [3]
+
+
+def test_a_baseline_that_is_none_or_with_other_choices_is_refused(catalogs):
+    folders = (catalogs["breastmnist"].path,)
+    with pytest.raises(BenchmdError, match="unknown baseline of MedMNIST 'resnet19'"):
+        make_plan(Choice(catalogs=folders, baseline="resnet19"))
+    with pytest.raises(BenchmdError, match="mae was chosen: leave --technique out"):
+        Choice(catalogs=folders, baseline="resnet18", techniques=("scratch", "mae"))
+    with pytest.raises(BenchmdError, match="linear was chosen: leave --setting out"):
+        Choice(catalogs=folders, baseline="resnet18", settings=("linear",))
 
 
 def test_medmnist_s_own_scores_stand_beside_the_published_ones(store, catalogs, tmp_path):

@@ -32,8 +32,8 @@ class Cell:
     technique: str
     setting: str
     protocol: str
-    """``fixed`` for the fixed protocol's settings, ``shuffled`` for shuffled training labels, else
-    ``custom``; with a number or letter where several settings share the rest of the key."""
+    """As `protocols` names it: ``fixed``, ``baseline``, ``tuned``, ``custom`` or ``shuffled``; with
+    a number or letter where several settings share the rest of the key."""
     seed: int
     records: int
     """What is scored: scans for CT, elsewhere records."""

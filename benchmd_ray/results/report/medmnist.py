@@ -26,12 +26,24 @@ from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.report.table_cells import number
 from benchmd_ray.results.store import Run
+from benchmd_ray.tuning.records import SearchRecord
 
 SOURCE = "MedMNIST v2, tables 3 and 4"
 PUBLISHED = "published"
 """Protocol of rows that are not ours."""
 SPLIT = "test"
-COLUMNS = ("dataset", "file", "method", "protocol", "seed", "auc", "acc", "unscored", "run")
+COLUMNS = (
+    "dataset",
+    "file",
+    "method",
+    "protocol",
+    "seed",
+    "auc",
+    "acc",
+    "unscored",
+    "run",
+    "test_read",
+)
 _RECORD = re.compile(r"(?:train|val|test)-(\d+)")
 """A record's id, which ends with its row in MedMNIST's file."""
 
@@ -41,7 +53,8 @@ def medmnist_frame(found: Sequence[Run]) -> pd.DataFrame:
 
     ``dataset`` is MedMNIST's name, ``file`` says more where it is not the official one of now;
     ``method`` names technique or network with the images' size; ``unscored`` are the classes
-    without an AUC.
+    without an AUC; ``test_read`` is when the run ended, whose last work is to read the test split
+    (ISO time, UTC).
 
     Raises:
         BenchmdError: No finished run has predictions on a dataset of MedMNIST.
@@ -63,6 +76,7 @@ def medmnist_frame(found: Sequence[Run]) -> pd.DataFrame:
                     "acc": got.acc,
                     "unscored": "; ".join(got.unscored),
                     "run": run.folder.name,
+                    "test_read": run.done["finished"],
                 }
             )
     if not rows:
@@ -184,11 +198,12 @@ def averages_shown(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def notes(frame: pd.DataFrame) -> list[str]:
+def notes(frame: pd.DataFrame, searched: Sequence[SearchRecord] = ()) -> list[str]:
     """What readers of the tables should know.
 
     Args:
         frame: As `medmnist_frame` gives it.
+        searched: Searches of the same stores.
     """
     found = [f"The published results are of {SOURCE}, means of three runs or more on version 2."]
     changed = [name for name in dict.fromkeys(frame["dataset"]) if _changed(name)]
@@ -202,7 +217,28 @@ def notes(frame: pd.DataFrame) -> list[str]:
         f"{run}: no AUC, as {classes} has positives or negatives alone."
         for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
     ]
-    return found
+    return [*found, *_readings(frame, searched)]
+
+
+def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str]:
+    """Which test split was read by how many runs and when, and what searches cost before it."""
+    lines = []
+    for dataset, held in frame.groupby("dataset", sort=False):
+        first, last = held["test_read"].min(), held["test_read"].max()
+        lines.append(
+            f"The test split of {dataset} was read once by each of {len(held)} runs, as the last "
+            f"thing they did: {first} to {last}."
+        )
+    for record in searched:
+        plain = {modality(str(source["modality"])) for source in record.sources}
+        if record.result is None or not {_plain(kind) for kind in plain} & set(frame["dataset"]):
+            continue
+        lines.append(
+            f"{record.name} read training and validation alone, {record.trials['started'].min()} "
+            f"to {record.trials['finished'].max()}: {len(record.trials)} trials, "
+            f"{record.result['device_hours']:.3g} {record.device.upper()} hours."
+        )
+    return lines
 
 
 def _changed(dataset: str) -> bool:

@@ -39,6 +39,8 @@ def notes(found: Sequence[Cell]) -> list[str]:
         for name in sorted({c.modality for c in found})
         if modality(name).scored != "records"
     ]
+    if any(c.protocol.startswith("baseline") for c in found):
+        lines.append("baseline: the recipe of MedMNIST's baselines; `benchmd medmnist` compares.")
     if any(c.protocol.startswith("custom") for c in found):
         lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
     if any(is_tuned(c.protocol) for c in found):

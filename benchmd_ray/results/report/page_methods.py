@@ -88,9 +88,9 @@ WORDS: tuple[tuple[str, str], ...] = (
     ),
     (
         "protocol",
-        "fixed: the fixed protocol's settings. tuned: those that a search found. custom: others. "
-        "shuffled: trained on shuffled labels, a check. A number or letter tells apart several "
-        "settings; the notes name them.",
+        "fixed: the fixed protocol's settings. baseline: the recipe of MedMNIST's baselines. "
+        "tuned: those that a search found. custom: others. shuffled: trained on shuffled labels, a "
+        "check. A number or letter tells apart several settings; the notes name them.",
     ),
     ("records, patients, positives", "What was scored, of how many people, how many of the class."),
     ("seeds", "How many runs a row pools."),

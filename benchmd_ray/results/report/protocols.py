@@ -1,7 +1,8 @@
 """The protocol of each run: which settings it has, so that no two are pooled unseen.
 
-``fixed`` is the fixed protocol, ``shuffled`` trains on shuffled labels, ``tuned`` has settings that
-a search found, for the transfer or for the pretraining before it; all else is ``custom``.
+``fixed`` is the fixed protocol, ``baseline`` the recipe of MedMNIST's baselines on one of its
+datasets, ``shuffled`` trains on shuffled labels, ``tuned`` has settings that a search found, for
+the transfer or for the pretraining before it; all else is ``custom``.
 Runs of one modality, source, policy, transfer setting and such protocol that differ by more than
 their seeds get a number for what differs in the transfer, and a letter for what differs in the
 pretraining: ``custom 1a``. Runs from scratch, which have no pretraining, have no letter.
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.results.store import Run, read_run
+from benchmd_ray.settings import BASELINES, medmnist_settings
 
 NO_SETTINGS = {"stage", "seed", "technique", "upstream"}
 """Determinants that are no settings."""
@@ -47,7 +50,7 @@ class _Variant:
 
 
 def base_protocol(run: Run, pretraining: Run | None = None) -> str:
-    """``fixed``, ``custom``, ``tuned`` or ``shuffled``.
+    """``fixed``, ``baseline``, ``custom``, ``tuned`` or ``shuffled``.
 
     Args:
         run: A transfer, or a pretraining by itself.
@@ -57,7 +60,19 @@ def base_protocol(run: Run, pretraining: Run | None = None) -> str:
         return "shuffled"
     if run.description["fixed"]:
         return "fixed"
+    if _follows_baseline(run):
+        return "baseline"
     return "tuned" if searches_behind(run, pretraining) else "custom"
+
+
+def _follows_baseline(run: Run) -> bool:
+    kind, settings = modality_named(run.description["modality"]), run.settings
+    encoder = settings.encoder
+    if kind.medmnist_task is None or encoder.network not in BASELINES:
+        return False
+    resize = int(encoder.options.get("resize", 0))
+    recipe = medmnist_settings(kind, encoder.network, resize)
+    return (encoder, settings.transfer) == (recipe.encoder, recipe.transfer)
 
 
 def is_tuned(protocol: str) -> bool:

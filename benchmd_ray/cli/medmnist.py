@@ -1,0 +1,120 @@
+"""``benchmd medmnist``: from one of its files to a tuned model; scores beside the published."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from benchmd_ray.cli.group import main
+from benchmd_ray.cli.options import CPUS, FILE, FOLDER, STORE
+from benchmd_ray.cli.report import print_report
+from benchmd_ray.cli.tune import search_and_train
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@main.group()
+def medmnist() -> None:
+    """MedMNIST v2: 18 open datasets of small images and volumes.
+
+    Its files go the way of all others too: `benchmd catalog build`, `run --baseline` and `tune`.
+    """
+
+
+@medmnist.command("tune")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option(
+    "--out", type=FOLDER, default=Path("medmnist"), show_default=True, help="Folder for everything."
+)
+@click.option(
+    "--baseline",
+    metavar="NETWORK[-SIZE]",
+    help="Baseline that the search starts from; else resnet18, for volumes resnet18-3d.",
+)
+@click.option(
+    "--small",
+    is_flag=True,
+    help="Narrow networks and few epochs: minutes on a laptop. Such a baseline is not MedMNIST's.",
+)
+@click.option("--space", type=FILE, help="YAML file of your own search space.")
+@click.option("--trials", type=click.IntRange(1), default=20, show_default=True, help="Trials.")
+@click.option(
+    "--seed",
+    "seeds",
+    type=int,
+    multiple=True,
+    default=(0, 1, 2),
+    show_default=True,
+    help="Seeds of the runs after the search (repeatable).",
+)
+@click.option(
+    "--any-md5", is_flag=True, help="Accept a file that is not an official one; results name it so."
+)
+@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+@CPUS
+def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **asked: Any) -> None:
+    """Tune on FILE, such as breastmnist.npz: catalog, search, training, report, all of it.
+
+    The search sees the training split alone and chooses by the validation split. Then its start,
+    the baseline, and what it found are trained with each seed, and the test split is scored once by
+    each of these runs. The same command goes on where it was interrupted.
+
+    \b
+    benchmd medmnist tune breastmnist.npz --small
+    benchmd medmnist tune pathmnist.npz --trials 60 --baseline resnet18-224
+    """
+    from benchmd_ray.results.store import runs
+    from benchmd_ray.service.medmnist import built, file_tuning
+    from benchmd_ray.tuning.records import searches
+
+    catalog = built(file, out / "catalogs", click.echo, any_md5=asked.pop("any_md5"), cpus=cpus)
+    store = out / "runs"
+    whole = search_and_train(file_tuning(catalog, **asked), store, address=address, cpus=cpus)
+    if not whole:
+        sys.exit(1)
+    found = runs([store])
+    print_report(found, out / "report", searched=searches([store]))
+    click.echo()
+    _print_scores(found, [store], out / "scores")
+
+
+@medmnist.command("report")
+@click.argument("paths", type=STORE, nargs=-1, required=True, metavar="RUNS...")
+@click.option(
+    "--out", type=FOLDER, help="Write the tables and MedMNIST's standard result files there."
+)
+def scores(paths: tuple[Path, ...], out: Path | None) -> None:
+    """Score RUNS (run folders or stores) on MedMNIST, beside the published results.
+
+    AUC and ACC of the test split are computed as MedMNIST's evaluator does; seeds are averaged.
+
+    \b
+    benchmd medmnist report runs
+    benchmd medmnist report runs --out medmnist
+    """
+    from benchmd_ray.results.store import runs
+
+    _print_scores(runs(list(paths)), paths, out)
+
+
+def _print_scores(found: Any, paths: Sequence[Path], out: Path | None) -> None:
+    """Print scores beside the published ones, and write them where a folder is named."""
+    from benchmd_ray.results.report import medmnist as tables
+    from benchmd_ray.results.report.written import text
+    from benchmd_ray.tuning.records import searches
+
+    frame = tables.medmnist_frame(found)
+    both = tables.beside_published(frame)
+    click.echo(text(tables.shown(both)))
+    click.echo("\nMeans over the datasets above:")
+    click.echo(text(tables.averages_shown(tables.averages(both))))
+    click.echo()
+    for note in tables.notes(frame, searches(list(paths))):
+        click.echo(note)
+    if out is not None:
+        for path in tables.write(found, frame, both, out):
+            click.echo(f"written: {path}")
