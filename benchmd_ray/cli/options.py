@@ -88,9 +88,10 @@ def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str
 
 def complete_modality(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of modalities, for the shell."""
-    from benchmd_ray.modalities import MODALITIES
+    from benchmd_ray.data.cards import cards
 
-    return [name for name in MODALITIES if name.startswith(incomplete)]
+    names = dict.fromkeys(card.modality for card in cards().values())
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
