@@ -14,10 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import yaml
-
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import read_yaml, resource_folder
 
 Task = Literal["single-label", "multi-label"]
 MedmnistTask = Literal["binary-class", "multi-class", "ordinal-regression", "multi-label"]
@@ -235,6 +232,10 @@ def images_modality(dataset: str, images: Mapping[str, Any], size: int) -> Modal
 @functools.cache
 def _of_card(name: str) -> Modality | None:
     """The modality of that name that a card of images states."""
+    import yaml  # the seven modalities need none of these, nor do measurements of a device
+
+    from benchmd_ray.files import read_yaml, resource_folder
+
     named = re.fullmatch(r"([a-z0-9]+)(?:-(\d+))?", name)
     path = resource_folder("data_catalog") / f"{named[1] if named else ''}.yaml"
     if not named or not path.is_file():

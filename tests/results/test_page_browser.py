@@ -63,7 +63,7 @@ def opened(browser, report):
 
     def opens(path=report, *, width=1280, **options):
         context = browser.new_context(viewport={"width": width, "height": 800}, **options)
-        context.set_default_timeout(5000)
+        context.set_default_timeout(30_000)
         tab = context.new_page()
         tab.on("request", lambda r: heard.append(r.url) if _outside(r.url, path) else None)
         tab.on("console", lambda m: heard.append(f"{m.type}: {m.text}"))
