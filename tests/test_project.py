@@ -8,6 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -44,15 +45,18 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     cards = sum(len(file["images"]["md5"]) if "images" in file else 1 for file in files)
     codes = len((ROOT / "data_catalog/tables/ptbxl_scp.csv").read_text("utf-8").splitlines()) - 1
     assert out[1] == f"{cards} {codes} 460"
-    assert out[2] == "['e-mix', 'finetune', 'linear', 'mae', 'medmnist', 'shed']"
+    assert out[2] == "['e-mix', 'finetune', 'linear', 'mae', 'medmnist', 'medmnist-small', 'shed']"
 
 
-def run_readme(section, real_data, tmp_path):
-    """Run the commands of a section of the README as written, with fewer steps."""
+LESS = (("steps: 400", "steps: 2"), ("epochs: 15", "epochs: 1"))
+
+
+def run_readme(section, real_data, tmp_path, less=LESS):
+    """Run the commands of a section of the README as written, with less to do."""
     readme = (ROOT / "README.md").read_text("utf-8")
     text = re.split(r"^## ", readme.split(f"<!-- commands: {section} -->")[1], flags=re.M)[0]
     script = "\n".join(re.findall(r"^```\n(.*?)^```", text, re.M | re.S))
-    for written, short in (("steps: 400", "steps: 2"), ("epochs: 15", "epochs: 1")):
+    for written, short in less:
         assert written in script
         script = script.replace(written, short)
     assert "DATA=../shared/data" in script
@@ -67,6 +71,7 @@ def run_readme(section, real_data, tmp_path):
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
+    return run.stdout
 
 
 @pytest.mark.slow
@@ -87,6 +92,27 @@ def test_the_readmes_commands_on_real_chest_x_rays_run_as_written(real_data, tmp
     table = (tmp_path / "cxr/report/auroc.md").read_text("utf-8")
     assert table.count("| mae |") == table.count("| scratch |") == 4
     assert len(list((tmp_path / "cxr/figures").glob("*.png"))) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.data
+def test_the_readmes_command_on_medmnist_leads_from_a_file_to_a_tuned_model(real_data, tmp_path):
+    less = (("--small", "--small --trials 2 --seed 0"),)
+    out = run_readme("real-medmnist", real_data, tmp_path, less)
+    table = pd.read_csv(tmp_path / "breast/scores/medmnist.csv")
+    paper = table[(table["protocol"] == "published") & (table["method"] == "resnet18-28")]
+    assert paper[["auc", "acc"]].to_numpy().tolist() == [[0.901, 0.863]]  # table 3
+    own = pd.read_csv(tmp_path / "breast/scores/runs.csv")
+    assert set(own["dataset"]) == {"breastmnist"}
+    (trials,) = (tmp_path / "breast/runs/searches").glob("tune-*/trials.parquet")
+    searched = pd.read_parquet(trials)
+    assert len(searched) == 2
+    # Its test split was read after the search, once by each run.
+    assert own["test_read"].min() > searched["finished"].max()
+    reads = f"test split of breastmnist was read once by each of {len(own)} runs"
+    assert reads in out
+    assert (tmp_path / "breast/report/report.html").is_file()
 
 
 def test_constraints_pin_every_dependency():

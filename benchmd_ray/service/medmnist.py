@@ -21,7 +21,7 @@ START = {"2": "resnet18", "3": "resnet18-3d"}
 """Baseline that a search starts from where none is chosen, by the images' dimensions."""
 SMALL = {
     "2": ("encoder.options.width=16", "transfer.epochs=20"),
-    "3": ("encoder.options.width=8", "transfer.epochs=10"),
+    "3": ("encoder.options.width=8", "encoder.options.resize=14", "transfer.epochs=10"),
 }
 """What makes a baseline small enough for minutes on two cores."""
 SMALL_TRANSFORMER = ("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.mlp=128")
