@@ -67,6 +67,11 @@ class Modality:
         return self.input_shape[0] * math.prod(self.patch)
 
     @property
+    def dataset(self) -> str:
+        """Name of the dataset of MedMNIST, which all sizes of its images share."""
+        return self.name.partition("-")[0]
+
+    @property
     def groups(self) -> tuple[str, ...]:
         """Its groups in search spaces, the widest first, and its own name.
 
@@ -183,11 +188,8 @@ IMAGE_PATCHES = {2: {28: 4, 64: 8, 128: 16, 224: 16}, 3: {28: 7, 64: 8}}
 """Datasets of MedMNIST: number of the images' dimensions → their size → extent of a patch."""
 GROUPS = (
     *MODALITIES,
-    *(
-        f"medmnist-{d}d{size}"
-        for d in IMAGE_PATCHES
-        for size in ("", *(-s for s in IMAGE_PATCHES[d]))
-    ),
+    *(f"medmnist-{dimensions}d" for dimensions in IMAGE_PATCHES),
+    *(f"medmnist-{d}d-{size}" for d, sizes in IMAGE_PATCHES.items() for size in sizes),
 )
 """What `Modality.groups` may hold, beside the names of MedMNIST's datasets."""
 IMAGE_BATCH = {2: 128, 3: 32}

@@ -146,7 +146,7 @@ class OptimiserSettings:
             return self.lr * (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return self.lr
-        if self.schedule == "steps":  # a share of whole epochs is met by their last step exactly
+        if self.schedule == "steps":  # a share of whole epochs ends with their last step exactly
             return self.lr * self.drop_factor ** sum(step / total >= share for share in self.drops)
         done = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
         return self.lr * 0.5 * (1 + math.cos(math.pi * done))
@@ -381,7 +381,7 @@ BASELINES = tuple(
 )
 """Networks of MedMNIST's baselines, for images and for volumes."""
 SHAPES = ("adrenalmnist3d", "vesselmnist3d")
-"""Modalities whose volumes are binary shapes; at other sizes their names begin so."""
+"""Datasets of MedMNIST whose volumes are binary shapes."""
 
 
 def baseline_settings(modality: Modality, name: str) -> Settings:
@@ -390,7 +390,7 @@ def baseline_settings(modality: Modality, name: str) -> Settings:
     Args:
         modality: Of images or volumes.
         name: One of `BASELINES`, or one with the extent in pixels that images are resized to:
-            ``resnet18-224``.
+            ``resnet18-224``. Images of that very extent stay as they are.
 
     Raises:
         BenchmdError: There is no such baseline.
@@ -400,7 +400,8 @@ def baseline_settings(modality: Modality, name: str) -> Settings:
         network, size = name, "0"
     if network not in BASELINES:
         raise unknown_name("baseline of MedMNIST", name, (*BASELINES, "resnet18-224"))
-    return medmnist_settings(modality, network, int(size))
+    extent = modality.input_shape[-1]
+    return medmnist_settings(modality, network, 0 if int(size) == extent else int(size))
 
 
 def medmnist_settings(modality: Modality, network: str, resize: int = 0) -> Settings:
@@ -426,7 +427,7 @@ def medmnist_settings(modality: Modality, network: str, resize: int = 0) -> Sett
         "epochs": 100,
         "batch_size": 32 if volumes else 128,
         "optimiser": optimiser,
-        "augmentation": "shape" if modality.name.startswith(SHAPES) else "none",
+        "augmentation": "shape" if modality.dataset in SHAPES else "none",
     }
     return updated(Settings(), {"encoder": encoder, "transfer": transfer})
 

@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import MODALITIES, modality
 from benchmd_ray.settings import (
     ENCODERS,
     EncoderSettings,
@@ -16,6 +16,7 @@ from benchmd_ray.settings import (
     Settings,
     TransferSettings,
     as_dict,
+    baseline_settings,
     fixed_settings,
     load_settings,
     medmnist_settings,
@@ -364,3 +365,18 @@ def test_the_recipe_of_medmnist(modality, network, batch, augmentation):
     rates = [optimiser.lr_at(epoch, 100) for epoch in (0, 49, 50, 74, 75, 99)]
     assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-5])
     assert medmnist_settings(modality, network, 224).encoder.options == {"resize": 224}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "network", "options"),
+    [
+        ("breastmnist", "resnet18", "resnet18", {}),
+        ("breastmnist", "resnet18-28", "resnet18", {}),  # as the published results are named
+        ("breastmnist", "resnet18-224", "resnet18", {"resize": 224}),
+        ("breastmnist-224", "resnet18-224", "resnet18", {}),
+        ("organmnist3d-64", "resnet50-2.5d-64", "resnet50-2.5d", {}),
+    ],
+)
+def test_a_baseline_resizes_no_images_that_have_its_extent(dataset, name, network, options):
+    encoder = baseline_settings(modality(dataset), name).encoder
+    assert (encoder.network, encoder.options) == (network, options)

@@ -113,7 +113,7 @@ def _print_scores(found: Any, paths: Sequence[Path], out: Path | None) -> None:
     click.echo("\nMeans over the datasets above:")
     click.echo(text(tables.averages_shown(tables.averages(both))))
     click.echo()
-    for note in tables.notes(frame, searches(list(paths))):
+    for note in tables.notes(found, frame, searches(list(paths))):
         click.echo(note)
     if out is not None:
         for path in tables.write(found, frame, both, out):

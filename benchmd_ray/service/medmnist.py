@@ -17,13 +17,13 @@ from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.search import Budget
 from benchmd_ray.tuning.study import Method
 
-START = {"2": "resnet18", "3": "resnet18-3d"}
+START = {2: "resnet18", 3: "resnet18-3d"}
 """Baseline that a search starts from where none is chosen, by the images' dimensions."""
 SMALL = {
-    "2": ("encoder.options.width=16", "transfer.epochs=20"),
-    "3": ("encoder.options.width=8", "encoder.options.resize=14", "transfer.epochs=10"),
+    2: ("encoder.options.width=16", "transfer.epochs=20"),
+    3: ("encoder.options.width=8", "encoder.options.resize=14", "transfer.epochs=10"),
 }
-"""What makes a baseline small enough for minutes on two cores."""
+"""What makes a baseline small enough for minutes on two cores, by the images' dimensions."""
 SMALL_TRANSFORMER = ("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.mlp=128")
 """The same for the transformer that is searched beside it."""
 
@@ -81,7 +81,7 @@ def file_tuning(
         trials: Trials of the search.
         seeds: Of the runs after it.
     """
-    dimensions = "3" if len(catalog.modality.axes) == 4 else "2"
+    dimensions = len(catalog.modality.axes) - 1
     if small and space is None:
         space = resource_folder("search_spaces") / "medmnist-small.yaml"
     choice = Choice(

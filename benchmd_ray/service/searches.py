@@ -57,6 +57,10 @@ class Tuning:
     memory_gib: float | None = None
     """Memory that a trial may allocate; None shares that of an embedded machine."""
 
+    def __post_init__(self) -> None:
+        if self.choice.baseline is not None:
+            replace(self.choice, settings=self.searched)  # refuses what its runs would be refused
+
 
 @dataclass(frozen=True)
 class SearchPlan:

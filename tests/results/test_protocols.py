@@ -58,16 +58,19 @@ def test_the_fixed_protocol_is_custom_settings_and_shuffled_labels_are_told_apar
     assert named(*runs) == (["fixed", "custom", "shuffled"], [])
 
 
-def test_the_recipe_of_a_baseline_is_one_on_medmnist_alone(store):
-    def run(modality, **changes):
+def test_the_recipe_of_a_baseline_is_one_on_medmnist_and_from_scratch_alone(store):
+    def run(modality, technique="scratch", upstream=None, **changes):
         settings = as_dict(updated(medmnist_settings(BREAST, "resnet18", 224), changes))
         about = {"modality": modality, "source": modality, "setting": "finetune-full"}
         chosen = {name: settings[name] for name in ("encoder", "transfer")}
-        return [make_transfer(store, changes=chosen, fixed=False, **about)]
+        about |= {"changes": chosen, "upstream": upstream}
+        return [make_transfer(store, technique, fixed=False, **about)]
 
     shorter = {"transfer": {"epochs": 99}}
     runs = [run("breastmnist"), run("breastmnist", **shorter), run("cxr")]
     assert named(*runs)[0] == ["baseline", "custom", "custom"]
+    upstream = make_pretraining(store, "mae", modality="breastmnist", source="breastmnist")
+    assert named(run("breastmnist", "mae", upstream))[0] == ["custom"]
 
 
 def test_seeds_make_no_difference(store):

@@ -24,6 +24,7 @@ from benchmd_ray.results.store import runs
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
+from benchmd_ray.service.searches import Tuning
 from benchmd_ray.settings import ENCODERS, Settings, updated
 from benchmd_ray.tuning import trial
 
@@ -146,6 +147,9 @@ def test_a_baseline_that_is_none_or_with_other_choices_is_refused(catalogs):
         Choice(catalogs=folders, baseline="resnet18", techniques=("scratch", "mae"))
     with pytest.raises(BenchmdError, match="linear was chosen: leave --setting out"):
         Choice(catalogs=folders, baseline="resnet18", settings=("linear",))
+    chosen = Choice(catalogs=folders, baseline="resnet18")
+    with pytest.raises(BenchmdError, match="finetune-small was chosen: leave --setting out"):
+        Tuning(chosen, searched=("finetune-full", "finetune-small"))  # before hours of trials
 
 
 def test_medmnist_s_own_scores_stand_beside_the_published_ones(store, catalogs, tmp_path):

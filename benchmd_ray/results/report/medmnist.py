@@ -36,14 +36,19 @@ COLUMNS = (
     "dataset",
     "file",
     "method",
+    "setting",
     "protocol",
     "seed",
     "auc",
     "acc",
     "unscored",
     "run",
-    "test_read",
+    "trained",
 )
+KEYS = ["dataset", "file", "method", "setting", "protocol"]
+"""What runs that differ by their seeds alone share."""
+FOUND = "tuned network"
+"""Method of averages over tuned settings: a search may find another network for each dataset."""
 _RECORD = re.compile(r"(?:train|val|test)-(\d+)")
 """A record's id, which ends with its row in MedMNIST's file."""
 
@@ -52,31 +57,31 @@ def medmnist_frame(found: Sequence[Run]) -> pd.DataFrame:
     """AUC and ACC on the test split, one row per run, with the columns `COLUMNS`.
 
     ``dataset`` is MedMNIST's name, ``file`` says more where it is not the official one of now;
-    ``method`` names technique or network with the images' size; ``unscored`` are the classes
-    without an AUC; ``test_read`` is when the run ended, whose last work is to read the test split
-    (ISO time, UTC).
+    ``method`` names network and technique with the images' size, ``setting`` is that of the
+    transfer; ``unscored`` are the classes without an AUC; ``trained`` is when training ended, after
+    which the test split was read (ISO time, UTC).
 
     Raises:
         BenchmdError: No finished run has predictions on a dataset of MedMNIST.
     """
     rows = []
-    with_own = with_predictions(found)
     names = protocols(found).names
-    for run in with_own:
+    for run in with_predictions(found):
         for one in _on_medmnist(run):
             kind, got = modality(one.about["modality"]), _score(one)
             rows.append(
                 {
-                    "dataset": _plain(kind),
+                    "dataset": kind.dataset,
                     "file": one.dataset.removeprefix(kind.name).lstrip("-"),
                     "method": _method(run, kind),
+                    "setting": run.description["setting"],
                     "protocol": names[run.folder],
                     "seed": run.settings.seed,
                     "auc": got.auc,
                     "acc": got.acc,
                     "unscored": "; ".join(got.unscored),
                     "run": run.folder.name,
-                    "test_read": run.done["finished"],
+                    "trained": run.done["finished"],
                 }
             )
     if not rows:
@@ -100,21 +105,13 @@ def _score(one: Scored) -> Score:
     return score(one.targets, one.scores, kind.medmnist_task, one.classes)
 
 
-def _plain(kind: Modality) -> str:
-    return kind.name.partition("-")[0]
-
-
 def _method(run: Run, kind: Modality) -> str:
-    """Such as resnet18-28, resnet18-3d, or mae-28 for the transformer that was pretrained."""
-    network, size = run.settings.encoder.network, kind.input_shape[-1]
-    technique = str(run.description["technique"])
-    named = network if network != "transformer" else f"transformer {technique}"
-    return named if len(kind.axes) == 4 and size == PLAIN_SIZE else f"{named}-{_seen(run, size)}"
-
-
-def _seen(run: Run, size: int) -> int:
-    """Extent of what the network sees, in pixels."""
-    return int(run.settings.encoder.options.get("resize", 0) or size)
+    """Such as resnet18-28, resnet18-3d, or transformer mae-28 where it was pretrained."""
+    encoder = run.settings.encoder
+    plain = run.description["upstream"] is None and encoder.network != "transformer"
+    named = encoder.network if plain else f"{encoder.network} {run.description['technique']}"
+    seen = int(encoder.options.get("resize", 0) or kind.input_shape[-1])
+    return named if len(kind.axes) == 4 and seen == PLAIN_SIZE else f"{named}-{seen}"
 
 
 @functools.cache
@@ -128,10 +125,9 @@ def published() -> pd.DataFrame:
 def beside_published(frame: pd.DataFrame) -> pd.DataFrame:
     """Our means over seeds and the published ones, by dataset; the best AUC of each first.
 
-    Columns: dataset, file, method, protocol, seeds, auc, auc_sd, acc, acc_sd.
+    Columns: `KEYS`, seeds, auc, auc_sd, acc, acc_sd.
     """
-    keys = ["dataset", "file", "method", "protocol"]
-    grouped = frame.groupby(keys, sort=False)
+    grouped = frame.groupby(KEYS, sort=False)
     ours = grouped.agg(
         seeds=("seed", "nunique"),
         auc=("auc", lambda values: values.mean(skipna=False)),
@@ -140,7 +136,9 @@ def beside_published(frame: pd.DataFrame) -> pd.DataFrame:
         acc_sd=("acc", "std"),
     ).reset_index()
     held = published()
-    theirs = held[held["dataset"].isin(ours["dataset"])].assign(file="", protocol=PUBLISHED)
+    theirs = held[held["dataset"].isin(ours["dataset"])].assign(
+        file="", setting="", protocol=PUBLISHED
+    )
     both = pd.concat([ours, theirs], ignore_index=True)
     order = list(dict.fromkeys(held["dataset"]))
     both["place"] = both["dataset"].map(order.index)
@@ -149,21 +147,25 @@ def beside_published(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def averages(both: pd.DataFrame) -> pd.DataFrame:
-    """Mean AUC and ACC over datasets of each method that has all of those at hand.
+    """Mean AUC and ACC over datasets of each method that has one result on each of those at hand.
 
-    2-D and 3-D datasets apart, as in the paper's tables 5 and 6. Columns: images, datasets, method,
-    protocol, auc, acc.
+    2-D and 3-D datasets apart, as in the paper's tables 5 and 6. Numbers and letters of protocols
+    tell apart the runs of one dataset and are left out. No mean of the AUC where one is missing.
+    Columns: images, datasets, file (of datasets whose file is not the official one of now), method,
+    setting, protocol, auc, acc.
     """
-    whole = both.assign(images=both["dataset"].map(_images))
+    protocol = both["protocol"].str.partition(" ")[0]
+    method = both["method"].where(protocol != "tuned", FOUND)
+    whole = both.assign(images=both["dataset"].map(_images), protocol=protocol, method=method)
     rows = []
     for images, part in whole.groupby("images"):
         count = part["dataset"].nunique()
-        for (method, protocol), held in part.groupby(["method", "protocol"], sort=False):
+        for key, held in part.groupby(["method", "setting", "protocol"], sort=False):
             if held["dataset"].nunique() == count == len(held):
-                rows.append(
-                    (images, count, method, protocol, held["auc"].mean(), held["acc"].mean())
-                )
-    columns = ["images", "datasets", "method", "protocol", "auc", "acc"]
+                file = ", ".join(sorted(set(held["file"]) - {""}))
+                means = (held[name].mean(skipna=False) for name in ("auc", "acc"))
+                rows.append((images, count, file, *key, *means))
+    columns = ["images", "datasets", "file", "method", "setting", "protocol", "auc", "acc"]
     found = pd.DataFrame(rows, columns=columns)
     return found.sort_values(["images", "auc"], ascending=[True, False], ignore_index=True)
 
@@ -176,11 +178,9 @@ def shown(both: pd.DataFrame) -> pd.DataFrame:
     """The comparison as people read it."""
     return pd.DataFrame(
         {
-            "dataset": [
-                f"{name} ({file} file)" if file else name
-                for name, file in zip(both["dataset"], both["file"], strict=True)
-            ],
+            "dataset": _marked(both, "dataset"),
             "method": both["method"],
+            "setting": both["setting"],
             "protocol": both["protocol"],
             "AUC": both["auc"].map(number),
             "sd": both["auc_sd"].map(number),
@@ -193,45 +193,58 @@ def shown(both: pd.DataFrame) -> pd.DataFrame:
 
 def averages_shown(frame: pd.DataFrame) -> pd.DataFrame:
     """Averages as people read them."""
-    return frame.assign(auc=frame["auc"].map(number), acc=frame["acc"].map(number)).rename(
-        columns={"auc": "AUC", "acc": "ACC"}
-    )
+    columns = {name: frame[name].map(number) for name in ("auc", "acc")}
+    marked = frame.assign(datasets=_marked(frame, "datasets"), **columns)
+    return marked.drop(columns="file").rename(columns={"auc": "AUC", "acc": "ACC"})
 
 
-def notes(frame: pd.DataFrame, searched: Sequence[SearchRecord] = ()) -> list[str]:
+def _marked(frame: pd.DataFrame, column: str) -> list[str]:
+    """A column with what the column ``file`` says."""
+    return [
+        f"{value} ({file} file)" if file else str(value)
+        for value, file in zip(frame[column], frame["file"], strict=True)
+    ]
+
+
+def notes(
+    found: Sequence[Run], frame: pd.DataFrame, searched: Sequence[SearchRecord] = ()
+) -> list[str]:
     """What readers of the tables should know.
 
     Args:
-        frame: As `medmnist_frame` gives it.
+        found: Runs.
+        frame: As `medmnist_frame` gives it of them.
         searched: Searches of the same stores.
     """
-    found = [f"The published results are of {SOURCE}, means of three runs or more on version 2."]
-    changed = [name for name in dict.fromkeys(frame["dataset"]) if _changed(name)]
+    lines = [f"The published results are of {SOURCE}, means of three runs or more on version 2."]
+    datasets = frame["dataset"].unique()
+    changed = [name for name in datasets if EARLIER in dataset_card(name).layouts]
     if changed:
-        found.append(f"Version 3 has another file for {', '.join(changed)}.")
+        lines.append(f"Version 3 has another file for {', '.join(changed)}.")
     for file, held in frame[frame["file"] != ""].groupby("file"):
         names = ", ".join(held["dataset"].unique())
-        found.append(f"Not the official file of version 3: {names} ({file}).")
+        lines.append(f"Not the official file of version 3: {names} ({file}).")
     unscored = frame[frame["unscored"] != ""]
-    found += [
+    lines += [
         f"{run}: no AUC, as {classes} has positives or negatives alone."
         for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
     ]
-    return [*found, *_readings(frame, searched)]
+    lines += [note for note in protocols(found).notes if note.startswith(tuple(datasets))]
+    return [*lines, *_readings(frame, searched)]
 
 
 def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str]:
     """Which test split was read by how many runs and when, and what searches cost before it."""
     lines = []
     for dataset, held in frame.groupby("dataset", sort=False):
-        first, last = held["test_read"].min(), held["test_read"].max()
-        lines.append(
-            f"The test split of {dataset} was read once by each of {len(held)} runs, as the last "
-            f"thing they did: {first} to {last}."
-        )
+        first, last = held["trained"].min(), held["trained"].max()
+        by = f"by 1 run, after its training, which ended at {first}"
+        if len(held) > 1:
+            by = f"by {len(held)} runs, each after its training, which ended from {first} to {last}"
+        lines.append(f"The test split of {dataset} was read {by}.")
     for record in searched:
-        plain = {modality(str(source["modality"])) for source in record.sources}
-        if record.result is None or not {_plain(kind) for kind in plain} & set(frame["dataset"]):
+        datasets = {modality(str(source["modality"])).dataset for source in record.sources}
+        if record.result is None or not datasets & set(frame["dataset"]):
             continue
         lines.append(
             f"{record.name} read training and validation alone, {record.trials['started'].min()} "
@@ -239,10 +252,6 @@ def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str
             f"{record.result['device_hours']:.3g} {record.device.upper()} hours."
         )
     return lines
-
-
-def _changed(dataset: str) -> bool:
-    return EARLIER in dataset_card(dataset).layouts
 
 
 def write(
@@ -278,7 +287,7 @@ def write_results(found: Sequence[Run], folder: Path) -> list[Path]:
             size, got = kind.input_shape[-1], _score(one)
             rows = pd.DataFrame(one.scores, index=places)
             name = f"seed{run.settings.seed}"
-            written.append(write_result(own, _plain(kind), size, SPLIT, name, got, rows))
+            written.append(write_result(own, kind.dataset, size, SPLIT, name, got, rows))
     return written
 
 

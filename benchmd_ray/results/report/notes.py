@@ -40,7 +40,9 @@ def notes(found: Sequence[Cell]) -> list[str]:
         if modality(name).scored != "records"
     ]
     if any(c.protocol.startswith("baseline") for c in found):
-        lines.append("baseline: the recipe of MedMNIST's baselines; `benchmd medmnist` compares.")
+        lines.append(
+            "baseline: the recipe of MedMNIST's baselines; `benchmd medmnist report` compares."
+        )
     if any(c.protocol.startswith("custom") for c in found):
         lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
     if any(is_tuned(c.protocol) for c in found):

@@ -68,7 +68,8 @@ def base_protocol(run: Run, pretraining: Run | None = None) -> str:
 def _follows_baseline(run: Run) -> bool:
     kind, settings = modality_named(run.description["modality"]), run.settings
     encoder = settings.encoder
-    if kind.medmnist_task is None or encoder.network not in BASELINES:
+    known = kind.medmnist_task is not None and encoder.network in BASELINES
+    if not known or run.description.get("upstream") is not None:
         return False
     resize = int(encoder.options.get("resize", 0))
     recipe = medmnist_settings(kind, encoder.network, resize)
