@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import CPUS, FILE, FOLDER, STORE
+from benchmd_ray.cli.options import CPUS, FILE, FOLDER, HELD, STORE
 from benchmd_ray.cli.report import print_report
 from benchmd_ray.cli.tune import search_and_train
 
@@ -41,6 +41,7 @@ def medmnist() -> None:
     help="Narrow networks and few epochs: minutes on a laptop. Such a baseline is not MedMNIST's.",
 )
 @click.option("--space", type=FILE, help="YAML file of your own search space.")
+@HELD
 @click.option("--trials", type=click.IntRange(1), default=20, show_default=True, help="Trials.")
 @click.option(
     "--seed",

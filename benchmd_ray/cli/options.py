@@ -118,6 +118,9 @@ BASELINE = click.option(
     help="Follow the recipe of MedMNIST's baselines with this network, from scratch on all labels: "
     "resnet18, resnet50, for volumes resnet18-2.5d, -3d or -acs; resnet18-224 resizes images.",
 )
+HELD = click.option(
+    "--fix", "held", multiple=True, metavar="A.B", help="Do not search this setting (repeatable)."
+)
 CPUS = click.option(
     "--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are."
 )

@@ -14,6 +14,7 @@ from benchmd_ray.cli.options import (
     CATALOG,
     CPUS,
     FILE,
+    HELD,
     MODALITY,
     POLICY,
     WANDB,
@@ -64,9 +65,7 @@ if TYPE_CHECKING:
     help="With --universal: what decides over the modalities; else mean-auroc.",
 )
 @click.option("--space", type=FILE, help="YAML file of your own search space.")
-@click.option(
-    "--fix", "held", multiple=True, metavar="A.B", help="Do not search this setting (repeatable)."
-)
+@HELD
 @click.option(
     "--trials",
     type=click.IntRange(1),

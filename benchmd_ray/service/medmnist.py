@@ -68,6 +68,7 @@ def file_tuning(
     baseline: str | None,
     small: bool,
     space: Path | None,
+    held: tuple[str, ...],
     trials: int,
     seeds: tuple[int, ...],
 ) -> Tuning:
@@ -78,6 +79,7 @@ def file_tuning(
         baseline: What the search starts from; None takes that of `START`.
         small: Search narrow networks for few epochs.
         space: File of the user's own search space.
+        held: Settings of the space that keep their value.
         trials: Trials of the search.
         seeds: Of the runs after it.
     """
@@ -91,6 +93,11 @@ def file_tuning(
         assignments=(*SMALL[dimensions], *SMALL_TRANSFORMER) if small else (),
         baseline=baseline or START[dimensions],
     )
-    method = Method(seed=seeds[0])
-    budget = Budget(trials=trials)
-    return Tuning(choice, choice.settings, space=space, method=method, budget=budget)
+    return Tuning(
+        choice,
+        choice.settings,
+        space=space,
+        held=held,
+        method=Method(seed=seeds[0]),
+        budget=Budget(trials=trials),
+    )
