@@ -270,7 +270,7 @@ def list_cards(listed: Iterable[DatasetCard]) -> str:
     """
     order, sizes = list(MODALITIES), dict[str, list[DatasetCard]]()
     for card in listed:
-        name = card.name.partition("-")[0] if card.collection else card.name
+        name = card.kind.dataset if card.collection else card.name
         sizes.setdefault(name, []).append(card)
 
     def place(cards: list[DatasetCard]) -> tuple[int, bool, str]:

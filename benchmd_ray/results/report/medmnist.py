@@ -108,7 +108,7 @@ def _score(one: Scored) -> Score:
 def _method(run: Run, kind: Modality) -> str:
     """Such as resnet18-28, resnet18-3d, or transformer mae-28 where it was pretrained."""
     encoder = run.settings.encoder
-    plain = run.description["upstream"] is None and encoder.network != "transformer"
+    plain = run.description.get("upstream") is None and encoder.network != "transformer"
     named = encoder.network if plain else f"{encoder.network} {run.description['technique']}"
     seen = int(encoder.options.get("resize", 0) or kind.input_shape[-1])
     return named if len(kind.axes) == 4 and seen == PLAIN_SIZE else f"{named}-{seen}"
