@@ -111,8 +111,11 @@ def _print_scores(found: Any, paths: Sequence[Path], out: Path | None) -> None:
     frame = tables.medmnist_frame(found)
     both = tables.beside_published(frame)
     click.echo(text(tables.shown(both)))
-    click.echo("\nMeans over the datasets above:")
-    click.echo(text(tables.averages_shown(tables.averages(both))))
+    means = tables.averages(both)
+    means = means[means["datasets"] > 1]
+    if len(means):
+        click.echo("\nMeans over the datasets above, of the methods that have all of them:")
+        click.echo(text(tables.averages_shown(means)))
     click.echo()
     for note in tables.notes(found, frame, searches(list(paths))):
         click.echo(note)

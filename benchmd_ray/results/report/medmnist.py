@@ -237,21 +237,28 @@ def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str
     """Which test split was read by how many runs and when, and what searches cost before it."""
     lines = []
     for dataset, held in frame.groupby("dataset", sort=False):
-        first, last = held["trained"].min(), held["trained"].max()
-        by = f"by 1 run, after its training, which ended at {first}"
-        if len(held) > 1:
-            by = f"by {len(held)} runs, each after its training, which ended from {first} to {last}"
-        lines.append(f"The test split of {dataset} was read {by}.")
+        runs = f"{len(held)} run{'s' if len(held) > 1 else ''}"
+        lines.append(
+            f"The test split of {dataset} was read by {runs}, once by each after its training, "
+            f"which ended {_span(held['trained'], held['trained'])}."
+        )
     for record in searched:
         datasets = {modality(str(source["modality"])).dataset for source in record.sources}
         if record.result is None or not datasets & set(frame["dataset"]):
             continue
+        device = "CPU" if record.device == "cpu" else "GPU"
         lines.append(
-            f"{record.name} read training and validation alone, {record.trials['started'].min()} "
-            f"to {record.trials['finished'].max()}: {len(record.trials)} trials, "
-            f"{record.result['device_hours']:.3g} {record.device.upper()} hours."
+            f"{record.name} read training and validation alone, "
+            f"{_span(record.trials['started'], record.trials['finished'])}: {len(record.trials)} "
+            f"trials, {record.result['device_hours']:.3g} {device} hours."
         )
     return lines
+
+
+def _span(starts: pd.Series, ends: pd.Series) -> str:
+    """The time from the first start to the last end, to seconds."""
+    times = [pd.Timestamp(text) for text in (starts.min(), ends.dropna().max())]
+    return " to ".join(dict.fromkeys(f"{time:%Y-%m-%d %H:%M:%S}" for time in times)) + " UTC"
 
 
 def write(
