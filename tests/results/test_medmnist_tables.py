@@ -83,8 +83,8 @@ def test_a_baseline_is_averaged_over_datasets_of_which_one_has_others_too(tmp_pa
     notes = medmnist.notes(runs([tmp_path]), frame)
     assert [n for n in notes if n.endswith("baseline 1: with encoder.network=resnet18.")]
     assert "Not the official file of version 3: pneumoniamnist (unofficial)." in notes
-    assert any("breastmnist was read by 2 runs, each after its training" in n for n in notes)
-    assert any("pneumoniamnist was read by 1 run, after its training" in n for n in notes)
+    assert any("breastmnist was read by 2 runs, once by each after its training" in n for n in notes)
+    assert any("pneumoniamnist was read by 1 run, once after its training" in n for n in notes)
 
 
 def test_what_searches_found_is_averaged_whichever_networks_they_are(tmp_path):

@@ -237,9 +237,9 @@ def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str
     """Which test split was read by how many runs and when, and what searches cost before it."""
     lines = []
     for dataset, held in frame.groupby("dataset", sort=False):
-        runs = f"{len(held)} run{'s' if len(held) > 1 else ''}"
+        runs = f"{len(held)} runs, once by each" if len(held) > 1 else "1 run, once"
         lines.append(
-            f"The test split of {dataset} was read by {runs}, once by each after its training, "
+            f"The test split of {dataset} was read by {runs} after its training, "
             f"which ended {_span(held['trained'], held['trained'])}."
         )
     for record in searched:
