@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def _start(address: str | None, cpus: int) -> None:
             environment = {"env_vars": ENVIRONMENT | _cache()}
             ray.init(address=address, runtime_env=environment, **common)
             return
-        with _on_loopback():
+        with _alone():
             ray.init(
                 address="local",
                 num_cpus=max(cpus, own_cpus()),
@@ -109,20 +110,22 @@ def _start(address: str | None, cpus: int) -> None:
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let a Ray that is started within listen on 127.0.0.1 alone.
+def _alone() -> Iterator[None]:
+    """Let a Ray that is started within stay on this machine; `ray.init` has no options for it.
 
-    Its processes else listen on all interfaces, but on systems where no cluster can be; `ray.init`
-    has no option for it.
+    It listens on 127.0.0.1: its processes else listen on all interfaces, but on systems where no
+    cluster can be. And it starts sooner: without the autoscaler, as no node can come, and without
+    the process that sends logs to drivers, as none wants them.
     """
-    from ray._private import ray_constants
+    from ray._private import parameter, ray_constants
 
-    before = ray_constants.ENABLE_RAY_CLUSTER
+    before = ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams
     ray_constants.ENABLE_RAY_CLUSTER = False
+    parameter.RayParams = partial(before[1], no_monitor=True, include_log_monitor=False)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams = before
 
 
 @contextmanager
