@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -19,12 +20,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 PLAIN = ("execution.max_failures=0", "execution.checkpoint_every=3")
 
 
-@pytest.fixture
-def make_job(source, make_settings, tmp_path):
-    """A job in a folder of its own."""
+@pytest.fixture(scope="module")
+def make_job_in(source, make_settings):
+    """A job in a folder of its own below another."""
 
-    def make(name, *assignments, technique=None):
-        folder = tmp_path / name
+    def make(root, name, *assignments, technique=None):
+        folder = root / name
         folder.mkdir(exist_ok=True)
         settings = make_settings(*PLAIN, *assignments)
         if technique:
@@ -35,8 +36,17 @@ def make_job(source, make_settings, tmp_path):
 
 
 @pytest.fixture
-def launch_all(cache, monkeypatch):
-    """Runs several jobs one after the other in one Ray Train job, which takes long to start."""
+def make_job(make_job_in, tmp_path):
+    """A job in a folder of its own."""
+    return partial(make_job_in, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def launch_all(cache):
+    """Runs several jobs one after the other in the last one's Ray Train job.
+
+    For these take long to start.
+    """
 
     def start(*jobs):
         cache_of_workers = str(cache)
@@ -50,12 +60,12 @@ def launch_all(cache, monkeypatch):
             for job in jobs:
                 worker_loop({"job": job})
 
-        with monkeypatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "worker_loop", several)
-            if jobs[0].settings.execution.workers > 1:
-                launch(jobs[0])
+            if jobs[-1].settings.execution.workers > 1:
+                launch(jobs[-1])
             else:  # else it would run in this process
-                module._launch_on_ray(jobs[0])
+                module._launch_on_ray(jobs[-1])
 
     return start
 
@@ -77,84 +87,93 @@ FINETUNE = ("transfer.mode=finetune", "transfer.batch_size=15")  # the last batc
 
 
 CASES = {technique: ((), technique) for technique in METHODS} | {"finetune": (FINETUNE, None)}
+TWO = ("execution.workers=2",)
+SPLIT = (*TWO, "execution.zero_stage=2")
+BEGUN = ("pretrain.steps=3",)
 
 
-def test_two_workers_compute_what_one_does(make_job, launch_all):
-    alone = {
-        name: make_job(f"one-{name}", *assignments, technique=technique)
+@pytest.fixture(scope="module")
+def alone(make_job_in, tmp_path_factory):
+    """Jobs that this process ran."""
+    root = tmp_path_factory.mktemp("alone")
+    jobs = {
+        name: make_job_in(root, name, *assignments, technique=technique)
         for name, (assignments, technique) in CASES.items()
     }
-    for job in alone.values():
+    for job in jobs.values():
         launch(job)
-    both = {
-        name: make_job(f"two-{name}", *assignments, "execution.workers=2", technique=technique)
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def by_two(make_job_in, launch_all, tmp_path_factory):
+    """The same jobs by two workers, and some more, in one Ray Train job that fails in the end."""
+    make = partial(make_job_in, tmp_path_factory.mktemp("two"))
+    jobs = {
+        name: make(name, *assignments, *TWO, technique=technique)
         for name, (assignments, technique) in CASES.items()
     }
-    # And one that a single process began and two workers end.
-    begun = make_job("begun", "pretrain.steps=3", technique="mae")
-    launch(begun)
-    resumed = make_job("begun", "execution.workers=2", technique="mae")
-    launch_all(*both.values(), resumed)
-    for name, job in both.items():
-        require_same(job, alone[name])
+    # One that a single process began and two workers end.
+    launch(make("resumed", *BEGUN, technique="mae"))
+    jobs["resumed"] = make("resumed", *TWO, technique="mae")
+    # With ZeRO the second goes on from the checkpoint of the first.
+    jobs["begun"] = make("split", *SPLIT, *BEGUN, technique="mae")
+    jobs["split"] = make("split", *SPLIT, technique="mae")
+    jobs["split finetune"] = make("split-finetune", *SPLIT, *FINETUNE)
+    # The last fails, of a checkpoint that is there.
+    jobs["failed"] = make("resumed", *TWO, "encoder.mlp=48", technique="mae")
+    with pytest.raises(BenchmdError, match=r"checkpoint .*step_000000005 .* another architecture"):
+        launch_all(*jobs.values())
+    return jobs
+
+
+def test_two_workers_compute_what_one_does(alone, by_two):
+    for name in CASES:
+        require_same(by_two[name], alone[name])
+    resumed = by_two["resumed"]
     require_same(resumed, alone["mae"])
     assert [line["done"] for line in read_metrics(resumed.folder)] == [1, 2, 3, 4, 5]
     score = "validation_auroc"
-    assert losses(both["finetune"], score) == pytest.approx(
+    assert losses(by_two["finetune"], score) == pytest.approx(
         losses(alone["finetune"], score), abs=1e-3
     )
     checkpoint = json.loads((latest_checkpoint(resumed.folder) / "checkpoint.json").read_text())
     assert checkpoint["workers"] == 2
-    left = {path.name for path in both["mae"].folder.iterdir()}
+    left = {path.name for path in by_two["mae"].folder.iterdir()}
     assert left == {"checkpoints", "metrics.jsonl", "model.json", "model.safetensors"}
 
 
-def test_one_worker_of_ray_train_computes_what_the_process_does(make_job, launch_all):
-    settings = {
-        "mae": ((), "mae"),
-        "deepspeed": (("execution.engine=deepspeed",), "mae"),
-        "finetune": (FINETUNE, None),
-    }
+def test_one_worker_of_ray_train_computes_what_the_process_does(make_job, launch_all, alone):
+    deepspeed = ("execution.engine=deepspeed",)
     made = {
-        place: {
-            name: make_job(f"{place}-{name}", *assignments, technique=technique)
-            for name, (assignments, technique) in settings.items()
-        }
-        for place in ("here", "ray")
+        "mae": make_job("mae", technique="mae"),
+        "deepspeed": make_job("deepspeed", *deepspeed, technique="mae"),
+        "finetune": make_job("finetune", *FINETUNE),
     }
-    for job in made["here"].values():
-        launch(job)
-    launch_all(*made["ray"].values())
-    for name, job in made["ray"].items():
-        require_same(job, made["here"][name])
-    assert losses(made["here"]["mae"]) == pytest.approx(losses(made["here"]["deepspeed"]), abs=1e-6)
+    here = alone | {"deepspeed": make_job("here", *deepspeed, technique="mae")}
+    launch(here["deepspeed"])
+    launch_all(*made.values())
+    for name, job in made.items():
+        require_same(job, here[name])
+    assert losses(here["mae"]) == pytest.approx(losses(here["deepspeed"]), abs=1e-6)
 
 
 @pytest.mark.slow
-def test_two_workers_with_zero_stage_2_compute_what_one_does(make_job, launch_all):
-    alone = make_job("one", technique="mae")
-    launch(alone)
-    split = ("execution.workers=2", "execution.zero_stage=2")
-    begun = make_job("two", *split, "pretrain.steps=3", technique="mae")
-    both = make_job("two", *split, technique="mae")
-    fine, fine_alone = make_job("fine", *split, *FINETUNE), make_job("fine-one", *FINETUNE)
-    launch(fine_alone)
-    launch_all(begun, both, fine)  # the second goes on from the checkpoint of the first
-    require_same(both, alone)
-    require_same(fine, fine_alone)
+def test_two_workers_with_zero_stage_2_compute_what_one_does(make_job_in, alone, by_two):
+    both = by_two["split"]
+    require_same(both, alone["mae"])
+    require_same(by_two["split finetune"], alone["finetune"])
     whole = load_file(both.folder / MODEL)
     (both.folder / MODEL).unlink()
-    launch(make_job("two", technique="mae"))  # one worker without ZeRO takes their checkpoint
+    # One worker without ZeRO takes their checkpoint.
+    launch(make_job_in(both.folder.parent, "split", technique="mae"))
     assert all(torch.equal(whole[name], x) for name, x in load_file(both.folder / MODEL).items())
 
 
-def test_what_a_worker_failed_of_is_what_the_user_reads(make_job, launch_all):
-    launch(make_job("run", technique="mae"))
-    other = make_job("run", "execution.workers=2", "encoder.mlp=48", technique="mae")
-    with pytest.raises(BenchmdError, match=r"checkpoint .*step_000000005 .* another architecture"):
-        launch_all(other)
-    assert "another architecture" in json.loads((other.folder / ERROR).read_text())["message"]
-    assert not (other.folder / "ray_train").exists()
+def test_what_a_worker_failed_of_is_what_the_user_reads(by_two):
+    folder = by_two["failed"].folder  # its message is looked at where it is raised
+    assert "another architecture" in json.loads((folder / ERROR).read_text())["message"]
+    assert not (folder / "ray_train").exists()
 
 
 def test_more_workers_than_the_cluster_has_cpus_are_refused_before_anything_starts(
