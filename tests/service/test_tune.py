@@ -87,9 +87,24 @@ def results(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tuning, tmp_path_factory):
+def training_alone(ecg_catalogs, tmp_path_factory):
+    """Folder of copies of the catalogs of which only the training split can be read."""
+    folder = tmp_path_factory.mktemp("training")
+    for name in ("ptb-xl", "georgia"):
+        shutil.copytree(ecg_catalogs[name].path, folder / name)
+    source = open_catalog(folder / "ptb-xl")
+    for split in source.manifest["splits"]:
+        for shard, *_ in source.shards(split) if split != "train" else ():
+            shard.write_bytes(b"unreadable")
+    for shard in (folder / "georgia" / "shards").iterdir():
+        shard.unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tuning, training_alone, tmp_path_factory):
     """An undisturbed search of four trials."""
-    made = tuning(budget=Budget(trials=4), searched="finetune-small")
+    made = tuning([training_alone], budget=Budget(trials=4), searched="finetune-small")
     return searched(made, tmp_path_factory.mktemp("whole"))
 
 
@@ -144,20 +159,6 @@ def test_a_search_leaves_no_weights_behind(commanded):
     assert not [path for path in (store / "searches").rglob("*") if path.is_dir()][1:]
 
 
-def test_a_search_reads_neither_validation_nor_targets(tuning, whole, ecg_catalogs, tmp_path):
-    for name in ("ptb-xl", "georgia"):
-        shutil.copytree(ecg_catalogs[name].path, tmp_path / "catalogs" / name)
-    source = open_catalog(tmp_path / "catalogs" / "ptb-xl")
-    for split in source.manifest["splits"]:
-        for shard, *_ in source.shards(split) if split != "train" else ():
-            shard.write_bytes(b"unreadable")
-    for shard in (tmp_path / "catalogs" / "georgia" / "shards").iterdir():
-        shard.unlink()
-    made = tuning([tmp_path / "catalogs"], budget=Budget(trials=4), searched="finetune-small")
-    found = searched(made, tmp_path / "runs")
-    pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
-
-
 def test_trials_are_scored_on_the_inner_catalog_alone(tuning, whole, tmp_path):
     (plan,) = planned_searches(tuning(searched="finetune-small"), gpu=False)
     (inner,) = (whole.folder.parent.parent / "inner" / "catalogs").glob("ptb-xl-*")
@@ -169,58 +170,77 @@ def test_trials_are_scored_on_the_inner_catalog_alone(tuning, whole, tmp_path):
         assert told[-1].auroc == trial.auroc
 
 
-def test_an_interrupted_search_ends_like_an_undisturbed_one(tuning, whole, tmp_path):
+class Interrupting:
+    """Observes a search, and sends SIGTERM where the second of its trials has ended."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def trial_ended(self, search, about, trial):
+        self.numbers.append(trial["number"])
+        if trial["number"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def closed(self):
+        pass
+
+
+def complete(folder):
+    trials = read_search(folder).trials
+    return trials[trials["state"] == "complete"]
+
+
+@pytest.fixture(scope="module")
+def disturbed(tuning, files, tmp_path_factory):
+    """The same search, stopped after some trials, killed after some more and run to its end.
+
+    With what was complete after each, and the trials of which observers were told.
+    """
     made = tuning(budget=Budget(trials=4), searched="finetune-small")
-
-    class Interrupting:
-        numbers: list[int] = []  # noqa: RUF012 - of this class alone
-
-        def trial_ended(self, search, about, trial):
-            self.numbers.append(trial["number"])
-            if trial["number"] == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        def closed(self):
-            pass
-
+    store, observer, later = tmp_path_factory.mktemp("disturbed"), Interrupting(), Interrupting()
     with pytest.raises(Stopped):
-        searched(made, tmp_path, Interrupting())
-    (folder,) = (tmp_path / "searches").iterdir()
-    before = read_search(folder).trials
-    assert len(before) < 4
-    found = searched(made, tmp_path, Interrupting())
-    assert Interrupting.numbers == [0, 1, 2, 3]
-    pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
-    ended = before["state"] == "complete"
-    pd.testing.assert_frame_equal(read_search(folder).trials[: ended.sum()], before[ended])
-
-
-def test_a_killed_search_ends_like_an_undisturbed_one(tuning, whole, tmp_path, files):
-    made = tuning(budget=Budget(trials=4), searched="finetune-small")
+        searched(made, store, observer)
+    (folder,) = (store / "searches").iterdir()
+    stopped = complete(folder)
     arguments = ["--technique", "scratch", "--setting", "finetune-small", "--trials", "4"]
     for path in made.choice.catalogs:
         arguments += ["--catalog", str(path)]
     arguments += ["--settings", str(files / "small.yaml"), "--space", str(files / "space.yaml")]
     arguments += ["--sampler", "random", "--stopping", "none", "--at-once", "1", "--search-only"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmd_ray.cli", "tune", *arguments, "--store", str(tmp_path)],
+        [sys.executable, "-m", "benchmd_ray.cli", "tune", *arguments, "--store", str(store)],
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
-    (name,) = (plan.name for plan in planned_searches(made, gpu=False))
     try:
-        trials = tmp_path / "searches" / name / "trials.parquet"
         end = time.monotonic() + 300
-        while not trials.is_file() and time.monotonic() < end:
+        ended = stopped
+        while len(ended) == len(stopped) and time.monotonic() < end:
             assert process.poll() is None
             time.sleep(0.02)
+            ended = pd.read_parquet(folder / "trials.parquet").query("state == 'complete'")
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    before = len(read_search(trials.parent).trials)
-    found = searched(made, tmp_path)
-    assert before <= 4
+    killed = complete(folder)
+    found = searched(made, store, later)
+    return found, (stopped, killed), (observer.numbers, later.numbers)
+
+
+def test_an_interrupted_and_killed_search_ends_like_an_undisturbed_one(disturbed, whole):
+    found, (stopped, killed), (first, last) = disturbed
+    assert len(stopped) < len(killed) <= 4
+    assert first == list(range(len(first)))
+    assert last == list(range(4 - len(last), 4))  # of none twice
+    assert len(last) <= 4 - len(killed)
     pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
+    for before in (stopped, killed):
+        pd.testing.assert_frame_equal(read_search(found.folder).trials[: len(before)], before)
+
+
+def test_a_search_reads_neither_validation_nor_targets(disturbed, whole):
+    """`disturbed` could read them, `whole` could not."""
+    pd.testing.assert_frame_equal(results(whole.folder), results(disturbed[0].folder))
 
 
 def test_a_search_is_extended(tuning, whole, tmp_path):
@@ -247,11 +267,11 @@ def test_a_lost_process_is_started_again_and_fails_the_second_time(
     tuning, whole, tmp_path, monkeypatch
 ):
     made = tuning(
-        budget=Budget(trials=4),
+        budget=Budget(trials=3),
         searched="finetune-small",
         method=Method(sampler="random", stopping="asha"),
     )
-    lost = {1: 1, 2: 2}
+    lost = {0: 1, 1: 2}
     usual = ray_tune.Judge.on_trial_result
 
     def killing(self, controller, trial, result):
@@ -266,14 +286,9 @@ def test_a_lost_process_is_started_again_and_fails_the_second_time(
 
     monkeypatch.setattr(ray_tune.Judge, "on_trial_result", killing)
     found = searched(made, tmp_path)
-    assert [trial.state for trial in found.trials] == [
-        "complete",
-        "complete",
-        "failed",
-        "complete",
-    ]
-    assert found.trials[2].reason == "its process was lost, more than once"
-    for number in (0, 1, 3):
+    assert [trial.state for trial in found.trials] == ["complete", "failed", "complete"]
+    assert found.trials[1].reason == "its process was lost, more than once"
+    for number in (0, 2):
         assert found.trials[number].auroc == whole.trials[number].auroc
 
 
