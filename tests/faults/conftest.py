@@ -37,7 +37,7 @@ for line in sys.stdin:
         told = {}
     else:
         head = {} if nodes else {"include_dashboard": False, "_system_config": system}
-        node = cluster.add_node(**asked, **head)
+        node = cluster.add_node(include_log_monitor=False, **asked, **head)  # none is read
         nodes[node.node_id] = node
         raylet = node.all_processes["raylet"][0].process.pid
         told = {"node": node.node_id, "raylet": raylet, "address": cluster.address}

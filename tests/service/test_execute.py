@@ -1,5 +1,7 @@
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -172,20 +174,16 @@ def test_a_pretraining_on_other_splits_is_refused(done, ecg_catalogs, tmp_path, 
         transfer_run(other.path, tmp_path, SMALL, upstream=upstream.folder)
 
 
-def test_paths_may_be_relative_to_the_working_folder(ecg_catalogs, tmp_path, monkeypatch):
+def test_a_clusters_address_puts_even_one_worker_on_the_cluster(
+    ecg_catalogs, tmp_path, monkeypatch
+):
+    """With relative paths, too: its processes have working folders of their own."""
     source = ecg_catalogs["ptb-xl"].path
-    monkeypatch.chdir(source.parent)
-    relative = type(source)(source.name)
-    two = updated(SMALL, {"execution": {"workers": 2}})
-    run = pretrain_run("shed", relative, type(source)("../relative-runs"), two)
-    assert run.finished
-    assert (run.folder / "model.safetensors").is_file()
-
-
-def test_a_clusters_address_puts_even_one_worker_on_the_cluster(ecg_catalogs, tmp_path):
-    source = ecg_catalogs["ptb-xl"].path
-    run = transfer_run(source, tmp_path, FINETUNE, address="auto")
     alone = transfer_run(source, tmp_path / "alone", FINETUNE)
+    monkeypatch.chdir(source.parent)
+    store = Path(os.path.relpath(tmp_path, source.parent))
+    run = transfer_run(Path(source.name), store, FINETUNE, address="auto")
+    assert run.finished
     names = ("model.safetensors", "predictions/ptb-xl.parquet")
     for name in names:
         assert (run.folder / name).read_bytes() == (alone.folder / name).read_bytes()
