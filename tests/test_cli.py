@@ -193,7 +193,8 @@ def test_the_commands_lead_from_raw_files_to_a_table(tmp_path, synthetic_raw, ra
     folder = transferred.output.splitlines()[-1]
     evaluated = run("evaluate", folder, "--catalog", target)
     assert evaluated.exit_code == 0, evaluated.output
-    report = run("report", store, "--out", tmp_path / "report")
+    quick = ("--no-figures", "--resamples", 20)
+    report = run("report", store, "--out", tmp_path / "report", *quick)
     assert report.exit_code == 0, report.output
     assert {line.split()[2] for line in report.output.splitlines() if " shed " in line} == {
         "ptb-xl",

@@ -48,7 +48,12 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     assert out[2] == "['e-mix', 'finetune', 'linear', 'mae', 'medmnist', 'medmnist-small', 'shed']"
 
 
-LESS = (("steps: 400", "steps: 2"), ("epochs: 15", "epochs: 1"))
+LESS = (
+    ("steps: 400", "steps: 2"),
+    ("epochs: 15", "epochs: 1"),
+    # Figures take long, and MedMNIST's command draws all of its report's.
+    ("benchmd report", "benchmd report --no-figures --resamples 20"),
+)
 
 
 def run_readme(section, real_data, tmp_path, less=LESS):
