@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from scipy.io import savemat
 
 from benchmd_ray.cluster import connected
+from benchmd_ray.data import build as building
 from benchmd_ray.data import cards
-from benchmd_ray.data.build import build
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.manifest import write_shard
@@ -125,12 +125,17 @@ def synthetic_raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def ecg_catalogs(
     ray_cluster: None, synthetic_raw: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Catalog]:
-    """Catalogs of the synthetic ECG datasets, not to be changed."""
+    """Catalogs of the synthetic ECG datasets, not to be changed.
+
+    Built without Ray Data, whose processes start slowly; tests of builds compare with these.
+    """
     out = tmp_path_factory.mktemp("catalogs")
-    return {
-        name: build(name, raw, out / name, allow_missing=True)
-        for name, raw in synthetic_raw.items()
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
+        return {
+            name: building.build(name, raw, out / name, allow_missing=True)
+            for name, raw in synthetic_raw.items()
+        }
 
 
 @pytest.fixture
