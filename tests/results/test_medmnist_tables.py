@@ -83,7 +83,7 @@ def test_a_baseline_is_averaged_over_datasets_of_which_one_has_others_too(tmp_pa
     notes = medmnist.notes(runs([tmp_path]), frame)
     assert [n for n in notes if n.endswith("baseline 1: with encoder.network=resnet18.")]
     assert "Not the official file of version 3: pneumoniamnist (unofficial)." in notes
-    assert any("breastmnist was read by 2 runs, once by each after its training" in n for n in notes)
+    assert any("breastmnist was read by 2 runs, once by each after its" in n for n in notes)
     assert any("pneumoniamnist was read by 1 run, once after its training" in n for n in notes)
 
 
@@ -159,3 +159,11 @@ def test_the_extent_that_a_network_sees_is_part_of_its_name(tmp_path):
         "resnet18-3d-14",
         "resnet18-3d-64",
     ]
+
+
+def test_a_resnet_of_another_width_is_not_named_as_the_published_one(tmp_path):
+    narrow = {"network": "resnet18", "options": {"width": 16}}
+    score(tmp_path, "breastmnist", changes={"encoder": narrow})
+    score(tmp_path, "breastmnist", changes={"encoder": narrow | {"options": {"width": 64}}})
+    _, both, _ = ours(tmp_path)
+    assert set(both["method"]) == {"resnet18-28, width 16", "resnet18-28"}

@@ -26,9 +26,12 @@ from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.report.table_cells import number
 from benchmd_ray.results.store import Run
+from benchmd_ray.settings import BASELINES
 from benchmd_ray.tuning.records import SearchRecord
 
 SOURCE = "MedMNIST v2, tables 3 and 4"
+WIDTH = 64
+"""Channels of the first stage of the published ResNets."""
 PUBLISHED = "published"
 """Protocol of rows that are not ours."""
 SPLIT = "test"
@@ -106,12 +109,17 @@ def _score(one: Scored) -> Score:
 
 
 def _method(run: Run, kind: Modality) -> str:
-    """Such as resnet18-28, resnet18-3d, or transformer mae-28 where it was pretrained."""
+    """Such as resnet18-28, resnet18-3d, or transformer mae-28 where it was pretrained.
+
+    A ResNet of another width than the published ones says so: resnet18-28, width 16.
+    """
     encoder = run.settings.encoder
     plain = run.description.get("upstream") is None and encoder.network != "transformer"
     named = encoder.network if plain else f"{encoder.network} {run.description['technique']}"
     seen = int(encoder.options.get("resize", 0) or kind.input_shape[-1])
-    return named if len(kind.axes) == 4 and seen == PLAIN_SIZE else f"{named}-{seen}"
+    sized = named if len(kind.axes) == 4 and seen == PLAIN_SIZE else f"{named}-{seen}"
+    width = encoder.options.get("width", WIDTH) if encoder.network in BASELINES else WIDTH
+    return sized if width == WIDTH else f"{sized}, width {width}"
 
 
 @functools.cache
