@@ -380,6 +380,8 @@ BASELINES = tuple(
     f"resnet{layers}{kind}" for kind in ("", "-2.5d", "-3d", "-acs") for layers in (18, 50)
 )
 """Networks of MedMNIST's baselines, for images and for volumes."""
+SIZES = (28, 64, 128, 224)
+"""Extents in pixels that images of a baseline may be resized to."""
 SHAPES = ("adrenalmnist3d", "vesselmnist3d")
 """Datasets of MedMNIST whose volumes are binary shapes."""
 
@@ -398,9 +400,10 @@ def baseline_settings(modality: Modality, name: str) -> Settings:
     network, _, size = name.rpartition("-")
     if not size.isdecimal():
         network, size = name, "0"
-    if network not in BASELINES:
-        raise unknown_name("baseline of MedMNIST", name, (*BASELINES, "resnet18-224"))
-    extent = modality.input_shape[-1]
+    images, extent = len(modality.axes) == 3, modality.input_shape[-1]
+    if network not in BASELINES or int(size) not in (0, extent, *(SIZES if images else ())):
+        sized = (f"{network}-{size}" for network in BASELINES[:2] for size in SIZES if images)
+        raise unknown_name("baseline of MedMNIST", name, (*BASELINES, *sized))
     return medmnist_settings(modality, network, 0 if int(size) == extent else int(size))
 
 

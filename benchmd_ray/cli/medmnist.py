@@ -69,13 +69,14 @@ def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **as
     benchmd medmnist tune pathmnist.npz --trials 60 --baseline resnet18-224
     """
     from benchmd_ray.results.store import runs
-    from benchmd_ray.service.medmnist import built, file_tuning
+    from benchmd_ray.service.medmnist import built, card_of, file_tuning
     from benchmd_ray.tuning.records import searches
 
-    catalog = built(file, out / "catalogs", click.echo, any_md5=asked.pop("any_md5"), cpus=cpus)
-    store = out / "runs"
-    whole = search_and_train(file_tuning(catalog, **asked), store, address=address, cpus=cpus)
-    if not whole:
+    card, any_md5, store = card_of(file), asked.pop("any_md5"), out / "runs"
+    path = out / "catalogs" / card.name
+    tuning = file_tuning(card, path, **asked)
+    built(card, file.parent, path, click.echo, any_md5=any_md5, cpus=cpus)
+    if not search_and_train(tuning, store, address=address, cpus=cpus):
         sys.exit(1)
     found = runs([store])
     print_report(found, out / "report", searched=searches([store]))

@@ -9,12 +9,14 @@ from benchmd_ray.data.build import build
 from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.medmnist_cards import COLLECTION, CURRENT
-from benchmd_ray.errors import unknown_name
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import resource_folder
-from benchmd_ray.service.choice import Choice
+from benchmd_ray.models.encoder import require_fitting
+from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.service.searches import Tuning
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.search import Budget
+from benchmd_ray.tuning.spaces import space_for, starting_at
 from benchmd_ray.tuning.study import Method
 
 START = {2: "resnet18", 3: "resnet18-3d"}
@@ -29,41 +31,57 @@ SMALL_TRANSFORMER = ("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "
 
 
 def built(
-    file: Path, folder: Path, say: Callable[[str], None], *, any_md5: bool, cpus: int | None
+    card: DatasetCard,
+    raw: Path,
+    out: Path,
+    say: Callable[[str], None],
+    *,
+    any_md5: bool,
+    cpus: int | None,
 ) -> Catalog:
     """The catalog of a file of MedMNIST, built unless it is there.
 
     Args:
-        file: Named as MedMNIST names it.
-        folder: Of catalogs; it gets one named as the dataset.
+        card: Of the file.
+        raw: Folder of the file.
+        out: Folder of the catalog.
         say: Takes a line for the user.
         any_md5: Accept a file with another MD5 than the official ones'.
         cpus: CPUs of an embedded Ray.
 
     Raises:
-        BenchmdError: Its name is none of MedMNIST's, or it cannot be built.
+        BenchmdError: It cannot be built.
     """
-    card = _card_of(file)
     options = {"md5": "allow" if any_md5 else "require"}
-    catalog = build(card.name, file.parent, folder / card.name, options=options, cpus=cpus or 1)
+    catalog = build(card.name, raw, out, options=options, cpus=cpus or 1)
     rows = ", ".join(f"{name} {catalog.rows(name):,}" for name in catalog.manifest["splits"])
     say(f"{catalog.dataset}: {rows}; {catalog.path}")
     return catalog
 
 
-def _card_of(file: Path) -> DatasetCard:
+def card_of(file: Path) -> DatasetCard:
+    """The card of a file, by its name.
+
+    Raises:
+        BenchmdError: It is named as none of MedMNIST's.
+    """
     files = {
         card.layouts[CURRENT].pattern: card
         for card in cards().values()
         if card.collection == COLLECTION
     }
     if file.name not in files:
-        raise unknown_name("file of MedMNIST", file.name, files)
+        raise BenchmdError(
+            f"{file} is named as no file of MedMNIST, expected one such as breastmnist.npz or "
+            "breastmnist_64.npz: give it its name; `benchmd catalog list` has those of the "
+            "datasets."
+        )
     return files[file.name]
 
 
 def file_tuning(
-    catalog: Catalog,
+    card: DatasetCard,
+    path: Path,
     *,
     baseline: str | None,
     small: bool,
@@ -72,27 +90,35 @@ def file_tuning(
     trials: int,
     seeds: tuple[int, ...],
 ) -> Tuning:
-    """What is searched on a catalog of MedMNIST, and what is trained afterwards.
+    """What is searched on a dataset of MedMNIST, and what is trained afterwards.
 
     Args:
-        catalog: Of one of its datasets.
+        card: Of the dataset.
+        path: Of its catalog, which need not be there yet.
         baseline: What the search starts from; None takes that of `START`.
         small: Search narrow networks for few epochs.
         space: File of the user's own search space.
         held: Settings of the space that keep their value.
         trials: Trials of the search.
         seeds: Of the runs after it.
+
+    Raises:
+        BenchmdError: There is no such baseline, it does not fit the dataset, or the search cannot
+            start there.
     """
-    dimensions = len(catalog.modality.axes) - 1
+    dimensions = len(card.kind.axes) - 1
     if small and space is None:
         space = resource_folder("search_spaces") / "medmnist-small.yaml"
     choice = Choice(
-        catalogs=(catalog.path,),
+        catalogs=(path,),
         techniques=(SCRATCH,),
         seeds=seeds,
         assignments=(*SMALL[dimensions], *SMALL_TRANSFORMER) if small else (),
         baseline=baseline or START[dimensions],
     )
+    start, _ = technique_settings(choice, card.modality, SCRATCH)
+    require_fitting(card.kind, start.encoder)
+    starting_at(space_for(SCRATCH, choice.settings[0], card.modality, space), start, held)
     return Tuning(
         choice,
         choice.settings,

@@ -10,7 +10,8 @@ from typing import Any
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
-from benchmd_ray.models.encoder import NETWORKS, network_source
+from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.models.encoder import NETWORKS, network_source, require_fitting
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
     TRANSFERS,
@@ -236,6 +237,7 @@ def _planned(
             raise _LeftOutError(f"{technique}: {reason} ({source.modality}).")
         start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
         _require_one_worker(start)
+        require_fitting(modality_named(source.modality), start.encoder)
         start = settled(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
         space = space_for(technique, setting, source.modality, tuning.space)
         starts.append(start)

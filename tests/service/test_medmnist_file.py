@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +10,7 @@ from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import modality
 from benchmd_ray.service.choice import technique_settings
-from benchmd_ray.service.medmnist import file_tuning
+from benchmd_ray.service.medmnist import card_of, file_tuning
 from benchmd_ray.tuning.spaces import space_for, starting_at
 
 NAMES = sorted(name for name, card in cards().items() if card.collection == "medmnist")
@@ -20,8 +19,7 @@ NAMES = sorted(name for name, card in cards().items() if card.collection == "med
 def begun(name, **asked):
     """Where the search on a dataset starts, and its space from there."""
     asked = {"baseline": None, "small": False, "space": None, "held": ()} | asked
-    catalog = SimpleNamespace(path=Path("catalog"), modality=modality(name))
-    tuning = file_tuning(catalog, trials=1, seeds=(0,), **asked)
+    tuning = file_tuning(cards()[name], Path("catalog"), trials=1, seeds=(0,), **asked)
     (technique,), (setting,) = tuning.choice.techniques, tuning.searched
     settings, _ = technique_settings(tuning.choice, name, technique)
     space = space_for(technique, setting, name, tuning.space)
@@ -50,3 +48,24 @@ def test_a_baseline_outside_of_the_space_is_searched_with_its_network_held():
     )
     assert settings.encoder.network == "resnet50"
     assert "encoder.network" not in {parameter.name for parameter in space.parameters}
+
+
+@pytest.mark.parametrize("baseline", ["resnet34", "resnet18-100"])
+def test_no_baseline_of_medmnist_is_refused_with_those_there_are(baseline):
+    with pytest.raises(BenchmdError, match=r"unknown baseline of MedMNIST .*resnet50-224"):
+        begun("breastmnist", baseline=baseline)
+
+
+def test_a_baseline_for_other_signals_is_refused_before_anything_is_built():
+    with pytest.raises(BenchmdError, match="for signals with the axes channel, z, y, x"):
+        begun("breastmnist", baseline="resnet18-3d")
+    with pytest.raises(BenchmdError, match=r"choose resnet18 or resnet50 with -2\.5d"):
+        begun("adrenalmnist3d", baseline="resnet50")
+    with pytest.raises(BenchmdError, match="unknown baseline of MedMNIST 'resnet18-3d-224'"):
+        begun("adrenalmnist3d", baseline="resnet18-3d-224")
+
+
+def test_a_file_of_another_name_is_refused_with_what_is_expected():
+    assert card_of(Path("raw/breastmnist_64.npz")).name == "breastmnist-64"
+    with pytest.raises(BenchmdError, match=r"my_breast\.npz is named as no file of MedMNIST"):
+        card_of(Path("raw/my_breast.npz"))

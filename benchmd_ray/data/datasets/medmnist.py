@@ -55,8 +55,9 @@ def _layout(path: Path, card: DatasetCard, found: str, choices: Choices) -> str:
     known = " and ".join(f"{md5} ({name.replace('-', ' ')})" for md5, name in official.items())
     raise BenchmdError(
         f"{path} has the MD5 {found}, the official file {known}: it is damaged or another one. "
-        f"Fetch it from {card.download[0]}, or accept it with --option md5=allow; all "
-        f"results then name it {card.name}-{card.layouts[UNOFFICIAL].mark}."
+        f"Fetch it from {card.download[0]}, or accept it with --option md5=allow "
+        "(`benchmd medmnist tune`: --any-md5); all results then name it "
+        f"{card.name}-{card.layouts[UNOFFICIAL].mark}."
     )
 
 

@@ -263,7 +263,7 @@ def _said(names: Sequence[str], settings: Sequence[str], how: str) -> list[str]:
         return []
     return [
         f"{name}: {how}with "
-        + ", ".join(f"{key}={_short(one[key])}" for key in differing if key in one)
+        + ", ".join(f"{key}={_short(one.get(key, 'unset'))}" for key in differing)
         + "."
         for name, one in zip(names, flat, strict=True)
     ]
