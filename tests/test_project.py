@@ -103,7 +103,7 @@ def test_the_readmes_commands_on_real_chest_x_rays_run_as_written(real_data, tmp
 @pytest.mark.ray
 @pytest.mark.data
 def test_the_readmes_command_on_medmnist_leads_from_a_file_to_a_tuned_model(real_data, tmp_path):
-    less = (("--small", "--small --trials 2 --seed 0"),)
+    less = (("--small", "--small --set transfer.epochs=1 --trials 2 --seed 0"),)
     out = run_readme("real-medmnist", real_data, tmp_path, less)
     table = pd.read_csv(tmp_path / "breast/scores/medmnist.csv")
     paper = table[(table["protocol"] == "published") & (table["method"] == "resnet18-28")]

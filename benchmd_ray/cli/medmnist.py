@@ -40,6 +40,13 @@ def medmnist() -> None:
     is_flag=True,
     help="Narrow networks and few epochs: minutes on a laptop. Such a baseline is not MedMNIST's.",
 )
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="A.B=VALUE",
+    help="Change one setting of the start; `benchmd settings` lists them all.",
+)
 @click.option("--space", type=FILE, help="YAML file of your own search space.")
 @HELD
 @click.option("--trials", type=click.IntRange(1), default=20, show_default=True, help="Trials.")

@@ -85,6 +85,7 @@ def file_tuning(
     *,
     baseline: str | None,
     small: bool,
+    assignments: tuple[str, ...] = (),
     space: Path | None,
     held: tuple[str, ...],
     trials: int,
@@ -97,6 +98,7 @@ def file_tuning(
         path: Of its catalog, which need not be there yet.
         baseline: What the search starts from; None takes that of `START`.
         small: Search narrow networks for few epochs.
+        assignments: ``a.b=value`` settings of the start, over all else.
         space: File of the user's own search space.
         held: Settings of the space that keep their value.
         trials: Trials of the search.
@@ -109,11 +111,12 @@ def file_tuning(
     dimensions = len(card.kind.axes) - 1
     if small and space is None:
         space = resource_folder("search_spaces") / "medmnist-small.yaml"
+    own = (*SMALL[dimensions], *SMALL_TRANSFORMER) if small else ()
     choice = Choice(
         catalogs=(path,),
         techniques=(SCRATCH,),
         seeds=seeds,
-        assignments=(*SMALL[dimensions], *SMALL_TRANSFORMER) if small else (),
+        assignments=(*own, *assignments),
         baseline=baseline or START[dimensions],
     )
     start, _ = technique_settings(choice, card.modality, SCRATCH)
