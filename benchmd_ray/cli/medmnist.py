@@ -67,9 +67,9 @@ def medmnist() -> None:
 def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **asked: Any) -> None:
     """Tune on FILE, such as breastmnist.npz: catalog, search, training, report, all of it.
 
-    The search sees the training split alone and chooses by the validation split. Then its start,
-    the baseline, and what it found are trained with each seed, and the test split is scored once by
-    each of these runs. The same command goes on where it was interrupted.
+    The search trains on the training split and chooses by the validation split. Then its start and
+    what it found are trained with each seed, and the test split is scored once by each of these
+    runs. The same command goes on where it was interrupted.
 
     \b
     benchmd medmnist tune breastmnist.npz --small

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,18 @@ from benchmd_ray.results.store import runs
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.searches import Tuning
-from benchmd_ray.settings import ENCODERS, Settings, updated
+from benchmd_ray.service.retrain import retraining_plan
+from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.tune import Searched
+from benchmd_ray.settings import (
+    ENCODERS,
+    Settings,
+    fixed_settings,
+    updated,
+)
 from benchmd_ray.tuning import trial
+from benchmd_ray.tuning.records import BEST
+from benchmd_ray.tuning.study import Trial
 
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),
@@ -150,6 +160,23 @@ def test_a_baseline_that_is_none_or_with_other_choices_is_refused(catalogs):
     chosen = Choice(catalogs=folders, baseline="resnet18")
     with pytest.raises(BenchmdError, match="finetune-small was chosen: leave --setting out"):
         Tuning(chosen, searched=("finetune-full", "finetune-small"))  # before hours of trials
+
+
+def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(catalogs, tmp_path):
+    choice = Choice(catalogs=(catalogs["breastmnist"].path,), baseline="resnet18")
+    tuning = Tuning(choice, choice.settings)
+    (plan,) = planned_searches(tuning, gpu=False)
+    (tmp_path / BEST).write_text("tuned: it\ntransfer: {epochs: 30}\n")  # else fixed: transformer
+    best = Trial(3, "complete", {}, 0.9, {}, math.nan, (), 1.0, 0.1, "", "", "")
+    found = Searched(plan, tmp_path, (), best, 0.1, "CPU")
+    start, tuned = retraining_plan(tuning, [found], tmp_path, device="cpu", tflops=1.0).items
+    assert start.settings.encoder.network == "resnet18"
+    assert start.settings.transfer == plan.starts[0].transfer
+    assert tuned.settings.tuned == "it"
+    fixed = fixed_settings(catalogs["breastmnist"].modality)
+    changed = {"transfer": {"mode": "finetune", "epochs": 30}}
+    assert tuned.settings.encoder == fixed.encoder
+    assert tuned.settings.transfer == updated(fixed, changed).transfer
 
 
 def test_medmnist_s_own_scores_stand_beside_the_published_ones(store, catalogs, tmp_path):
