@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError, NoRoom
 from benchmd_ray.head import watched
+from benchmd_ray.plugins import ALLOWED
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -57,9 +58,30 @@ def _require_listening(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
 
 
-def _cache() -> dict[str, str]:
-    """The cache folder of this process, for workers of a cluster that was started elsewhere."""
-    return {name: os.environ[name] for name in ("BENCHMD_CACHE",) if name in os.environ}
+def _inherited() -> dict[str, str]:
+    """Variables of this process for workers of a cluster that was started elsewhere."""
+    names = ("BENCHMD_CACHE", ALLOWED)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+class _SearchPath(list[str]):
+    """What Ray adds to the module search path of workers, but for the working folder.
+
+    That may hold what others wrote, such as a store; a driver does not search it either.
+    """
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """Add folders."""
+        super().extend(folder for folder in folders if folder != os.path.abspath(os.curdir))
+
+
+def _job() -> Any:
+    """Configuration of this driver at Ray."""
+    from ray.job_config import JobConfig
+
+    job = JobConfig()
+    job._py_driver_sys_path = _SearchPath()
+    return job
 
 
 def own_cpus() -> int:
@@ -84,11 +106,15 @@ def _start(address: str | None, cpus: int) -> None:
     """
     import ray
 
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    common: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "job_config": _job(),
+    }
     try:
         if address:
             _require_listening(address)
-            environment = {"env_vars": ENVIRONMENT | _cache()}
+            environment = {"env_vars": ENVIRONMENT | _inherited()}
             ray.init(address=address, runtime_env=environment, **common)
             return
         with _alone():

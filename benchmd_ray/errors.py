@@ -26,6 +26,11 @@ class Stopped(KeyboardInterrupt):
     """A signal, its first argument, asked the work to stop; nothing that was done is lost."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, at most 300 characters."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
 def unknown_name(kind: str, got: str, valid: Iterable[str]) -> BenchmdError:
     """An error for a name that does not exist, listing the valid ones and the nearest."""
     names = sorted(valid)

@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,15 +123,6 @@ def write_json(path: Path, content: Any) -> None:
     """Write JSON, whole or not at all."""
     with replacing(path) as partial:
         partial.write_bytes(json_bytes(content))
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Lines of a file of JSON objects; one that was cut off is left out, as is a missing file."""
-    lines = []
-    for text in path.read_text("utf-8").splitlines() if path.is_file() else ():
-        with suppress(json.JSONDecodeError):
-            lines.append(json.loads(text))
-    return lines
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -1,14 +1,21 @@
 """Methods and encoders of users: found by entry point or by import path, without a change here.
 
-An installed package names them in its metadata (`GROUPS`); a module of one's own is named by its
-import path, ``package.module:name``. Only what a user installed or named is imported.
+An installed package names them in its metadata (`GROUPS`); a module of your own is named by its
+import path, ``package.module:name``. An import path is imported only where the user allowed it: on
+the command line, in a settings file, or in `ALLOWED`. What a store, a catalog or a search says is
+compared with that and otherwise refused.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -21,60 +28,139 @@ GROUPS = {
     "encoder network": "benchmd_ray.encoders",
 }
 """What can be plugged in, and the group of entry points that names it."""
+ALLOWED = "BENCHMD_ALLOW_PLUGINS"
+"""Import paths that may be imported, separated by commas: the processes that a command starts, on
+this machine or on a cluster, find what the user allowed there."""
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def plugin(kind: str, name: str, known: Iterable[str] = ()) -> Callable[..., Any]:
+def allow(*names: str) -> None:
+    """Let this process, and those that it starts, import these plug-ins.
+
+    Args:
+        names: Import paths that the user chose; names of entry points need no permission.
+    """
+    chosen = [name for name in names if IMPORT_PATH.fullmatch(name)]
+    os.environ[ALLOWED] = ",".join(dict.fromkeys([*allowed(), *chosen]))
+
+
+def allowed() -> tuple[str, ...]:
+    """Import paths that may be imported."""
+    return tuple(filter(None, os.environ.get(ALLOWED, "").split(",")))
+
+
+def plugin(
+    kind: str, name: str, known: Iterable[str] = (), *, recorded: str | None = None
+) -> Callable[..., Any]:
     """A user's method or encoder.
 
     Args:
         kind: A key of `GROUPS`.
         name: Name of an entry point, or ``package.module:name``.
         known: Names of what is built in, for the message.
+        recorded: SHA-256 of the source that a run was made with; None where there is no such run.
 
     Raises:
-        BenchmdError: There is none of that name, or it cannot be imported.
+        BenchmdError: There is none of that name, the user did not allow it, its source is not the
+            recorded one, or it cannot be imported.
     """
-    installed = entry_points(group=GROUPS[kind])
-    if name in installed.names:
-        entry = installed[name]
-    elif ":" in name:
-        entry = EntryPoint(name, name, GROUPS[kind])
-    else:
-        raise unknown_name(kind, name, [*known, *sorted(installed.names)])
+    entry = _entry(kind, name, known)
+    source = _source(kind, entry)
+    if recorded is not None and (held := sha256(source)) != recorded:
+        raise BenchmdError(
+            f"the source of the {kind} {name} ({source}) is not the one that the run was made "
+            f"with: its SHA-256 is {held[:16]}…, recorded is {recorded[:16]}…. Restore that "
+            "source, or train again with the new one."
+        )
     try:
         found = _loaded(entry)
     except (ImportError, AttributeError) as error:
-        raise BenchmdError(
-            f"cannot import the {kind} {name} ({error}). Name it package.module:name; the module "
-            "must be installed or lie in a folder of PYTHONPATH, on every node that works "
-            '(export PYTHONPATH="$PWD").'
-        ) from error
+        raise _not_importable(kind, name, error) from error
     if not callable(found):
         raise BenchmdError(f"the {kind} {name} is {found!r}, expected a class or a function.")
+    _require_defined_in(source, found, kind, name)
     return found  # type: ignore[no-any-return]
+
+
+def plugin_source(kind: str, name: str, known: Iterable[str] = ()) -> str:
+    """SHA-256 of the file that defines a plug-in: another source makes another run.
+
+    The plug-in is imported, so that one that cannot be is refused before a run is named by it.
+
+    Raises:
+        BenchmdError: See `plugin`.
+    """
+    plugin(kind, name, known)
+    return sha256(_source(kind, _entry(kind, name, known)))
+
+
+def _entry(kind: str, name: str, known: Iterable[str]) -> EntryPoint:
+    """What a name stands for, if it may be imported."""
+    installed = entry_points(group=GROUPS[kind])
+    if name in installed.names:
+        return installed[name]
+    if not IMPORT_PATH.fullmatch(name):
+        raise unknown_name(kind, name, [*known, *sorted(installed.names)])
+    if name not in allowed():
+        raise BenchmdError(
+            f"the {kind} {name} is code that you have not named yourself: a run, a search or a "
+            "catalog names it, and nothing was imported. If you trust it, allow it with "
+            f"--allow-plugin {name} (or {ALLOWED})."
+        )
+    return EntryPoint(name, name, GROUPS[kind])
+
+
+def _source(kind: str, entry: EntryPoint) -> Path:
+    """File of the module that an entry names, found without importing anything."""
+    module = entry.value.partition(":")[0].strip()
+    spec, path, found = None, None, ""
+    for part in module.split("."):
+        found = f"{found}.{part}".lstrip(".")
+        spec = _spec(found, path)
+        if spec is None:
+            raise _not_importable(kind, entry.name, f"No module named {found!r}")
+        path = spec.submodule_search_locations
+    origin = Path(spec.origin) if spec is not None and spec.origin else None
+    if origin is None or origin.suffix != ".py" or not origin.is_file():
+        raise BenchmdError(
+            f"the {kind} {entry.name} has no Python source file, by which its runs are told apart: "
+            "define the class or function in a module."
+        )
+    return origin
+
+
+def _spec(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """`importlib.util.find_spec` without importing the packages that hold the module."""
+    for finder in sys.meta_path:
+        spec = finder.find_spec(module, path)
+        if spec is not None:
+            return spec
+    return None
 
 
 def _loaded(entry: EntryPoint) -> Any:
     module, _, attribute = entry.value.partition(":")
-    found: Any = importlib.import_module(module.strip())
-    for part in filter(None, attribute.strip().split(".")):
-        found = getattr(found, part)
-    return found
+    loaded: Any = importlib.import_module(module.strip())
+    return functools.reduce(getattr, filter(None, attribute.strip().split(".")), loaded)
 
 
-def source_sha256(found: Callable[..., Any]) -> str:
-    """SHA-256 of the file that defines a plug-in: another source makes another run.
+def _not_importable(kind: str, name: str, why: object) -> BenchmdError:
+    return BenchmdError(
+        f"cannot import the {kind} {name} ({why}). Name it package.module:name; the module must be "
+        "installed or in a folder of PYTHONPATH, on every node that works "
+        '(export PYTHONPATH="$PWD").'
+    )
 
-    Raises:
-        BenchmdError: It has no source file.
-    """
+
+def _require_defined_in(source: Path, found: Callable[..., Any], kind: str, name: str) -> None:
+    """Refuse what another file than the named module defines: its source would not be compared."""
     try:
-        path = inspect.getsourcefile(found)
+        defined = inspect.getsourcefile(found)
     except TypeError:
-        path = None
-    if path is None or not Path(path).is_file():
+        defined = None
+    if defined is None or not Path(defined).samefile(source):
+        where = f"is defined in {defined}" if defined else "has no Python source file"
         raise BenchmdError(
-            f"{found!r} has no Python source file, by which its runs are told apart: define the "
-            "class or function in a module."
+            f"the {kind} {name} {where}, and runs are told apart by the source of {source}: name "
+            "the module that defines the class or function."
         )
-    return sha256(Path(path))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import made_catalogs
 import numpy as np
 import pytest
 import torch
@@ -21,11 +22,9 @@ from benchmd_ray.cluster import connected
 from benchmd_ray.data import build as building
 from benchmd_ray.data import cards
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.manifest import write_shard
-from benchmd_ray.data.records import Record, to_table
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.records import Record
 from benchmd_ray.data.synthetic import write_ecg
-from benchmd_ray.files import digest
 from benchmd_ray.storage.bucket import open_bucket
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -155,32 +154,16 @@ def changed_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DatasetCard]:
 
 @pytest.fixture
 def write_catalog(tmp_path: Path) -> Callable[..., Catalog]:
-    """Writes the shards of a catalog by hand and returns it; its manifest holds what feeds need."""
+    """Writes a catalog by hand and opens it."""
 
     def write(
         card: DatasetCard,
         splits: dict[str, list[list[Record]]],
         statistics: dict[str, list[float]] | None = None,
     ) -> Catalog:
-        folder = tmp_path / f"catalog-{card.name}"
-        (folder / "shards").mkdir(parents=True)
-        shards = []
-        for split, parts in splits.items():
-            for number, records in enumerate(parts):
-                file = f"shards/{split}-{number:05d}.parquet"
-                written = write_shard(to_table(records, split, card), folder / file, card.kind)
-                shards.append({"file": file, "split": split, "rows": len(records), **written})
-        manifest = {
-            "dataset": card.name,
-            "role": card.role,
-            "policy": "clean",
-            "options": {},
-            "raw": {"records": 9, "expected": 9},
-            "splits": {k: {"records": sum(map(len, parts))} for k, parts in splits.items()},
-            "shards": shards,
-            "statistics": statistics,
-        }
-        return Catalog(folder, manifest | {"digest": digest([manifest, str(folder)])})
+        path = tmp_path / f"catalog-{card.name}"
+        changes = {} if statistics is None else {"statistics": statistics}
+        return open_catalog(made_catalogs.write_catalog(path, card, splits, **changes))
 
     return write
 

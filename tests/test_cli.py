@@ -154,7 +154,7 @@ def test_shell_completion_offers_datasets():
         (["pretrain", "--catalog", "absent", "--technique", "mea"], "Did you mean 'mae'?"),
         (["pretrain", "--catalog", "absent", "--technique", "mae"], "holds no catalog"),
         (["transfer", "--catalog", "absent"], "holds no catalog"),
-        (["evaluate", "absent", "--catalog", "absent"], "is no run"),
+        (["evaluate", "absent", "--catalog", "absent"], "is not a run"),
         (["report", "absent"], "holds no run"),
     ],
 )

@@ -31,7 +31,6 @@ def demo(out: Path, modalities: tuple[str, ...], address: str | None) -> None:
     benchmd demo                      # all seven modalities
     benchmd demo --modality ecg       # one of them
     """
-    from benchmd_ray.results.store import runs
     from benchmd_ray.service.demo import demo as run_demo
 
     outcome = run_demo(out, click.echo, address, modalities)
@@ -39,5 +38,5 @@ def demo(out: Path, modalities: tuple[str, ...], address: str | None) -> None:
         click.echo(line)
     if not outcome.whole:
         sys.exit(1)
-    print_report(runs([out / "runs"]), out / "report")  # also the modalities of earlier calls
+    print_report([out / "runs"], out / "report")  # also the modalities of earlier calls
     click.echo("The data are synthetic: the numbers show that everything works, and nothing else.")

@@ -8,11 +8,15 @@ from typing import Any
 import click
 
 from benchmd_ray import __version__
+from benchmd_ray.cli.allowed import Command
 from benchmd_ray.errors import BenchmdError, Stopped
 
 
 class Commands(click.Group):
     """Prints errors that a user can mend without a traceback, and exits with 1."""
+
+    command_class = Command
+    group_class = type
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import CPUS, FILE, FOLDER, HELD, STORE
 from benchmd_ray.cli.report import print_report
@@ -63,6 +64,7 @@ def medmnist() -> None:
     "--any-md5", is_flag=True, help="Accept a file that is not an official one; results name it so."
 )
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+@ALLOW
 @CPUS
 def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **asked: Any) -> None:
     """Tune on FILE, such as breastmnist.npz: catalog, search, training, report, all of it.
@@ -75,9 +77,7 @@ def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **as
     benchmd medmnist tune breastmnist.npz --small
     benchmd medmnist tune pathmnist.npz --trials 60 --baseline resnet18-224
     """
-    from benchmd_ray.results.store import runs
     from benchmd_ray.service.medmnist import built, card_of, file_tuning
-    from benchmd_ray.tuning.records import searches
 
     card, any_md5, store = card_of(file), asked.pop("any_md5"), out / "runs"
     path = out / "catalogs" / card.name
@@ -85,10 +85,9 @@ def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **as
     built(card, file.parent, path, click.echo, any_md5=any_md5, cpus=cpus)
     if not search_and_train(tuning, store, address=address, cpus=cpus):
         sys.exit(1)
-    found = runs([store])
-    print_report(found, out / "report", searched=searches([store]))
+    print_report([store], out / "report")
     click.echo()
-    _print_scores(found, [store], out / "scores")
+    _print_scores([store], out / "scores")
 
 
 @medmnist.command("report")
@@ -105,17 +104,18 @@ def scores(paths: tuple[Path, ...], out: Path | None) -> None:
     benchmd medmnist report runs
     benchmd medmnist report runs --out medmnist
     """
-    from benchmd_ray.results.store import runs
-
-    _print_scores(runs(list(paths)), paths, out)
+    _print_scores(paths, out)
 
 
-def _print_scores(found: Any, paths: Sequence[Path], out: Path | None) -> None:
-    """Print scores beside the published ones, and write them where a folder is named."""
+def _print_scores(paths: Sequence[Path], out: Path | None) -> None:
+    """Print scores next to the published ones, and write them where a folder is named."""
     from benchmd_ray.results.report import medmnist as tables
     from benchmd_ray.results.report.written import text
-    from benchmd_ray.tuning.records import searches
+    from benchmd_ray.results.store import read_stores
+    from benchmd_ray.tuning.records import read_searches
 
+    stored, searched = read_stores(list(paths)), read_searches(list(paths))
+    found = stored.runs
     frame = tables.medmnist_frame(found)
     both = tables.beside_published(frame)
     click.echo(text(tables.shown(both)))
@@ -125,7 +125,8 @@ def _print_scores(found: Any, paths: Sequence[Path], out: Path | None) -> None:
         click.echo("\nMeans over the datasets above, of the methods that have all of them:")
         click.echo(text(tables.averages_shown(means)))
     click.echo()
-    for note in tables.notes(found, frame, searches(list(paths))):
+    notes = tables.notes(found, frame, searched.records)
+    for note in (*notes, *stored.notes, *searched.notes):
         click.echo(note)
     if out is not None:
         for path in tables.write(found, frame, both, out):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from benchmd_ray.cli.allowed import ALLOW
+
 if TYPE_CHECKING:
     from benchmd_ray.service.outcome import Observer
 
@@ -133,6 +135,7 @@ def execution_options(command: F) -> F:
             "--address",
             help="Work on the Ray cluster at this address (auto, host:port); else embedded.",
         ),
+        ALLOW,
         click.option(
             "--set",
             "assignments",

@@ -39,13 +39,10 @@ def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mo
     benchmd report runs
     benchmd report runs --out report --no-figures
     """
-    from benchmd_ray.results.store import runs
     from benchmd_ray.results.tracking import Tracker, chosen_mode
-    from benchmd_ray.tuning.records import searches
 
     mode = chosen_mode(mode)
-    found, searched = runs(list(paths)), searches(list(paths))
-    print_report(found, out, searched=searched, resamples=resamples, figures=figures)
+    print_report(list(paths), out, resamples=resamples, figures=figures)
     if mode != "off":
         tracker = Tracker(out, mode)
         tracker.reported(out)
@@ -53,22 +50,32 @@ def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mo
 
 
 def print_report(
-    found: Any, out: Path, *, searched: Any = (), resamples: int = 1000, figures: bool = True
+    paths: list[Path], out: Path, *, resamples: int = 1000, figures: bool = True
 ) -> None:
     """Print the main table of runs and write the report into a folder.
 
+    What cannot be read of a store is named in the notes and skipped.
+
     Args:
-        found: Runs, as `store.runs` reads them.
+        paths: Runs, and stores of runs and searches.
         out: The folder.
-        searched: Searches of the same stores, as `tuning.records.searches` reads them.
         resamples: Of the patients, for the intervals.
         figures: Whether figures are drawn.
     """
     from benchmd_ray.results.report import tables
     from benchmd_ray.results.report.analysis import analyse
     from benchmd_ray.results.report.written import text
+    from benchmd_ray.results.store import read_stores
+    from benchmd_ray.tuning.records import read_searches
 
-    analysis = analyse(found, searches=searched, resamples=resamples, curves=figures)
+    stored, searched = read_stores(paths), read_searches(paths)
+    analysis = analyse(
+        stored.runs,
+        searches=searched.records,
+        skipped=[*stored.notes, *searched.notes],
+        resamples=resamples,
+        curves=figures,
+    )
     click.echo(text(tables.display_frame(analysis)))
     click.echo()
     for note in analysis.notes:
@@ -127,9 +134,10 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
     from benchmd_ray.files import replacing
     from benchmd_ray.results.report.against_paper import against_paper, shown, summary
     from benchmd_ray.results.report.written import text
-    from benchmd_ray.results.store import runs
+    from benchmd_ray.results.store import read_stores
 
-    frame = against_paper(runs(list(paths)), resamples=resamples)
+    stored = read_stores(list(paths))
+    frame = against_paper(stored.runs, resamples=resamples)
     chosen = frame if everything else frame[frame["reason"] == ""].reset_index(drop=True)
     if len(chosen):
         click.echo(text(shown(chosen)))
@@ -138,6 +146,8 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
         click.echo(line)
     if len(chosen) < len(frame):
         click.echo("Show what is not comparable with --all.")
+    for note in stored.notes:
+        click.echo(note)
     if out is not None:
         with replacing(out) as partial:
             partial.write_text(frame.to_csv(index=False), "utf-8")

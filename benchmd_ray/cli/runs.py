@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import CATALOG, FILE, STORE, complete_technique, execution_options
 
@@ -110,6 +111,7 @@ def transfer(
 @click.option("--catalog", "paths", type=CATALOG, multiple=True, required=True, help="Catalogs.")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
 @click.option("--address", help="Predict on the Ray cluster at this address; else in this process.")
+@ALLOW
 def evaluate(
     run: Path, paths: tuple[Location, ...], assignments: tuple[str, ...], address: str | None
 ) -> None:

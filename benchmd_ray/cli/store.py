@@ -28,13 +28,16 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...]) -> None:
     benchmd list runs --state failed --state interrupted
     """
     from benchmd_ray.results.listing import counts, listed
-    from benchmd_ray.results.store import runs
+    from benchmd_ray.results.store import read_stores
 
-    found = [listed(run) for run in runs(list(stores))]
+    stored = read_stores(list(stores))
+    found = [listed(run) for run in stored.runs]
     for each in found:
         if not states or each.state in states:
             click.echo(each.line)
-    click.echo(counts(found))
+    for why in stored.damaged.values():
+        click.echo(f"damaged: {why}")
+    click.echo(counts(found, len(stored.damaged)))
 
 
 @main.command()

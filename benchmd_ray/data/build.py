@@ -19,10 +19,11 @@ from typing import Any
 
 from benchmd_ray.cluster import connected, ray_data
 from benchmd_ray.data.cards import DatasetCard, dataset_card
-from benchmd_ray.data.catalog import FORMAT, MANIFEST, SHARD, SHARDS, Catalog, open_catalog
+from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.discovery import discovered, require_complete
 from benchmd_ray.data.manifest import manifest_of, origin_of, shard_part
+from benchmd_ray.data.manifest_form import SHARD, SHARDS
 from benchmd_ray.data.quarantine import quarantined
 from benchmd_ray.data.raw import Choices, Discovery, RawItem
 from benchmd_ray.data.records import (

@@ -7,12 +7,9 @@ by its ETag when it opens it, and each shard that is fetched, always whole, with
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
-import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,40 +19,30 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.data.cards import POLICIES, DatasetCard, dataset_card
+from benchmd_ray.data.cards import DatasetCard, dataset_card
+from benchmd_ray.data.manifest_form import KINDS, SHARDS, manifest_fault
+from benchmd_ray.data.records import schema
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
+from benchmd_ray.files import digest
+from benchmd_ray.integrity import (
+    Damaged,
+    parsed_json,
+    require_kinds,
+    require_sha256,
+    shortened,
+)
 from benchmd_ray.modalities import Modality
+from benchmd_ray.parquet import opened
 from benchmd_ray.storage.bucket import Content
 from benchmd_ray.storage.location import Address, Location, entries, read, read_again
 
 FORMAT = 2
 """Version of the catalog's layout."""
 MANIFEST = "manifest.json"
-SHARDS = "shards"
-SHARD = r"[a-z]{1,20}-\d{5,9}\.parquet"
-"""What a shard's file is named like."""
 AHEAD = 8
 """Shards of S3 that are fetched at once; so many are in memory."""
-KEYS: dict[str, type | tuple[type, ...]] = {
-    "dataset": str,
-    "card_version": int,
-    "policy": str,
-    "plan": str,
-    "digest": str,
-    "options": dict,
-    "layout": str,
-    "raw": dict,
-    "left_out": dict,
-    "remarks": dict,
-    "quarantined": list,
-    "splits": dict,
-    "shards": list,
-    "statistics": (dict, type(None)),
-}
-"""What a manifest holds at least, and its types."""
-SHARD_KEYS = {"file": str, "split": str, "rows": int, "bytes": int, "sha256": str}
-"""What it says of a shard at least, and its types."""
+REBUILD = "Remove the folder and build the catalog again."
+REMEDY = "Remove it and build the catalog again."
 
 
 class Shard(NamedTuple):
@@ -66,29 +53,39 @@ class Shard(NamedTuple):
     size: int
     """Bytes of the file."""
     sha256: str
+    schema: pa.Schema
 
-    def source(self) -> Path | pa.BufferReader:
-        """What Parquet readers read: the file, or what was fetched of S3, compared by SHA-256.
+    @contextmanager
+    def opened(self) -> Iterator[pq.ParquetFile]:
+        """The shard to be read within, compared with its SHA-256 and schema.
+
+        A file is hashed once per process, unless it changes; of S3 whatever is fetched.
 
         Raises:
-            BenchmdError: It is missing on S3 or another one, or the bucket cannot be reached.
+            BenchmdError: It is missing or another one, or the bucket cannot be reached.
+        """
+        with opened(_source(self), self.path, REMEDY) as file:
+            if not file.schema_arrow.equals(self.schema):
+                raise Damaged(self.path, "its columns are not those of the dataset", REMEDY)
+            yield file
+
+    def require_whole(self) -> None:
+        """Compare the file with its SHA-256; one on S3 is compared whenever it is fetched.
+
+        Raises:
+            Damaged: It is missing or another one.
         """
         if isinstance(self.path, Path):
-            return self.path
-        data = read(self.path)
-        if data is None:
-            raise _missing(self.path)
-        if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise _altered(self.path)
-        return pa.BufferReader(data)
+            require_sha256(self.path, self.sha256, REMEDY)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Its rows; all columns or some.
 
         Raises:
-            BenchmdError: See `source`.
+            BenchmdError: See `opened`.
         """
-        return pq.read_table(self.source(), columns=columns and list(columns))
+        with self.opened() as file:
+            return file.read(columns=columns and list(columns))
 
 
 @dataclass(frozen=True)
@@ -149,10 +146,11 @@ class Catalog:
             BenchmdError: A search runs, and may not read this catalog; see `confined`.
         """
         _require_allowed(self.path)
+        columns = schema(self.card)
+        named = [shard for shard in self.manifest["shards"] if shard["split"] == split]
         return [
-            Shard(self.path / shard["file"], shard["rows"], shard["bytes"], shard["sha256"])
-            for shard in self.manifest["shards"]
-            if shard["split"] == split
+            Shard(self.path / held["file"], held["rows"], held["bytes"], held["sha256"], columns)
+            for held in named
         ]
 
     def tables(self, split: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -202,9 +200,7 @@ class Catalog:
             BenchmdError: The SHA-256 of one differs from the manifest's.
         """
         for shard in self.shards(split):
-            path = shard.path
-            if isinstance(path, Path) and _sha256_once(path, *_stamp(path)) != shard.sha256:
-                raise _altered(path)
+            shard.require_whole()
 
     def require_split(self, split: str) -> None:
         """Make sure that a split has records and that its shards are there.
@@ -221,50 +217,24 @@ class Catalog:
             )
 
 
-def _missing(shard: Location) -> BenchmdError:
-    return BenchmdError(
-        f"{shard} is missing or of another size than {MANIFEST} states; see `benchmd catalog "
-        "verify`, and build the catalog again to mend it."
+def _source(shard: Shard) -> Path | pa.BufferReader:
+    """What Parquet readers read: the file, or what was fetched of S3, compared by SHA-256."""
+    shard.require_whole()
+    if isinstance(shard.path, Path):
+        return shard.path
+    data = read(shard.path)
+    if data is None:
+        raise _missing(shard.path)
+    if hashlib.sha256(data).hexdigest() != shard.sha256:
+        raise Damaged(shard.path, "its SHA-256 is not the one that was recorded", REMEDY)
+    return pa.BufferReader(data)
+
+
+def _missing(shard: Location) -> Damaged:
+    why = f"it is missing or of another size than {MANIFEST} states"
+    return Damaged(
+        shard, why, "Build the catalog again; `benchmd catalog verify` lists all faults."
     )
-
-
-def _altered(shard: Location) -> BenchmdError:
-    return BenchmdError(
-        f"{shard} is not the shard that was built: its SHA-256 differs from {MANIFEST}'s. Remove "
-        "it and build the catalog again."
-    )
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    return path.stat().st_size, path.stat().st_mtime_ns
-
-
-@functools.lru_cache(maxsize=100_000)
-def _sha256_once(path: Path, size: int, changed: int) -> str:
-    return sha256(path)
-
-
-def _damaged(manifest: Location, why: str) -> BenchmdError:
-    return BenchmdError(
-        f"{manifest} is damaged: {why}; remove the folder and build the catalog again."
-    )
-
-
-def _odd_name(manifest: Mapping[str, Any]) -> str | None:
-    """What in a manifest files are named by and is missing or could lead out of their folder."""
-    if not re.fullmatch(r"[0-9a-f]{64}", manifest["digest"]):
-        return "its digest is no SHA-256"
-    if manifest["policy"] not in POLICIES:
-        return f"its policy {manifest['policy']!r} is unknown"
-    for shard in manifest["shards"]:
-        held = shard if isinstance(shard, dict) else {}
-        if not all(isinstance(held.get(key), kind) for key, kind in SHARD_KEYS.items()):
-            return f"it says of a shard {shard!r}, expected {', '.join(SHARD_KEYS)}"
-        if not re.fullmatch(rf"{SHARDS}/{SHARD}", shard["file"]):
-            return f"it names an odd shard, {shard['file']!r}"
-        if not re.fullmatch(r"[a-z]{1,20}", shard["split"]):
-            return f"it names an odd split, {shard['split']!r}"
-    return None
 
 
 _allowed: frozenset[Location] | None = None
@@ -326,26 +296,22 @@ def open_catalog(path: Location) -> Catalog:
         raise BenchmdError(
             f"{path} holds {state} (no {MANIFEST}). Run `benchmd catalog build` to {what}."
         )
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise _damaged(manifest, str(error)) from error
-    if not isinstance(content, dict):
-        raise _damaged(manifest, "it is no JSON object")
+    content = parsed_json(text, manifest, REBUILD)
     if content.get("format") != FORMAT:
         raise BenchmdError(
-            f"{manifest} has format {content.get('format')}, expected {FORMAT}: build it again."
+            f"{manifest} has format {shortened(content.get('format'))}, expected {FORMAT}: build "
+            "it again."
         )
-    for key, kind in KEYS.items():
-        if not isinstance(content.get(key), kind):
-            raise _damaged(manifest, f"it has no {key}, or one of another type")
-    if odd := _odd_name(content):
-        raise _damaged(manifest, odd)
-    catalog = Catalog(path, content)
-    if content["card_version"] != catalog.card.version:
+    require_kinds(content, KINDS, manifest, REBUILD)
+    if content["digest"] != digest({k: v for k, v in content.items() if k != "digest"}):
+        raise Damaged(manifest, "its digest is not that of its content", REBUILD)
+    card = dataset_card(content["dataset"])
+    if content["card_version"] != card.version:
         raise BenchmdError(
             f"{path} was built by version {content['card_version']} of the card "
-            f"{catalog.dataset}, which is now {catalog.card.version}: build it again, elsewhere or "
-            "after removing that folder."
+            f"{card.name}, which is now {card.version}: build it again, elsewhere or after "
+            "removing that folder."
         )
-    return catalog
+    if fault := manifest_fault(content, card):
+        raise Damaged(manifest, fault, REBUILD)
+    return Catalog(path, content)

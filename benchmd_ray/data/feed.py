@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from benchmd_ray.cluster import ray_data
@@ -348,7 +347,7 @@ def _stream(shards: list[Shard], size: int) -> Iterator[pa.Table]:
 def _row_groups(shards: list[Shard], numbers: dict[str, Rows]) -> Iterator[pa.Table]:
     """Row groups of the shards of these numbers."""
     for number in numbers["id"]:
-        with pq.ParquetFile(shards[number].source()) as file:
+        with shards[number].opened() as file:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns=["signal", *COLUMNS])
 

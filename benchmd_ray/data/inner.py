@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 from sklearn.model_selection import StratifiedGroupKFold
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.catalog import MANIFEST, SHARDS, Catalog, Shard, open_catalog
+from benchmd_ray.data.catalog import MANIFEST, Catalog, Shard, open_catalog
 from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
+from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.records import decode_targets
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.catalog import FORMAT, SHARDS
+from benchmd_ray.data.catalog import FORMAT
+from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.raw import Choices, Discovery
 from benchmd_ray.data.records import decode_signals, decode_targets, positives_per_unit, schema
 from benchmd_ray.files import digest

@@ -17,10 +17,12 @@ import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals
-from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, cache_folder, locked, remove, replacing
+from benchmd_ray.integrity import Damaged, is_whole, write_hash
+from benchmd_ray.parquet import read_table
 
 SIGNAL = "signal"
+REMEDY = "Remove it and run again: it is made anew."
 
 
 def split_table(catalog: Catalog, split: str, columns: Sequence[str]) -> pa.Table:
@@ -33,11 +35,13 @@ def split_table(catalog: Catalog, split: str, columns: Sequence[str]) -> pa.Tabl
     if isinstance(catalog.path, Path):
         return pa.concat_tables(catalog.tables(split, columns))
     path = _columns_path(catalog, split)
-    _keep_columns(path, lambda: [t.drop_columns(SIGNAL) for t in catalog.tables(split)])
-    try:
-        table = pq.read_table(path, columns=list(columns))
-    except (OSError, pa.ArrowException) as error:
-        raise _damaged(path, str(error)) from error
+
+    def write() -> None:
+        fetched = [table.drop_columns(SIGNAL) for table in catalog.tables(split)]
+        _write_columns(path, fetched)
+
+    _keep(path, write)
+    table = read_table(path, path, REMEDY, columns=columns)
     _require_rows(path, len(table), catalog, split)
     return table
 
@@ -46,32 +50,40 @@ def _columns_path(catalog: Catalog, split: str) -> Path:
     return cache_folder() / f"{catalog.digest[:32]}-{split}-columns.parquet"
 
 
-def _keep_columns(path: Path, tables: Callable[[], list[pa.Table]]) -> None:
-    """Write the columns of a split, unless they are there."""
-    with locked(path.with_suffix(".lock"), f"the cached columns {path}", wait=True):
-        if not path.is_file():
-            _remove_leftovers(path)
-            with replacing(path) as partial:
-                pq.write_table(pa.concat_tables(tables()), partial)
+def _keep(path: Path, write: Callable[[], None]) -> None:
+    """Write a file of the cache, unless it is there as it was written; a damaged one is replaced.
+
+    Args:
+        path: The file.
+        write: Writes it, whole or not at all.
+    """
+    if is_whole(path):
+        return
+    with locked(path.with_suffix(".lock"), f"the cached split {path}", wait=True):
+        if not is_whole(path):
+            for leftover in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
+                remove(leftover)  # of interrupted processes
+            write()
+            write_hash(path)
+
+
+def _write_columns(path: Path, tables: Sequence[pa.Table]) -> None:
+    with replacing(path) as partial:
+        pq.write_table(pa.concat_tables(tables), partial)
 
 
 def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
     """Signals of a split, (rows, *stored_shape), memory-mapped and so shared within the node.
 
-    The first use decodes the shards into one file.
+    The first use decodes the shards into one file. Each process compares that file with its hash
+    once.
 
     Raises:
-        BenchmdError: A shard is another than was built, or the file is damaged.
+        BenchmdError: A shard is another than was built.
     """
     path = cache_folder() / f"{catalog.digest[:32]}-{split}.npy"
-    with locked(path.with_suffix(".lock"), f"the cached split {path}", wait=True):
-        if not path.is_file():
-            _remove_leftovers(path)
-            _decode_split(catalog, split, path)
-    try:
-        signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")
-    except ValueError as error:
-        raise _damaged(path, str(error)) from error
+    _keep(path, lambda: _decode_split(catalog, split, path))
+    signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")
     _require_rows(path, len(signals), catalog, split)
     return signals
 
@@ -92,19 +104,10 @@ def _decode_split(catalog: Catalog, split: str, path: Path) -> None:
             file.write(np.ascontiguousarray(signals).data)
             others.append(table.drop_columns(SIGNAL))
     if not local:
-        _keep_columns(_columns_path(catalog, split), lambda: others)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what interrupted processes left of a file; the caller holds its lock."""
-    for leftover in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
-        remove(leftover)
-
-
-def _damaged(path: Path, why: str) -> BenchmdError:
-    return BenchmdError(f"the cached split {path} is damaged ({why}): remove it and run again.")
+        columns = _columns_path(catalog, split)
+        _keep(columns, lambda: _write_columns(columns, others))
 
 
 def _require_rows(path: Path, rows: int, catalog: Catalog, split: str) -> None:
     if rows != catalog.rows(split):
-        raise _damaged(path, f"it holds {rows} rows, the catalog {catalog.rows(split)}")
+        raise Damaged(path, f"it holds {rows} rows, the catalog {catalog.rows(split)}", REMEDY)

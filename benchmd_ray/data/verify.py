@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from benchmd_ray.data.catalog import MANIFEST, SHARDS, Catalog
-from benchmd_ray.data.records import decode_targets, positives_per_unit, schema
-from benchmd_ray.files import digest
-from benchmd_ray.storage.location import entries, read
-
-MISSING = "missing"
-REBUILD = "remove the folder and build the catalog again"
+from benchmd_ray.data.catalog import MANIFEST, REBUILD, REMEDY, Catalog, Shard
+from benchmd_ray.data.manifest_form import SHARDS
+from benchmd_ray.data.records import decode_targets, positives_per_unit
+from benchmd_ray.integrity import Damaged
+from benchmd_ray.storage.location import entries
 
 
 @dataclass(frozen=True)
@@ -34,47 +29,36 @@ class Verification:
 def verify(catalog: Catalog) -> Verification:
     """Check the shards against the manifest, and the counts against the card."""
     faults: list[str] = []
-    content = {key: value for key, value in catalog.manifest.items() if key != "digest"}
-    if digest(content) != catalog.digest:
-        faults.append(
-            f"{MANIFEST}: its digest does not match its content, it was altered; {REBUILD}"
-        )
     named = {shard["file"] for shard in catalog.manifest["shards"]}
     present = {f"{SHARDS}/{name}" for name in entries(catalog.path / SHARDS)[0]}
     faults += [f"{file}: not named in {MANIFEST}; remove it" for file in sorted(present - named)]
     groups: dict[str, set[str]] = {}
     counts: dict[str, np.ndarray[Any, Any]] = {}
-    for shard in catalog.manifest["shards"]:
-        fault = _shard_fault(catalog, shard, groups, counts)
-        if fault:
-            remove = "" if fault == MISSING else "remove it and "
-            faults.append(f"{shard['file']}: {fault}; {remove}build the catalog again")
+    for split in catalog.manifest["splits"]:
+        for shard in catalog.shards(split):
+            if fault := _shard_fault(shard, split, groups, counts):
+                faults.append(f"{SHARDS}/{shard.path.name}: {fault}. {REMEDY}")
     if not faults:
         faults += _count_faults(catalog, groups, counts)
     shared = _shared_patients(groups)
     if catalog.manifest["policy"] == "clean":
-        faults += [f"{both}; {REBUILD}" for both in shared]
+        faults += [f"{both}. {REBUILD}" for both in shared]
     return Verification(tuple(faults), tuple(_notes(catalog) + shared if not faults else ()))
 
 
 def _shard_fault(
-    catalog: Catalog,
-    shard: dict[str, Any],
+    shard: Shard,
+    split: str,
     groups: dict[str, set[str]],
     counts: dict[str, np.ndarray[Any, Any]],
 ) -> str | None:
     """What is wrong with a shard; adds its patients and class counts."""
-    data, split = read(catalog.path / shard["file"]), shard["split"]
-    if data is None:
-        return MISSING
-    if hashlib.sha256(data).hexdigest() != shard["sha256"]:
-        return "its SHA-256 differs from the manifest's; it was altered or damaged"
-    file = pq.ParquetFile(pa.BufferReader(data))
-    if file.schema_arrow != schema(catalog.card):
-        return "its schema is not that of the dataset"
-    table = file.read(["group_id", "unit_id", "split", "target"])
-    if len(table) != shard["rows"] or set(table["split"].to_pylist()) != {split}:
-        return f"holds {len(table)} rows, the manifest says {shard['rows']} of split {split}"
+    try:
+        table = shard.table(["group_id", "unit_id", "split", "target"])
+    except Damaged as error:
+        return error.why
+    if len(table) != shard.rows or set(table["split"].to_pylist()) != {split}:
+        return f"holds {len(table)} rows, the manifest says {shard.rows} of split {split}"
     groups.setdefault(split, set()).update(table["group_id"].to_pylist())
     positives = (decode_targets(table["target"]) == 1).sum(axis=0)
     counts[split] = counts.get(split, 0) + np.stack([positives, positives_per_unit(table)])
@@ -95,7 +79,7 @@ def _count_faults(
         stated_units = stated.get("unit_classes", units)
         if (held, units, sizes) != (stated["classes"], stated_units, stated_sizes):
             faults.append(
-                f"split {split}: the shards' counts are not those of {MANIFEST}; {REBUILD}"
+                f"split {split}: the shards' counts are not those of {MANIFEST}. {REBUILD}"
             )
     return faults
 

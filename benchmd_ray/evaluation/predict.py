@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,10 @@ from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import pooled, probabilities
 from benchmd_ray.files import replacing
+from benchmd_ray.integrity import Damaged, require_hash, write_hash
+from benchmd_ray.modalities import UNKNOWN, modality
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.parquet import opened, read_table
 from benchmd_ray.settings import Settings
 from benchmd_ray.training.augmentation import evaluated
 from benchmd_ray.training.checkpoints import load_classifier, model_description
@@ -44,6 +46,7 @@ DESCRIPTION = (
     "classes",
 )
 IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
+ROLES = ("source", "target")
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
     path = predictions_path(run, catalog.dataset)
     with replacing(path) as partial:
         pq.write_table(table, partial)
+    write_hash(path)
     return path
 
 
@@ -187,37 +191,94 @@ def merging(card: DatasetCard) -> npt.NDArray[np.float64]:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Read predictions.
+    """Read predictions, compared with their hash.
 
     Raises:
-        BenchmdError: The file is no such table.
+        Damaged: The file is not what was written, or no such table.
     """
-    with _readable(path):
-        table = pq.read_table(path)
-        return Predictions(table, _description(table.schema))
+    require_hash(path, _remedy(path))
+    return parsed_predictions(path)
+
+
+def parsed_predictions(path: Path) -> Predictions:
+    """Predictions without a look at their hash; whatever the file holds, it is such a table.
+
+    Raises:
+        Damaged: It is not.
+    """
+    remedy = _remedy(path)
+    table = read_table(path, path, remedy)
+    predictions = Predictions(table, _description(table.schema, path))
+    if fault := _fault(predictions):
+        raise Damaged(path, fault, remedy)
+    return predictions
 
 
 def read_description(path: Path) -> dict[str, str]:
-    """What `DESCRIPTION` names of predictions, without reading them.
+    """What `DESCRIPTION` names of predictions, without reading or hashing them.
 
     Raises:
-        BenchmdError: The file is no such table.
+        Damaged: The file is no such table.
     """
-    with _readable(path):
-        return _description(pq.read_schema(path))
+    with opened(path, path, _remedy(path)) as file:
+        return _description(file.schema_arrow, path)
 
 
-def _description(schema: pa.Schema) -> dict[str, str]:
-    metadata = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}
-    return {key: metadata[key] for key in DESCRIPTION}
+def _remedy(path: Path) -> str:
+    run = path.parent.parent
+    return (
+        f"Remove it and run `benchmd evaluate {run} --catalog CATALOG` with the catalog of "
+        f"{path.stem}, or the same `benchmd run`, which makes it again."
+    )
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _description(schema: pa.Schema, path: Path) -> dict[str, str]:
+    """What `DESCRIPTION` names, each of the form that `predict` writes.
+
+    Raises:
+        Damaged: Something is missing or of another form.
+    """
+    held = schema.metadata or {}
     try:
-        yield
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise BenchmdError(
-            f"{path} holds no predictions ({type(error).__name__}: {error}). Remove it and run "
-            "`benchmd evaluate` again."
-        ) from error
+        description = {key: held[key.encode()].decode() for key in DESCRIPTION}
+        for key, kind in (("options", dict), ("remarks", dict), ("classes", list)):
+            if not isinstance(json.loads(description[key]), kind):
+                raise ValueError(f"{key} is of another type")
+        int(description["raw_records"]), int(description["raw_expected"])
+        if description["role"] not in ROLES:
+            raise ValueError(f"its role is {description['role']!r}")
+        modality(description["modality"])
+    except (KeyError, ValueError, RecursionError, BenchmdError) as error:
+        why = f"it does not say what predictions say ({type(error).__name__}: {error})"
+        raise Damaged(path, why, _remedy(path)) from error
+    return description
+
+
+def _fault(predictions: Predictions) -> str:
+    """What is wrong with a table of predictions; empty where nothing is."""
+    table, classes = predictions.table, predictions.classes
+    kinds = {
+        **dict.fromkeys(IDENTIFIERS, pa.string()),
+        "scores": pa.list_(pa.float64(), len(classes)),
+        "target": pa.list_(pa.int8(), len(classes)),
+        **METADATA,
+    }
+    for name, kind in kinds.items():
+        if name not in table.column_names:
+            return f"it lacks the column {name}"
+        if not table.schema.field(name).type.equals(kind):
+            return f"its column {name} is of the type {table.schema.field(name).type}"
+        if name not in METADATA and table[name].null_count:
+            return f"its column {name} has missing values"
+    if not len(table) or not classes or not all(isinstance(name, str) for name in classes):
+        return "it has no rows or no classes"
+    scores = table["scores"].combine_chunks().flatten()
+    targets = decode_targets(table["target"])
+    if scores.null_count or not np.isfinite(scores.to_numpy(zero_copy_only=False)).all():
+        return "a score is missing, NaN or infinite"
+    if not np.isin(targets, (0, 1, UNKNOWN)).all():
+        return "a target is none of 1, 0 and -1"
+    ages = table["age"].to_numpy()
+    if (np.isinf(ages) | (ages < 0)).any():
+        return "an age is negative or infinite"
+    return ""

@@ -19,7 +19,7 @@ from benchmd_ray.modalities import Modality
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
 from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import RESNETS, ResNet
-from benchmd_ray.plugins import plugin, source_sha256
+from benchmd_ray.plugins import plugin, plugin_source
 from benchmd_ray.settings import EncoderSettings
 
 
@@ -101,6 +101,8 @@ class Encoder(nn.Module):
 
 NETWORK = "transformer"
 """Name of the benchmark's own network."""
+KIND = "encoder network"
+"""What it is among `plugins.GROUPS`."""
 CONVOLUTIONAL: dict[str, Callable[[Modality, EncoderSettings], nn.Module]] = {
     **RESNETS,
     **MONAI_NETWORKS,
@@ -116,22 +118,25 @@ NEEDED = ("modality", "width", "patches", "patch_embedding", "embed", "encode", 
 the first two alone, see `require_tokens`."""
 
 
-def make_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
+def make_encoder(
+    modality: Modality, size: EncoderSettings, *, recorded: str | None = None
+) -> Encoder:
     """An encoder with random weights: one of `NETWORKS`, or a user's that does what `Encoder` does.
 
     Args:
         modality: Of its signals. The encoder's ``modality`` has the patches that the settings say,
             a user's network is given that one.
         size: ``network`` names what is made.
+        recorded: `network_source` of the weights that it is to take; None for new ones.
 
     Raises:
-        BenchmdError: There is no such network, it is none, or it or the patches do not fit the
-            signals.
+        BenchmdError: There is no such network, it is none, the user did not allow it, its source
+            is another one, or it or the patches do not fit the signals.
     """
     modality = modality.with_patch(size.patch_size)
     if size.network in NETWORKS:
         return NETWORKS[size.network](modality, size)  # type: ignore[return-value]
-    made = _plugged(size)(modality, size)
+    made = plugin(KIND, size.network, NETWORKS, recorded=recorded)(modality, size)
     missing = [name for name in NEEDED if not hasattr(made, name)]
     if not isinstance(made, nn.Module) or missing:
         raise BenchmdError(
@@ -190,8 +195,4 @@ def values_held(encoder: nn.Module) -> int:
 
 def network_source(size: EncoderSettings) -> str | None:
     """SHA-256 of the source of a user's network; None for those that are built in."""
-    return None if size.network in NETWORKS else source_sha256(_plugged(size))
-
-
-def _plugged(size: EncoderSettings) -> Callable[..., object]:
-    return plugin("encoder network", size.network, NETWORKS)
+    return None if size.network in NETWORKS else plugin_source(KIND, size.network, NETWORKS)

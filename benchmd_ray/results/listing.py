@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from benchmd_ray.errors import Busy
-from benchmd_ray.files import locked, read_json_lines
+from benchmd_ray.files import locked
 from benchmd_ray.results.storage import history
 from benchmd_ray.results.storage.mirror import LOCK
 from benchmd_ray.results.store import Run
+from benchmd_ray.training_log import last_metrics
 
 State = Literal["done", "working", "interrupted", "failed", "waiting"]
 """``working``: a process of this machine is at it. ``interrupted``: its last session was stopped or
@@ -54,15 +55,22 @@ def listed(run: Run) -> Listed:
     return Listed(run, "interrupted" if lines else "waiting", _reached(run), seconds, "")
 
 
-def counts(found: Sequence[Listed]) -> str:
-    """``12 runs: 10 done, 1 working, 1 failed``."""
-    parts = [(state, sum(each.state == state for each in found)) for state in STATES]
-    return f"{len(found):,} runs: " + ", ".join(f"{n:,} {state}" for state, n in parts if n)
+def counts(found: Sequence[Listed], damaged: int = 0) -> str:
+    """``12 runs: 10 done, 1 failed, 1 damaged``.
+
+    Args:
+        found: The runs that can be read.
+        damaged: How many cannot.
+    """
+    parts: dict[str, int] = {s: sum(each.state == s for each in found) for s in STATES}
+    parts["damaged"] = damaged
+    said = ", ".join(f"{n:,} {state}" for state, n in parts.items() if n)
+    return f"{len(found) + damaged:,} runs: {said}"
 
 
 def _reached(run: Run) -> int:
-    lines = read_json_lines(run.folder / history.METRICS)
-    return int(lines[-1]["done"]) if lines else 0
+    last = last_metrics(run.folder)
+    return 0 if last is None else int(last["done"])
 
 
 def _held(run: Run) -> bool:

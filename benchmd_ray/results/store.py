@@ -2,7 +2,8 @@
 
 A run folder holds ``run.json`` (what it is), what training and evaluation write, ``history.jsonl``
 (its sessions) and ``done.json`` once it is finished. A finished run is never done twice; an
-unfinished one goes on.
+unfinished one is resumed. What is read back is compared with its hash, and the folder's name with
+what determines the run.
 
 A store may lie on S3 (`results.remote`): its folder is then a mirror, and all here holds too.
 """
@@ -10,7 +11,6 @@ A store may lie on S3 (`results.remote`): its folder is then a mirror, and all h
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +20,17 @@ from typing import Any, Literal
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.errors import Busy as Busy  # what `working` raises
-from benchmd_ray.files import digest, locked, remove, remove_partial, sha256, write_json
+from benchmd_ray.files import digest, locked, remove, remove_partial, sha256
+from benchmd_ray.integrity import (
+    Damaged,
+    Kinds,
+    read_hashed_json,
+    require_kinds,
+    require_sha256,
+    shortened,
+    write_hashed_json,
+)
+from benchmd_ray.modalities import modality
 from benchmd_ray.results.storage import history, remote
 from benchmd_ray.results.storage.mirror import (
     CHECKPOINTS,
@@ -38,6 +48,28 @@ from benchmd_ray.settings import Settings, updated
 
 Keep = Literal["checkpoints", "models", "predictions"]
 """What stays of a finished run, see `ExecutionSettings.keep`."""
+DESCRIBED: Kinds = {
+    "kind": str,
+    "technique": str,
+    "setting": str,
+    "modality": str,
+    "source": str,
+    "policy": str,
+    "seed": int,
+    "fixed": bool,
+    "raw": list,
+    "options": dict,
+    "settings": dict,
+    "determinants": dict,
+}
+"""What ``run.json`` holds at least, and the types of that."""
+OPTIONAL: Kinds = {
+    "device": str,
+    "upstream": (str, type(None)),
+    "versions": dict,
+    "weights": dict,
+}
+"""What it may hold besides."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +91,18 @@ class Run:
         """What ``done.json`` says; empty for a run that is not finished.
 
         ``finished`` (ISO time, UTC), ``seconds`` worked and ``model_sha256`` of the weights.
+
+        Raises:
+            Damaged: It is not what was written.
         """
         if not self.finished:
             return {}
-        content: dict[str, Any] = json.loads((self.folder / DONE).read_text("utf-8"))
-        return content
+        kinds: Kinds = {
+            "finished": str,
+            "seconds": (int, float),
+            "model_sha256": (str, type(None)),
+        }
+        return read_hashed_json(self.folder / DONE, self.remedy, kinds)
 
     @property
     def model_sha256(self) -> str:
@@ -72,11 +111,18 @@ class Run:
         Raises:
             BenchmdError: It has none.
         """
-        if "model_sha256" in self.done:
-            return str(self.done["model_sha256"])
-        if not (self.folder / MODEL).is_file():
-            raise BenchmdError(f"{self.folder} holds no weights ({MODEL}).")
-        return sha256(self.folder / MODEL)
+        stated = self.done.get("model_sha256")
+        if stated is None:
+            raise BenchmdError(f"{self.folder} has no weights: it is not finished.")
+        return str(stated)
+
+    @property
+    def remedy(self) -> str:
+        """What to do where a file of it is damaged."""
+        return (
+            f"Remove the folder {shown(self.folder)} (or move it out of the store) and run the "
+            "command again that made it."
+        )
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -112,7 +158,7 @@ def open_run(
     if check is not None:
         check()
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / RUN, description)
+    write_hashed_json(folder / RUN, description)
     return Run(folder, description)
 
 
@@ -137,7 +183,7 @@ def working(run: Run, device: str | None = None, keep: Keep = "models") -> Itera
         with _session(run, device):
             yield
         if publication is None:
-            write_json(folder / DONE, _done(run))
+            write_hashed_json(folder / DONE, _done(run))
         else:
             publication.finish(_done(run), keep_checkpoint=checkpoint)
         if not checkpoint:
@@ -161,10 +207,12 @@ def require_weights(run: Run) -> None:
     """Make sure that a finished run's weights are here; those of a store on S3 are pulled.
 
     Raises:
+        Damaged: They are not those that the run ended with.
         BenchmdError: They were pruned, or the run is not finished.
     """
     fetch_weights(run.folder)
-    if (run.folder / MODEL).is_file():
+    if run.finished and (run.folder / MODEL).is_file():
+        require_sha256(run.folder / MODEL, run.model_sha256, run.remedy)
         return
     name, command = shown(run.folder), run.description["kind"]
     if not run.finished:
@@ -204,7 +252,7 @@ def _done(run: Run) -> dict[str, Any]:
     return {
         "finished": history.now(),
         "seconds": round(history.seconds_worked(run.folder), 3),
-        **({"model_sha256": sha256(model)} if model.is_file() else {}),
+        "model_sha256": sha256(model) if model.is_file() else None,
     }
 
 
@@ -212,6 +260,8 @@ def read_run(folder: Path) -> Run:
     """Read a run's folder; an unfinished one of a store on S3 as the bucket has it now.
 
     Raises:
+        Damaged: Its description or its end is not what was written, or the folder is named for
+            another run.
         BenchmdError: It is none, or the bucket cannot be reached.
     """
     if not (folder / DONE).is_file():
@@ -225,10 +275,26 @@ def _read(folder: Path) -> Run:
     path = folder / RUN
     if not path.is_file():
         raise BenchmdError(
-            f"{shown(folder)} is no run (no {RUN}). Name a folder that `benchmd pretrain` or "
+            f"{shown(folder)} is not a run (no {RUN}). Name a folder that `benchmd pretrain` or "
             "`benchmd transfer` printed."
         )
-    return Run(folder, json.loads(path.read_text("utf-8")))
+    remedy = Run(folder, {}).remedy
+    run = Run(folder, read_hashed_json(path, remedy, DESCRIBED))
+    about = run.description
+    require_kinds(about, {k: v for k, v in OPTIONAL.items() if k in about}, path, remedy)
+    require_kinds(about["determinants"], {"catalog": str}, path, remedy, "determinants")
+    if [type(count) for count in about["raw"]] != [int, int]:
+        raise Damaged(path, f"it has raw {shortened(about['raw'])}, expected two counts", remedy)
+    if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
+        why = f"it describes a run whose folder ends in -{run.digest[:12]}"
+        raise Damaged(path, why, f"Give the folder the name that it had. {remedy}")
+    try:
+        _ = modality(about["modality"]), run.settings, run.done
+    except Damaged:
+        raise
+    except BenchmdError as error:
+        raise Damaged(path, f"it cannot be used: {error}".rstrip("."), remedy) from error
+    return run
 
 
 def _publish_rest(run: Run) -> None:
@@ -238,7 +304,7 @@ def _publish_rest(run: Run) -> None:
         if (folder / PENDING).is_file() and not run.finished:
             with alone(folder, f"the run {folder}"), remote.published(folder) as publication:
                 if publication is not None and (folder / PENDING).is_file():
-                    done = json.loads((folder / PENDING).read_text("utf-8"))
+                    done = read_hashed_json(folder / PENDING, run.remedy)
                     checkpoint = (folder / CHECKPOINTS).is_dir() and _keeps(run)
                     publication.finish(done, keep_checkpoint=checkpoint)
         for dataset in remote.unpublished_predictions(folder):
@@ -250,22 +316,56 @@ def _keeps(run: Run) -> bool:
     return bool(run.description["settings"]["execution"].get("keep") == "checkpoints")
 
 
+@dataclass(frozen=True)
+class Stored:
+    """The runs of some stores."""
+
+    runs: list[Run]
+    """In order of name."""
+    damaged: dict[Path, str]
+    """Runs that cannot be read, by folder, with the reason; they are skipped."""
+
+    @property
+    def notes(self) -> list[str]:
+        """One line for each run that is skipped."""
+        return [f"Skipped: {why}" for why in self.damaged.values()]
+
+
 def runs(paths: list[Path]) -> list[Run]:
-    """Runs in these folders, each a run or a store of runs, in order of name.
+    """The runs of `read_stores`, all of which can be read.
 
     Raises:
-        BenchmdError: A folder holds no run, or a bucket cannot be reached.
+        BenchmdError: See `read_stores`; or one cannot be read.
+    """
+    stored = read_stores(paths)
+    for why in stored.damaged.values():
+        raise BenchmdError(why)
+    return stored.runs
+
+
+def read_stores(paths: list[Path]) -> Stored:
+    """Runs in these folders, each a run or a store of runs.
+
+    Raises:
+        BenchmdError: A folder holds no run, a run that is named itself cannot be read, or a bucket
+            cannot be reached.
     """
     found: dict[Path, Run] = {}
+    damaged: dict[Path, str] = {}
     for path in paths:
         refresh(path)
         refresh_store(path)
-        folders = (
-            [path] if (path / RUN).is_file() else sorted(p.parent for p in path.glob(f"*/{RUN}"))
-        )
+        if (path / RUN).is_file():
+            found[path.resolve()] = _read(path)
+            continue
+        folders = sorted(p.parent for p in path.glob(f"*/{RUN}"))
         if not folders:
             raise BenchmdError(
                 f"{shown(path)} holds no run: name a run's folder or a store of runs."
             )
-        found |= {folder.resolve(): _read(folder) for folder in folders}
-    return list(found.values())
+        for folder in folders:
+            try:
+                found[folder.resolve()] = _read(folder)
+            except (BenchmdError, OSError) as error:
+                damaged[folder.resolve()] = str(error)
+    return Stored(list(found.values()), damaged)

@@ -24,8 +24,7 @@ from typing import Any, Literal
 from urllib.parse import urlparse
 
 from benchmd_ray.errors import unknown_name
-from benchmd_ray.files import digest, read_json_lines
-from benchmd_ray.results.storage.history import METRICS
+from benchmd_ray.files import digest
 from benchmd_ray.results.store import read_run
 from benchmd_ray.results.tracking_values import (
     shown_of_search,
@@ -35,6 +34,7 @@ from benchmd_ray.results.tracking_values import (
     trial_config,
     trials_of,
 )
+from benchmd_ray.training_log import read_metrics
 
 MODES = ("auto", "online", "offline", "off")
 """auto: online where there is a key for W&B, else offline; ``WANDB_MODE`` decides where set."""
@@ -320,7 +320,7 @@ class _Following:
         return self.open[item.name]
 
     def _tell_metrics(self, told: _Open) -> None:
-        lines = read_json_lines(told.folder / METRICS)
+        lines = read_metrics(told.folder)
         for line in lines[told.lines :]:
             told.wandb_run.log(dict(line), step=int(line["done"]))
         told.lines = len(lines)

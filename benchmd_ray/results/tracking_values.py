@@ -10,13 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from benchmd_ray.evaluation.intervals import interval, resampled
 from benchmd_ray.evaluation.metrics import metric
 from benchmd_ray.evaluation.predict import predictions_path, read_predictions
 from benchmd_ray.modalities import modality
-from benchmd_ray.tuning.records import AUROC_OF, SEARCHES, TRIALS
+from benchmd_ray.tuning.records import AUROC_OF, SEARCHES, TRIALS, read_trials
 
 RESAMPLES = 200
 """For the intervals that W&B shows; the report has more."""
@@ -123,7 +121,7 @@ def trials_of(store: Path, search: str, told: Iterable[Row]) -> list[Row]:
     What was told is the newer of the two.
     """
     path = store / SEARCHES / search / TRIALS
-    held = pq.read_table(path).to_pylist() if path.is_file() else []
+    held = read_trials(path).to_pylist() if path.is_file() else []
     rows = {int(row["number"]): row for row in (*held, *told)}
     return [rows[number] for number in sorted(rows)]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -21,6 +21,7 @@ from benchmd_ray.settings import (
     baseline_settings,
     fixed_settings,
     load_settings,
+    updated,
 )
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder, technique_named
 from benchmd_ray.storage.location import Location
@@ -55,6 +56,8 @@ class Choice:
     """YAML file of settings for all runs, over the fixed protocol's."""
     assignments: tuple[str, ...] = ()
     """``a.b=value`` settings, over the file's."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings by group that a search found, over the fixed protocol's and under the file's."""
     weights: Path | None = None
     """File of ImageNet weights; None downloads them."""
     baseline: str | None = None
@@ -150,7 +153,7 @@ def technique_settings(choice: Choice, modality: str, name: str) -> tuple[Settin
     base = fixed_settings(kind, protocol_encoder(name))
     if choice.baseline is not None:
         base = baseline_settings(kind, choice.baseline)
-    settings = load_settings(choice.file, choice.assignments, base)
+    settings = load_settings(choice.file, choice.assignments, updated(base, choice.changes))
     _require_free(choice, base, settings)
     if name not in TECHNIQUES or not TECHNIQUES[name].imagenet:
         return settings, None

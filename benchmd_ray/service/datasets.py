@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmd_ray.data.cards import DatasetCard, cards
-from benchmd_ray.data.catalog import MANIFEST, SHARDS, Catalog, open_catalog
+from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.storage.location import Location, entries
 

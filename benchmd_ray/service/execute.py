@@ -17,7 +17,7 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import predict, predictions_path, read_description
-from benchmd_ray.files import remove
+from benchmd_ray.integrity import Damaged, is_whole, remove_hashed, write_hash
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.store import Run, open_run, require_weights, scoring, working
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
@@ -93,8 +93,9 @@ def _pretrain(
         return
     if start is not None:
         write_weights(job.folder / START, start.tensors)
+        write_hash(job.folder / START)
     launch(job, on_ray=on_cluster)
-    remove(job.folder / START)
+    remove_hashed(job.folder / START)
 
 
 def transfer_run(
@@ -214,22 +215,34 @@ def _evaluate(run: Run, catalog: Location, settings: Settings, on_cluster: bool)
     opened = open_catalog(catalog)
     _require_same_policy(opened, run.description["policy"])
     path = predictions_path(run.folder, opened.dataset)
-    if is_scored(run, opened):
+    if is_scored(run, opened, whole=True):
         return path
     for split in opened.evaluation_splits:
         opened.require_split(split)
         opened.require_unaltered(split)
     with scoring(run, opened.dataset):
-        if not is_scored(run, opened):  # by another process, in between
+        if not is_scored(run, opened, whole=True):  # by another process, in between
             require_weights(run)
             _score(run.folder, opened, settings, on_cluster)
     return path
 
 
-def is_scored(run: Run, catalog: Catalog) -> bool:
-    """Whether a run's predictions for this very catalog are there."""
+def is_scored(run: Run, catalog: Catalog, *, whole: bool = False) -> bool:
+    """Whether a run's predictions for this very catalog are there.
+
+    Args:
+        run: The run.
+        catalog: What is scored.
+        whole: Compare the file with its hash, too: a damaged one is made again.
+    """
     path = predictions_path(run.folder, catalog.dataset)
-    return path.is_file() and read_description(path)["catalog"] == catalog.digest
+    if not path.is_file():
+        return False
+    try:
+        same = read_description(path)["catalog"] == catalog.digest
+    except Damaged:
+        return False
+    return same and (not whole or is_whole(path))
 
 
 def _score(folder: Path, opened: Catalog, settings: Settings, on_cluster: bool) -> None:

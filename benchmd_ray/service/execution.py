@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.progress import Board, above
 from benchmd_ray.results.storage.mirror import shown as address_of
 from benchmd_ray.results.store import read_run
@@ -31,7 +31,6 @@ from benchmd_ray.service.status import Found, find_run, find_runs
 from benchmd_ray.service.stopping import Stopping
 from benchmd_ray.service.work import Report, execute_item
 from benchmd_ray.telemetry import count, gauge, observe
-from benchmd_ray.training.restarts import first_line
 
 TICK_SECONDS = 0.5
 """How often the driver looks around while nothing ends."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import defaultdict
@@ -11,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmd_ray.service.plan import Item
-from benchmd_ray.training.reporter import METRICS
+from benchmd_ray.training_log import last_metrics
 
-TAIL_BYTES = 4096
-"""Of a run's metrics that are read to see how far it is."""
 SHOWN = 3
 """Running items that are named at most."""
 
@@ -54,19 +51,8 @@ class Progressing:
 
 def units_done(folder: Path) -> float | None:
     """Steps or epochs by the last line of a run's metrics; None without one."""
-    path = folder / METRICS
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            return float(json.loads(line)["done"])
-        except (ValueError, KeyError, TypeError):  # cut off
-            continue
-    return None
+    last = last_metrics(folder)
+    return None if last is None else float(last["done"])
 
 
 def status_text(

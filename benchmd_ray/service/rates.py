@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,26 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.predict import predictions_path
+from benchmd_ray.evaluation.predict import predictions_path, read_predictions
 from benchmd_ray.modalities import Modality
 from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.results.storage.history import METRICS
-from benchmd_ray.results.store import Run, runs
+from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.service.cost import Work, forward_flops, training_flops, work_of
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.settings import EncoderSettings, Settings
 from benchmd_ray.training.engine import TorchEngine, autocast
-from benchmd_ray.training.reporter import read_metrics
-from benchmd_ray.training.transfer import RESULT
+from benchmd_ray.training.transfer import RESULT, transfer_result
+from benchmd_ray.training_log import read_metrics
 
 SPOT_SECONDS = 5.0
 """About how long a measurement here takes."""
@@ -77,10 +73,10 @@ def measured_runs(store: Path, known: Sequence[Dataset] = ()) -> list[Measured]:
             counted in what they wrote; transfers that wrote nothing yet are left out.
     """
     try:
-        found = runs([store])
-    except (BenchmdError, ValueError):  # none there, or one that no version reads
+        found = read_stores([store]).runs
+    except BenchmdError:  # none there
         return []
-    measured = (_measured(run, known) for run in found if (run.folder / METRICS).is_file())
+    measured = (_measured(run, known) for run in found)
     return [speed for speed in measured if speed is not None]
 
 
@@ -88,13 +84,13 @@ def _measured(run: Run, known: Sequence[Dataset]) -> Measured | None:
     try:
         work = _work_of_run(run, known)
         rate = units_per_second(read_metrics(run.folder))
-    except (BenchmdError, OSError, ValueError, KeyError, TypeError, pa.ArrowException):
-        return None  # another version's, or one that is being written: no measurement
+    except BenchmdError:
+        return None  # damaged, or one that is being written: no measurement
     if work is None or rate is None:
         return None
     seconds = run.done.get("seconds")
     beside = None if seconds is None else max(0.0, float(seconds) - work.units / rate)
-    return Measured(run.folder.name, str(run.description["device"]), work, rate, beside)
+    return Measured(run.folder.name, str(run.description.get("device", "")), work, rate, beside)
 
 
 def units_per_second(lines: Iterable[dict[str, float]]) -> float | None:
@@ -116,8 +112,7 @@ def _work_of_run(run: Run, known: Sequence[Dataset]) -> Work | None:
     rows, labelled = _rows(run, known), None
     if about["kind"] == "transfer":
         if (run.folder / RESULT).is_file():
-            result = json.loads((run.folder / RESULT).read_text("utf-8"))
-            labelled = int(result["training_records"])
+            labelled = int(transfer_result(run.folder)["training_records"])
         if "validation" not in rows or not (labelled or rows.get("train")):
             return None
     name = str(about["source"])
@@ -135,7 +130,7 @@ def _rows(run: Run, known: Sequence[Dataset]) -> dict[str, int]:
     scored = predictions_path(run.folder, str(run.description["source"]))
     if not scored.is_file():
         return {}
-    splits = pq.read_table(scored, columns=["split"])["split"]
+    splits = read_predictions(scored).table["split"]
     return {"validation": int(pc.sum(pc.equal(splits, "validation")).as_py() or 0)}
 
 

@@ -13,7 +13,6 @@ from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.searches import SearchPlan, Tuning
 from benchmd_ray.service.tune import Searched
-from benchmd_ray.tuning.records import BEST
 from benchmd_ray.tuning.spaces import PRETRAIN
 
 
@@ -51,7 +50,7 @@ def retraining_plan(
         if one.best.number == 0:
             continue
         begun = started(tuning, one.plan)
-        choice = replace(begun, file=one.folder / BEST, assignments=(), baseline=None)
+        choice = replace(begun, file=None, assignments=(), baseline=None, changes=one.changes)
         best = make_plan(choice, store, device=device, tflops=tflops)
         items |= {item.name: item for item in _tuned(of_sources(best, one.plan), own, one)}
     return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes))) if items else None

@@ -8,7 +8,6 @@ ended.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,8 @@ from benchmd_ray.cluster import connected, embedded, own_cpus, require_shared
 from benchmd_ray.data.catalog import Catalog, confined, open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import locked, remove, write_json
+from benchmd_ray.files import locked, remove
+from benchmd_ray.integrity import is_whole, read_hashed_json, write_hash, write_hashed_json
 from benchmd_ray.modalities import modality
 from benchmd_ray.models.imagenet import imagenet_weights
 from benchmd_ray.progress import SilentBoard, board
@@ -42,7 +42,7 @@ from benchmd_ray.tuning.records import SEARCH, SEARCHES, STATES, read_search
 from benchmd_ray.tuning.search import Limits, Place, search
 from benchmd_ray.tuning.study import Study, Trial, rungs
 from benchmd_ray.tuning.trial import Arm, Work
-from benchmd_ray.tuning.written import trial_row, write_result, write_trials
+from benchmd_ray.tuning.written import best_settings, trial_row, write_result, write_trials
 
 INNER = "inner"
 """Folder of a store: inner catalogs, and runs on them."""
@@ -68,6 +68,8 @@ class Searched:
     folder: Path
     trials: tuple[Trial, ...]
     best: Trial | None
+    changes: Mapping[str, Any]
+    """By group, what the best trial's settings change of the fixed protocol; empty without one."""
     device_hours: float
     device: str
 
@@ -267,8 +269,9 @@ def _start_weights(tuning: Tuning, plan: SearchPlan, catalog: Catalog, store: Pa
         return None
     weights = imagenet_weights(tuning.choice.weights, catalog.modality)
     path = store / INNER / f"{weights.sha256[:12]}-{catalog.modality.name}.safetensors"
-    if not path.is_file():
+    if not is_whole(path):
         write_weights(path, weights.tensors)
+        write_hash(path)
     return path
 
 
@@ -338,14 +341,16 @@ class _Session:
                 for name in ("trials", "features", "locks"):
                     remove(folder / name)
         device = "GPU" if self.place.gpus else "CPU"
-        return Searched(plan, folder, tuple(study.trials()), best, limits.device_hours, device)
+        changes = best_settings(folder, self.work, self._bases, best) if best is not None else {}
+        trials = tuple(study.trials())
+        return Searched(plan, folder, trials, best, changes, limits.device_hours, device)
 
     def _begin(self, inner: Sequence[Catalog]) -> None:
         """Write what is searched, or make sure that it is what was searched before."""
         require_shared(self.folder)
         path = self.folder / SEARCH
         if not path.is_file():
-            write_json(path, self.plan.describe(inner))
+            write_hashed_json(path, self.plan.describe(inner))
             return
         held = [source["inner"] for source in read_search(self.folder).sources]
         if held != [catalog.digest for catalog in inner]:
@@ -372,16 +377,20 @@ class _Session:
             }
             self.observer.trial_ended(self.plan.name, about, trial)
 
-    def _result(self, limits: Limits) -> Trial | None:
-        """Write what the search has found so far."""
-        bases = [
+    @property
+    def _bases(self) -> list[Settings]:
+        """The fixed protocol of each source."""
+        return [
             fixed_settings(modality(source.modality), protocol_encoder(self.plan.technique))
             for source in self.plan.sources
         ]
+
+    def _result(self, limits: Limits) -> Trial | None:
+        """Write what the search has found so far."""
         upstream = [read_run(arm.upstream) for arm in self.work.arms if arm.upstream is not None]
         shared = sum(float(run.done.get("seconds", 0.0)) for run in upstream)
         spent = {"seconds": self.clock.seconds(), "shared_seconds": shared}
-        return write_result(self.folder, limits, self.work, bases, spent)
+        return write_result(self.folder, limits, self.work, self._bases, spent)
 
 
 class _Worked:
@@ -391,10 +400,12 @@ class _Worked:
         self._path, self._start = folder / "sessions.json", time.monotonic()
         self._before = 0.0
         if self._path.is_file():
-            self._before = float(json.loads(self._path.read_text("utf-8"))["seconds"])
+            remedy = f"Remove it: only the seconds of earlier sessions of {folder} are lost."
+            held = read_hashed_json(self._path, remedy, {"seconds": (int, float)})
+            self._before = float(held["seconds"])
 
     def seconds(self) -> float:
         """So far; noted for the next session."""
         seconds = round(self._before + time.monotonic() - self._start, 3)
-        write_json(self._path, {"seconds": seconds})
+        write_hashed_json(self._path, {"seconds": seconds})
         return seconds

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.plugins import plugin, source_sha256
+from benchmd_ray.plugins import plugin, plugin_source
 from benchmd_ray.settings import PretrainSettings
 from benchmd_ray.ssl.emix import EMix
 from benchmd_ray.ssl.mae import MAE
@@ -53,6 +53,8 @@ TECHNIQUES: dict[str, Technique] = {
 
 SCRATCH = "scratch"
 """The technique without pretraining."""
+KIND = "pretraining technique"
+"""What a user's method is among `plugins.GROUPS`."""
 
 
 def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
@@ -66,7 +68,7 @@ def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
         BenchmdError: It does not exist; the message lists the valid names and the nearest.
     """
     if name not in TECHNIQUES:
-        plugin("pretraining technique", name, [*TECHNIQUES, *also])
+        plugin(KIND, name, [*TECHNIQUES, *also])
         return Technique(name)
     return TECHNIQUES[name]
 
@@ -77,13 +79,12 @@ def method_named(name: str) -> MakeMethod:
     Raises:
         BenchmdError: It does not exist or cannot be imported.
     """
-    return METHODS[name] if name in METHODS else plugin("pretraining technique", name, METHODS)
+    return METHODS[name] if name in METHODS else plugin(KIND, name, METHODS)
 
 
 def method_source(name: str) -> str | None:
     """SHA-256 of the source of a technique's method where it is a user's, else None."""
-    technique = technique_named(name)
-    return source_sha256(method_named(name)) if technique.plugged_in else None
+    return plugin_source(KIND, name, METHODS) if technique_named(name).plugged_in else None
 
 
 def protocol_encoder(name: str) -> str:

@@ -89,7 +89,7 @@ class Lease:
             BucketError: The bucket cannot be reached.
         """
         found, noted = self._objects.read(self._key), self._noted()
-        held = {} if found is None else json.loads(found.data)
+        held = {} if found is None else _content(found.data)
         own = held.get("session") in (noted.get("session"), noted.get("next"))
         ours = found is not None and own
         if found is not None and not ours and _held(found):
@@ -169,7 +169,7 @@ class Lease:
             etag = self._objects.write(self._key, data, replaces=over.etag)
         if etag is None:  # perhaps written by an earlier try, whose answer did not arrive
             found = self._objects.read(self._key)
-            if found is not None and json.loads(found.data)["session"] == self._session:
+            if found is not None and _content(found.data).get("session") == self._session:
                 return found.etag
         return etag
 
@@ -187,8 +187,7 @@ class Lease:
     def _noted(self) -> dict[str, Any]:
         if not self._record.is_file():
             return {}
-        noted: dict[str, Any] = json.loads(self._record.read_text("utf-8"))
-        return noted
+        return _content(self._record.read_bytes())
 
     def _note(self, session: str | None, *, following: str | None, current: bool) -> None:
         write_json(self._record, {"session": session, "next": following, "current": current})
@@ -213,7 +212,17 @@ def require_free(objects: Objects, key: str, what: str) -> None:
 
 
 def _held(found: Content) -> bool:
-    return bool(json.loads(found.data)["state"] == "held") and found.age < LEASE_SECONDS
+    """Whether somebody holds a lease; of one that is damaged it is not known, so it is held."""
+    return _content(found.data).get("state") != "free" and found.age < LEASE_SECONDS
+
+
+def _content(data: bytes) -> dict[str, Any]:
+    """What a lease or a note of one says; nothing where it is damaged."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _busy(what: str, age: float) -> Busy:

@@ -1,13 +1,17 @@
 """Checkpoints of a run, whole or not there, and its exported weights.
 
 ``checkpoints/step_000100`` holds a training state with ``checkpoint.json``; ``model.safetensors``
-with ``model.json`` the float32 weights that later runs load.
+with ``model.json`` the float32 weights that later runs load. Both JSON files hold the SHA-256 of
+the others, which are compared before they are loaded; the last two checkpoints are kept, so that
+training resumes from the older one where the newer is damaged.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -22,23 +26,43 @@ from torch import nn
 from benchmd_ray import __version__
 from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY, flush, remove, removed_on_failure, replacing, write_json
+from benchmd_ray.files import TEMPORARY, flush, remove, removed_on_failure, replacing, sha256
+from benchmd_ray.integrity import (
+    Damaged,
+    Kinds,
+    read_hashed_json,
+    require_sha256,
+    write_hashed_json,
+)
 from benchmd_ray.modalities import modality
-from benchmd_ray.models.encoder import Encoder, make_encoder
+from benchmd_ray.models.encoder import Encoder, make_encoder, network_source
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import EncoderSettings, as_dict, updated
-from benchmd_ray.training.engine import Engine, barrier
+from benchmd_ray.training.engine import Engine, barrier, gather
 from benchmd_ray.training.state import differences, listed
 
 CHECKPOINT = "checkpoint.json"
+KEPT = 2
+"""Checkpoints that are kept."""
 MODEL = "model.safetensors"
 ASIDE = f"{TEMPORARY}old-"
 """Prefix of a checkpoint that another one takes the place of."""
 START = "start.safetensors"
 """Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
 DESCRIPTION = "model.json"
-DESCRIBED = ("encoder", "modality", "statistics", "augmentation")
-"""What it says."""
+DESCRIBED: Kinds = {
+    "encoder": dict,
+    "network_source": (str, type(None)),
+    "modality": str,
+    "statistics": (dict, type(None)),
+    "augmentation": str,
+    "weights": str,
+}
+"""What it says: the architecture with the source of a custom network, the signals and what is done
+to them, and the SHA-256 of the weights."""
+_STATE: Kinds = {"step": int, "position": dict, "files": dict}
+"""What `CHECKPOINT` says at least."""
+logger = logging.getLogger(__name__)
 
 
 @cache
@@ -56,7 +80,7 @@ def save_checkpoint(
     position: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> None:
-    """Write a checkpoint under a temporary name and rename it; older ones are removed after.
+    """Write a checkpoint under a temporary name and rename it; `KEPT` of them stay.
 
     Every worker calls it. Random states need no saving: everything drawn is a function of the
     seed, the step and the worker.
@@ -82,17 +106,22 @@ def save_checkpoint(
         with removed_on_failure(partial, final):
             _complete(partial, step, engine, position, files or {})
             flush(partial)
-        _replace_all(partial, final)
+        _replace_oldest(partial, final)
     barrier()
 
 
-def _replace_all(partial: Path, final: Path) -> None:
-    """Put a written checkpoint in the place of all others; at every moment a whole one is there."""
+def _replace_oldest(partial: Path, final: Path) -> None:
+    """Put a written checkpoint next to the one before it, and remove all others.
+
+    At every moment a whole one is there.
+    """
     if final.exists():  # of the same step, such as in an epoch that was begun again
         _aside(final)
     partial.rename(final)
+    before = sorted(p for p in final.parent.glob("step_*") if p.name < final.name)
+    kept = [final, *before[len(before) - KEPT + 1 :]]
     for other in final.parent.iterdir():
-        if other != final:
+        if other not in kept:
             # What is half removed must not look whole.
             remove(_aside(other) if other.name.startswith("step_") else other)
 
@@ -118,40 +147,90 @@ def _complete(
         "position": position,
         "workers": engine.worker.world,
         "versions": versions(),
+        "files": {path.name: sha256(path) for path in sorted(partial.iterdir())},
     }
-    write_json(partial / CHECKPOINT, description)
+    write_hashed_json(partial / CHECKPOINT, description)
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Whole checkpoints of a run, the newest first; their hashes are not compared.
+
+    One that was put aside counts where no other has its step: a process ended amid two renames.
+    """
+    found: dict[int, Path] = {}
+    for prefix in (ASIDE, ""):
+        for path in (run / "checkpoints").glob(f"{prefix}step_*/{CHECKPOINT}"):
+            found[_step_of(path.parent)] = path.parent
+    return [found[step] for step in sorted(found, reverse=True)]
 
 
 def latest_checkpoint(run: Path) -> Path | None:
-    """The newest whole checkpoint of a run."""
-    for prefix in ("", ASIDE):  # one aside is alone where a process ended amid two renames
-        found = sorted((run / "checkpoints").glob(f"{prefix}step_*/{CHECKPOINT}"))
-        if found:
-            return found[-1].parent
-    return None
+    """The newest of `checkpoints`."""
+    return next(iter(checkpoints(run)), None)
 
 
 def checkpoint_step(folder: Path) -> int:
     """Steps or epochs done at a run's newest checkpoint; 0 where there is none."""
     held = latest_checkpoint(folder)
-    return 0 if held is None else int(held.name.rpartition("_")[2])
+    return 0 if held is None else _step_of(held)
 
 
-def load_checkpoint(run: Path, engine: Engine) -> dict[str, Any]:
-    """Load the newest checkpoint into an engine.
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("_")[2])
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was loaded."""
+
+    folder: Path
+    step: int
+    """Steps or epochs done."""
+    position: Mapping[str, Any]
+    """What the loop saved to resume."""
+
+
+def load_checkpoint(run: Path, engine: Engine) -> Checkpoint | None:
+    """Load the newest checkpoint that is as it was written into an engine; every worker calls it.
 
     Returns:
-        The position saved with it, with its ``step``; empty where there is none.
+        What was loaded; None where there is none, or none that is undamaged.
 
     Raises:
-        BenchmdError: It is damaged or of another architecture.
+        BenchmdError: It is of another architecture.
     """
-    folder = latest_checkpoint(run)
-    if folder is None:
-        return {}
-    description = json.loads((folder / CHECKPOINT).read_text("utf-8"))
-    engine.load(folder)
-    return {"step": description["step"], **description["position"]}
+    step = _undamaged_step(run) if engine.worker.rank == 0 else -1
+    # The first worker hashes the files, which all see, for everyone.
+    step = int(gather(torch.tensor([step], device=engine.worker.device))[0])
+    for folder in checkpoints(run):
+        if _step_of(folder) == step:
+            description = _description(folder)
+            engine.load(folder)
+            return Checkpoint(folder, step, description["position"])
+    return None
+
+
+def _undamaged_step(run: Path) -> int:
+    """Step of the newest undamaged checkpoint, -1 where there is none; names damaged ones."""
+    found = checkpoints(run)
+    for number, folder in enumerate(found):
+        try:
+            for name, stated in _description(folder)["files"].items():
+                require_sha256(folder / Path(name).name, str(stated), "")
+        except Damaged as error:
+            then = "the start" if number + 1 == len(found) else "the checkpoint before it"
+            said = "the checkpoint %s is damaged (%s): training resumes from %s"
+            logger.warning(said, folder, error.why, then)
+        else:
+            return _step_of(folder)
+    return -1
+
+
+def _description(checkpoint: Path) -> dict[str, Any]:
+    description = read_hashed_json(checkpoint / CHECKPOINT, "", _STATE)
+    if description["step"] != _step_of(checkpoint):
+        raise Damaged(checkpoint / CHECKPOINT, f"it is of step {description['step']}", "")
+    return description
 
 
 def export_model(
@@ -172,39 +251,58 @@ def export_model(
         statistics: What normalises them.
         augmentation: What they were trained with, which says what they are evaluated on.
     """
-    write_weights(folder / MODEL, weights)
     description = {
         "encoder": as_dict(encoder),
+        "network_source": network_source(encoder),
         "modality": modality_name,
         "statistics": statistics,
         "augmentation": augmentation,
+        "weights": write_weights(folder / MODEL, weights),
     }
-    write_json(folder / DESCRIPTION, description)
+    write_hashed_json(folder / DESCRIPTION, description)
 
 
-def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write weights in float32."""
+def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> str:
+    """Write weights in float32.
+
+    Returns:
+        SHA-256 of the file.
+    """
     floats = {name: value.float().contiguous() for name, value in weights.items()}
+    data = save(floats)  # save_file makes a file that its owner alone can read
     with replacing(path) as partial:
-        partial.write_bytes(save(floats))  # save_file makes a file that its owner alone can read
+        partial.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
 
 
-def load_weights(module: nn.Module, path: Path, prefix: str = "") -> None:
+def load_weights(module: nn.Module, path: Path, stated: str, prefix: str = "") -> None:
     """Load exported weights strictly.
 
     Args:
         module: Takes the weights.
         path: A safetensors file.
+        stated: Its SHA-256.
         prefix: Take only the tensors whose name starts so, without it; others are left alone.
 
     Raises:
-        BenchmdError: The file is missing or damaged, or names or shapes differ; the message
-            says which.
+        Damaged: The file is missing or another one than was written.
+        BenchmdError: Names or shapes differ, or a weight is NaN or infinite; the message says
+            which.
     """
+    remedy = (
+        f"Remove the folder {path.parent} (or move it out of the store) and run the command again "
+        "that made it."
+    )
+    require_sha256(path, stated, remedy)
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise BenchmdError(f"cannot read the weights {path}: {error}") from error
+        raise Damaged(path, f"it is not a safetensors file ({error})", remedy) from error
+    if infinite := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
+        raise BenchmdError(
+            f"{path} has NaN or infinite values in {listed(infinite)}: the training diverged. "
+            "Train again with a lower learning rate (optimiser.lr)."
+        )
     tensors = {
         name.removeprefix(prefix): value
         for name, value in tensors.items()
@@ -231,8 +329,9 @@ def load_encoder(folder: Path) -> Encoder:
     """
     description = model_description(folder)
     size = updated(EncoderSettings(), description["encoder"])
-    encoder = make_encoder(modality(description["modality"]), size)
-    load_weights(encoder, folder / MODEL, "encoder.")
+    recorded = description["network_source"]
+    encoder = make_encoder(modality(description["modality"]), size, recorded=recorded)
+    load_weights(encoder, folder / MODEL, description["weights"], "encoder.")
     return encoder
 
 
@@ -244,7 +343,7 @@ def load_classifier(folder: Path) -> Classifier:
     """
     encoder = load_encoder(folder)
     model = Classifier(encoder, encoder.modality)
-    load_weights(model, folder / MODEL)
+    load_weights(model, folder / MODEL, model_description(folder)["weights"])
     return model
 
 
@@ -252,18 +351,14 @@ def model_description(folder: Path) -> dict[str, Any]:
     """What `export_model` says of an exported model.
 
     Raises:
-        BenchmdError: The folder holds none, or one that another version wrote.
+        Damaged: It is not what was written.
+        BenchmdError: The folder holds none.
     """
     path = folder / DESCRIPTION
     if not path.is_file():
         raise BenchmdError(
             f"{folder} holds no exported model ({DESCRIPTION}): the run has not finished. Run its "
-            "command again; it goes on where it stopped."
+            "command again, which resumes it."
         )
-    description: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    if missing := [name for name in DESCRIBED if name not in description]:
-        raise BenchmdError(
-            f"{path} does not say {', '.join(missing)}: another version of benchmd_ray wrote it. "
-            "Do that run again, in another store or after removing its folder."
-        )
-    return description
+    remedy = f"Remove the folder {folder} and run the command again that made it."
+    return read_hashed_json(path, remedy, DESCRIBED)

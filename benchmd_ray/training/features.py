@@ -7,7 +7,6 @@ something else. Beside ``<name>.npy``, ``<name>.json`` holds its SHA-256 and wha
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,13 @@ from torch import nn
 from benchmd_ray import __version__
 from benchmd_ray.data.batches import Rows
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.files import digest, locked, replacing, sha256, write_json
+from benchmd_ray.files import digest, locked, replacing, sha256
+from benchmd_ray.integrity import (
+    Damaged,
+    read_hashed_json,
+    require_sha256,
+    write_hashed_json,
+)
 from benchmd_ray.models.encoder import network_source
 from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.training.engine import uses_bf16
@@ -116,16 +121,15 @@ def _keep(path: Path, features: Features, about: dict[str, Any]) -> None:
         np.save(file, np.ascontiguousarray(features, np.float32), allow_pickle=False)
         file.flush()
         held = sha256(partial)
-    write_json(path.with_suffix(".json"), {"sha256": held, **about})
+    write_hashed_json(path.with_suffix(".json"), {"features": held, **about})
 
 
 def _kept(path: Path, shape: tuple[int, int]) -> Features | None:
     """Features that are kept whole; None where there are none, or damaged ones."""
     try:
-        said = json.loads(path.with_suffix(".json").read_text("utf-8"))["sha256"]
-        if sha256(path) != said:
-            return None
+        stated = read_hashed_json(path.with_suffix(".json"), "", {"features": str})["features"]
+        require_sha256(path, stated, "")
         held: Features = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (Damaged, OSError, ValueError):
         return None
     return held if held.shape == shape and held.dtype == np.float32 else None

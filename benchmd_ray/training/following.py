@@ -13,9 +13,9 @@ from benchmd_ray.progress import progress
 from benchmd_ray.repeating import repeating
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.pretrain import PretrainJob
-from benchmd_ray.training.reporter import read_metrics
 from benchmd_ray.training.restarts import Lost, record
 from benchmd_ray.training.transfer import TransferJob
+from benchmd_ray.training_log import last_metrics
 
 LOOK_SECONDS = 1.0
 
@@ -58,11 +58,11 @@ def tell_restart(job: PretrainJob | TransferJob, step: int, workers: int) -> Non
 
 def last_line(folder: Path) -> tuple[int, dict[str, float]]:
     """Units done and values of the last line of metrics."""
-    lines = read_metrics(folder)
-    if not lines:
+    last = last_metrics(folder)
+    if last is None:
         return 0, {}
-    values = {key: value for key, value in lines[-1].items() if key not in ("done", "per_second")}
-    return int(lines[-1]["done"]), values
+    values = {key: value for key, value in last.items() if key not in ("done", "per_second")}
+    return int(last["done"]), values
 
 
 def unit_of(job: PretrainJob | TransferJob) -> str:

@@ -22,7 +22,7 @@ from benchmd_ray.cluster import connected, embedded, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import streams
-from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient
+from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, first_line
 from benchmd_ray.files import remove, write_json
 from benchmd_ray.repeating import repeating
 from benchmd_ray.settings import ExecutionSettings
@@ -33,7 +33,7 @@ from benchmd_ray.training.following import following, tell_loss, tell_restart
 from benchmd_ray.training.notice import heeding, note, noted
 from benchmd_ray.training.pretrain import PretrainJob, pretrain, require_pretrainable
 from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
-from benchmd_ray.training.restarts import Lost, first_line, lost
+from benchmd_ray.training.restarts import Lost, lost
 from benchmd_ray.training.transfer import TransferJob, require_transferable, transfer
 
 Job = PretrainJob | TransferJob

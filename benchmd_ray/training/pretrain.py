@@ -15,6 +15,7 @@ from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
+from benchmd_ray.integrity import stated_sha256
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import (
     NETWORK,
@@ -165,15 +166,15 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
     method = _method(job, make_encoder(catalog.modality, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
-    position = load_checkpoint(job.folder, engine)
-    first = int(position.get("step", 0))
+    held = load_checkpoint(job.folder, engine)
+    first = 0 if held is None else held.step
     _require_ahead(job, first)
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
     reporter.start(f"pretrain {job.technique}", job.last, "steps", first)
     engine.module.train()
     batches = feed.endless(settings.pretrain.batch_size, first)
     # Losses that were not reported yet: of all workers those of an earlier session, else one's own.
-    earlier: list[float] = position.get("losses", [])
+    earlier: list[float] = [] if held is None else held.position["losses"]
     losses: list[torch.Tensor] = []
     agreement = Agreement(worker)
     for step in range(first, job.last):
@@ -214,7 +215,9 @@ def _method(job: PretrainJob, encoder: Encoder) -> Any:
     if technique.method is None:
         raise BenchmdError(f"the technique {job.technique} takes its weights as they are.")
     if technique.imagenet:
-        load_weights(encoder, job.folder / START)
+        start = job.folder / START
+        remedy = f"Remove the folder {job.folder} and run the command again."
+        load_weights(encoder, start, stated_sha256(start, remedy))
     made = method_named(technique.method)(encoder, job.settings.pretrain)
     if not isinstance(made, nn.Module) or not hasattr(made, "draw"):
         raise BenchmdError(

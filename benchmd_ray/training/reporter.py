@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,10 +11,10 @@ from typing import Protocol
 import torch
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import read_json_lines, replacing
+from benchmd_ray.files import replacing
+from benchmd_ray.integrity import line
 from benchmd_ray.progress import Progress, SilentProgress, progress
-
-METRICS = "metrics.jsonl"
+from benchmd_ray.training_log import METRICS, read_metrics
 
 
 class Reporter(Protocol):
@@ -42,9 +41,9 @@ class RunReporter:
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
         """Drop what an interrupted run reported after its last checkpoint, and show progress."""
-        kept = [line for line in read_metrics(self._path.parent) if line["done"] <= done]
+        kept = [held for held in read_metrics(self._path.parent) if held["done"] <= done]
         with replacing(self._path) as partial:
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
+            partial.write_text("".join(map(line, kept)), "utf-8")
         if not self._silent:
             self._display = progress(what, total, unit, done)
         self._before = (done, time.monotonic())
@@ -54,9 +53,8 @@ class RunReporter:
         now = time.monotonic()
         rate = (done - self._before[0]) / max(now - self._before[1], 1e-9)
         self._before = (done, now)
-        line = {"done": done, **values, "per_second": float(f"{rate:.4g}")}
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(line({"done": done, **values, "per_second": float(f"{rate:.4g}")}))
         self._display.update(done, values)
 
     def finish(self) -> None:
@@ -75,11 +73,6 @@ class SilentReporter:
 
     def finish(self) -> None:
         """Nothing."""
-
-
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Lines of a run's ``metrics.jsonl``; a line that was cut off is left out."""
-    return read_json_lines(folder / METRICS)
 
 
 def require_finite(losses: torch.Tensor, first_step: int, lr_of: Callable[[int], float]) -> None:

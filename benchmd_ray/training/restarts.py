@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmd_ray.errors import first_line
 from benchmd_ray.progress import above
 
 RESTARTS = "restarts.jsonl"
@@ -55,11 +56,6 @@ def _said(failure: Exception) -> str:
         return "lost the connection to another" if broken else f"says {line!r}"
     where = re.findall(r"^\s*(pid|ip): (\S+)$", str(failure), re.MULTILINE)
     return f"{GONE} ({', '.join(f'{name} {value}' for name, value in where) or 'node lost'})"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, not too long."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def record(folder: Path, event: str, line: str, **values: Any) -> None:

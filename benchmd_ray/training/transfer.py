@@ -7,9 +7,11 @@ is given the source's catalog alone (decision D17).
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,7 +20,7 @@ from benchmd_ray.data.batches import Batch, Feed, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.files import write_json
+from benchmd_ray.integrity import Kinds, read_hashed_json, write_hashed_json
 from benchmd_ray.modalities import Task
 from benchmd_ray.models.encoder import make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier, classification_loss
@@ -28,7 +30,6 @@ from benchmd_ray.training.augmentation import augmented, evaluated
 from benchmd_ray.training.checkpoints import (
     MODEL,
     export_model,
-    latest_checkpoint,
     load_checkpoint,
     load_weights,
     model_description,
@@ -45,7 +46,6 @@ from benchmd_ray.training.seeds import WEIGHTS, derived_seed, seed_step
 from benchmd_ray.training.selection import (
     Best,
     TransferData,
-    Weights,
     training_feed,
     transfer_data,
 )
@@ -136,7 +136,8 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
     encoder = make_encoder(catalog.modality, settings.transfer_encoder)
     if job.upstream is not None:
-        load_weights(encoder, job.upstream / MODEL, "encoder.")
+        stated = model_description(job.upstream)["weights"]
+        load_weights(encoder, job.upstream / MODEL, stated, "encoder.")
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
     model = Classifier(encoder, catalog.modality)
     if settings.transfer.mode == "linear":
@@ -159,7 +160,7 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
     augmentation = transfer.augmentation if transfer.mode == "finetune" else "none"
     about = (job.settings.encoder, catalog.modality.name, catalog.statistics, augmentation)
     export_model(job.folder, best.weights, *about)
-    write_json(
+    write_hashed_json(
         job.folder / RESULT,
         {
             "best_epoch": best.epoch,
@@ -167,6 +168,21 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
             "training_records": len(data.rows),
         },
     )
+
+
+def transfer_result(folder: Path) -> dict[str, Any]:
+    """What `RESULT` says of a transfer: best_epoch, validation_auroc, training_records.
+
+    Raises:
+        Damaged: It is missing, or not what was written.
+    """
+    remedy = f"Remove the folder {folder} and run the command again that made it."
+    kinds: Kinds = {
+        "best_epoch": int,
+        "validation_auroc": float,
+        "training_records": int,
+    }
+    return read_hashed_json(folder / RESULT, remedy, kinds)
 
 
 def _finetune(
@@ -181,11 +197,12 @@ def _finetune(
     settings, transfer = job.settings, job.settings.transfer
     factors = layer_factors(model, transfer.layer_decay, settings.encoder.network)
     engine = make_engine(model, transfer.optimiser, settings.execution, worker, factors)
-    position, best = load_checkpoint(job.folder, engine), Best()
-    if position:
-        held = _saved_best(job.folder) if worker.rank == 0 else {}  # who exports it
-        best = Best(position["best_auroc"], position["best_epoch"], held)
-    first = int(position.get("step", 0))
+    held, best = load_checkpoint(job.folder, engine), Best()
+    position: Mapping[str, Any] = {} if held is None else held.position
+    if held is not None:
+        weights = load_file(held.folder / BEST) if worker.rank == 0 else {}  # who exports it
+        best = Best(position["best_auroc"], position["best_epoch"], weights)
+    first = 0 if held is None else held.step
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
     size = evaluation_batch(model.encoder)
@@ -220,12 +237,6 @@ def _finetune(
             saved = time.monotonic()
     reporter.finish()
     return best
-
-
-def _saved_best(folder: Path) -> Weights:
-    checkpoint = latest_checkpoint(folder)
-    assert checkpoint is not None  # its position was just read
-    return load_file(checkpoint / BEST)
 
 
 def finetune_epoch(

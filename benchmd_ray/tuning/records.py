@@ -7,7 +7,6 @@ while no trial is complete. `read_search` reads it and refuses what is damaged.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,17 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import digest
+from benchmd_ray.integrity import (
+    Damaged,
+    Kinds,
+    read_hashed_json,
+    require_hash,
+    require_kinds,
+)
+from benchmd_ray.parquet import read_table
 from benchmd_ray.settings import Settings, updated
 
 FORMAT = 1
@@ -56,7 +63,7 @@ REQUIRED = ("number", "state", "seconds", "device_hours", "started")
 """Columns without a missing value."""
 AUROC_OF = "auroc:"
 """Beginning of the columns with the AUROC of one modality, of a search over several."""
-_PLAN: dict[str, type | tuple[type, ...]] = {
+_PLAN: Kinds = {
     "technique": str,
     "setting": str,
     "sources": list,
@@ -68,8 +75,9 @@ _PLAN: dict[str, type | tuple[type, ...]] = {
     "space": dict,
     "settings": list,
     "device": str,
+    "determinants": dict,
 }
-_RESULT: dict[str, type | tuple[type, ...]] = {
+_RESULT: Kinds = {
     "best": int,
     "value": (int, float),
     "first_value": (int, float, type(None)),
@@ -80,7 +88,7 @@ _RESULT: dict[str, type | tuple[type, ...]] = {
     "front": list,
     "settings": list,
 }
-_SOURCE: dict[str, type | tuple[type, ...]] = {
+_SOURCE: Kinds = {
     "modality": str,
     "source": str,
     "policy": str,
@@ -229,13 +237,37 @@ def _column_type(name: str, about: Mapping[str, Any]) -> pa.DataType:
     return pa.float64() if kinds and kinds <= {int, float} else pa.string()
 
 
-def searches(stores: Sequence[Path]) -> list[SearchRecord]:
-    """Searches of stores, each once, in order of name; a store or run folder may have none.
+@dataclass(frozen=True)
+class StoredSearches:
+    """The searches of some stores."""
 
-    Of copies of one search in several stores the one with the most trials is taken.
+    records: list[SearchRecord]
+    """In order of name."""
+    damaged: list[str]
+    """Why others cannot be read; they are skipped."""
+
+    @property
+    def notes(self) -> list[str]:
+        """One line for each search that is skipped."""
+        return [f"Skipped: {why}" for why in self.damaged]
+
+
+def searches(stores: Sequence[Path]) -> list[SearchRecord]:
+    """The searches of `read_searches`, all of which can be read.
 
     Raises:
-        BenchmdError: The folder of a search is damaged.
+        BenchmdError: One cannot be read.
+    """
+    stored = read_searches(stores)
+    for why in stored.damaged:
+        raise BenchmdError(why)
+    return stored.records
+
+
+def read_searches(stores: Sequence[Path]) -> StoredSearches:
+    """Searches of stores, each once; a store or run folder may have none.
+
+    Of copies of one search in several stores the one with the most trials is taken.
     """
     folders = {
         path.parent.resolve(): None
@@ -243,11 +275,17 @@ def searches(stores: Sequence[Path]) -> list[SearchRecord]:
         for path in sorted(store.glob(f"{SEARCHES}/*/{SEARCH}"))
     }
     found: dict[str, SearchRecord] = {}
-    for record in map(read_search, folders):
+    damaged = []
+    for folder in folders:
+        try:
+            record = read_search(folder)
+        except (BenchmdError, OSError) as error:
+            damaged.append(str(error))
+            continue
         known = found.get(record.name)
         if known is None or len(record.trials) > len(known.trials):
             found[record.name] = record
-    return [found[name] for name in sorted(found)]
+    return StoredSearches([found[name] for name in sorted(found)], damaged)
 
 
 def read_search(folder: Path) -> SearchRecord:
@@ -260,28 +298,34 @@ def read_search(folder: Path) -> SearchRecord:
         raise BenchmdError(
             f"{folder} is no search (no {SEARCH}). Name a folder that `benchmd tune` printed."
         )
-    plan = _read_json(folder / SEARCH)
+    path, remedy = folder / SEARCH, _remedy(folder)
+    plan = read_hashed_json(path, remedy)
     if plan.get("format") != FORMAT:
         raise BenchmdError(
             f"{folder / SEARCH} has the format {plan.get('format')!r}, expected {FORMAT}: another "
             "version of benchmd wrote it. Read it with that one, or search again."
         )
-    _checked(plan, _PLAN, folder / SEARCH)
+    require_kinds(plan, _PLAN, path, remedy)
+    if not folder.resolve().name.endswith(f"-{digest(plan['determinants'])[:12]}"):
+        raise Damaged(path, "the folder is named for another search", remedy)
     if not plan["sources"] or len(plan["sources"]) != len(plan["settings"]):
-        raise _damaged(
-            folder / SEARCH,
+        why = (
             f"it has {len(plan['sources'])} sources and {len(plan['settings'])} settings, expected "
-            "one or more, and as many",
+            "one or more, and as many"
         )
-    for about in plan["sources"]:
-        _checked(about, _SOURCE, folder / SEARCH, "a source")
+        raise Damaged(path, why, remedy)
+    for held, kinds, what in ((plan["sources"], _SOURCE, "a source"), (plan["settings"], {}, "it")):
+        for about in held:
+            require_kinds(about, kinds, path, remedy, what)
     modalities = [about["modality"] for about in plan["sources"]]
     if len(modalities) == 1:  # its AUROC is the objective
         modalities = []
     trials = _read_trials(folder / TRIALS, trials_schema(plan["space"], modalities))
     tuples = ("sources", "objectives", "settings")
     named: dict[str, Any] = {
-        name: tuple(plan[name]) if name in tuples else plan[name] for name in _PLAN
+        name: tuple(plan[name]) if name in tuples else plan[name]
+        for name in _PLAN
+        if name != "determinants"
     }
     return SearchRecord(
         folder=folder,
@@ -291,30 +335,39 @@ def read_search(folder: Path) -> SearchRecord:
     )
 
 
+def read_trials(path: Path) -> pa.Table:
+    """``trials.parquet`` as it was written.
+
+    Raises:
+        Damaged: It is not.
+    """
+    remedy = _remedy(path.parent)
+    require_hash(path, remedy)
+    return read_table(path, path, remedy)
+
+
 def _read_trials(path: Path, schema: pa.Schema) -> pd.DataFrame:
     """Trials in order of number; none where the file is not there yet."""
     if not path.is_file():
         return _frame(schema.empty_table())
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, f"it is no Parquet file ({error})") from error
+    table, remedy = read_trials(path), _remedy(path.parent)
     missing = [name for name in schema.names if name not in table.column_names]
     if missing:
-        raise _damaged(path, f"it lacks the columns {', '.join(missing)}")
+        raise Damaged(path, f"it lacks the columns {', '.join(missing)}", remedy)
     try:
         table = table.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
-        raise _damaged(path, f"its columns are of other types ({error})") from error
+        raise Damaged(path, f"its columns are of other types ({error})", remedy) from error
     trials = _frame(table)
     unknown = sorted(set(trials["state"]) - set(STATES))
     if unknown:
         raise unknown_name(f"state of a trial in {path}:", str(unknown[0]), STATES)
     if trials["number"].duplicated().any():
-        raise _damaged(path, "a number of a trial is there twice")
+        raise Damaged(path, "a number of a trial is there twice", remedy)
     lacking = trials[(trials["state"] == "complete") & trials["value"].isna()]
     if len(lacking):
-        raise _damaged(path, f"trial {lacking['number'].iloc[0]} is complete and has no value")
+        why = f"trial {lacking['number'].iloc[0]} is complete and has no value"
+        raise Damaged(path, why, remedy)
     return trials
 
 
@@ -332,41 +385,19 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 def _read_result(path: Path, trials: pd.DataFrame) -> Mapping[str, Any] | None:
     if not path.is_file():
         return None
-    result = _read_json(path)
-    _checked(result, _RESULT, path)
+    remedy = _remedy(path.parent)
+    result = read_hashed_json(path, remedy, _RESULT)
     complete = set(trials.loc[trials["state"] == "complete", "number"])
-    odd = sorted({result["best"], *result["front"]} - complete)
+    named = [result["best"], *result["front"]]
+    odd = [number for number in named if not isinstance(number, int) or number not in complete]
     if odd:
-        raise _damaged(path, f"it names trial {odd[0]}, which {TRIALS} does not have as complete")
+        why = f"it names trial {odd[0]!r}, which {TRIALS} does not have as complete"
+        raise Damaged(path, why, remedy)
     return result
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, f"it is no JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise _damaged(path, f"it holds {type(content).__name__}, expected names and values")
-    return content
-
-
-def _checked(
-    content: Any, expected: Mapping[str, type | tuple[type, ...]], path: Path, what: str = "it"
-) -> None:
-    """Raises where names are missing or values are of other types."""
-    if not isinstance(content, dict):
-        raise _damaged(path, f"{what} is {content!r}, expected names and values")
-    missing = [name for name in expected if name not in content]
-    if missing:
-        raise _damaged(path, f"{what} lacks {', '.join(missing)}")
-    for name, kinds in expected.items():
-        if not isinstance(content[name], kinds):
-            raise _damaged(path, f"{what} has {name} {content[name]!r}, which is of another type")
-
-
-def _damaged(path: Path, why: str) -> BenchmdError:
-    return BenchmdError(
-        f"{path} is damaged: {why}. Run the same `benchmd tune` again, which writes it anew from "
-        f"the trials that it has; or move the folder {path.parent} out of the store."
+def _remedy(folder: Path) -> str:
+    return (
+        "Run the same `benchmd tune` again, which writes it anew from the trials that it has; or "
+        f"move the folder {folder} out of the store."
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +26,8 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import rankdata
 
-from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import remove
+from benchmd_ray.integrity import Damaged, checked, shortened, unchecked
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.spaces import Space
 
@@ -51,6 +51,9 @@ STATES: dict[TrialState, State] = {
 }
 GENERATION = "generation"
 """Part of the name under which nsga2 notes a trial's generation."""
+JOURNAL_REMEDY = "Put a copy in its place, or remove the search's folder to begin it anew."
+JOURNAL_FAULTS = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+"""What Optuna raises of lines that it did not write."""
 SECONDS, REASON, AUROCS, STARTED = "seconds", "reason", "aurocs", "started"
 CURVE, CRASHES, HOURS, STOP = "curve", "crashes", "device_hours", "stop"
 """Names of what is noted with a trial."""
@@ -117,6 +120,26 @@ def rungs(most: int) -> tuple[int, ...]:
     return tuple(step for step in (first, first * REDUCTION) if step < most)
 
 
+class _Journal(JournalFileBackend):
+    """Optuna's journal file, each line with its checksum."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Write lines."""
+        super().append_logs([checked(log) for log in logs])
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """Lines from a number on.
+
+        Raises:
+            Damaged: One is not what was written.
+        """
+        for number, log in enumerate(super().read_logs(log_number_from), log_number_from + 1):
+            if (held := unchecked(log)) is None:
+                why = f"line {number} is not what was written"
+                raise Damaged(self._file_path, why, JOURNAL_REMEDY)
+            yield held
+
+
 class Study:
     """The trials of one search. One process at a time may write."""
 
@@ -133,14 +156,14 @@ class Study:
             devices: GPUs, or CPUs, that a trial of this session holds.
 
         Raises:
-            BenchmdError: The journal is damaged.
+            Damaged: The journal is, or has values that the space does not have.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.method, self.devices = space, method, devices
         _mend(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            backend = JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path)))
+            backend = _Journal(str(path), lock_obj=JournalFileOpenLock(str(path)))
             try:
                 self._study = optuna.create_study(
                     storage=JournalStorage(backend),
@@ -149,13 +172,25 @@ class Study:
                     pruner=_pruner(method.stopping, first_rung),
                     load_if_exists=True,
                 )
-            except (ValueError, KeyError, IndexError) as error:
-                raise BenchmdError(
-                    f"the journal {path} of a search is damaged ({error}): put a copy in its "
-                    "place, or remove the search's folder to begin it anew."
-                ) from error
+            except JOURNAL_FAULTS as error:
+                raise Damaged(path, f"{type(error).__name__}: {error}", JOURNAL_REMEDY) from error
         if not self._study.trials:
             self._study.enqueue_trial(space.start)
+        self._path = path
+        self._require_of_space()
+
+    def _require_of_space(self) -> None:
+        """Refuse values that the space does not have: the journal may name no network of its own.
+
+        Raises:
+            Damaged: A trial has one.
+        """
+        parameters = {parameter.name: parameter for parameter in self.space.parameters}
+        for trial in self._study.get_trials(deepcopy=False):
+            for name, value in trial.params.items():
+                if name not in parameters or not parameters[name].holds(value):
+                    why = f"trial {trial.number} has {name} {shortened(value)}, not of the space"
+                    raise Damaged(self._path, why, JOURNAL_REMEDY)
 
     def unfinished(self) -> list[Proposal]:
         """Trials that were begun and not told how they ended, in their order.

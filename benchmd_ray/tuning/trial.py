@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import resource
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,14 +16,16 @@ import torch
 from benchmd_ray.data.catalog import confined
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, remove
+from benchmd_ray.integrity import copy_hashed
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import START, checkpoint_step
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
-from benchmd_ray.training.reporter import RunReporter, SilentReporter, read_metrics
-from benchmd_ray.training.transfer import RESULT, TransferJob
+from benchmd_ray.training.reporter import RunReporter, SilentReporter
+from benchmd_ray.training.transfer import TransferJob, transfer_result
+from benchmd_ray.training_log import read_metrics
 from benchmd_ray.tuning.spaces import applied
 
 Stage = Literal["pretrain", "transfer"]
@@ -170,7 +170,7 @@ def _pretrained(work: Work, arm: Arm, folder: Path, report: Report | None, clock
     for until in (*stops, total):
         pretraining.mkdir(parents=True, exist_ok=True)
         if arm.start is not None:
-            shutil.copyfile(arm.start, pretraining / START)
+            copy_hashed(arm.start, pretraining / START)
         job = PretrainJob(arm.settings, work.technique, arm.catalog, pretraining, until=until)
         launch(job, reporter=_Ticking(clock))
         settings = with_linear(arm.settings)
@@ -217,8 +217,7 @@ def _trained(
     """Run a transfer; its best validation AUROC."""
     job.folder.mkdir(parents=True, exist_ok=True)
     launch(job, reporter=_Best(job, clock, reached))
-    result = json.loads((job.folder / RESULT).read_text("utf-8"))
-    return float(result["validation_auroc"])
+    return float(transfer_result(job.folder)["validation_auroc"])
 
 
 class _Best(RunReporter):

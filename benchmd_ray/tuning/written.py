@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmd_ray.files import replacing, write_json
+from benchmd_ray.files import replacing
+from benchmd_ray.integrity import write_hash, write_hashed_json
 from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.tuning.records import AUROC_OF, BEST, RESULT, STATES, TRIALS, trials_schema
 from benchmd_ray.tuning.search import Limits
@@ -62,6 +63,7 @@ def write_trials(folder: Path, study: Study, work: Work) -> None:
     rows = [trial_row(trial, work) for trial in study.trials()]
     with replacing(folder / TRIALS) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial)
+    write_hash(folder / TRIALS)
 
 
 def write_result(
@@ -102,13 +104,28 @@ def write_result(
         "front": front(trials),
         "settings": [as_dict(settings) for settings in found],
     }
-    write_json(folder / RESULT, content)
-    changes: dict[str, Any] = {"tuned": folder.name}
-    for base, settings in zip(bases, found, strict=True):
-        changes |= differing(base, settings)
+    write_hashed_json(folder / RESULT, content)
+    changes = best_settings(folder, work, bases, best)
     with replacing(folder / BEST) as partial:
         partial.write_text(_yaml(changes, work, best, trials[0]), "utf-8")
     return best
+
+
+def best_settings(
+    folder: Path, work: Work, bases: Sequence[Settings], best: Trial
+) -> dict[str, Any]:
+    """What ``best.yaml`` says: by group, what differs from the fixed protocol.
+
+    Args:
+        folder: Of the search.
+        work: What all trials have in common.
+        bases: The fixed protocol of each arm.
+        best: The best trial.
+    """
+    changes: dict[str, Any] = {"tuned": folder.name}
+    for base, arm in zip(bases, work.arms, strict=True):
+        changes |= differing(base, applied(arm.settings, best.values))
+    return nested(changes)
 
 
 def front(trials: Sequence[Trial]) -> list[int]:
@@ -170,5 +187,5 @@ def _yaml(changes: Mapping[str, Any], work: Work, best: Trial, first: Trial) -> 
         f"# AUROC on the search's validation records {best.auroc:.4f}{start}.\n"
         f"# benchmd run --catalog CATALOGS{modalities} --technique {work.technique} "
         f"--setting {setting} --settings best.yaml\n"
-        + yaml.safe_dump(nested(changes), sort_keys=False, allow_unicode=True)
+        + yaml.safe_dump(dict(changes), sort_keys=False, allow_unicode=True)
     )

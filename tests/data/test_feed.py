@@ -23,8 +23,10 @@ from benchmd_ray.data.feed import (
 )
 from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import Record, to_table
+from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import cache_folder
+from benchmd_ray.integrity import write_hash
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.settings import ExecutionSettings, Settings
 
@@ -262,9 +264,26 @@ def test_a_split_is_decoded_once_and_mapped(catalog, monkeypatch, tmp_path):
 
 def test_a_cached_split_of_another_length_is_named(catalog, monkeypatch, tmp_path):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
-    np.save(tmp_path / f"{catalog.digest[:32]}-train.npy", np.zeros((2, 12, 5000), np.int16))
-    with pytest.raises(BenchmdError, match=rf"holds 2 rows, the catalog {ROWS}\): remove it and"):
+    path = tmp_path / f"{catalog.digest[:32]}-train.npy"
+    np.save(path, np.zeros((2, 12, 5000), np.int16))
+    write_hash(path)
+    with pytest.raises(BenchmdError, match=rf"holds 2 rows, the catalog {ROWS}\. Remove it and"):
         resident_feed(catalog, "train", seed=0)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut off", "unhashed"])
+def test_a_damaged_cached_split_is_decoded_again(catalog, monkeypatch, tmp_path, damage):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
+    whole = np.array(resident_signals(catalog, "train"))
+    path = tmp_path / f"{catalog.digest[:32]}-train.npy"
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[-1000] ^= 4
+    path.write_bytes(data[:-5] if damage == "cut off" else data)
+    if damage == "unhashed":
+        path.with_name(f"{path.name}.sha256").unlink()
+    assert np.array_equal(resident_signals(catalog, "train"), whole)
+    assert np.array_equal(np.load(path), whole)
 
 
 @pytest.mark.parametrize("kind", [resident_feed, StreamingFeed])

@@ -23,7 +23,7 @@ from benchmd_ray.data.feed import (
 )
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import locked, replacing
+from benchmd_ray.files import locked, replacing, sha256
 from benchmd_ray.settings import ExecutionSettings, Settings
 from benchmd_ray.storage.location import Address
 
@@ -52,7 +52,8 @@ def made(request, changed_card, write_catalog, monkeypatch, tmp_path):
         records.append(Record(f"r{row}", f"p{row}", f"u{row // 2}", signal, scale, valid, target))
     ends = [0, *itertools.accumulate(SHARDS)]
     parts = [records[start:end] for start, end in itertools.pairwise(ends)]
-    return write_catalog(card, {"train": parts}, STATISTICS), records
+    statistics = {name: held[: kind.stored_shape[0]] for name, held in STATISTICS.items()}
+    return write_catalog(card, {"train": parts}, statistics), records
 
 
 def slow(record, statistics):
@@ -159,6 +160,7 @@ def test_who_decodes_signals_leaves_columns_alone_that_another_writes(made, monk
     decoding = threading.Thread(target=resident.resident_signals, args=(catalog, "train"))
     with locked(columns.with_suffix(".lock"), "the columns"), replacing(columns) as partial:
         pq.write_table(tables[0], partial)
+        columns.with_name(f"{columns.name}.sha256").write_text(sha256(partial))
         decoding.start()
         decoding.join(0.5)
         assert decoding.is_alive()

@@ -101,7 +101,7 @@ def test_an_altered_validation_shard_is_refused(source, tmp_path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(BenchmdError, match=r"validation-.*is not the shard that was built"):
+    with pytest.raises(BenchmdError, match=r"validation-.*is damaged: its SHA-256 is not the one"):
         inner_catalog(source, tmp_path / "inner")
 
 

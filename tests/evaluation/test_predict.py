@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import merging, predict, read_predictions
+from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
@@ -147,11 +147,11 @@ def test_a_model_of_another_modality_is_refused(tmp_path, changed_card, write_ca
 def test_a_model_of_another_version_is_named(tmp_path, target, write_catalog, records, model):
     catalog = write_catalog(target, {"test": [records]}, OWN)
     predicted(tmp_path, catalog, model, SOURCE)
-    description = json.loads((tmp_path / "model.json").read_text())
+    description = read_hashed_json(tmp_path / "model.json", "")
     del description["statistics"]
-    (tmp_path / "model.json").write_text(json.dumps(description))
+    write_hashed_json(tmp_path / "model.json", description)
     settings = load_settings(assignments=["execution.feed=resident"])
-    with pytest.raises(BenchmdError, match=r"model\.json does not say statistics: another version"):
+    with pytest.raises(BenchmdError, match=r"model\.json is damaged: it lacks statistics"):
         predict(tmp_path, catalog, settings, Worker())
 
 

@@ -10,11 +10,12 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from json_lines import json_lines
 from moto.server import ThreadedMotoServer
 
 from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.files import read_json_lines, sha256
+from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.results.storage.mirror import store_folder
 from benchmd_ray.results.store import runs
@@ -113,7 +114,7 @@ def hashes(store):
 
 
 def logged(store, event, item=""):
-    lines = read_json_lines(store / LOG)
+    lines = json_lines(store / LOG)
     return [x for x in lines if x["event"] == event and item in x.get("item", "")]
 
 

@@ -6,9 +6,10 @@ import signal
 import time
 
 import pytest
+from json_lines import json_lines
 from safetensors.torch import load_file
 
-from benchmd_ray.files import read_json_lines, sha256
+from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.service.logged import LOG
 from benchmd_ray.training.checkpoints import MODEL
@@ -57,7 +58,7 @@ class Training:
         return [line["loss"] for line in read_metrics(self.folder)]
 
     def restarts(self):
-        return read_json_lines(self.folder / RESTARTS)
+        return json_lines(self.folder / RESTARTS)
 
     def until_step(self, step):
         def reached():
@@ -211,7 +212,7 @@ def test_a_run_of_a_plan_whose_process_is_told_to_end_goes_on_elsewhere(
     process.send_signal(signal.SIGTERM)
     assert plan.wait(120) == 0, plan.output
     assert "its process was told to end (SIGTERM); goes on elsewhere" in plan.output
-    lines = [line for line in read_json_lines(tmp_path / LOG) if "pretrain" in line.get("item", "")]
+    lines = [line for line in json_lines(tmp_path / LOG) if "pretrain" in line.get("item", "")]
     told, done = (line for line in lines if line["event"] != "item started")
     assert [told["event"], done["event"]] == ["item preempted", "item finished"]
     assert told["node"] != done["node"]

@@ -97,7 +97,7 @@ def test_a_network_of_ones_own_is_given_the_patches(monkeypatch):
             given.append(modality.patch)
             super().__init__(modality, size)
 
-    monkeypatch.setattr(module, "plugin", lambda *_: Own)
+    monkeypatch.setattr(module, "plugin", lambda *_, **__: Own)
     own = EncoderSettings(width=8, depth=1, network="mine:Own", patch_size=125)
     assert make_encoder(MODALITIES["eeg"], own).modality.tokens == 30
     assert given == [(125,)]

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.files import write_json
+from benchmd_ray.files import digest
+from benchmd_ray.integrity import line, write_hash, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -24,6 +25,16 @@ TRANSFER = {
     "finetune-small": {"mode": "finetune", "labels": "small"},
     "finetune-full": {"mode": "finetune", "labels": "full"},
 }
+
+
+def described(about: Mapping[str, Any] | None = None, **determinants: Any) -> dict[str, Any]:
+    """As little as a description can say; `about` goes on top."""
+    return {
+        **{"kind": "pretrain", "technique": "mae", "setting": "pretrain", "modality": "ecg"},
+        **{"source": "ptb-xl", "policy": "clean", "seed": 0, "fixed": True, "raw": [1, 1]},
+        **{"options": {}, "settings": {}, "determinants": {"catalog": "c", **determinants}},
+        **(about or {}),
+    }
 
 
 def _settings(seed: int, changes: Mapping[str, Any], setting: str = "linear") -> Settings:
@@ -59,11 +70,18 @@ def _description(
 
 
 def _finished(run: Run, lines: Sequence[Mapping[str, float]], finished: bool) -> Run:
-    text = "".join(json.dumps({"per_second": 10.0, **line}) + "\n" for line in lines)
+    text = "".join(line({"per_second": 10.0, **values}) for values in lines)
     (run.folder / "metrics.jsonl").write_text(text)
     if finished:
-        write_json(run.folder / "done.json", {"finished": "2025-01-01T00:00:00+00:00"})
+        write_done(run)
     return run
+
+
+def write_done(run: Run, **said: Any) -> Path:
+    """Mark a run as finished."""
+    done = {"finished": "2025-01-01T00:00:00+00:00", "seconds": 0.0, "model_sha256": None, **said}
+    write_hashed_json(run.folder / "done.json", done)
+    return run.folder / "done.json"
 
 
 def make_pretraining(
@@ -209,6 +227,7 @@ def write_predictions(
     path = run.folder / "predictions" / f"{dataset}.parquet"
     path.parent.mkdir(exist_ok=True)
     pq.write_table(pa.concat_tables(parts).replace_schema_metadata(metadata), path)
+    write_hash(path)
     return path
 
 
@@ -340,9 +359,21 @@ def make_trials(trials: int, space: Mapping[str, Mapping[str, Any]] = SPACE) -> 
     return rows
 
 
+SOUGHT = {"made": "up"}
+"""What decides all made-up searches."""
+
+
+def search_name(stem: str) -> str:
+    """Name of the folder of a made-up search."""
+    return f"{stem}-{digest(SOUGHT)[:12]}"
+
+
+SEARCH = search_name("tune-ecg-mae-linear")
+
+
 def make_search(
     store: Path,
-    name: str = "tune-ecg-mae-linear-1a2b3c4d5e6f",
+    name: str = SEARCH,
     *,
     start: Settings | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
@@ -363,15 +394,17 @@ def make_search(
         **{"format": 1, "technique": "mae", "setting": "linear", "sources": [source]},
         **{"objectives": ["auroc"], "across": None, "sampler": "tpe", "stopping": "asha"},
         **{"seed": 0, "space": space, "settings": [as_dict(start or Settings())], "device": "cpu"},
+        "determinants": SOUGHT,
         **about,
     }
-    write_json(folder / "search.json", plan)
+    write_hashed_json(folder / "search.json", plan)
     held = make_trials(12) if rows is None else list(rows)
     across = [one["modality"] for one in plan["sources"]] if len(plan["sources"]) > 1 else []
     table = pa.Table.from_pylist(held, trials_schema(space, across))
     pq.write_table(table, folder / "trials.parquet")
+    write_hash(folder / "trials.parquet")
     if finished:
-        write_json(folder / "result.json", {**_outcome(held, space), **(result or {})})
+        write_hashed_json(folder / "result.json", {**_outcome(held, space), **(result or {})})
     return folder
 
 

@@ -27,6 +27,7 @@ from stores import (
 
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.integrity import line
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.analysis import Analysis, analyse
 from benchmd_ray.results.report.curves import POINTS
@@ -335,7 +336,7 @@ def test_training_is_read_from_the_metrics(report_analysis):
 def test_long_training_is_thinned_and_keeps_its_last_line(tmp_path):
     run = make_transfer(tmp_path)
     predict_all(run, {"ptb-xl": {"validation": 60}})
-    lines = "".join(f'{{"done": {i}, "loss": {i / 10}}}\n' for i in range(1, 1304))
+    lines = "".join(line({"done": i, "loss": i / 10}) for i in range(1, 1304))
     (run.folder / "metrics.jsonl").write_text(lines + '{"done": 1304, "lo')
     training = analyse([run], resamples=2).training
     assert training["done"].tolist() == list(range(1, 1304, 3))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import made_catalogs
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -22,11 +23,9 @@ from PIL import Image
 from benchmd_ray.cli import main
 from benchmd_ray.data import catalog as catalogs
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
-from benchmd_ray.data.manifest import write_shard
-from benchmd_ray.data.records import Record, to_table
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import digest, write_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.canvas import styled
 from benchmd_ray.results.catalogs import contents
@@ -101,32 +100,11 @@ def records_of(kind, split, count):
 
 
 def write_catalog(path, card, sizes=SIZES, per_shard=16):
-    kind, shards = card.kind, []
+    splits = {}
     for split, count in sizes.items():
-        records = list(records_of(kind, split, count))
-        for start in range(0, count, per_shard):
-            file = f"shards/{split}-{start:05d}.parquet"
-            part = to_table(records[start : start + per_shard], split, card)
-            (path / "shards").mkdir(parents=True, exist_ok=True)
-            written = write_shard(part, path / file, kind)
-            shards.append({"file": file, "split": split, "rows": len(part), **written})
-    manifest = {
-        "format": FORMAT,
-        "dataset": card.name,
-        "card_version": card.version,
-        "policy": "clean",
-        "plan": "",
-        "layout": "made",
-        "options": {},
-        "raw": {"grouped_by": "patient"},
-        "left_out": {},
-        "remarks": {},
-        "quarantined": [],
-        "statistics": None,
-        "splits": {split: {"records": count} for split, count in sorted(sizes.items())},
-        "shards": shards,
-    }
-    write_json(path / MANIFEST, manifest | {"digest": digest(manifest)})
+        records = list(records_of(card.kind, split, count))
+        splits[split] = [records[i : i + per_shard] for i in range(0, count, per_shard)]
+    made_catalogs.write_catalog(path, card, splits, statistics=None)
 
 
 @pytest.fixture(scope="module")

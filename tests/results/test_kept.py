@@ -114,7 +114,7 @@ def test_the_threads_are_shared_by_the_predictions_at_hand(tmp_path, monkeypatch
     monkeypatch.setattr(scored, "resampled", noting)
     run = make_transfer(tmp_path / "runs")
     predict_all(run, {"ptb-xl": ECG_DATA["ptb-xl"]})
-    measured(read_scored(run), ("auroc",), 5)
+    measured(read_scored(run).scored, ("auroc",), 5)
     assert seen == [threads, threads]
 
 
@@ -122,7 +122,7 @@ def test_the_threads_are_shared_by_the_predictions_at_hand(tmp_path, monkeypatch
 def test_a_damaged_file_is_computed_again(cache, damage):
     compute = Counted()
     kept(INPUTS, {}, compute)
-    (path,) = cache.iterdir()
+    (path,) = cache.glob("*.npz")
     path.write_bytes(damage)
     assert kept(INPUTS, {}, compute)["a"][0] == 1.5
     assert compute.times == 2
@@ -134,9 +134,9 @@ def test_measured_from_the_cache_equals_measured_anew(tmp_path, cache):
     run = make_transfer(tmp_path / "runs")
     predict_all(run, {"ptb-xl": ECG_DATA["ptb-xl"]})
     names = ("auroc", "auprc", "calibration_error")
-    fresh = measured(read_scored(run), names, 50)
-    assert len(list(cache.iterdir())) == len(fresh) == 2
-    again = measured(read_scored(run), names, 50)
+    fresh = measured(read_scored(run).scored, names, 50)
+    assert len(list(cache.glob("*.npz"))) == len(fresh) == 2
+    again = measured(read_scored(run).scored, names, 50)
     for one, other in zip(fresh, again, strict=True):
         for name in names:
             np.testing.assert_array_equal(one.resampled[name], other.resampled[name])

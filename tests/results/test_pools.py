@@ -154,7 +154,7 @@ def test_an_interval_of_the_calibration_error_holds_the_value_that_resampling_wo
     assert len(errors) == 1 + len(ECG.classes)
     assert (errors["low"] <= errors["value"]).all()
     assert (errors["value"] <= errors["high"]).all()
-    (whole,) = measured(read_scored(run), ["calibration_error"], 200)
+    (whole,) = measured(read_scored(run).scored, ["calibration_error"], 200)
     assert whole.resampled["calibration_error"][:, 0].mean() > errors["value"].iloc[0]
 
 

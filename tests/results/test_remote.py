@@ -14,10 +14,12 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from stores import described, write_done
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError, Busy, Transient
 from benchmd_ray.files import sha256
+from benchmd_ray.integrity import write_hash
 from benchmd_ray.results.storage import remote
 from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.results.storage.mirror import (
@@ -41,7 +43,7 @@ from benchmd_ray.storage.bucket import Bucket, BucketError, Content, open_bucket
 from benchmd_ray.storage.lease import Lease, Lost
 
 SECRET = "do-not-write-me-down"
-ABOUT = {"determinants": {"a": 1}, "kind": "pretrain", "settings": {"execution": {}}}
+ABOUT = described(a=1)
 
 
 @pytest.fixture
@@ -83,6 +85,7 @@ def predictions(run, dataset="georgia", content=b"scores"):
     path = run.folder / "predictions" / f"{dataset}.parquet"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
+    write_hash(path)
     return path
 
 
@@ -198,7 +201,7 @@ def test_foreign_weights_are_refused(s3, machine):
         train(run)
     s3.write(f"{run.folder.name}/model.safetensors", b"others")
     there = read_run(machine("b") / run.folder.name)
-    with pytest.raises(BenchmdError, match="not those of the finished run: their SHA-256"):
+    with pytest.raises(BenchmdError, match=r"its SHA-256 is not the one .* Remove the run s3://"):
         require_weights(there)
     assert not (there.folder / "model.safetensors").exists()
 
@@ -316,14 +319,15 @@ def test_a_silent_machine_is_taken_over_and_publishes_nothing_more(s3, machine, 
     ).read_bytes()
 
 
-def test_the_first_to_finish_a_run_has_finished_it(s3, machine):
+def test_the_first_to_finish_a_run_has_finished_it(s3, machine, tmp_path):
     run = open_run(machine("a"), "r", ABOUT)
     work = begin(run)
     train(run)
-    s3.write(f"{run.folder.name}/done.json", b'{"finished": "by another"}')
+    other = write_done(open_run(tmp_path / "other", "r", ABOUT), finished="by another")
+    s3.write(f"{run.folder.name}/done.json", other.read_bytes())
     with pytest.raises(Lost, match=r"another machine has finished s3://.*: look again"):
         work.__exit__(None, None, None)
-    assert open_run(machine("a"), "r", ABOUT).done == {"finished": "by another"}
+    assert open_run(machine("a"), "r", ABOUT).done["finished"] == "by another"
 
 
 def test_a_machine_that_lost_its_lease_stops_publishing_while_it_works(
@@ -856,7 +860,8 @@ def test_pruning_frees_the_bucket_and_all_mirrors_learn_of_it(s3, machine):
     assert said.bytes_of("weights") == 7
     light = {"run.json", "history.jsonl", "metrics.jsonl", "model.json", "done.json"}
     leases = {"lease.json", "lease-georgia.json"}
-    assert published(s3) == light | leases | {"predictions/georgia.parquet"}
+    scores = {"predictions/georgia.parquet", "predictions/georgia.parquet.sha256"}
+    assert published(s3) == light | leases | scores
     (again,) = runs([machine("b")])
     assert again.finished
     assert not (again.folder / "model.safetensors").exists()

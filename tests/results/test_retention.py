@@ -2,6 +2,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from stores import described
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
@@ -15,12 +16,7 @@ STATE, MODEL, SCORES = b"state" * 100, b"weights" * 10, b"scores"
 
 def make(store, name, *, kind="transfer", upstream=None, finished=True, scored=True):
     """A run with everything that training and evaluation leave, and a checkpoint."""
-    about = {
-        "determinants": {"name": name},
-        "kind": kind,
-        "upstream": upstream,
-        "settings": {"execution": {}},
-    }
+    about = described({"kind": kind, "upstream": upstream}, name=name)
     run = open_run(store, name, about)
     checkpoint = run.folder / "checkpoints" / "step_000000007"
     work = working(run, keep="checkpoints")
@@ -181,5 +177,5 @@ def test_the_command_lists_what_it_removes(tmp_path):
 def test_done_says_when_how_long_and_which_weights(tmp_path):
     run = make(tmp_path, "done")
     done = json.loads((run.folder / "done.json").read_text())
-    assert set(done) == {"finished", "seconds", "model_sha256"}
+    assert set(done) == {"finished", "seconds", "model_sha256", "sha256"}
     assert done["model_sha256"] == sha256(run.folder / "model.safetensors")

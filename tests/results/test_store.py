@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from stores import described
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
@@ -20,9 +21,9 @@ from benchmd_ray.results.store import (
 
 
 def test_equal_determinants_give_the_same_folder_and_others_another(tmp_path):
-    first = open_run(tmp_path, "transfer-ecg", {"determinants": {"a": 1, "b": 2}})
-    again = open_run(tmp_path, "transfer-ecg", {"determinants": {"b": 2, "a": 1}})
-    other = open_run(tmp_path, "transfer-ecg", {"determinants": {"a": 1, "b": 3}})
+    first = open_run(tmp_path, "transfer-ecg", described(a=1, b=2))
+    again = open_run(tmp_path, "transfer-ecg", described(b=2, a=1))
+    other = open_run(tmp_path, "transfer-ecg", described(a=1, b=3))
     assert first.folder == again.folder != other.folder
 
 
@@ -30,7 +31,7 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
     def refuse():
         raise BenchmdError("no")
 
-    store, about = tmp_path / "store", {"determinants": {"a": 1}}
+    store, about = tmp_path / "store", described(a=1)
     with pytest.raises(BenchmdError, match="no"):
         open_run(store, "r", about, refuse)
     assert not store.exists()
@@ -39,7 +40,7 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
 
 
 def test_a_run_is_finished_only_when_its_work_ended_well(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}})
+    run = open_run(tmp_path, "r", described())
     with pytest.raises(RuntimeError, match="work"), working(run):
         raise RuntimeError("the work failed")
     assert not run.finished
@@ -49,7 +50,7 @@ def test_a_run_is_finished_only_when_its_work_ended_well(tmp_path):
 
 
 def test_two_processes_do_not_work_on_one_run(tmp_path, held_elsewhere):
-    run = open_run(tmp_path, "r", {"determinants": {}})
+    run = open_run(tmp_path, "r", described())
     other = held_elsewhere(run.folder)
     with pytest.raises(Busy, match="another process is working on the run"), working(run):
         pass
@@ -60,7 +61,7 @@ def test_two_processes_do_not_work_on_one_run(tmp_path, held_elsewhere):
 
 
 def test_half_written_files_of_a_killed_process_are_removed(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}})
+    run = open_run(tmp_path, "r", described())
     (run.folder / ".partial-1-model.safetensors").write_text("half")
     with working(run):
         pass
@@ -68,19 +69,19 @@ def test_half_written_files_of_a_killed_process_are_removed(tmp_path):
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(BenchmdError, match=r"is no run \(no run.json\)"):
+    with pytest.raises(BenchmdError, match=r"is not a run \(no run.json\)"):
         read_run(tmp_path)
     with pytest.raises(BenchmdError, match="holds no run"):
         runs([tmp_path])
 
 
 def test_a_store_and_its_runs_count_once(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}})
+    run = open_run(tmp_path, "r", described())
     assert [r.folder for r in runs([tmp_path, run.folder])] == [run.folder]
 
 
 def test_work_on_a_run_that_another_process_finished_meanwhile_is_not_begun(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}})
+    run = open_run(tmp_path, "r", described())
     with working(run):
         pass
     with pytest.raises(Busy, match="has just finished the run"):
@@ -88,7 +89,7 @@ def test_work_on_a_run_that_another_process_finished_meanwhile_is_not_begun(tmp_
 
 
 def test_one_process_at_a_time_writes_a_datasets_predictions(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}})
+    run = open_run(tmp_path, "r", described())
     with scoring(run, "georgia"):
         with pytest.raises(Busy, match=r"working on the predictions of .* for georgia"):
             scoring(run, "georgia").__enter__()
@@ -97,9 +98,9 @@ def test_one_process_at_a_time_writes_a_datasets_predictions(tmp_path):
 
 
 def test_done_says_when_how_long_and_with_which_weights(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}})
+    run = open_run(tmp_path, "r", described())
     assert run.done == {}
-    with pytest.raises(BenchmdError, match="holds no weights"):
+    with pytest.raises(BenchmdError, match="has no weights"):
         _ = run.model_sha256
     before = datetime.now(UTC) - timedelta(seconds=1)
     with working(run):
@@ -110,17 +111,8 @@ def test_done_says_when_how_long_and_with_which_weights(tmp_path):
     assert run.model_sha256 == run.done["model_sha256"]
 
 
-def test_runs_of_earlier_versions_are_finished_too(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}})
-    (run.folder / "done.json").write_text('{"finished": true}')
-    (run.folder / "model.safetensors").write_bytes(b"weights")
-    assert run.finished
-    assert run.model_sha256 == sha256(run.folder / "model.safetensors")
-    assert seconds_worked(run.folder) == 0
-
-
 def test_every_session_is_in_the_history(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}, "device": "cpu"})
+    run = open_run(tmp_path, "r", described({"device": "cpu"}))
     message = f"no luck in {Path.home()}/data\nsecond line"
     work = working(run, "cuda")
     work.__enter__()
@@ -144,7 +136,7 @@ def test_every_session_is_in_the_history(tmp_path):
 
 
 def test_a_killed_session_counts_until_it_last_wrote_its_metrics(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}})
+    run = open_run(tmp_path, "r", described())
     append(run.folder, "started", device="cpu")
     start = datetime.fromisoformat(read_history(run.folder)[0]["time"]).timestamp()
     assert seconds_worked(run.folder) == 0  # nothing is known of it
@@ -167,14 +159,14 @@ def test_a_killed_session_counts_until_it_last_wrote_its_metrics(tmp_path):
 
 
 def test_weights_of_an_unfinished_run_are_not_called_pruned(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}, "kind": "pretrain"})
+    run = open_run(tmp_path, "r", described())
     with pytest.raises(BenchmdError, match="is not finished: run its `benchmd pretrain` again"):
         require_weights(run)
 
 
 def test_checkpoints_stay_only_where_they_are_asked_for(tmp_path):
     for keep, there in (("models", False), ("predictions", False), ("checkpoints", True)):
-        run = open_run(tmp_path, "r", {"determinants": {"keep": keep}})
+        run = open_run(tmp_path, "r", described(keep=keep))
         with working(run, keep=keep):
             (run.folder / "checkpoints" / "step_000000020").mkdir(parents=True)
         assert (run.folder / "checkpoints").exists() == there

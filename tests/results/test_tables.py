@@ -7,10 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
-from stores import make_transfer, people, write_predictions
+from stores import described, make_transfer, people, write_predictions
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
+from benchmd_ray.integrity import write_hash
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report import tables
 from benchmd_ray.results.report.analysis import Analysis, analyse, blocks
@@ -91,6 +92,7 @@ def test_windows_of_one_scan_count_as_one_record(tmp_path):
     units = pa.array([f"scan {i // 2}" for i in range(300)])
     named = table.set_column(table.schema.get_field_index("unit_id"), "unit_id", units)
     pq.write_table(named, path)
+    write_hash(path)
     (cell,) = cells(run)
     pairs = targets.reshape(150, 2, 7).max(axis=1), scores.reshape(150, 2, 7).max(axis=1)
     expected = [roc_auc_score(pairs[0][:, c], pairs[1][:, c]) for c in range(6)]
@@ -343,6 +345,6 @@ def test_text_columns_line_up(tmp_path):
 
 
 def test_runs_without_predictions_are_refused(tmp_path):
-    run = open_run(tmp_path, "r", {"determinants": {}})
+    run = open_run(tmp_path, "r", described())
     with pytest.raises(BenchmdError, match="none of the 1 runs is finished and has predictions"):
         analyse([run])

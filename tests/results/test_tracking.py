@@ -18,6 +18,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.integrity import write_hash
 from benchmd_ray.results import tracking
 from benchmd_ray.results.tracking import Followed, Tracker, chosen_mode, report_files
 from benchmd_ray.results.tracking_values import trials_of
@@ -180,7 +181,7 @@ def test_the_process_that_follows_ends_when_it_cannot_be_told_everything(tmp_pat
 def test_a_broken_run_is_written_down_and_nothing_else(tmp_path):
     following = tracking._Following(tmp_path, "offline", "benchmd", 1.0)
     following.guarded(lambda: following.finished(item("p", "pretrain"), tmp_path / "no-run"))
-    assert "no-run is no run" in (tmp_path / "wandb" / "errors.log").read_text()
+    assert "no-run is not a run" in (tmp_path / "wandb" / "errors.log").read_text()
 
 
 def test_the_mode_follows_key_and_environment(monkeypatch, tmp_path):
@@ -259,6 +260,7 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
     # Trial 0 ended in an earlier session, which told it.
     earlier = [trial(0, value=0.625, curve=(0.5, 0.625)), trial(1, "unfinished")]
     pd.DataFrame(earlier).to_parquet(searched / "trials.parquet")
+    write_hash(searched / "trials.parquet")
     said = []
     search = tracked.TrackedSearch(tmp_path, "auto", said.append)
     told = trial(1, value=0.75, curve=(0.5, 0.75, 0.7), lr=0.1)

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sklearn.metrics import roc_auc_score
 from stores import (
+    SEARCH,
     SPACE,
     make_pretraining,
     make_search,
@@ -21,6 +22,7 @@ from stores import (
     make_trials,
     people,
     scores_of,
+    search_name,
     targets_of,
     write_predictions,
 )
@@ -30,6 +32,7 @@ from test_written import rows_of
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.intervals import resampled
+from benchmd_ray.integrity import write_hash, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.canvas import styled
 from benchmd_ray.results.report import tables
@@ -45,7 +48,7 @@ from benchmd_ray.settings import Settings, updated
 from benchmd_ray.tuning.records import COLUMNS, read_search, searches, trials_schema
 
 ECG = MODALITIES["ecg"]
-NAME = "tune-ecg-mae-linear-1a2b3c4d5e6f"
+NAME = SEARCH
 TOPICS = ("history", "importance", "slice", "contour", "curves", "front", "parallel")
 RESAMPLES = 60
 
@@ -201,7 +204,7 @@ def test_the_start_is_found_among_several_customs_and_seeds_are_paired(tmp_path)
 
 def test_a_tuned_pretraining_makes_its_transfers_tuned_and_scratch_its_base(tmp_path):
     store = tmp_path / "runs"
-    name = "tune-ecg-mae-pretrain-0000000000ab"
+    name = search_name("tune-ecg-mae-pretrain")
     make_search(store, name, setting="pretrain")
     fixed = make_pretraining(store, "mae")
     found = {"pretrain": {"mask_rate": 0.5}, "tuned": name}
@@ -491,8 +494,8 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
     ]  # fmt: skip
     rows = [{**row, "rank": 1.5, "auroc:ecg": 0.6, "auroc:cxr": 0.7} for row in make_trials(3)]
     two = [json.loads(json.dumps({"seed": seed})) for seed in (1, 2)]
-    make_search(tmp_path, "tune-universal-mae-linear-1", rows=rows, sources=sources, settings=two,
-                across="mean-rank")  # fmt: skip
+    name, across = search_name("tune-universal-mae-linear"), "mean-rank"
+    make_search(tmp_path, name, rows=rows, sources=sources, settings=two, across=across)
     (record,) = searches([tmp_path])
     assert record.trials["auroc:cxr"].tolist() == [0.7] * 3
     first = record.start("cxr", "mimic-cxr", "clean")
@@ -505,18 +508,23 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "match"),
     [
-        ("search.json", '{"format": 1, "techn', "it is no JSON"),
+        ("search.json", '{"format": 1, "techn', "it is not JSON"),
         ("search.json", "[]", "it holds list"),
-        ("search.json", '{"format": 2}', "another version of benchmd wrote it"),
-        ("search.json", '{"format": 1, "technique": "mae"}', "it lacks setting, sources"),
-        ("trials.parquet", "PAR1 cut off", "it is no Parquet file"),
-        ("result.json", '{"best": 3}', "it lacks value, first_value"),
-        ("result.json", "", "it is no JSON"),
+        ("search.json", '{"format": 1}', "it has no sha256"),
+        ("search.json", '{"format": 1, "sha256": "0"}', "its SHA-256 is another"),
+        ("search.json", {"format": 2}, "another version of benchmd wrote it"),
+        ("search.json", {"format": 1, "technique": "mae"}, "it lacks setting, sources"),
+        ("trials.parquet", "PAR1 cut off", "its SHA-256 is not the one that was recorded"),
+        ("result.json", {"best": 3}, "it lacks value, first_value"),
+        ("result.json", "", "it is not JSON"),
     ],
 )
 def test_a_damaged_folder_is_refused_with_its_file_and_the_remedy(tmp_path, file, content, match):
     folder = make_search(tmp_path)
-    (folder / file).write_text(content)
+    if isinstance(content, str):
+        (folder / file).write_text(content)
+    else:
+        write_hashed_json(folder / file, content)
     with pytest.raises(BenchmdError, match=match) as caught:
         searches([tmp_path])
     assert str(folder / file) in str(caught.value)
@@ -528,6 +536,7 @@ def test_trials_that_do_not_fit_are_refused(tmp_path):
     path = folder / "trials.parquet"
     table = pq.read_table(path)
     pq.write_table(table.drop_columns(["transfer.epochs"]), path)
+    write_hash(path)
     with pytest.raises(BenchmdError, match=r"lacks the columns transfer\.epochs"):
         read_search(folder)
     odd = make_search(tmp_path / "state", rows=[rows[0], {**rows[1], "state": "halted"}])

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import made_catalogs
 import pytest
+from made_catalogs import origin
 
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.catalog import FORMAT, MANIFEST
+from benchmd_ray.data.manifest import manifest_of
 from benchmd_ray.data.splits import TARGET_SPLIT
-from benchmd_ray.files import digest, write_json
 
 ROWS = {"train": 100, "validation": 30}
 
@@ -21,30 +22,20 @@ def write_manifest(tmp_path: Path) -> Callable[..., Path]:
         card = dataset_card(dataset)
         rows = rows or (ROWS if card.role == "source" else {TARGET_SPLIT[policy]: 50})
         positives = classes or dict.fromkeys(card.classes, 10)
-        manifest = {
-            "format": FORMAT,
-            "dataset": dataset,
-            "card_version": card.version,
-            "modality": card.modality,
-            "role": card.role,
-            "policy": policy,
-            "plan": "",
-            "layout": "made",
-            "options": {},
-            "raw": {"records": 9, "expected": 9},
-            "left_out": {},
-            "remarks": {},
-            "statistics": None,
-            "quarantined": [],
-            "splits": {
-                split: {"records": count, "units": count, "classes": positives}
-                for split, count in rows.items()
-            },
-            "shards": [],
+        splits = {
+            split: {"records": count, "units": count, "patients": count, "classes": positives}
+            for split, count in rows.items()
         }
+        shards = [
+            {
+                "file": f"shards/{split}-00000.parquet",
+                **{"split": split, "rows": count, "bytes": 1, "sha256": "0" * 64},
+            }
+            for split, count in rows.items()
+        ]
         path = (folder or tmp_path / "catalogs") / f"{dataset}-{policy}"
-        path.mkdir(parents=True)
-        write_json(path / MANIFEST, manifest | {"digest": digest([manifest, str(path)])})
+        about = manifest_of(card, origin(card, path) | {"policy": policy}, [])
+        made_catalogs.write_manifest(path, about | {"splits": splits, "shards": shards})
         return path
 
     return write

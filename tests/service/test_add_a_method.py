@@ -16,6 +16,7 @@ import torch
 
 from benchmd_ray import plugins
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import sha256
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.service.execute import pretrain_run, transfer_run
@@ -36,6 +37,11 @@ def block(language: str) -> str:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[0]
 
 
+def allowed(monkeypatch, *names):
+    """Allow plug-ins until the end of the test."""
+    monkeypatch.setenv(plugins.ALLOWED, ",".join([*plugins.allowed(), *names]))
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch) -> Path:
     """The page's module in a folder where it is found."""
@@ -43,6 +49,7 @@ def module(tmp_path, monkeypatch) -> Path:
     path.write_text(block("python"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_methods", raising=False)
+    allowed(monkeypatch, *(f"my_methods:{name}" for name in ("Denoise", "Mixer", "Absent", "Bare")))
     yield path
     sys.modules.pop("my_methods", None)
 
@@ -151,7 +158,8 @@ def test_an_unknown_technique_lists_what_is_valid_where_it_is_asked_for():
         ("maee", "mae"),
     ],
 )
-def test_what_cannot_be_plugged_in_is_named(module, name, message):
+def test_what_cannot_be_plugged_in_is_named(module, monkeypatch, name, message):
+    allowed(monkeypatch, name)
     with pytest.raises(BenchmdError, match=message):
         technique_named(name)
 
@@ -176,3 +184,51 @@ def test_options_that_nobody_reads_are_refused(ecg_catalogs, tmp_path):
         updated(Settings(), {"encoder": {"options": {"kernel": 3}}})
     with pytest.raises(BenchmdError, match="expected names with plain values"):
         updated(Settings(), {"pretrain": {"options": {"noise": [1, 2]}}})
+
+
+def test_code_that_the_user_did_not_name_is_not_imported(module, monkeypatch):
+    monkeypatch.setenv(plugins.ALLOWED, "my_methods:Mixer")
+    message = r"code that you have not named yourself.*--allow-plugin my_methods:Denoise"
+    with pytest.raises(BenchmdError, match=message):
+        technique_named("my_methods:Denoise")
+    assert "my_methods" not in sys.modules
+    plugins.allow("my_methods:Denoise", "no import path")
+    assert os.environ[plugins.ALLOWED] == "my_methods:Mixer,my_methods:Denoise"
+    assert technique_named("my_methods:Denoise").plugged_in
+
+
+def test_a_plug_in_of_another_source_is_not_imported(module):
+    recorded = plugins.plugin_source("encoder network", "my_methods:Mixer")
+    assert recorded == sha256(module)
+    sys.modules.pop("my_methods")
+    module.write_text(block("python") + "\n# edited\n")
+    with pytest.raises(BenchmdError, match="is not the one that the run was made with"):
+        plugins.plugin("encoder network", "my_methods:Mixer", recorded=recorded)
+    assert "my_methods" not in sys.modules
+    assert plugins.plugin("encoder network", "my_methods:Mixer", recorded=sha256(module))
+
+
+def test_no_package_around_a_plug_in_is_imported_before_its_source_is_compared(
+    tmp_path, monkeypatch
+):
+    package = tmp_path / "around"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('ran').touch()"
+    )
+    (package / "net.py").write_text("class Net: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    allowed(monkeypatch, "around.net:Net")
+    with pytest.raises(BenchmdError, match="is not the one that the run was made with"):
+        plugins.plugin("encoder network", "around.net:Net", recorded="0" * 64)
+    assert not (package / "ran").exists()
+    assert plugins.plugin("encoder network", "around.net:Net").__name__ == "Net"
+    assert (package / "ran").exists()
+
+
+def test_a_plug_in_is_named_by_the_module_that_defines_it(module, monkeypatch):
+    (module.parent / "around.py").write_text("from my_methods import Mixer\n")
+    monkeypatch.delitem(sys.modules, "around", raising=False)
+    allowed(monkeypatch, "around:Mixer")
+    with pytest.raises(BenchmdError, match=r"is defined in .*my_methods\.py.*name the module that"):
+        plugins.plugin("encoder network", "around:Mixer")

@@ -1,7 +1,6 @@
 """Estimates: operations, parameters and bytes counted, times from measured runs."""
 
 import itertools
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmd_ray.data.cards import POLICIES, cards, dataset_card
-from benchmd_ray.data.catalog import FORMAT, MANIFEST
 from benchmd_ray.data.records import Record
-from benchmd_ray.files import write_json
+from benchmd_ray.files import digest
+from benchmd_ray.integrity import line, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import Encoder, make_encoder
@@ -259,7 +258,9 @@ def test_records_from_cards(name, policy, rows):
 
 def run_folder(store, name, *, kind="pretrain", technique="mae", device="cpu", rate=4.0, **more):
     """A run as pretraining or transfer leaves it, with the speed that it reports."""
-    folder, settings = store / name, more.get("settings", TINY)
+    settings = more.get("settings", TINY)
+    determinants = {"catalog": more.get("catalog", "abc"), "name": name}
+    folder = store / f"{name}-{digest(determinants)[:12]}"
     folder.mkdir(parents=True)
     about = {
         "kind": kind,
@@ -269,16 +270,17 @@ def run_folder(store, name, *, kind="pretrain", technique="mae", device="cpu", r
         "modality": more.get("modality", "ecg"),
         "source": "ptb-xl",
         "policy": "clean",
-        "seed": 0,
+        **{"seed": 0, "fixed": False, "raw": [1, 1], "options": {}},
         "settings": as_dict(settings),
-        "determinants": {"catalog": more.get("catalog", "abc")},
+        "determinants": determinants,
     }
-    write_json(folder / "run.json", about)
+    write_hashed_json(folder / "run.json", about)
     lines = [{"done": 20 * (n + 1), "per_second": rate / (10 if n == 0 else 1)} for n in range(4)]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    text = "".join(map(line, lines))
     (folder / "metrics.jsonl").write_text(text, "utf-8")
     if "seconds" in more:
-        write_json(folder / "done.json", {"finished": "now", "seconds": more["seconds"]})
+        done = {"finished": "now", "seconds": more["seconds"], "model_sha256": None}
+        write_hashed_json(folder / "done.json", done)
     return folder
 
 
@@ -411,8 +413,9 @@ def test_the_assumed_time_of_a_heads_steps_is_said():
 def test_a_damaged_run_is_no_measurement(tmp_path):
     run_folder(tmp_path, "pretrain-ecg-mae-1")
     odd = run_folder(tmp_path, "pretrain-ecg-mae-2")
-    write_json(odd / "run.json", {"kind": "pretrain"})
-    assert [m.run for m in measured_runs(tmp_path)] == ["pretrain-ecg-mae-1"]
+    write_hashed_json(odd / "run.json", {"kind": "pretrain"})
+    (measured,) = measured_runs(tmp_path)
+    assert measured.run.startswith("pretrain-ecg-mae-1-")
     assert measured_runs(tmp_path / "none") == []
 
 
@@ -456,21 +459,7 @@ def catalog(write_catalog):
     """A small source on disk."""
     card = dataset_card("ptb-xl")
     splits = {s: [list(ecg_records(n, s))] for s, n in (("train", 21), ("validation", 14))}
-    made = write_catalog(card, splits)
-    more = {
-        "format": FORMAT,
-        "card_version": card.version,
-        "modality": "ecg",
-        "plan": "",
-        "layout": "made",
-        "left_out": {},
-        "remarks": {},
-        "quarantined": [],
-    }
-    classes = dict.fromkeys(card.classes, 3)
-    held = {s: {**v, "classes": classes} for s, v in made.manifest["splits"].items()}
-    write_json(made.path / MANIFEST, made.manifest | more | {"splits": held})
-    return made.path
+    return write_catalog(card, splits).path
 
 
 def test_estimates_of_real_runs_are_what_these_took(catalog, tmp_path):

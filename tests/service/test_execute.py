@@ -12,6 +12,7 @@ from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.results.store import runs
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.settings import ENCODERS, Settings, updated
@@ -195,9 +196,9 @@ def test_a_model_with_a_foreign_architecture_is_refused(done, ecg_catalogs, tmp_
     _, upstream, _ = done
     copy = tmp_path / upstream.folder.name
     shutil.copytree(upstream.folder, copy)
-    model = json.loads((copy / "model.json").read_text())
+    model = read_hashed_json(copy / "model.json", "")
     model["encoder"]["width"] = 48
-    (copy / "model.json").write_text(json.dumps(model))
+    write_hashed_json(copy / "model.json", model)
     with pytest.raises(BenchmdError, match="is another one: width is 48 there and 32 here"):
         transfer_run(ecg_catalogs["ptb-xl"].path, tmp_path, SMALL, upstream=copy)
 
@@ -241,7 +242,7 @@ def test_altered_shards_are_refused_before_anything_is_computed(done, ecg_catalo
         content = bytearray(shard.read_bytes())
         content[len(content) // 2] ^= 1
         shard.write_bytes(bytes(content))
-    with pytest.raises(BenchmdError, match="its SHA-256 differs from manifest"):
+    with pytest.raises(BenchmdError, match="is damaged: its SHA-256 is not the one"):
         transfer_run(copies["ptb-xl"].path, tmp_path / "runs", SMALL)
-    with pytest.raises(BenchmdError, match="its SHA-256 differs from manifest"):
+    with pytest.raises(BenchmdError, match="is damaged: its SHA-256 is not the one"):
         evaluate_run(copy, copies["georgia"].path, SMALL)

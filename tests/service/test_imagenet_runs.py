@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import made_catalogs
 import numpy as np
 import pytest
 import torch
@@ -12,12 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.catalog import FORMAT, MANIFEST
-from benchmd_ray.data.manifest import write_shard
-from benchmd_ray.data.records import Record, to_table
+from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
-from benchmd_ray.files import digest, sha256, write_json
+from benchmd_ray.files import sha256
 from benchmd_ray.models.imagenet import read_imagenet
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.paper import paper_auroc
@@ -50,33 +49,8 @@ def images(dataset, split, count):
 
 def write_catalog(path, dataset, splits, statistics):
     """A catalog of images, as `open_catalog` takes it."""
-    card, shards = dataset_card(dataset), []
-    (path / "shards").mkdir(parents=True)
-    for split, count in splits.items():
-        file = f"shards/{split}-00000.parquet"
-        table = to_table(list(images(dataset, split, count)), split, card)
-        written = write_shard(table, path / file, card.kind)
-        shards.append({"file": file, "split": split, "rows": count, **written})
-    manifest = {
-        "format": FORMAT,
-        "dataset": dataset,
-        "card_version": card.version,
-        "modality": card.modality,
-        "role": card.role,
-        "policy": "clean",
-        "plan": "",
-        "layout": "made",
-        "options": {},
-        "raw": {"records": 1, "expected": 1, "missing": 0, "grouped_by": "patient"},
-        "left_out": {},
-        "remarks": {},
-        "statistics": statistics,
-        "quarantined": [],
-        "splits": {split: {"records": count} for split, count in splits.items()},
-        "shards": shards,
-    }
-    write_json(path / MANIFEST, manifest | {"digest": digest(manifest)})
-    return path
+    made = {split: [list(images(dataset, split, count))] for split, count in splits.items()}
+    return made_catalogs.write_catalog(path, dataset_card(dataset), made, statistics=statistics)
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +245,7 @@ def test_what_cannot_be_pretrained_is_refused_and_leaves_no_run(
     source, target, weights, tmp_path, vit_tiny_tensors
 ):
     store, settings = tmp_path / "runs", short(source, "imagenet")
-    ecg = write_catalog_of_ecg(tmp_path / "ptb-xl")
+    ecg = made_catalogs.write_catalog(tmp_path / "ptb-xl", dataset_card("ptb-xl"), {})
     for technique in ("imagenet", "imagenet+mae"):
         message = refused(store, technique, ecg, store, settings, weights=weights)
         assert "ImageNet weights are for 2-D images (cxr, mammo, derm, fundus)" in message
@@ -291,26 +265,12 @@ def test_what_cannot_be_pretrained_is_refused_and_leaves_no_run(
         assert "PyTorch sees no GPU" in refused(store, "shed", source, store, cuda)
 
 
-def write_catalog_of_ecg(path):
-    """A manifest of ECGs; nothing below it is read."""
-    (path / "shards").mkdir(parents=True)
-    card = dataset_card("ptb-xl")
-    held = {"format": FORMAT, "dataset": "ptb-xl", "card_version": card.version, "role": "source"}
-    held |= dict.fromkeys(("plan", "layout"), "d") | {"policy": "clean", "digest": "d" * 64}
-    held |= {name: {} for name in ("options", "raw", "left_out", "remarks", "splits")}
-    held |= {"quarantined": [], "shards": [], "statistics": None}
-    write_json(path / MANIFEST, held)
-    return path
-
-
 def test_a_transfer_that_is_refused_leaves_no_run(source, target, tmp_path):
     store = tmp_path / "runs"
     workers = updated(short(source, "scratch"), {"execution": {"workers": 2}})
     with pytest.raises(BenchmdError, match="runs on one worker"):
         transfer_run(source, store, workers)
-    ecg = write_catalog_of_ecg(tmp_path / "ecg-target")
-    manifest = json.loads((ecg / MANIFEST).read_text())
-    write_json(ecg / MANIFEST, manifest | {"role": "target"})
+    ecg = made_catalogs.write_catalog(tmp_path / "georgia", dataset_card("georgia"), {})
     with pytest.raises(BenchmdError, match="is a catalog of ecg, the source is one of cxr"):
         transfer_run(source, store, short(source, "scratch"), targets=(target, ecg))
     assert not store.exists()

@@ -9,6 +9,7 @@ import pytest
 
 from benchmd_ray import progress
 from benchmd_ray.errors import Stopped
+from benchmd_ray.integrity import line
 from benchmd_ray.service.capacity import Capacity, Need, need_of, placed
 from benchmd_ray.service.live import (
     Progressing,
@@ -67,7 +68,7 @@ def test_the_longest_chain_comes_first(make_item):
 
 def test_how_far_a_run_is_stands_in_its_last_whole_line_of_metrics(make_item, tmp_path):
     assert units_done(tmp_path) is None
-    lines = "".join(f'{{"done": {step}, "loss": 1.5}}\n' for step in range(1, 2001))
+    lines = "".join(line({"done": step, "loss": 1.5}) for step in range(1, 2001))
     (tmp_path / "metrics.jsonl").write_text(lines + '{"done": 2001, "lo')
     assert units_done(tmp_path) == 2000
     item = make_item(settings={"pretrain": {"steps": 4000}})
@@ -81,7 +82,7 @@ def test_how_far_a_run_is_stands_in_its_last_whole_line_of_metrics(make_item, tm
 
 
 def test_the_status_says_what_runs_and_how_long_the_rest_takes(make_item, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"done": 45}\n')
+    (tmp_path / "metrics.jsonl").write_text(line({"done": 45}))
     training = make_item(settings={"pretrain": {"steps": 100}})
     scoring = make_item(kind="evaluate", dataset="georgia", seed=2)
     running = [Progressing(each, tmp_path, 0.0) for each in (training, scoring)]

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from json_lines import json_lines
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import read_json_lines
 from benchmd_ray.service.logged import LOG, VARIABLE, Log, LoggedPlan, LoggedSearch, quieted
 from benchmd_ray.service.plan import Choice, make_plan
 
@@ -17,7 +17,7 @@ def plan():
 
 
 def written(store, *keys):
-    lines = read_json_lines(store / LOG)
+    lines = json_lines(store / LOG)
     return [tuple(line.get(key) for key in keys) for line in lines]
 
 
@@ -44,7 +44,7 @@ def test_a_plan_is_logged_from_begin_to_end_with_tries_reasons_and_nodes(plan, t
         ("note", None, None, None, None, None),
         ("plan ended", None, None, None, None, None),
     ]
-    lines = read_json_lines(tmp_path / LOG)
+    lines = json_lines(tmp_path / LOG)
     assert lines[-1]["finished"] == lines[-1]["failed"] == 1
     assert lines[0]["items"] == len(plan.items)
     assert len({line["session"] for line in lines}) == 1
@@ -111,7 +111,7 @@ def test_lines_are_printed_where_that_is_wanted(tmp_path, monkeypatch, capsys, v
     monkeypatch.setenv(VARIABLE, value)
     Log(tmp_path).write("note", message="a")
     lines = capsys.readouterr().err.splitlines()
-    assert [json.loads(line) for line in lines] == read_json_lines(tmp_path / LOG)[:printed]
+    assert [json.loads(line) for line in lines] == json_lines(tmp_path / LOG)[:printed]
 
 
 def test_a_log_that_cannot_be_written_costs_nothing_and_says_so_once(plan, tmp_path, caplog):

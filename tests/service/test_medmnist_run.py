@@ -35,7 +35,6 @@ from benchmd_ray.settings import (
     updated,
 )
 from benchmd_ray.tuning import trial
-from benchmd_ray.tuning.records import BEST
 from benchmd_ray.tuning.study import Trial
 
 SMALL = updated(
@@ -166,9 +165,9 @@ def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(ca
     choice = Choice(catalogs=(catalogs["breastmnist"].path,), baseline="resnet18")
     tuning = Tuning(choice, choice.settings)
     (plan,) = planned_searches(tuning, gpu=False)
-    (tmp_path / BEST).write_text("tuned: it\ntransfer: {epochs: 30}\n")  # else fixed: transformer
+    changes = {"tuned": "it", "transfer": {"epochs": 30}}  # else fixed: transformer
     best = Trial(3, "complete", {}, 0.9, {}, math.nan, (), 1.0, 0.1, "", "", "")
-    found = Searched(plan, tmp_path, (), best, 0.1, "CPU")
+    found = Searched(plan, tmp_path, (), best, changes, 0.1, "CPU")
     start, tuned = retraining_plan(tuning, [found], tmp_path, device="cpu", tflops=1.0).items
     assert start.settings.encoder.network == "resnet18"
     assert start.settings.transfer == plan.starts[0].transfer

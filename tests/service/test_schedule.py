@@ -186,7 +186,7 @@ def test_a_failure_costs_itself_and_is_not_tried_again_when_that_is_no_use(
     assert set(outcome.done) == {name, f"{name}/cpsc"}
     (failure,) = outcome.failed
     assert failure.item.name == f"{name}/georgia"
-    assert "its SHA-256 differs from manifest" in failure.reason
+    assert "is damaged: its SHA-256 is not the one" in failure.reason
     assert failure.folder == outcome.folders[name]
     assert log.count("started")[f"{name}/georgia"] == 1
     assert log.count("failed") == {f"{name}/georgia": 1}

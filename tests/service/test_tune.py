@@ -136,7 +136,7 @@ def test_the_start_and_the_best_are_trained_and_scored(commanded):
     assert rates == {"": 1e-5, folder.name: record.trials[LR][best]}
     assert len({run.description["upstream"] for run in transfers}) == 1  # one pretraining serves
     for run in transfers:
-        names = sorted(path.stem for path in (run.folder / "predictions").iterdir())
+        names = sorted(path.stem for path in (run.folder / "predictions").glob("*.parquet"))
         assert names == ["georgia", "ptb-xl"]
 
 
@@ -406,8 +406,8 @@ def test_retraining_shares_the_pretraining_that_was_not_searched(write_manifest,
     )
     made = Tuning(choice)
     (plan,) = planned_searches(made, gpu=False)
-    (tmp_path / "best.yaml").write_text("tuned: it\ntransfer: {epochs: 30}\n")
-    found = Searched(plan, tmp_path, (), _trial(3), 0.0, "CPU")
+    changes = {"tuned": "it", "transfer": {"epochs": 30}}
+    found = Searched(plan, tmp_path, (), _trial(3), changes, 0.0, "CPU")
     items = retraining_plan(made, [found], tmp_path, device="cpu", tflops=1.0).items
     kinds = pd.Series([item.kind for item in items]).value_counts().to_dict()
     assert kinds == {"pretrain": 2, "transfer": 4, "evaluate": 4}

@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import made_catalogs
 import numpy as np
 import pytest
 import torch
 
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
-from benchmd_ray.data.manifest import write_shard
-from benchmd_ray.data.records import Record, to_table
-from benchmd_ray.files import digest, write_json
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.records import Record
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.settings import load_settings
 
@@ -38,34 +37,14 @@ def ecg_records(rows, split, seed):
 
 def write_catalog(path, splits, dataset="ptb-xl", shards=2):
     """A catalog of these records, as `open_catalog` takes it."""
-    card, named = dataset_card(dataset), []
-    (path / "shards").mkdir(parents=True)
+    cut = {}
     for split, records in splits.items():
-        for number, part in enumerate(np.array_split(np.arange(len(records)), shards)):
-            file = f"shards/{split}-{number:05d}.parquet"
-            table = to_table([records[i] for i in part], split, card)
-            written = write_shard(table, path / file, card.kind)
-            named.append({"file": file, "split": split, "rows": len(part), **written})
-    manifest = {
-        "format": FORMAT,
-        "dataset": dataset,
-        "card_version": card.version,
-        "modality": card.modality,
-        "role": card.role,
-        "policy": "clean",
-        "plan": "",
-        "layout": "made",
-        "options": {},
-        "raw": {"records": 99, "expected": 99, "missing": 0, "grouped_by": "patient"},
-        "left_out": {},
-        "remarks": {},
-        "statistics": {"mean": [0.25 * i for i in range(12)], "std": [1.5] * 12},
-        "quarantined": [],
-        "splits": {split: {"records": len(records)} for split, records in splits.items()},
-        "shards": named,
-    }
-    write_json(path / MANIFEST, manifest | {"digest": digest([manifest, str(path)])})
-    return open_catalog(path)
+        rows = np.array_split(np.arange(len(records)), shards)
+        cut[split] = [[records[i] for i in part] for part in rows]
+    card = dataset_card(dataset)
+    channels = card.kind.stored_shape[0]
+    statistics = {"mean": [0.25 * i for i in range(channels)], "std": [1.5] * channels}
+    return open_catalog(made_catalogs.write_catalog(path, card, cut, statistics=statistics))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -135,7 +135,8 @@ def test_what_a_run_leaves(run):
     done = run("shed", "execution.checkpoint_every=2", reporter=None)
     assert done.reporter.started == ("pretrain shed", 5, "steps", 0)
     assert done.reporter.finished
-    assert [path.name for path in (done.folder / "checkpoints").iterdir()] == ["step_000000005"]
+    names = {path.name for path in (done.folder / "checkpoints").iterdir()}
+    assert names == {"step_000000004", "step_000000005"}  # the last two
     description = json.loads((latest_checkpoint(done.folder) / CHECKPOINT).read_text())
     assert (description["step"], description["workers"]) == (5, 1)
     assert "torch" in description["versions"]

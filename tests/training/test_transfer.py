@@ -15,6 +15,7 @@ from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import auroc, probabilities
 from benchmd_ray.files import sha256
+from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
@@ -32,7 +33,13 @@ from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed
 from benchmd_ray.training.selection import Best, TransferData, training_feed, transfer_data
-from benchmd_ray.training.transfer import RESULT, TransferJob, require_transferable, transfer
+from benchmd_ray.training.transfer import (
+    RESULT,
+    TransferJob,
+    require_transferable,
+    transfer,
+    transfer_result,
+)
 
 LINEAR, FINETUNE = "transfer.mode=linear", "transfer.mode=finetune"
 
@@ -200,7 +207,7 @@ class Unlayered(Encoder):
 
 
 def test_layer_decay_of_a_network_without_blocks_is_refused_before_training(run, monkeypatch):
-    monkeypatch.setattr("benchmd_ray.models.encoder.plugin", lambda *_: Unlayered)
+    monkeypatch.setattr("benchmd_ray.models.encoder.plugin", lambda *_, **__: Unlayered)
     with pytest.raises(BenchmdError, match=r"layer_decay is 0\.5 and the encoder network mine:Net"):
         run(FINETUNE, "encoder.network=mine:Net", "transfer.layer_decay=0.5")
 
@@ -315,7 +322,8 @@ def test_the_best_epoch_is_exported_not_the_last(run, mode, monkeypatch):
     monkeypatch.setattr(TransferData, "score", lambda *_: next(given))
     long = run(mode, "transfer.epochs=4")
     short = run(mode, "transfer.epochs=2")
-    assert long.result == {"best_epoch": 1, "validation_auroc": 0.9, "training_records": 42}
+    result = {"best_epoch": 1, "validation_auroc": 0.9, "training_records": 42}
+    assert transfer_result(long.folder) == result
     assert long.reporter.column("validation_auroc") == scores
     assert sha256(long.folder / MODEL) == sha256(short.folder / MODEL)
 
@@ -507,8 +515,8 @@ def test_an_unfinished_upstream_is_refused(run, tmp_path):
 def copy_of(folder, new, **description):
     new.mkdir()
     (new / MODEL).write_bytes((folder / MODEL).read_bytes())
-    content = json.loads((folder / DESCRIPTION).read_text())
-    (new / DESCRIPTION).write_text(json.dumps(content | description))
+    content = read_hashed_json(folder / DESCRIPTION, "")
+    write_hashed_json(new / DESCRIPTION, content | description)
     return new
 
 

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import write_json
+from benchmd_ray.files import digest
+from benchmd_ray.integrity import write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.settings import Settings, as_dict, fixed_settings, load_settings, updated
@@ -44,12 +45,15 @@ DEVICES = 2.0
 SECONDS = 36.0
 
 
+SOUGHT = {"made": "up"}
+
+
 @pytest.fixture
 def make(tmp_path):
     """Makes a search: its folder, study, work and limits."""
 
     def opened(*modalities, stage="transfer", **method):
-        folder = tmp_path / "searches" / "tune-ecg-mae-finetune-small-0123456789ab"
+        folder = tmp_path / "searches" / f"tune-ecg-mae-finetune-small-{digest(SOUGHT)[:12]}"
         folder.mkdir(parents=True, exist_ok=True)
         arms = tuple(
             Arm(name, tmp_path, load_settings(assignments=START, base=base))
@@ -84,8 +88,9 @@ def make(tmp_path):
             "space": SPACE.as_dict(),
             "settings": [as_dict(arm.settings) for arm in arms],
             "device": "cpu",
+            "determinants": SOUGHT,
         }
-        write_json(folder / SEARCH, plan)
+        write_hashed_json(folder / SEARCH, plan)
         return folder, study, work, limits
 
     return opened

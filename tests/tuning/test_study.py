@@ -8,6 +8,7 @@ import optuna
 import pytest
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.integrity import line, unchecked
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import REDUCTION, STARTUP_TRIALS, Method, Study, mean_ranks, rungs
 from benchmd_ray.tuning.written import front
@@ -466,7 +467,32 @@ def test_a_line_that_was_cut_off_is_removed_and_damage_is_named(make, tmp_path):
     complete(make(), 1)
     assert len(make().trials()) == 3
     path.write_bytes(b"nonsense\n" + whole)
-    with pytest.raises(BenchmdError, match=r"the journal .* is damaged"):
+    with pytest.raises(BenchmdError, match=r"study\.log is damaged: .*Put a copy in its place"):
+        make()
+
+
+def test_a_line_of_another_value_is_damage(make, tmp_path):
+    complete(make(), 2)
+    path = tmp_path / "study.log"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, held in enumerate(lines):
+        for digit in (b"1", b"2", b"3"):
+            if digit in held:
+                other = held.replace(digit, b"7", 1)
+                path.write_bytes(b"".join([*lines[:number], other, *lines[number + 1 :]]))
+                with pytest.raises(BenchmdError, match=rf"damaged: line {number + 1} is not"):
+                    make()
+
+
+def test_values_that_the_space_does_not_have_are_refused(make, tmp_path):
+    complete(make(), 2)
+    path = tmp_path / "study.log"
+    logs = [unchecked(json.loads(text)) for text in path.read_text().splitlines()]
+    for log in logs:
+        if log.get("param_name") == LR:
+            log["param_value_internal"] = 99.0
+    path.write_text("".join(map(line, logs)))
+    with pytest.raises(BenchmdError, match=rf"trial 0 has {LR} 99\.0, not of the space"):
         make()
 
 

@@ -162,7 +162,7 @@ def test_a_pretraining_is_scored_by_linear_evaluation_at_each_rung(work, arm, pr
     assert len(set(expected)) > 1
     folder = search.trial_folder(0) / "ecg"
     assert [path.name for path in folder.iterdir()] == ["pretrain"]
-    assert len(list((folder / "pretrain" / "checkpoints").iterdir())) == 1  # of many, the last
+    assert len(list((folder / "pretrain" / "checkpoints").iterdir())) == 2  # of many, the last
     assert not (search.folder / "features").exists()  # of encoders that are used once
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import OLDEST_AGE, decode_signals, decode_targets
@@ -206,7 +205,7 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
     while row >= shard.rows:
         row -= shard.rows
         shard = next(shards)
-    with pq.ParquetFile(shard.source()) as file:
+    with shard.opened() as file:
         number = 0
         while row >= (rows := file.metadata.row_group(number).num_rows):
             number, row = number + 1, row - rows

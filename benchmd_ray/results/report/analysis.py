@@ -112,6 +112,7 @@ def analyse(
     found: Sequence[Run],
     *,
     searches: Sequence[SearchRecord] = (),
+    skipped: Sequence[str] = (),
     resamples: int = 1000,
     curves: bool = True,
 ) -> Analysis:
@@ -120,6 +121,7 @@ def analyse(
     Args:
         found: Pretraining and transfer runs, as `store.runs` reads them.
         searches: Searches of their stores, as `tuning.records.searches` reads them.
+        skipped: Notes on what could not be read of the stores.
         resamples: Of the patients, for the intervals.
         curves: Whether to fill ``roc`` and ``calibration``, which figures alone show.
 
@@ -129,7 +131,7 @@ def analyse(
     with_predictions(found)  # refused before anything is read
     named = protocols(found)
     cells: list[Cell] = []
-    said = [*unfinished(found), *named.notes]
+    said = [*skipped, *unfinished(found), *named.notes]
     rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
     for block in blocks(found, named, tuple(METRICS), resamples):
         cells += block.cells
@@ -159,15 +161,18 @@ def blocks(
     display, done = progress("statistics", len(runs), "runs"), 0
     for together in _by_source(runs):
         scored: list[Scored] = []
+        skipped: list[str] = []
         for start in range(0, len(together), RUNS_AT_ONCE):
             some = together[start : start + RUNS_AT_ONCE]
-            read = [one for run in some for one in read_scored(run)]
-            scored += measured(read, metrics, resamples)
+            read = [read_scored(run) for run in some]
+            scored += measured([one for each in read for one in each.scored], metrics, resamples)
+            skipped += [note for each in read for note in each.skipped]
             done += len(some)
             display.update(done)
         held, said = pools(scored, named.names)
         cells = [cell(one, named.names[one.run.folder]) for pool in held for one in pool.members]
-        yield Block(cells, held, [*said, *apart(held), *other_seeds(held), *shared_patients(held)])
+        said = [*skipped, *said, *apart(held), *other_seeds(held), *shared_patients(held)]
+        yield Block(cells, held, said)
     display.close()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from benchmd_ray import __version__
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import cache_folder, replacing
+from benchmd_ray.integrity import is_whole, write_hash
 
 Floats = npt.NDArray[np.float64]
 CODE = (
@@ -47,12 +47,10 @@ def kept(
         compute: Makes the result: arrays by name.
     """
     path = cache_folder() / "report" / f"{_name(inputs, how)}.npz"
-    try:
-        with np.load(path, allow_pickle=False) as held:
+    if is_whole(path):
+        with suppress(OSError), np.load(path, allow_pickle=False) as held:
             return {name: held[name] for name in held.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        pass  # it was not computed yet, or was damaged since
-    result = dict(compute())
+    result = dict(compute())  # it was not computed yet, or was damaged since
     with suppress(OSError, BenchmdError):  # a folder that is read-only or full
         _keep(path, result)
     return result
@@ -78,3 +76,4 @@ def _code() -> str:
 def _keep(path: Path, result: Mapping[str, Floats]) -> None:
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez(file, allow_pickle=False, **result)
+    write_hash(path)

@@ -99,7 +99,7 @@ def _on_medmnist(run: Run) -> list[Scored]:
     if run.description["kind"] != "transfer":
         return []
     kind = modality(run.description["modality"])
-    return [s for s in read_scored(run) if s.split == SPLIT] if kind.medmnist_task else []
+    return [s for s in read_scored(run).scored if s.split == SPLIT] if kind.medmnist_task else []
 
 
 def _score(one: Scored) -> Score:
@@ -225,6 +225,7 @@ def notes(
         searched: Searches of the same stores.
     """
     lines = [f"The published results are of {SOURCE}, means of three runs or more on version 2."]
+    lines += [note for run in found if run.finished for note in read_scored(run).skipped]
     datasets = frame["dataset"].unique()
     changed = [name for name in datasets if EARLIER in dataset_card(name).layouts]
     if changed:

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.intervals import resampled, usual_threads
 from benchmd_ray.evaluation.metrics import Values, metric
 from benchmd_ray.evaluation.predict import read_predictions
@@ -84,15 +85,24 @@ class Scored:
         return {name: np.array([v.mean, *v.per_class]) for name, v in self.values.items()}
 
 
-def read_scored(run: Run) -> list[Scored]:
-    """All that a finished run has predicted, without metrics.
+class Read(NamedTuple):
+    """What a run has predicted."""
 
-    Raises:
-        BenchmdError: A file holds no predictions.
-    """
-    found = []
+    scored: list[Scored]
+    """Without metrics."""
+    skipped: list[str]
+    """A note on each file that cannot be read."""
+
+
+def read_scored(run: Run) -> Read:
+    """All that a finished run has predicted."""
+    found, skipped = [], []
     for path in sorted((run.folder / "predictions").glob("*.parquet")):
-        predictions = read_predictions(path)
+        try:
+            predictions = read_predictions(path)
+        except BenchmdError as error:
+            skipped.append(f"Skipped: {error}")
+            continue
         for split in predictions.splits:
             targets, scores, _ = predictions.of_split(split)
             units = predictions.units_of_split(split)
@@ -110,7 +120,7 @@ def read_scored(run: Run) -> list[Scored]:
                     resampled={},
                 )
             )
-    return found
+    return Read(found, skipped)
 
 
 def measured(found: Sequence[Scored], metrics: Sequence[str], resamples: int) -> list[Scored]:

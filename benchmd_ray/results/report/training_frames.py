@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.files import read_json_lines
 from benchmd_ray.results.report.frames import OF_RUN, VERSIONS
-from benchmd_ray.results.storage.history import METRICS, seconds_worked
+from benchmd_ray.results.storage.history import seconds_worked
 from benchmd_ray.results.store import Run
+from benchmd_ray.training_log import read_metrics
 
 Row = dict[str, Any]
 LINES = 500
@@ -22,7 +22,7 @@ def training_rows(found: Sequence[Run]) -> Iterator[Row]:
     for run in found:
         about = run.description
         unit = "steps" if about["kind"] == "pretrain" else "epochs"
-        for line in thinned(read_json_lines(run.folder / METRICS)):
+        for line in thinned(read_metrics(run.folder)):
             for name in NAMES:
                 if name in line:
                     yield {
@@ -67,7 +67,7 @@ def _seconds(run: Run) -> float:
     if worked:
         return worked
     done, total = 0.0, 0.0
-    for line in read_json_lines(run.folder / METRICS):
+    for line in read_metrics(run.folder):
         total += (line["done"] - done) / line["per_second"] if line.get("per_second") else 0.0
         done = line["done"]
     return total or float("nan")

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.files import read_json_lines, without_home
+from benchmd_ray.files import replacing, without_home
+from benchmd_ray.integrity import line, read_lines
+from benchmd_ray.training_log import METRICS
 
 HISTORY = "history.jsonl"
-METRICS = "metrics.jsonl"
-"""What training writes while it works: its last change is when a killed session was last alive."""
+EVENTS = ("started", "finished", "failed", "killed", "pruned")
 INTERRUPTED = "interrupted"
 """Reason of a session that a signal ended."""
 LONGEST_REASON = 300
@@ -28,19 +28,26 @@ def now() -> str:
 
 def append(folder: Path, event: str, **values: Any) -> None:
     """Write one line."""
-    line = json.dumps({"event": event, "time": now(), **values}, ensure_ascii=False)
     with (folder / HISTORY).open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+        file.write(line({"event": event, "time": now(), **values}))
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
-    """Lines of a run's history, oldest first; a line that was cut off is left out.
+    """Lines of a run's history, oldest first; those that were cut off or damaged are skipped.
 
     Each has ``event`` and ``time`` (ISO, UTC). ``started`` has ``device`` and ``from`` (steps or
     epochs done before); ``finished``, ``failed`` and ``killed`` have ``seconds``, ``failed`` its
     ``reason``. A last line ``started`` is a session at work, or one killed that none followed.
     """
-    return read_json_lines(folder / HISTORY)
+    return [held for held in read_lines(folder / HISTORY) if _is_event(held)]
+
+
+def _is_event(held: dict[str, Any]) -> bool:
+    try:
+        timed = datetime.fromisoformat(held["time"]).tzinfo is not None
+        return timed and held["event"] in EVENTS and float(held.get("seconds", 0.0)) >= 0
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def seconds_worked(folder: Path) -> float:
@@ -49,7 +56,7 @@ def seconds_worked(folder: Path) -> float:
     A session without an end counts until training last wrote its metrics.
     """
     lines = read_history(folder)
-    ended = sum(float(line.get("seconds", 0.0)) for line in lines)
+    ended = sum(float(held.get("seconds", 0.0)) for held in lines)
     return ended + (_open_seconds(folder, lines[-1]) if _open(lines) else 0.0)
 
 
@@ -57,7 +64,8 @@ def close_killed(folder: Path) -> None:
     """Write the end of a session that was killed; called when it is known that nobody works."""
     path, lines = folder / HISTORY, read_history(folder)
     if path.is_file() and not path.read_bytes().endswith(b"\n"):  # cut off within a line
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+        with replacing(path) as partial:
+            partial.write_text("".join(map(line, lines)), "utf-8")
     if _open(lines):
         append(folder, "killed", seconds=round(_open_seconds(folder, lines[-1]), 3))
 

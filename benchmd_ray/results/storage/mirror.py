@@ -6,7 +6,6 @@ index in each run's folder says which state of the bucket each file has. See `re
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError, Busy
-from benchmd_ray.files import TEMPORARY, cache_folder, flush, locked, remove, sha256, write_json
+from benchmd_ray.files import TEMPORARY, cache_folder, flush, locked, remove
+from benchmd_ray.integrity import (
+    SUFFIX,
+    Damaged,
+    read_hashed_json,
+    require_sha256,
+    write_hashed_json,
+)
 from benchmd_ray.storage.bucket import (
     SCHEME,
     Bucket,
@@ -38,7 +44,7 @@ PREDICTIONS = "predictions"
 LOCK = ".lock"
 PENDING = ".done.json"
 """What ``done.json`` will say of a run that is done and could not be published."""
-TRANSIENT = ("error.json", "failure.txt", "start.safetensors")
+TRANSIENT = ("error.json", "failure.txt", "start.safetensors", f"start.safetensors{SUFFIX}")
 """Files that only this machine needs."""
 MARKER = ".store.json"
 INDEX = ".published.json"
@@ -67,7 +73,7 @@ def store_folder(text: str) -> Path:
         return store_folder(parent) / last
     folder = (cache_folder() / "stores" / local_name(address)).resolve()
     if not (folder / MARKER).is_file():
-        write_json(folder / MARKER, {"address": address})
+        write_hashed_json(folder / MARKER, {"address": address})
     return folder
 
 
@@ -80,7 +86,8 @@ def shown(folder: Path) -> str:
 
 
 def _marked(store: Path) -> str:
-    return str(json.loads((store / MARKER).read_text("utf-8"))["address"])
+    remedy = f"Remove the folder {store}, this machine's mirror of a store on S3, and run again."
+    return str(read_hashed_json(store / MARKER, remedy, {"address": str})["address"])
 
 
 def store_bucket(store: Path) -> Bucket | None:
@@ -118,16 +125,22 @@ class Mirror:
         return {key.removeprefix(start): value for key, value in found.items()}
 
     def index(self) -> dict[str, list[Any]]:
-        """For each file that was pulled or published: its ETag there, and its state here."""
-        path = self.folder / INDEX
-        held: dict[str, list[Any]] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        return held
+        """For each file that was pulled or published: its ETag there, and its state here.
+
+        Empty where it is damaged: what is finished is then pulled once more.
+        """
+        try:
+            held = read_hashed_json(self.folder / INDEX, "")
+        except Damaged:
+            return {}
+        return {name: value for name, value in held.items() if isinstance(value, list)}
 
     def note(self, changes: Mapping[str, list[Any] | None]) -> None:
         """Change the index; None forgets a file."""
         with locked(self.folder / f"{INDEX}.lock", "the index", wait=True):
             kept = {**self.index(), **changes}
-            write_json(self.folder / INDEX, {k: v for k, v in kept.items() if v is not None})
+            content = {name: value for name, value in kept.items() if value is not None}
+            write_hashed_json(self.folder / INDEX, content)
 
     def forget(self) -> None:
         """Forget all that was published."""
@@ -160,10 +173,15 @@ def _harmless(name: str) -> bool:
 def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Files of a run that are published, but ``done.json`` and checkpoints; weights last."""
     own = [path for path in folder.iterdir() if path.name not in (DONE, *TRANSIENT)]
-    scores = (folder / PREDICTIONS).glob("*.parquet")
-    for path in sorted([*own, *scores], key=lambda path: (path.name == MODEL, path)):
+    for path in sorted([*own, *scores(folder)], key=lambda path: (path.name == MODEL, path)):
         if path.is_file() and not path.name.startswith("."):
             yield path.relative_to(folder).as_posix(), path
+
+
+def scores(folder: Path) -> list[Path]:
+    """Files of a run's predictions and of their hashes."""
+    found = sorted((folder / PREDICTIONS).glob("*.parquet*"))
+    return [path for path in found if not path.name.startswith(".")]
 
 
 def refresh_store(store: Path) -> None:
@@ -325,10 +343,11 @@ def fetch_weights(run: Path) -> None:
         there = mirror.objects().get(MODEL)
         if there is None or not download(mirror, MODEL, there):
             return
-        expected = json.loads((run / DONE).read_text("utf-8")).get("model_sha256")
-        if expected and sha256(run / MODEL) != expected:
-            remove(run / MODEL)
-            raise BenchmdError(
-                f"the weights in {shown(run)} are not those of the finished run: their SHA-256 "
-                f"is not {expected}, as its {DONE} says. Remove the run there and do it again."
-            )
+        remedy = f"Remove the run {shown(run)} and do it again."
+        expected = read_hashed_json(run / DONE, remedy).get("model_sha256")
+        if expected:
+            try:
+                require_sha256(run / MODEL, str(expected), remedy)
+            except Damaged:
+                remove(run / MODEL)
+                raise

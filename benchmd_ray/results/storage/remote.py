@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import Transient
-from benchmd_ray.files import remove, write_json
+from benchmd_ray.files import remove
+from benchmd_ray.integrity import SUFFIX, write_hashed_json
 from benchmd_ray.results.storage.mirror import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -46,6 +47,7 @@ from benchmd_ray.results.storage.mirror import (
     mirror_of,
     refresh,
     replace_by_published,
+    scores,
     shown,
     state,
 )
@@ -122,7 +124,7 @@ class Publication:
         self.stop()
         self.ended = True
         folder = self._mirror.folder
-        write_json(folder / PENDING, done)
+        write_hashed_json(folder / PENDING, done)
         try:
             self._lease.renew()
             self.push(checkpoint=keep_checkpoint)
@@ -315,7 +317,8 @@ def scored(run: Path, dataset: str) -> Iterator[None]:
         yield
         path = run / PREDICTIONS / f"{dataset}.parquet"
         try:
-            Publication(mirror, lease).push_file(f"{PREDICTIONS}/{path.name}", path)
+            for file in (path, path.with_name(f"{path.name}{SUFFIX}")):
+                Publication(mirror, lease).push_file(f"{PREDICTIONS}/{file.name}", file)
         except BucketError as error:
             raise Transient(
                 f"{what} are written and could not be published: {error} They are kept in {path}: "
@@ -328,5 +331,6 @@ def unpublished_predictions(run: Path) -> list[str]:
     mirror = mirror_of(run)
     if mirror is None or not (run / DONE).is_file():
         return []
-    files, index = sorted((run / PREDICTIONS).glob("*.parquet")), mirror.index()
-    return [f.stem for f in files if changed(f, index.get(f"{PREDICTIONS}/{f.name}"))]
+    index = mirror.index()
+    names = [f.name for f in scores(run) if changed(f, index.get(f"{PREDICTIONS}/{f.name}"))]
+    return list(dict.fromkeys(n.removesuffix(SUFFIX).removesuffix(".parquet") for n in names))

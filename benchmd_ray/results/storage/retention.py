@@ -27,7 +27,7 @@ from benchmd_ray.results.storage.mirror import (
     mirror_of,
     store_bucket,
 )
-from benchmd_ray.results.store import Keep, Run, runs
+from benchmd_ray.results.store import Keep, Run, read_stores
 
 Kind = Literal["weights", "checkpoints", "leftovers"]
 KINDS: tuple[Kind, ...] = ("weights", "checkpoints", "leftovers")
@@ -70,10 +70,12 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
     Raises:
         BenchmdError: The folder is no store, or its bucket cannot be reached.
     """
-    found = _runs_of(store)
+    found, left = _runs_of(store)
+    if left and keep == "predictions":
+        left.append("all weights stay: which of them a damaged run needs is not known")
+        keep = "models"
     needed = needed_weights(found) if keep == "predictions" else {}
     removals: list[Removal] = []
-    left: list[str] = []
     for run in found:
         reason = needed.get(run.folder.name)
         if reason:
@@ -120,8 +122,8 @@ def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
     if not (store / MARKER).is_file():
         raise BenchmdError(f"{store} has no mirror: name a store on S3, s3://BUCKET/PREFIX.")
     removals: list[Removal] = []
-    left: list[str] = []
-    for run in _runs_of(store):
+    found, left = _runs_of(store)
+    for run in found:
         mirror, path = mirror_of(run.folder), run.folder / MODEL
         known = None if mirror is None else mirror.index().get(MODEL)
         if not run.finished or not path.is_file() or known is None or changed(path, known):
@@ -162,8 +164,8 @@ def needed_weights(found: Sequence[Run]) -> dict[str, str]:
     return {name: needed[name] for name in finished if name in needed}
 
 
-def _runs_of(store: Path) -> list[Run]:
-    """Runs of a store.
+def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
+    """Runs of a store, and why others cannot be read.
 
     Raises:
         BenchmdError: It is none; a single run is none either.
@@ -173,7 +175,8 @@ def _runs_of(store: Path) -> list[Run]:
             f"{store} is no store: it has no folder of a run. Name the folder that --store named; "
             "nothing was removed."
         )
-    return runs([store])
+    stored = read_stores([store])
+    return stored.runs, list(stored.damaged.values())
 
 
 def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:

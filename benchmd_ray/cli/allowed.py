@@ -1,0 +1,89 @@
+"""Which plug-ins a command line allows: those that the user names in it, and in files of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+NAMES = ("technique", "techniques", "assignments")
+"""Parameters whose values name plug-ins."""
+FILES = ("settings_file", "space")
+"""Parameters that name YAML files, which may name plug-ins."""
+
+
+def _allow(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> None:
+    from benchmd_ray.plugins import IMPORT_PATH, allow
+
+    for name in names:
+        if not IMPORT_PATH.fullmatch(name):
+            raise click.BadParameter(f"{name!r} is not of the form package.module:name.")
+    allow(*names)
+
+
+ALLOW = click.option(
+    "--allow-plugin",
+    multiple=True,
+    metavar="MODULE:NAME",
+    expose_value=False,
+    callback=_allow,
+    help="Import this method or encoder network where a run or a search names it (repeatable).",
+)
+
+
+class Command(click.Command):
+    """A command that allows the plug-ins that its user names."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        if names := list(_named(ctx.params)):
+            from benchmd_ray.plugins import allow
+
+            allow(*names)
+        return super().invoke(ctx)
+
+
+def _named(params: Mapping[str, Any]) -> Iterator[str]:
+    """What could be an import path among the values of parameters."""
+    for key in NAMES:
+        given = params.get(key) or ()
+        for text in (given,) if isinstance(given, str) else given:
+            name = text.rpartition("=")[2].strip()
+            if ":" in name:
+                yield name
+    for key in FILES:
+        path = params.get(key)
+        if path is not None and not _read_back(path):
+            yield from _strings(path)
+
+
+def _read_back(path: Path) -> bool:
+    """Whether a file is part of a store, whose names are not the user's own."""
+    from benchmd_ray.results.storage.mirror import RUN
+    from benchmd_ray.tuning.records import SEARCH, SEARCHES
+
+    folder = path.resolve().parent
+    marked = (folder / name for name in (RUN, SEARCH))
+    return folder.parent.name == SEARCHES or any(file.exists() for file in marked)
+
+
+def _strings(path: Path) -> Iterator[str]:
+    """All texts of a YAML file; none of one that cannot be read, which the command reports."""
+    import yaml
+
+    from benchmd_ray.files import read_yaml
+
+    try:
+        waiting = [read_yaml(path.read_text("utf-8"))]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value

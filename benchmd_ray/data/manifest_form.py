@@ -1,0 +1,132 @@
+"""What a manifest looks like: it is checked whenever one is read, whoever wrote it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from benchmd_ray.data.cards import POLICIES, DatasetCard
+from benchmd_ray.data.raw import GroupedBy
+from benchmd_ray.integrity import Kinds, kinds_fault, shortened
+
+SHARDS = "shards"
+SHARD = r"[a-z]{1,20}-\d{5,9}\.parquet"
+"""What a shard's file is named like."""
+SPLIT = r"[a-z]{1,20}"
+"""What a split is named like."""
+KINDS: Kinds = {
+    "dataset": str,
+    "card_version": int,
+    "modality": str,
+    "role": str,
+    "policy": str,
+    "plan": str,
+    "digest": str,
+    "options": dict,
+    "layout": str,
+    "raw": dict,
+    "left_out": dict,
+    "remarks": dict,
+    "quarantined": list,
+    "splits": dict,
+    "shards": list,
+    "statistics": (dict, type(None)),
+}
+"""What a manifest holds at least, and its types."""
+_RAW: Kinds = {"records": int, "expected": int, "missing": int, "grouped_by": str}
+_QUARANTINED: Kinds = {"record": str, "file": (str, type(None)), "reason": str}
+_SPLIT: Kinds = {"records": int, "units": int, "patients": int, "classes": dict}
+_SHARD: Kinds = {"file": str, "split": str, "rows": int, "bytes": int, "sha256": str}
+
+
+def manifest_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
+    """What in a manifest is not as a build writes it; empty where nothing is.
+
+    Args:
+        manifest: A JSON object.
+        card: Card of the dataset that it names.
+    """
+    return (
+        kinds_fault(manifest, KINDS)
+        or _origin_fault(manifest, card)
+        or _splits_fault(manifest, card)
+        or _shards_fault(manifest)
+        or _statistics_fault(manifest["statistics"], card.kind.stored_shape[0])
+    )
+
+
+def _origin_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
+    """What is wrong with what a manifest says of its dataset and of how it was built."""
+    if (manifest["modality"], manifest["role"]) != (card.modality, card.role):
+        return "its modality or role is not that of its dataset"
+    if not re.fullmatch(r"[0-9a-f]{64}", manifest["digest"]):
+        return "its digest is not a SHA-256"
+    if manifest["policy"] not in POLICIES:
+        return f"its policy {manifest['policy']!r} is unknown"
+    if manifest["layout"] not in card.layouts:
+        return f"its layout {manifest['layout']!r} is not one of {card.name}"
+    for name, value in manifest["options"].items():
+        if name not in card.options or not isinstance(value, str):
+            return f"its option {shortened(name)} is not one of {card.name}, or not text"
+    if fault := kinds_fault(manifest["raw"], _RAW, "raw"):
+        return fault
+    if manifest["raw"]["grouped_by"] not in get_args(GroupedBy):
+        return f"its records are grouped by {manifest['raw']['grouped_by']!r}"
+    for entry in manifest["quarantined"]:
+        if fault := kinds_fault(entry, _QUARANTINED, "quarantined"):
+            return fault
+    counts = [*manifest["left_out"].values(), *manifest["remarks"].values()]
+    return (
+        ""
+        if all(type(count) is int for count in counts)
+        else "it has a count that is not an integer"
+    )
+
+
+def _splits_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
+    for name, split in manifest["splits"].items():
+        if not re.fullmatch(SPLIT, name):
+            return f"it names an odd split, {name!r}"
+        if fault := kinds_fault(split, _SPLIT, f"the split {name}"):
+            return fault
+        for key in ("classes", "unit_classes"):
+            held = split.get(key, dict.fromkeys(card.classes, 0))
+            if not isinstance(held, dict) or tuple(held) != card.classes:
+                return f"the {key} of its split {name} are not those of {card.name}"
+            if not all(type(count) is int for count in held.values()):
+                return f"a count in {key} of its split {name} is not an integer"
+    return ""
+
+
+def _shards_fault(manifest: Mapping[str, Any]) -> str:
+    """Odd shards; and shards whose rows are not those of the splits."""
+    rows = dict.fromkeys(manifest["splits"], 0)
+    names = set()
+    for shard in manifest["shards"]:
+        if fault := kinds_fault(shard, _SHARD, "a shard"):
+            return fault
+        file, split = shard["file"], shard["split"]
+        if not re.fullmatch(rf"{SHARDS}/{SHARD}", file):
+            return f"it names an odd shard, {file!r}"
+        if split not in rows or not file.startswith(f"{SHARDS}/{split}-"):
+            return f"its shard {file} is of an odd split, {split!r}"
+        if min(shard["rows"], shard["bytes"]) <= 0:
+            return f"its shard {file} has {shard['rows']} rows"
+        rows[split] += shard["rows"]
+        names.add(file)
+    stated = {name: split["records"] for name, split in manifest["splits"].items()}
+    if rows != stated or len(names) != len(manifest["shards"]):
+        return "the rows of its shards are not those of its splits"
+    return ""
+
+
+def _statistics_fault(statistics: Mapping[str, Any] | None, channels: int) -> str:
+    for key in ("mean", "std") if statistics is not None else ():
+        values = statistics.get(key)  # type: ignore[union-attr]
+        numbers = values if isinstance(values, list) else []
+        finite = [v for v in numbers if isinstance(v, int | float) and math.isfinite(v)]
+        if len(finite) != channels or finite != values:
+            return f"its statistics have no {key} of {channels} finite numbers"
+    return ""

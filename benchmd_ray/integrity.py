@@ -1,0 +1,270 @@
+"""Files that are compared with their hash where they are read back: damage is found, never used.
+
+A JSON file holds its own SHA-256, each line of a log its own CRC-32, and any other file has its
+SHA-256 in a file next to it, as ``sha256sum`` writes it. A file is hashed once per process, as long
+as it does not change. Whoever can write the files can write the hashes, too: they protect against
+damage, not against forgery.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import digest, replacing, sha256, write_json
+
+HASH = "sha256"
+"""Key of a JSON file's own hash."""
+CHECK = "crc32"
+"""Key of a line's own checksum."""
+SUFFIX = ".sha256"
+"""Ending of the file with another file's hash."""
+REPLACED_SECONDS = 0.2
+"""Longer than it takes to replace a file's hash after the file."""
+Kinds = Mapping[str, type | tuple[type, ...]]
+"""Types of the values of an object, by name."""
+MAX_JSON_BYTES = 2**28
+"""Largest JSON file that is read. The manifest of a million shards has about as much."""
+
+
+class Damaged(BenchmdError):
+    """What is read back is not what was written."""
+
+    def __init__(self, path: object, why: str, remedy: str) -> None:
+        """Say so.
+
+        Args:
+            path: The file.
+            why: What is wrong with it.
+            remedy: What to do about it, a whole sentence.
+        """
+        super().__init__(f"{path} is damaged: {why}. {remedy}")
+        self.why = why
+        self._said = (str(path), why, remedy)
+
+    def __reduce__(self) -> tuple[type[Damaged], tuple[str, str, str]]:
+        """Lets it come back from other processes."""
+        return type(self), self._said
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Args:
+        path: The file.
+        remedy: What to do where it is damaged.
+
+    Raises:
+        Damaged: It is missing, too large, or no JSON object.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise Damaged(path, f"it has more than {MAX_JSON_BYTES:,} bytes", remedy)
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise Damaged(path, "it is missing", remedy) from error
+    return parsed_json(data, path, remedy)
+
+
+def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
+    """The JSON object that a file holds; see `read_json`."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:  # nested deeper than Python can follow
+        raise Damaged(path, f"it is not JSON ({error})", remedy) from error
+    if not isinstance(content, dict):
+        raise Damaged(path, f"it holds {type(content).__name__}, expected an object", remedy)
+    return content
+
+
+def write_hashed_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object with the hash of its content, whole or not at all."""
+    plain = json.loads(json.dumps(content))  # as it is read again
+    write_json(path, {**plain, HASH: digest(plain)})
+
+
+def read_hashed_json(path: Path, remedy: str, kinds: Kinds | None = None) -> dict[str, Any]:
+    """The object that `write_hashed_json` wrote, without its hash.
+
+    Args:
+        path: The file.
+        remedy: What to do where it is damaged.
+        kinds: What it holds at least, and the types of that.
+
+    Raises:
+        Damaged: It is missing, or another one than was written.
+    """
+    content = read_json(path, remedy)
+    stated = content.pop(HASH, None)
+    if stated != digest(content):
+        why = "its content is not what was written: its SHA-256 is another"
+        raise Damaged(path, why if stated else f"it has no {HASH}", remedy)
+    require_kinds(content, kinds or {}, path, remedy)
+    return content
+
+
+def require_kinds(
+    content: object, kinds: Kinds, path: object, remedy: str, what: str = "it"
+) -> None:
+    """Refuse what is not an object of such values.
+
+    Raises:
+        Damaged: It has a `kinds_fault`.
+    """
+    if fault := kinds_fault(content, kinds, what):
+        raise Damaged(path, fault, remedy)
+
+
+def kinds_fault(content: object, kinds: Kinds, what: str = "it") -> str:
+    """What an object lacks or holds as another type; empty where that is nothing.
+
+    Args:
+        content: The object.
+        kinds: What it holds at least; a bool is no int.
+        what: What it is, for the message.
+    """
+    if not isinstance(content, dict):
+        return f"{what} is {shortened(content)}, expected names and values"
+    if missing := [name for name in kinds if name not in content]:
+        return f"{what} lacks {', '.join(missing)}"
+    for name, kind in kinds.items():
+        value, chosen = content[name], kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, chosen) or (isinstance(value, bool) and bool not in chosen):
+            return f"{what} has {name} {shortened(value)}, which is of another type"
+    return ""
+
+
+def shortened(value: object) -> str:
+    """A value for a message: at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def line(values: Mapping[str, Any]) -> str:
+    """A line of a log with its checksum, with its end."""
+    return json.dumps(checked(values), ensure_ascii=False) + "\n"
+
+
+def checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON-serialisable values with their checksum."""
+    plain = json.loads(json.dumps(values))
+    return {**plain, CHECK: _checksum(plain)}
+
+
+def read_line(text: str) -> dict[str, Any] | None:
+    """What `line` was made of; None where it was cut off or damaged."""
+    try:
+        return unchecked(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def unchecked(values: Any) -> dict[str, Any] | None:
+    """What `checked` was made of; None where it was damaged."""
+    if not isinstance(values, dict):
+        return None
+    held = {name: value for name, value in values.items() if name != CHECK}
+    return held if values.get(CHECK) == _checksum(held) else None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines of a log: those that were cut off or damaged are skipped; none without a file."""
+    if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+        return []
+    texts = path.read_text("utf-8", errors="replace").splitlines()
+    return [values for values in map(read_line, texts) if values is not None]
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
+
+
+def write_hash(path: Path) -> None:
+    """Write a file's hash next to it."""
+    with replacing(_hash_path(path)) as partial:
+        partial.write_text(f"{sha256(path)}  {path.name}\n", "utf-8")
+
+
+def require_hash(path: Path, remedy: str) -> None:
+    """Compare a file with the hash next to it; twice where another process may be replacing both.
+
+    Raises:
+        Damaged: It is another one, or has none.
+    """
+    try:
+        require_sha256(path, stated_sha256(path, remedy), remedy)
+    except Damaged:
+        if not path.is_file():
+            raise
+        time.sleep(REPLACED_SECONDS)
+        require_sha256(path, stated_sha256(path, remedy), remedy)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is there and the one whose hash is next to it."""
+    try:
+        require_hash(path, "")
+    except Damaged:
+        return False
+    return True
+
+
+def stated_sha256(path: Path, remedy: str) -> str:
+    """The hash next to a file, as it was written; the file is not looked at.
+
+    Raises:
+        Damaged: There is none.
+    """
+    try:
+        return _hash_path(path).read_bytes()[:64].decode("ascii", "replace")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Damaged(path, f"{path.name}{SUFFIX} is missing", remedy) from error
+
+
+def require_sha256(path: Path, stated: str, remedy: str) -> None:
+    """Compare a file with the SHA-256 that was stated when it was written.
+
+    Raises:
+        Damaged: It is missing, or another one.
+    """
+    try:
+        held = sha256_once(path)
+    except FileNotFoundError as error:
+        raise Damaged(path, "it is missing", remedy) from error
+    if held != stated:
+        raise Damaged(path, "its SHA-256 is not the one that was recorded", remedy)
+
+
+def remove_hashed(path: Path) -> None:
+    """Remove a file and its hash, if they are there."""
+    _hash_path(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def sha256_once(path: Path) -> str:
+    """SHA-256 of a file, computed once per process unless the file changes."""
+    stat = os.stat(path)
+    return _sha256(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _sha256(path: Path, *stamp: int) -> str:
+    return sha256(path)
+
+
+def _hash_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}{SUFFIX}")
+
+
+def copy_hashed(source: Path, target: Path) -> None:
+    """Copy a file with its hash."""
+    shutil.copyfile(_hash_path(source), _hash_path(target))
+    shutil.copyfile(source, target)

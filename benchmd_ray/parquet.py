@@ -1,0 +1,80 @@
+"""Parquet files that are read back: bounded, without foreign types, damage as an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmd_ray.errors import first_line
+from benchmd_ray.integrity import Damaged
+
+MAX_ROWS = 2**26
+"""Rows of one file: ten times the epochs of all nights of the largest dataset."""
+MAX_BYTES = 2**33
+"""Bytes that one file may claim to hold decoded."""
+
+
+@contextmanager
+def opened(source: Any, path: object, remedy: str) -> Iterator[pq.ParquetFile]:
+    """A Parquet file to be read within; what reading it raises becomes one kind of error.
+
+    An extension type is refused: some are defined by code, and Ray registers one that unpickles.
+
+    Args:
+        source: The file, as pyarrow takes it.
+        path: What it is called in messages.
+        remedy: What to do where it is damaged.
+
+    Raises:
+        Damaged: It is no such file, claims more than `MAX_ROWS` or `MAX_BYTES`, or has a column of
+            an extension type.
+    """
+    try:
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+            _require_bounded(file.metadata, path, remedy)
+            for field in file.schema_arrow:
+                if _foreign(field.type):
+                    raise Damaged(path, f"its column {field.name!r} is of a foreign type", remedy)
+            yield file
+    except FileNotFoundError as error:
+        raise Damaged(path, "it is missing", remedy) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
+        raise Damaged(
+            path, f"it is not a whole Parquet file ({first_line(error)})", remedy
+        ) from error
+
+
+def read_table(
+    source: Any, path: object, remedy: str, *, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows of a Parquet file; see `opened`.
+
+    Raises:
+        Damaged: See `opened`; or a column is missing.
+    """
+    with opened(source, path, remedy) as file:
+        missing = [name for name in columns or () if name not in file.schema_arrow.names]
+        if missing:
+            raise Damaged(path, f"it lacks the columns {', '.join(missing)}", remedy)
+        return file.read(columns=None if columns is None else list(columns))
+
+
+def _require_bounded(metadata: Any, path: object, remedy: str) -> None:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    sizes = (metadata.num_rows, sum(group.num_rows for group in groups))
+    held = sum(group.total_byte_size for group in groups)
+    if min(*sizes, held) < 0 or max(sizes) > MAX_ROWS or held > MAX_BYTES:
+        raise Damaged(path, f"it claims {max(sizes):,} rows and {held:,} bytes", remedy)
+
+
+def _foreign(kind: pa.DataType) -> bool:
+    """Whether a type is, or holds, an extension type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return True
+    if isinstance(kind, pa.DictionaryType):
+        return _foreign(kind.value_type)
+    return any(_foreign(kind.field(number).type) for number in range(kind.num_fields))
