@@ -1,5 +1,11 @@
 """Commands: parse, call, print."""
 
+import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+    # `python -m` searches the working folder first, which may hold what others wrote.
+    del sys.path[0]
+
 from benchmd_ray.cli import (  # noqa: F401 - they register
     catalog,
     demo,

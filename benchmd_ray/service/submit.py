@@ -146,7 +146,7 @@ def submit(
         _require_same_ray(client)
         _stage(Path(staged), files or {}, values)
         client.submit_job(
-            entrypoint=f'exec "${PYTHON}" -m benchmd_ray.cli {shlex.join(arguments)}',
+            entrypoint=f'exec "${PYTHON}" -P -m benchmd_ray.cli {shlex.join(arguments)}',
             submission_id=job,
             metadata={
                 "command": shlex.join(["benchmd", *arguments]),

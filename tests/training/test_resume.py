@@ -10,7 +10,7 @@ import pytest
 from benchmd_ray.data.batches import ResidentFeed, Worker
 from benchmd_ray.files import sha256
 from benchmd_ray.integrity import line
-from benchmd_ray.training.checkpoints import MODEL, latest_checkpoint
+from benchmd_ray.training.checkpoints import CHECKPOINT, MODEL, latest_checkpoint
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.reporter import RunReporter
 from benchmd_ray.training.selection import TransferData
@@ -135,6 +135,22 @@ def test_a_run_interrupted_while_it_saves_goes_on_from_the_checkpoint_before(
     assert sha256(broken / MODEL) == sha256(whole / MODEL)
     names = [path.name for path in (broken / "checkpoints").iterdir()]
     assert sorted(names) == ["step_000000004", "step_000000006"]
+
+
+@pytest.mark.parametrize("file", ["parameters.safetensors", "exp_avg.safetensors", CHECKPOINT])
+def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run, caplog, file):
+    settings = (*DROPPING, "pretrain.steps=6", "execution.checkpoint_every=2")
+    whole = run("whole", *settings, technique="mae")
+    run("broken", *settings, technique="mae", stop_at=5)
+    broken = whole.parent / "broken"
+    assert latest_checkpoint(broken).name == "step_000000004"
+    path = latest_checkpoint(broken) / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 8
+    path.write_bytes(data)
+    run("broken", *settings, technique="mae")
+    assert "training resumes from the checkpoint before it" in caplog.text
+    assert sha256(broken / MODEL) == sha256(whole / MODEL)
 
 
 def test_a_run_that_stopped_before_its_export_only_exports(run, interrupted, monkeypatch):
