@@ -104,11 +104,19 @@ def read_hashed_json(path: Path, remedy: str, kinds: Kinds | None = None) -> dic
     """
     content = read_json(path, remedy)
     stated = content.pop(HASH, None)
-    if stated != digest(content):
+    if not has_digest(content, stated):
         why = "its content is not what was written: its SHA-256 is another"
         raise Damaged(path, why if stated else f"it has no {HASH}", remedy)
     require_kinds(content, kinds or {}, path, remedy)
     return content
+
+
+def has_digest(content: Mapping[str, Any], stated: object) -> bool:
+    """Whether an object has this digest; one that cannot be written as JSON has none."""
+    try:
+        return digest(content) == stated
+    except (UnicodeEncodeError, RecursionError):  # half a surrogate pair; nested too deep
+        return False
 
 
 def require_kinds(
@@ -172,7 +180,10 @@ def unchecked(values: Any) -> dict[str, Any] | None:
     if not isinstance(values, dict):
         return None
     held = {name: value for name, value in values.items() if name != CHECK}
-    return held if values.get(CHECK) == _checksum(held) else None
+    try:
+        return held if values.get(CHECK) == _checksum(held) else None
+    except (UnicodeEncodeError, RecursionError):
+        return None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -184,7 +195,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _checksum(values: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False)
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def write_hash(path: Path) -> None:

@@ -31,11 +31,14 @@ def opened(source: Any, path: object, remedy: str) -> Iterator[pq.ParquetFile]:
 
     Raises:
         Damaged: It is no such file, claims more than `MAX_ROWS` or `MAX_BYTES`, or has a column of
-            an extension type.
+            an extension type or one twice.
     """
     try:
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
             _require_bounded(file.metadata, path, remedy)
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise Damaged(path, "a column is there twice", remedy)
             for field in file.schema_arrow:
                 if _foreign(field.type):
                     raise Damaged(path, f"its column {field.name!r} is of a foreign type", remedy)

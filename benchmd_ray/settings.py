@@ -72,8 +72,9 @@ class EncoderSettings:
     of this group."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "heads", "head_dim", "mlp"):
-            _require(getattr(self, name) >= 1, f"encoder.{name}", getattr(self, name), "1 or more")
+        for name, most in LARGEST.items():
+            value = getattr(self, name)
+            _require(1 <= value <= most, f"encoder.{name}", value, f"1 to {most:,}")
         for name in ("dropout", "embedding_dropout"):
             value = getattr(self, name)
             _require(0 <= value < 1, f"encoder.{name}", value, "a number in [0, 1)")
@@ -83,6 +84,8 @@ class EncoderSettings:
         _require(read, "encoder.options", self.options, "none: the transformer reads none")
 
 
+LARGEST = {"width": 2**16, "depth": 1024, "heads": 2**10, "head_dim": 2**12, "mlp": 2**18}
+"""Far above every published transformer; more is a slip of the pen, or damage."""
 ENCODERS: dict[str, EncoderSettings] = {
     "tiny": EncoderSettings(width=32, depth=2, heads=2, head_dim=16, mlp=64),
     "paper": EncoderSettings(),

@@ -35,5 +35,13 @@ def last_metrics(folder: Path) -> dict[str, float] | None:
 
 
 def _is_metrics(line: dict[str, Any]) -> bool:
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in line.values())
-    return numbers and line.get("done", -1) >= 0
+    """Whether a line has numbers only, and in ``done`` what counts steps or epochs."""
+    done = line.get("done")
+    return all(map(_is_number, line.values())) and isinstance(done, int) and done >= 0
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number that arrays can hold; a loss may be infinite or NaN."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**53
+    return isinstance(value, float)

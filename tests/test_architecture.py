@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
-FOUNDATION = {"benchmd_ray", "errors", "files", "modalities", "plugins", "progress", "settings"}
+FOUNDATION = {
+    "arrays",
+    "benchmd_ray",
+    "errors",
+    "files",
+    "modalities",
+    "plugins",
+    "progress",
+    "settings",
+}
 FOUNDATION |= {"integrity", "parquet", "repeating", "storage", "telemetry", "training_log"}
 SCORES = {"evaluation.metrics", "evaluation.intervals"}
 ROOMS = {

@@ -205,7 +205,7 @@ def test_a_wrong_assignment_says_what_is_valid(assignment, message):
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("encoder.width=0", r"encoder\.width is 0, expected 1 or more"),
+        ("encoder.width=0", r"encoder\.width is 0, expected 1 to 65,536"),
         ("encoder.dropout=1", r"encoder\.dropout is 1\.0, expected a number in \[0, 1\)"),
         ("encoder.embedding_dropout=-0.1", r"embedding_dropout is -0\.1"),
         ("encoder.norm_eps=0", r"encoder\.norm_eps is 0\.0, expected a number in \(0, 1\)"),

@@ -23,9 +23,9 @@ from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.manifest_form import KINDS, SHARDS, manifest_fault
 from benchmd_ray.data.records import schema
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import digest
 from benchmd_ray.integrity import (
     Damaged,
+    has_digest,
     parsed_json,
     require_kinds,
     require_sha256,
@@ -303,7 +303,7 @@ def open_catalog(path: Location) -> Catalog:
             "it again."
         )
     require_kinds(content, KINDS, manifest, REBUILD)
-    if content["digest"] != digest({k: v for k, v in content.items() if k != "digest"}):
+    if not has_digest({k: v for k, v in content.items() if k != "digest"}, content["digest"]):
         raise Damaged(manifest, "its digest is not that of its content", REBUILD)
     card = dataset_card(content["dataset"])
     if content["card_version"] != card.version:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmd_ray.arrays import mapped
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.files import TEMPORARY, cache_folder, locked, remove, replacing
@@ -42,7 +43,9 @@ def split_table(catalog: Catalog, split: str, columns: Sequence[str]) -> pa.Tabl
 
     _keep(path, write)
     table = read_table(path, path, REMEDY, columns=columns)
-    _require_rows(path, len(table), catalog, split)
+    if len(table) != catalog.rows(split):
+        why = f"it holds {len(table)} rows, the catalog {catalog.rows(split)}"
+        raise Damaged(path, why, REMEDY)
     return table
 
 
@@ -79,12 +82,16 @@ def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
     once.
 
     Raises:
-        BenchmdError: A shard is another than was built.
+        BenchmdError: A shard is another than was built; the cached array is not one of such
+            signals.
     """
     path = cache_folder() / f"{catalog.digest[:32]}-{split}.npy"
     _keep(path, lambda: _decode_split(catalog, split, path))
-    signals: npt.NDArray[np.generic] = np.load(path, mmap_mode="r")
-    _require_rows(path, len(signals), catalog, split)
+    signals: npt.NDArray[np.generic] = mapped(path, "r", REMEDY)
+    expected = (catalog.rows(split), *catalog.modality.stored_shape)
+    if signals.shape != expected or signals.dtype != np.dtype(catalog.modality.dtype):
+        why = f"it holds {signals.dtype} {signals.shape}, expected {expected}"
+        raise Damaged(path, why, REMEDY)
     return signals
 
 
@@ -106,8 +113,3 @@ def _decode_split(catalog: Catalog, split: str, path: Path) -> None:
     if not local:
         columns = _columns_path(catalog, split)
         _keep(columns, lambda: _write_columns(columns, others))
-
-
-def _require_rows(path: Path, rows: int, catalog: Catalog, split: str) -> None:
-    if rows != catalog.rows(split):
-        raise Damaged(path, f"it holds {rows} rows, the catalog {catalog.rows(split)}", REMEDY)

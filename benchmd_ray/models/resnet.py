@@ -69,10 +69,10 @@ class ResNetOptions:
             raise BenchmdError(
                 f"setting encoder.options.dropout is {self.dropout}, expected a number in [0, 1)."
             )
-        for name, least in (("width", 1), ("resize", 0)):
-            if (value := getattr(self, name)) < least:
+        for name, least, most in (("width", 1, 2**12), ("resize", 0, 2**12)):
+            if not least <= (value := getattr(self, name)) <= most:
                 raise BenchmdError(
-                    f"setting encoder.options.{name} is {value}, expected {least} or more."
+                    f"setting encoder.options.{name} is {value}, expected {least} to {most:,}."
                 )
 
 

@@ -35,7 +35,7 @@ from benchmd_ray.integrity import (
     write_hashed_json,
 )
 from benchmd_ray.modalities import modality
-from benchmd_ray.models.encoder import Encoder, make_encoder, network_source
+from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder, network_source
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import EncoderSettings, as_dict, updated
 from benchmd_ray.training.engine import Engine, barrier, gather
@@ -289,6 +289,11 @@ def load_weights(module: nn.Module, path: Path, stated: str, prefix: str = "") -
         BenchmdError: Names or shapes differ, or a weight is NaN or infinite; the message says
             which.
     """
+    _fill(module, _read_weights(path, stated), path, prefix)
+
+
+def _read_weights(path: Path, stated: str) -> dict[str, torch.Tensor]:
+    """Finite tensors of a safetensors file with this SHA-256, by name."""
     remedy = (
         f"Remove the folder {path.parent} (or move it out of the store) and run the command again "
         "that made it."
@@ -303,6 +308,11 @@ def load_weights(module: nn.Module, path: Path, stated: str, prefix: str = "") -
             f"{path} has NaN or infinite values in {listed(infinite)}: the training diverged. "
             "Train again with a lower learning rate (optimiser.lr)."
         )
+    return tensors
+
+
+def _fill(module: nn.Module, tensors: dict[str, torch.Tensor], path: Path, prefix: str) -> None:
+    """Load tensors whose name starts with a prefix, or on a module without storage only compare."""
     tensors = {
         name.removeprefix(prefix): value
         for name, value in tensors.items()
@@ -314,7 +324,8 @@ def load_weights(module: nn.Module, path: Path, stated: str, prefix: str = "") -
             f"{path} holds weights of another architecture: {listed(faults)}. Use the encoder "
             "settings of the run that wrote it."
         )
-    module.load_state_dict(tensors)
+    if not all(value.is_meta for value in expected.values()):
+        module.load_state_dict(tensors)
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
@@ -329,9 +340,13 @@ def load_encoder(folder: Path) -> Encoder:
     """
     description = model_description(folder)
     size = updated(EncoderSettings(), description["encoder"])
-    recorded = description["network_source"]
-    encoder = make_encoder(modality(description["modality"]), size, recorded=recorded)
-    load_weights(encoder, folder / MODEL, description["weights"], "encoder.")
+    path, kind = folder / MODEL, modality(description["modality"])
+    tensors = _read_weights(path, description["weights"])
+    if size.network in NETWORKS:  # nothing is allocated that the weights do not fill
+        with torch.device("meta"):
+            _fill(make_encoder(kind, size), tensors, path, "encoder.")
+    encoder = make_encoder(kind, size, recorded=description["network_source"])
+    _fill(encoder, tensors, path, "encoder.")
     return encoder
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from benchmd_ray import __version__
+from benchmd_ray.arrays import mapped
 from benchmd_ray.data.batches import Rows
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.files import digest, locked, replacing, sha256
@@ -129,7 +130,7 @@ def _kept(path: Path, shape: tuple[int, int]) -> Features | None:
     try:
         stated = read_hashed_json(path.with_suffix(".json"), "", {"features": str})["features"]
         require_sha256(path, stated, "")
-        held: Features = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (Damaged, OSError, ValueError):
+        held: Features = mapped(path, "c", "")
+    except Damaged:
         return None
     return held if held.shape == shape and held.dtype == np.float32 else None

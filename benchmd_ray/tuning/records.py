@@ -20,13 +20,13 @@ from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import (
     Damaged,
-    Kinds,
     read_hashed_json,
     require_hash,
     require_kinds,
 )
 from benchmd_ray.parquet import read_table
 from benchmd_ray.settings import Settings, updated
+from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault
 
 FORMAT = 1
 SEARCHES = "searches"
@@ -63,40 +63,6 @@ REQUIRED = ("number", "state", "seconds", "device_hours", "started")
 """Columns without a missing value."""
 AUROC_OF = "auroc:"
 """Beginning of the columns with the AUROC of one modality, of a search over several."""
-_PLAN: Kinds = {
-    "technique": str,
-    "setting": str,
-    "sources": list,
-    "objectives": list,
-    "across": (str, type(None)),
-    "sampler": str,
-    "stopping": str,
-    "seed": int,
-    "space": dict,
-    "settings": list,
-    "device": str,
-    "determinants": dict,
-}
-_RESULT: Kinds = {
-    "best": int,
-    "value": (int, float),
-    "first_value": (int, float, type(None)),
-    "counts": dict,
-    "seconds": (int, float),
-    "device_hours": (int, float),
-    "importance": dict,
-    "front": list,
-    "settings": list,
-}
-_SOURCE: Kinds = {
-    "modality": str,
-    "source": str,
-    "policy": str,
-    "catalog": str,
-    "inner": str,
-    "records": dict,
-    "patients": dict,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,18 +271,11 @@ def read_search(folder: Path) -> SearchRecord:
             f"{folder / SEARCH} has the format {plan.get('format')!r}, expected {FORMAT}: another "
             "version of benchmd wrote it. Read it with that one, or search again."
         )
-    require_kinds(plan, _PLAN, path, remedy)
+    require_kinds(plan, PLAN, path, remedy)
     if not folder.resolve().name.endswith(f"-{digest(plan['determinants'])[:12]}"):
         raise Damaged(path, "the folder is named for another search", remedy)
-    if not plan["sources"] or len(plan["sources"]) != len(plan["settings"]):
-        why = (
-            f"it has {len(plan['sources'])} sources and {len(plan['settings'])} settings, expected "
-            "one or more, and as many"
-        )
-        raise Damaged(path, why, remedy)
-    for held, kinds, what in ((plan["sources"], _SOURCE, "a source"), (plan["settings"], {}, "it")):
-        for about in held:
-            require_kinds(about, kinds, path, remedy, what)
+    if fault := plan_fault(plan):
+        raise Damaged(path, fault, remedy)
     modalities = [about["modality"] for about in plan["sources"]]
     if len(modalities) == 1:  # its AUROC is the objective
         modalities = []
@@ -324,7 +283,7 @@ def read_search(folder: Path) -> SearchRecord:
     tuples = ("sources", "objectives", "settings")
     named: dict[str, Any] = {
         name: tuple(plan[name]) if name in tuples else plan[name]
-        for name in _PLAN
+        for name in PLAN
         if name != "determinants"
     }
     return SearchRecord(
@@ -386,13 +345,9 @@ def _read_result(path: Path, trials: pd.DataFrame) -> Mapping[str, Any] | None:
     if not path.is_file():
         return None
     remedy = _remedy(path.parent)
-    result = read_hashed_json(path, remedy, _RESULT)
-    complete = set(trials.loc[trials["state"] == "complete", "number"])
-    named = [result["best"], *result["front"]]
-    odd = [number for number in named if not isinstance(number, int) or number not in complete]
-    if odd:
-        why = f"it names trial {odd[0]!r}, which {TRIALS} does not have as complete"
-        raise Damaged(path, why, remedy)
+    result = read_hashed_json(path, remedy)
+    if fault := result_fault(result, set(trials.loc[trials["state"] == "complete", "number"])):
+        raise Damaged(path, fault, remedy)
     return result
 
 

@@ -26,6 +26,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import rankdata
 
+from benchmd_ray.errors import first_line
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import Damaged, checked, shortened, unchecked
 from benchmd_ray.training.seeds import derived_seed
@@ -52,7 +53,10 @@ STATES: dict[TrialState, State] = {
 GENERATION = "generation"
 """Part of the name under which nsga2 notes a trial's generation."""
 JOURNAL_REMEDY = "Put a copy in its place, or remove the search's folder to begin it anew."
-JOURNAL_FAULTS = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+JOURNAL_FAULTS = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError),
+    *(OverflowError, RecursionError),
+)
 """What Optuna raises of lines that it did not write."""
 SECONDS, REASON, AUROCS, STARTED = "seconds", "reason", "aurocs", "started"
 CURVE, CRASHES, HOURS, STOP = "curve", "crashes", "device_hours", "stop"
@@ -164,6 +168,7 @@ class Study:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             backend = _Journal(str(path), lock_obj=JournalFileOpenLock(str(path)))
+            self._path = path
             try:
                 self._study = optuna.create_study(
                     storage=JournalStorage(backend),
@@ -172,12 +177,13 @@ class Study:
                     pruner=_pruner(method.stopping, first_rung),
                     load_if_exists=True,
                 )
+                if not self._study.trials:
+                    self._study.enqueue_trial(space.start)
+                self._require_of_space()
+                self.trials()
             except JOURNAL_FAULTS as error:
-                raise Damaged(path, f"{type(error).__name__}: {error}", JOURNAL_REMEDY) from error
-        if not self._study.trials:
-            self._study.enqueue_trial(space.start)
-        self._path = path
-        self._require_of_space()
+                why = f"{type(error).__name__}: {first_line(error)}"
+                raise Damaged(path, why, JOURNAL_REMEDY) from error
 
     def _require_of_space(self) -> None:
         """Refuse values that the space does not have: the journal may name no network of its own.

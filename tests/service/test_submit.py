@@ -219,7 +219,7 @@ def held_after_a_checkpoint(head, job, runs):
 def its_process(head):
     for each in psutil.Process(head.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if each.cmdline()[1:3] == ["-m", "benchmd_ray.cli"]:
+            if each.cmdline()[1:4] == ["-P", "-m", "benchmd_ray.cli"]:
                 return each
     return None
 

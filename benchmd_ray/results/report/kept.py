@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray import __version__
+from benchmd_ray.arrays import read_archive
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import cache_folder, replacing
-from benchmd_ray.integrity import is_whole, write_hash
+from benchmd_ray.integrity import Damaged, is_whole, write_hash
 
 Floats = npt.NDArray[np.float64]
 CODE = (
@@ -48,8 +49,8 @@ def kept(
     """
     path = cache_folder() / "report" / f"{_name(inputs, how)}.npz"
     if is_whole(path):
-        with suppress(OSError), np.load(path, allow_pickle=False) as held:
-            return {name: held[name] for name in held.files}
+        with suppress(Damaged):
+            return read_archive(path, "")
     result = dict(compute())  # it was not computed yet, or was damaged since
     with suppress(OSError, BenchmdError):  # a folder that is read-only or full
         _keep(path, result)

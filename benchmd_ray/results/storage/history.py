@@ -76,7 +76,7 @@ def reason(error: BaseException) -> str:
         return INTERRUPTED
     first = without_home((str(error).strip().splitlines() or [""])[0])
     text = first if type(error).__name__ == "BenchmdError" else f"{type(error).__name__}: {first}"
-    return text[:LONGEST_REASON]
+    return text[:LONGEST_REASON].encode("utf-8", "replace").decode()  # of a path that is not UTF-8
 
 
 def _open(lines: list[dict[str, Any]]) -> bool:

@@ -1,0 +1,143 @@
+"""What a search's plan and result look like: checked whenever they are read, whoever wrote them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from itertools import chain
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.integrity import Kinds, kinds_fault, shortened
+from benchmd_ray.settings import Settings, updated
+from benchmd_ray.tuning.parameters import KINDS, Parameter
+
+PLAN: Kinds = {
+    "technique": str,
+    "setting": str,
+    "sources": list,
+    "objectives": list,
+    "across": (str, type(None)),
+    "sampler": str,
+    "stopping": str,
+    "seed": int,
+    "space": dict,
+    "settings": list,
+    "device": str,
+    "determinants": dict,
+}
+"""What ``search.json`` holds at least, and its types."""
+_SOURCE: Kinds = {
+    "modality": str,
+    "source": str,
+    "policy": str,
+    "catalog": str,
+    "inner": str,
+    "records": dict,
+    "patients": dict,
+}
+_COUNTS: Kinds = {"train": int, "validation": int}
+_RESULT: Kinds = {
+    "best": int,
+    "value": (int, float),
+    "first_value": (int, float, type(None)),
+    "counts": dict,
+    "seconds": (int, float),
+    "device_hours": (int, float),
+    "importance": dict,
+    "front": list,
+    "settings": list,
+}
+_PARAMETER: Kinds = {"kind": str, "default": object}
+
+
+def plan_fault(plan: Mapping[str, Any]) -> str:
+    """What in ``search.json`` is not as a search writes it; empty where nothing is."""
+    sources, settings = plan["sources"], plan["settings"]
+    if not sources or len(sources) != len(settings):
+        return (
+            f"it has {len(sources)} sources and {len(settings)} settings, expected one or more, "
+            "and as many"
+        )
+    if not all(isinstance(name, str) for name in plan["objectives"]):
+        return "an objective is not a name"
+    if abs(plan["seed"]) >= 2**63:
+        return "its seed has more than 64 bits"
+    faults = chain(
+        map(_source_fault, sources),
+        map(_settings_fault, settings),
+        (_parameter_fault(name, about) for name, about in plan["space"].items()),
+    )
+    return next(filter(None, faults), "")
+
+
+def _source_fault(about: Any) -> str:
+    if fault := kinds_fault(about, _SOURCE, "a source"):
+        return fault
+    for what in ("records", "patients"):
+        if fault := kinds_fault(about[what], _COUNTS, f"{what} of a source"):
+            return fault
+        if not all(0 <= about[what][fold] < 2**53 for fold in _COUNTS):
+            return f"{what} of a source are {shortened(about[what])}, expected counts"
+    return ""
+
+
+def _settings_fault(settings: Any) -> str:
+    if not isinstance(settings, dict):
+        return f"its settings are {shortened(settings)}, expected names and values"
+    try:
+        updated(Settings(), settings)
+    except BenchmdError as error:
+        return f"its settings cannot be used: {error}".rstrip(".")
+    return ""
+
+
+def _parameter_fault(name: str, about: Any) -> str:
+    """What is wrong with the description of a searched setting."""
+    what = f"the searched setting {shortened(name)}"
+    if fault := kinds_fault(about, _PARAMETER, what):
+        return fault
+    if about["kind"] not in KINDS:
+        return f"{what} has the kind {shortened(about['kind'])}, expected one of {', '.join(KINDS)}"
+    if about["kind"] == "choice":
+        values = about.get("values")
+        plain = isinstance(values, list) and all(map(_is_plain, values))
+        return "" if plain and about["default"] in values else f"{what} has no values to choose"
+    ends = about.get("low"), about.get("high")
+    if not all(isinstance(end, int | float) and _is_plain(end) for end in ends):
+        return f"{what} has no range"
+    step = about.get("step")
+    if step is not None and not (isinstance(step, int | float) and _is_plain(step) and step > 0):
+        return f"{what} has the step {shortened(step)}"
+    parameter = Parameter(name, about["kind"], about["default"], ends[0], ends[1], step)
+    if about["kind"].startswith("log") and not ends[0] > 0:
+        return f"{what} has a logarithmic range from {ends[0]}"
+    return "" if parameter.holds(about["default"]) else f"{what} has a default outside its range"
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is text, a truth value, or a number that arrays hold."""
+    if isinstance(value, int | float):
+        return abs(value) < 2**53
+    return value is None or isinstance(value, str)
+
+
+def result_fault(result: Mapping[str, Any], complete: Collection[int]) -> str:
+    """What in ``result.json`` is not as a search writes it; empty where nothing is.
+
+    Args:
+        result: A JSON object.
+        complete: Numbers of the complete trials.
+    """
+    if fault := kinds_fault(result, _RESULT):
+        return fault
+    for number in (result["best"], *result["front"]):
+        if not isinstance(number, int) or isinstance(number, bool) or number not in complete:
+            return f"it names trial {shortened(number)}, which is not complete"
+    numbers = [result[name] for name in ("value", "seconds", "device_hours")]
+    numbers += [result["first_value"] or 0, result.get("shared_seconds", 0)]
+    numbers += result["importance"].values()
+    if not all(isinstance(n, int | float) and _is_plain(n) and math.isfinite(n) for n in numbers):
+        return "it has a number that is none, or not finite"
+    faults = map(_settings_fault, result["settings"])
+    return next(filter(None, faults), "")
