@@ -51,6 +51,12 @@ class Option:
     description: str
     choices: tuple[str, ...] = ()
     """Valid values; empty where `discover` checks them."""
+    released: str = ""
+    """The default under the policy ``released``, where it is another one."""
+
+    def default_under(self, policy: str) -> str:
+        """The default under a policy."""
+        return (policy == "released" and self.released) or self.default
 
 
 @dataclass(frozen=True)
