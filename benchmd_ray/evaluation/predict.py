@@ -25,6 +25,7 @@ from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import pooled, probabilities
 from benchmd_ray.files import replacing
+from benchmd_ray.hardware import hardware
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import Settings
 from benchmd_ray.training.augmentation import evaluated
@@ -42,6 +43,7 @@ DESCRIPTION = (
     "options",
     "remarks",
     "classes",
+    "hardware",
 )
 IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
 
@@ -53,7 +55,10 @@ class Predictions:
     table: pa.Table
     """record_id, unit_id, group_id, split, scores, target and the metadata columns."""
     description: dict[str, str]
-    """What `DESCRIPTION` names; ``catalog`` is its digest, ``options`` are `Catalog.options`."""
+    """What `DESCRIPTION` names.
+
+    ``catalog`` is its digest, ``options`` are `Catalog.options`, ``hardware`` is what scored.
+    """
 
     @property
     def splits(self) -> list[str]:
@@ -149,6 +154,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         "options": json.dumps(catalog.options),
         "remarks": json.dumps(catalog.manifest.get("remarks", {})),
         "classes": json.dumps(catalog.card.classes),
+        "hardware": hardware(worker.device).to_json(),
     }
     table = pa.concat_tables(parts).replace_schema_metadata(description)
     path = predictions_path(run, catalog.dataset)

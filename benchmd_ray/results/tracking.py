@@ -25,6 +25,7 @@ from urllib.parse import urlparse
 
 from benchmd_ray.errors import unknown_name
 from benchmd_ray.files import digest, read_json_lines
+from benchmd_ray.hardware import trained_by
 from benchmd_ray.results.storage.history import METRICS
 from benchmd_ray.results.store import read_run
 from benchmd_ray.results.tracking_values import (
@@ -251,6 +252,8 @@ class _Following:
         told = self._opened(item, folder)
         if item.kind != "evaluate":
             self._tell_metrics(told)
+        trained = {"hardware": [str(one) for one in trained_by(folder)]}
+        told.wandb_run.config.update(trained, allow_val_change=True)
         if item.kind != "pretrain":
             tell_scores(told.wandb_run, folder, item.dataset)
         told.wandb_run.finish()

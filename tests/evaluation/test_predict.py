@@ -13,6 +13,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import merging, predict, read_predictions
+from benchmd_ray.hardware import from_json, hardware
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
@@ -95,6 +96,7 @@ def test_a_target_is_normalised_by_the_sources_statistics(
     assert found.table["record_id"].to_pylist() == [record.record_id for record in records]
     assert found.classes == tuple(MERGED)
     assert found.description["dataset"] == "coarse"
+    assert from_json(found.description["hardware"]) == hardware(torch.device("cpu"))
 
 
 def test_single_label_scores_are_the_softmax_and_no_sigmoid_of_it(

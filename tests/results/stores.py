@@ -13,11 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmd_ray.files import write_json
+from benchmd_ray.hardware import Hardware, record_session
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.settings import Settings, as_dict, updated
 from benchmd_ray.tuning.records import trials_schema
 
+HARDWARE = Hardware("A processor (family 6, model 85)", "PyTorch AVX512, NumPy X86_V4", "2")
+"""Of all runs, unless a test says otherwise."""
 VERSIONS = dict.fromkeys(("benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"), "1.0")
 TRANSFER = {
     "linear": {"mode": "linear", "labels": "full"},
@@ -61,6 +64,7 @@ def _description(
 def _finished(run: Run, lines: Sequence[Mapping[str, float]], finished: bool) -> Run:
     text = "".join(json.dumps({"per_second": 10.0, **line}) + "\n" for line in lines)
     (run.folder / "metrics.jsonl").write_text(text)
+    record_session(run.folder, [HARDWARE], None)
     if finished:
         write_json(run.folder / "done.json", {"finished": "2025-01-01T00:00:00+00:00"})
     return run
@@ -179,6 +183,7 @@ def write_predictions(
     raw: tuple[int, int] = (100, 100),
     options: Mapping[str, str] | None = None,
     remarks: Mapping[str, int] | None = None,
+    hardware: Hardware = HARDWARE,
 ) -> Path:
     """Write predictions as `evaluation.predict.predict` does: by split people, targets, scores."""
     parts = []
@@ -205,6 +210,7 @@ def write_predictions(
         "options": json.dumps(options or {}),
         "remarks": json.dumps(remarks or {}),
         "classes": json.dumps(list(classes or MODALITIES[modality].classes)),
+        "hardware": hardware.to_json(),
     }
     path = run.folder / "predictions" / f"{dataset}.parquet"
     path.parent.mkdir(exist_ok=True)

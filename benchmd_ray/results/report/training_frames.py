@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmd_ray.files import read_json_lines
 from benchmd_ray.results.report.frames import OF_RUN, VERSIONS
+from benchmd_ray.results.report.hardware_notes import hardware_columns
 from benchmd_ray.results.storage.history import METRICS, seconds_worked
 from benchmd_ray.results.store import Run
 
@@ -55,6 +56,7 @@ def ran_rows(found: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Ro
             "finished": run.finished,
             "seconds": _seconds(run),
             "device": about.get("device"),
+            **hardware_columns(run),
             "workers": run.settings.execution.workers,
             "catalog": about["determinants"]["catalog"][:16],
             **{name: about.get("versions", {}).get(name) for name in VERSIONS},
