@@ -10,19 +10,13 @@ import json
 import os
 import platform
 import re
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmd_ray.files import read_json_lines, replacing
-
 if TYPE_CHECKING:
     import torch
 
-SESSIONS = "hardware.jsonl"
-"""In a run's folder: a line for each session of the training that went into its result."""
 CPU_INFO = Path("/proc/cpuinfo")
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 """Variables that limit the instructions of oneDNN and MKL, neither of which says what it chose."""
@@ -56,47 +50,19 @@ def from_json(text: str) -> Hardware:
     Raises:
         ValueError: The text is something else.
     """
-    return _of(json.loads(text))
+    return from_fields(json.loads(text))
 
 
-def _of(content: Any) -> Hardware:
+def from_fields(content: Any) -> Hardware:
+    """What `dataclasses.asdict` made of a `Hardware`.
+
+    Raises:
+        ValueError: The content is something else.
+    """
     names = [field.name for field in fields(Hardware)]
     if not isinstance(content, dict) or not all(isinstance(content.get(n), str) for n in names):
         raise ValueError(f"not a description of hardware: {str(content)[:80]}")
     return Hardware(*(content[name] for name in names))
-
-
-def record_session(folder: Path, workers: Sequence[Hardware], step: int | None) -> None:
-    """Write a line about a session of a run's training; those whose work is lost are dropped.
-
-    Args:
-        folder: The run's.
-        workers: Hardware of each worker of the session.
-        step: Steps or epochs of the checkpoint that the session begins with; None without one.
-    """
-    earlier = [] if step is None else [one for one in _sessions(folder) if one[0] <= step]
-    sessions = [*earlier, (step or 0, tuple(dict.fromkeys(workers)))]
-    with replacing(folder / SESSIONS) as partial, partial.open("w", encoding="utf-8") as file:
-        for begin, distinct in sessions:
-            line = {"from": begin, "workers": [asdict(one) for one in distinct]}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
-def trained_by(folder: Path) -> tuple[Hardware, ...]:
-    """The hardware that trained a run, each kind once, in the order of its sessions.
-
-    Empty where nothing is known: a run that trains nothing, or a damaged file.
-    """
-    return tuple(dict.fromkeys(one for _, workers in _sessions(folder) for one in workers))
-
-
-def _sessions(folder: Path) -> list[tuple[int, tuple[Hardware, ...]]]:
-    """Each session's first step and the distinct hardware of its workers; no damaged lines."""
-    found = []
-    for line in read_json_lines(folder / SESSIONS):
-        with suppress(KeyError, TypeError, ValueError):
-            found.append((int(line["from"]), tuple(_of(one) for one in line["workers"])))
-    return found
 
 
 def hardware(device: torch.device) -> Hardware:

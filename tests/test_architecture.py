@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 FOUNDATION = {"benchmd_ray", "errors", "files", "modalities", "plugins", "progress", "settings"}
-FOUNDATION |= {"hardware", "repeating", "storage", "telemetry"}
+FOUNDATION |= {"hardware", "repeating", "sessions", "storage", "telemetry"}
 SCORES = {"evaluation.metrics", "evaluation.intervals"}
 ROOMS = {
     "storage": {"errors", "files", "repeating", "storage"},

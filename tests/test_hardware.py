@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from benchmd_ray import hardware as module
-from benchmd_ray.hardware import SESSIONS, Hardware, from_json, hardware, record_session, trained_by
+from benchmd_ray.hardware import Hardware, from_json, hardware
+from benchmd_ray.sessions import SESSIONS, record_session, trained_by
 
 CPU = torch.device("cpu")
 A = Hardware("Intel(R) Xeon(R) (family 6, model 85)", "PyTorch AVX512, NumPy X86_V4", "2")

@@ -4,8 +4,8 @@ A report and a search have one each, too.
 
 Everything happens in a process apart, which reads the runs' folders: an unreachable W&B, a slow one
 or an error there can neither fail nor delay a run. What leaves: settings, metrics, scores of whole
-splits, versions, the report. What never leaves: predictions and records, why something failed,
-keys, paths, names of machines and of users.
+splits, versions, the model of the CPU or GPU, the report. What never leaves: predictions and
+records, why something failed, keys, paths, names of machines and of users.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from urllib.parse import urlparse
 
 from benchmd_ray.errors import unknown_name
 from benchmd_ray.files import digest, read_json_lines
-from benchmd_ray.hardware import trained_by
 from benchmd_ray.results.storage.history import METRICS
 from benchmd_ray.results.store import read_run
 from benchmd_ray.results.tracking_values import (
@@ -36,6 +35,7 @@ from benchmd_ray.results.tracking_values import (
     trial_config,
     trials_of,
 )
+from benchmd_ray.sessions import trained_by
 
 MODES = ("auto", "online", "offline", "off")
 """auto: online where there is a key for W&B, else offline; ``WANDB_MODE`` decides where set."""

@@ -30,11 +30,11 @@ from benchmd_ray.telemetry import Measured
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.following import following, tell_loss, tell_restart
+from benchmd_ray.training.hardware import record_hardware
 from benchmd_ray.training.notice import heeding, note, noted
 from benchmd_ray.training.pretrain import PretrainJob, pretrain, require_pretrainable
 from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
 from benchmd_ray.training.restarts import Lost, first_line, lost
-from benchmd_ray.training.sessions import record_hardware
 from benchmd_ray.training.transfer import TransferJob, require_transferable, transfer
 
 Job = PretrainJob | TransferJob

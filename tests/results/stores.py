@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmd_ray.files import write_json
-from benchmd_ray.hardware import Hardware, record_session
+from benchmd_ray.hardware import Hardware
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run
+from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import Settings, as_dict, updated
 from benchmd_ray.tuning.records import trials_schema
 

@@ -16,11 +16,11 @@ from stores import (
     write_predictions,
 )
 
-from benchmd_ray.hardware import SESSIONS, record_session
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report import page_sections
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.store import runs
+from benchmd_ray.sessions import SESSIONS, record_session
 
 OTHER = replace(HARDWARE, model="AMD EPYC (family 25, model 17)")
 GPU = replace(HARDWARE, model="NVIDIA H100", instructions="compute capability 9.0", threads="")

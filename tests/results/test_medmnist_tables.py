@@ -16,10 +16,10 @@ from stores import (
     write_predictions,
 )
 
-from benchmd_ray.hardware import record_session
 from benchmd_ray.modalities import modality
 from benchmd_ray.results.report import medmnist
 from benchmd_ray.results.store import runs
+from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import as_dict, medmnist_settings
 
 ROWS = 40

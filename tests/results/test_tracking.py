@@ -19,12 +19,13 @@ import torch
 from wandb.proto import wandb_internal_pb2
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.hardware import hardware, trained_by
+from benchmd_ray.hardware import hardware
 from benchmd_ray.results import tracking
 from benchmd_ray.results.tracking import Followed, Tracker, chosen_mode, report_files
 from benchmd_ray.results.tracking_values import trials_of
 from benchmd_ray.service import tracked
 from benchmd_ray.service.execute import pretrain_run, transfer_run
+from benchmd_ray.sessions import trained_by
 from benchmd_ray.settings import ENCODERS, Settings, updated
 
 SMALL = updated(

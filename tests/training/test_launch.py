@@ -7,10 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from benchmd_ray.errors import BenchmdError, NoRoom
-from benchmd_ray.hardware import SESSIONS, hardware, trained_by
+from benchmd_ray.hardware import hardware
+from benchmd_ray.sessions import SESSIONS, trained_by
 from benchmd_ray.ssl import METHODS
+from benchmd_ray.training import hardware as computing
 from benchmd_ray.training import launch as module
-from benchmd_ray.training import restarts, sessions
+from benchmd_ray.training import restarts
 from benchmd_ray.training.checkpoints import MODEL, latest_checkpoint
 from benchmd_ray.training.launch import ERROR, launch
 from benchmd_ray.training.pretrain import PretrainJob
@@ -165,7 +167,7 @@ def test_a_run_that_is_resumed_on_other_hardware_records_both(make_job, monkeypa
     here = hardware(torch.device("cpu"))
     elsewhere = replace(here, model="Another processor")
     launch(make_job("run", *BEGUN, technique="mae"))
-    monkeypatch.setattr(sessions, "hardware", lambda device: elsewhere)
+    monkeypatch.setattr(computing, "hardware", lambda device: elsewhere)
     job = make_job("run", technique="mae")
     launch(job)
     assert trained_by(job.folder) == (here, elsewhere)

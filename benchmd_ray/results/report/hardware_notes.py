@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from benchmd_ray.hardware import Hardware, from_json, trained_by
+from benchmd_ray.hardware import Hardware, from_json
 from benchmd_ray.results.report.pools import Pool
 from benchmd_ray.results.report.protocols import pretraining_of
 from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.results.store import Run
+from benchmd_ray.sessions import trained_by
 
 COLUMNS = {"hardware": "model", "instructions": "instructions", "threads": "threads"}
 """Columns of the table of runs, with the field of `Hardware` that each shows."""

@@ -1,4 +1,4 @@
-"""Which hardware a session of a training computes with, from all its workers."""
+"""With which hardware a session of a training computes: that of all its workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.hardware import Hardware, from_json, hardware, record_session
+from benchmd_ray.hardware import Hardware, from_json, hardware
+from benchmd_ray.sessions import record_session
 from benchmd_ray.training.checkpoints import checkpoint_step, latest_checkpoint
 from benchmd_ray.training.engine import gather
 

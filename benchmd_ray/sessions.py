@@ -1,0 +1,48 @@
+"""The sessions of a run's training, with the hardware of each, in the run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmd_ray.files import read_json_lines, replacing
+from benchmd_ray.hardware import Hardware, from_fields
+
+SESSIONS = "hardware.jsonl"
+"""A line for each session of the training whose work went into the result."""
+
+
+def record_session(folder: Path, workers: Sequence[Hardware], step: int | None) -> None:
+    """Write a line about a session of a run's training; those whose work is lost are dropped.
+
+    Args:
+        folder: The run's.
+        workers: Hardware of each worker of the session.
+        step: Steps or epochs of the checkpoint that the session begins with; None without one.
+    """
+    earlier = [] if step is None else [one for one in _sessions(folder) if one[0] <= step]
+    sessions = [*earlier, (step or 0, tuple(dict.fromkeys(workers)))]
+    with replacing(folder / SESSIONS) as partial, partial.open("w", encoding="utf-8") as file:
+        for begin, distinct in sessions:
+            line = {"from": begin, "workers": [asdict(one) for one in distinct]}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def trained_by(folder: Path) -> tuple[Hardware, ...]:
+    """The hardware that trained a run, each kind once, in the order of its sessions.
+
+    Empty where nothing is known: a run that trains nothing, or a damaged file.
+    """
+    return tuple(dict.fromkeys(one for _, workers in _sessions(folder) for one in workers))
+
+
+def _sessions(folder: Path) -> list[tuple[int, tuple[Hardware, ...]]]:
+    """Each session's first step and the distinct hardware of its workers; no damaged lines."""
+    found = []
+    for line in read_json_lines(folder / SESSIONS):
+        with suppress(KeyError, TypeError, ValueError):
+            found.append((int(line["from"]), tuple(from_fields(one) for one in line["workers"])))
+    return found
