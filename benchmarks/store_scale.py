@@ -35,6 +35,7 @@ from benchmd_ray.cli import main as benchmd
 from benchmd_ray.evaluation.metrics import probabilities
 from benchmd_ray.evaluation.predict import predictions_path
 from benchmd_ray.files import write_json
+from benchmd_ray.hardware import Hardware
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run, runs
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -118,6 +119,7 @@ def write_predictions(run: Run, records: int) -> None:
         "options": "{}",
         "remarks": "{}",
         "classes": json.dumps(list(modality.classes)),
+        "hardware": Hardware("a processor", "its instructions", "1").to_json(),
     }
     path = predictions_path(run.folder, run.description["source"])
     path.parent.mkdir(exist_ok=True)
