@@ -107,6 +107,20 @@ def test_predictions_on_other_hardware_are_noted(tmp_path):
     assert noted(*found) == [note("trained and scored", HARDWARE, OTHER)]
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000])
+def test_a_damaged_description_says_nothing(tmp_path, text):
+    class Damaged:
+        def to_json(self):
+            return text
+
+    run = transferred(tmp_path)
+    targets = targets_of(MODALITIES["ecg"].classes, 60, "single-label")
+    splits = {"test": (people(60), targets, scores_of(targets, "single-label", 1.0, [0]))}
+    write_predictions(run, "georgia", splits, hardware=Damaged())
+    (run.folder / SESSIONS).write_text(f"{{}}\n7\n{HARDWARE.to_json()}\n")
+    assert noted(run) == []
+
+
 def test_the_table_of_runs_has_the_hardware_of_each(tmp_path):
     first, second = transferred(tmp_path), transferred(tmp_path, seed=1, trained=GPU)
     record_session(second.folder, [HARDWARE, GPU], 3)

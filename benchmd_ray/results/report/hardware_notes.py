@@ -70,6 +70,6 @@ def _stages(results: Sequence[Scored], known: Mapping[str, Run]) -> dict[str, se
         if pretraining := pretraining_of(run, known):
             found["pretrained"].update(trained_by(pretraining.folder))
     for one in results:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):  # damaged ones say nothing
             found["scored"].add(from_json(one.about["hardware"]))
     return found
