@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from benchmd_ray.hardware import hardware
+
 Seconds = dict[str, list[float]]
 """Seconds of each repetition, by what was measured."""
 
@@ -111,10 +113,12 @@ def ratio(seconds: Seconds, ours: str, peer: str) -> dict[str, float]:
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """What a reader has to know about the machine to compare figures."""
+    computing = hardware(torch.device(device))
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        "device": computing.model,
+        "instructions": computing.instructions,
         "device_type": device,
         "cpus": cpus(),
         "threads": torch.get_num_threads(),
@@ -125,14 +129,6 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 def cpus() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _processor() -> str:
-    """Name of the CPU."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
 
 
 def report(

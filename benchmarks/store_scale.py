@@ -34,7 +34,8 @@ from benchmarks import measure
 from benchmd_ray.cli import main as benchmd
 from benchmd_ray.evaluation.metrics import probabilities
 from benchmd_ray.evaluation.predict import predictions_path
-from benchmd_ray.files import write_json
+from benchmd_ray.hardware import Hardware
+from benchmd_ray.integrity import line, write_hash, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run, runs
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -76,8 +77,9 @@ def write_run(store: Path, modality: str, technique: str, setting: str, seed: in
     }
     run = open_run(store, f"transfer-{modality}-{technique}-{setting}", description)
     lines = [{"done": e, "loss": 1 / e, "validation_auroc": 0.7, "per_second": 1} for e in (1, 2)]
-    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    write_json(run.folder / "done.json", {"finished": "2026-01-01T00:00:00+00:00", "seconds": 1.0})
+    (run.folder / "metrics.jsonl").write_text("".join(map(line, lines)))
+    done = {"finished": "2026-01-01T00:00:00+00:00", "seconds": 1.0, "model_sha256": None}
+    write_hashed_json(run.folder / "done.json", done)
     return run
 
 
@@ -118,10 +120,12 @@ def write_predictions(run: Run, records: int) -> None:
         "options": "{}",
         "remarks": "{}",
         "classes": json.dumps(list(modality.classes)),
+        "hardware": Hardware("a processor", "its instructions", "1").to_json(),
     }
     path = predictions_path(run.folder, run.description["source"])
     path.parent.mkdir(exist_ok=True)
     pq.write_table(table.replace_schema_metadata(about), path)
+    write_hash(path)
 
 
 def fill(store: Path, first: int, last: int, records: int) -> None:

@@ -6,17 +6,9 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
-FOUNDATION = {
-    "arrays",
-    "benchmd_ray",
-    "errors",
-    "files",
-    "modalities",
-    "plugins",
-    "progress",
-    "settings",
-}
-FOUNDATION |= {"integrity", "parquet", "repeating", "storage", "telemetry", "training_log"}
+FOUNDATION = {"arrays", "benchmd_ray", "errors", "files", "hardware", "integrity", "modalities"}
+FOUNDATION |= {"parquet", "plugins", "progress", "repeating", "sessions", "settings", "storage"}
+FOUNDATION |= {"telemetry", "training_log"}
 SCORES = {"evaluation.metrics", "evaluation.intervals"}
 ROOMS = {
     "storage": {"errors", "files", "repeating", "storage"},

@@ -51,6 +51,12 @@ class Option:
     description: str
     choices: tuple[str, ...] = ()
     """Valid values; empty where `discover` checks them."""
+    released: str = ""
+    """The default under the policy ``released``, where it is another one."""
+
+    def default_under(self, policy: str) -> str:
+        """The default under a policy."""
+        return (policy == "released" and self.released) or self.default
 
 
 @dataclass(frozen=True)
@@ -194,7 +200,21 @@ def code_classes(table: str, dataset: str | None = None) -> dict[str, str]:
         table: The table's file name.
         dataset: Rows of that dataset alone, for a table with a ``dataset`` column.
     """
+    rows = _code_rows(table)
+    return {r["code"]: r["class"] for r in rows if dataset is None or r["dataset"] == dataset}
+
+
+@functools.cache
+def code_kinds(table: str) -> dict[str, frozenset[str]]:
+    """Kinds of each code in a table of `data_catalog/tables` that states them.
+
+    Args:
+        table: The table's file name. Its column ``kind`` names one or two kinds.
+    """
+    return {r["code"]: frozenset(r["kind"].split()) for r in _code_rows(table)}
+
+
+def _code_rows(table: str) -> list[dict[str, str]]:
     path = resource_folder("data_catalog") / "tables" / table
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [r for r in csv.DictReader(file) if dataset is None or r["dataset"] == dataset]
-    return {r["code"]: r["class"] for r in rows}
+        return list(csv.DictReader(file))

@@ -120,8 +120,8 @@ class Catalog:
     def options(self) -> dict[str, str]:
         """Options of the build that are not the card's defaults."""
         chosen: dict[str, str] = self.manifest["options"]
-        defaults = {name: option.default for name, option in self.card.options.items()}
-        return {name: value for name, value in chosen.items() if value != defaults[name]}
+        policy, options = str(self.manifest["policy"]), self.card.options
+        return {k: v for k, v in chosen.items() if v != options[k].default_under(policy)}
 
     @property
     def statistics(self) -> dict[str, list[float]] | None:

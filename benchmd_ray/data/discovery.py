@@ -57,7 +57,7 @@ def chosen(
             f"--split-table {split_table} is for {needed} alone and would change nothing here: "
             "leave it out."
         )
-    defaults = {name: option.default for name, option in card.options.items()}
+    defaults = {name: option.default_under(policy) for name, option in card.options.items()}
     return Choices(policy, split_table, defaults | dict(options))
 
 

@@ -24,6 +24,7 @@ from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import pooled, probabilities
 from benchmd_ray.files import replacing
+from benchmd_ray.hardware import from_json, hardware
 from benchmd_ray.integrity import Damaged, require_hash, write_hash
 from benchmd_ray.modalities import UNKNOWN, modality
 from benchmd_ray.models.heads import Classifier
@@ -44,6 +45,7 @@ DESCRIPTION = (
     "options",
     "remarks",
     "classes",
+    "hardware",
 )
 IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
 ROLES = ("source", "target")
@@ -56,7 +58,10 @@ class Predictions:
     table: pa.Table
     """record_id, unit_id, group_id, split, scores, target and the metadata columns."""
     description: dict[str, str]
-    """What `DESCRIPTION` names; ``catalog`` is its digest, ``options`` are `Catalog.options`."""
+    """What `DESCRIPTION` names.
+
+    ``catalog`` is its digest, ``options`` are `Catalog.options`, ``hardware`` is what scored.
+    """
 
     @property
     def splits(self) -> list[str]:
@@ -152,6 +157,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         "options": json.dumps(catalog.options),
         "remarks": json.dumps(catalog.manifest.get("remarks", {})),
         "classes": json.dumps(catalog.card.classes),
+        "hardware": hardware(worker.device).to_json(),
     }
     table = pa.concat_tables(parts).replace_schema_metadata(description)
     path = predictions_path(run, catalog.dataset)
@@ -248,6 +254,7 @@ def _description(schema: pa.Schema, path: Path) -> dict[str, str]:
         if description["role"] not in ROLES:
             raise ValueError(f"its role is {description['role']!r}")
         modality(description["modality"])
+        from_json(description["hardware"])
     except (KeyError, ValueError, RecursionError, BenchmdError) as error:
         why = f"it does not say what predictions say ({type(error).__name__}: {error})"
         raise Damaged(path, why, _remedy(path)) from error

@@ -4,8 +4,8 @@ A report and a search have one each, too.
 
 Everything happens in a process apart, which reads the runs' folders: an unreachable W&B, a slow one
 or an error there can neither fail nor delay a run. What leaves: settings, metrics, scores of whole
-splits, versions, the report. What never leaves: predictions and records, why something failed,
-keys, paths, names of machines and of users.
+splits, versions, the model of the CPU or GPU, the report. What never leaves: predictions and
+records, why something failed, keys, paths, names of machines and of users.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from benchmd_ray.results.tracking_values import (
     trial_config,
     trials_of,
 )
+from benchmd_ray.sessions import trained_by
 from benchmd_ray.training_log import read_metrics
 
 MODES = ("auto", "online", "offline", "off")
@@ -251,6 +252,8 @@ class _Following:
         told = self._opened(item, folder)
         if item.kind != "evaluate":
             self._tell_metrics(told)
+        trained = {"hardware": [str(one) for one in trained_by(folder)]}
+        told.wandb_run.config.update(trained, allow_val_change=True)
         if item.kind != "pretrain":
             tell_scores(told.wandb_run, folder, item.dataset)
         told.wandb_run.finish()

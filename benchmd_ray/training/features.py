@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from benchmd_ray.arrays import mapped
 from benchmd_ray.data.batches import Rows
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.files import digest, locked, replacing, sha256
+from benchmd_ray.hardware import hardware
 from benchmd_ray.integrity import (
     Damaged,
     read_hashed_json,
@@ -88,7 +89,7 @@ def feature_store(
         encoder: The frozen encoder.
         settings: Its architecture, and the precision that it works in.
         catalog: Whose records are encoded.
-        device: Where it works: rounding differs between kinds of devices.
+        device: Where it works: rounding differs between kinds of hardware.
     """
     size = as_dict(settings.encoder)
     for name in ("dropout", "embedding_dropout"):  # at rest in a frozen encoder
@@ -100,7 +101,7 @@ def feature_store(
         "network_source": network_source(settings.encoder),
         "catalog": catalog.digest,
         "precision": "bf16" if bf16 else "float32",
-        "device": device.type,
+        "hardware": asdict(hardware(device)),
         "versions": {"benchmd_ray": __version__, "torch": torch.__version__},
     }
     return FeatureStore(folder, about, int(encoder.width))  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from benchmd_ray.telemetry import Measured
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.following import following, tell_loss, tell_restart
+from benchmd_ray.training.hardware import record_hardware
 from benchmd_ray.training.notice import heeding, note, noted
 from benchmd_ray.training.pretrain import PretrainJob, pretrain, require_pretrainable
 from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
@@ -98,6 +99,7 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
         contextlib.nullcontext() if linear else heeding(),
     ):
         worker = Worker(device=choose_device(execution.device))
+        record_hardware(job.folder, worker)
         CORES[type(job)](job, worker, reporter or _reporter(job))
 
 
@@ -377,6 +379,7 @@ def worker_loop(config: dict[str, Any]) -> int | None:
     reporter = _reporter(job, silent=True) if first else SilentReporter()
     try:
         with _noting_stop(job.folder) if first else contextlib.nullcontext():
+            record_hardware(job.folder, worker)
             CORES[type(job)](job, worker, reporter)
     except Stopped as stop:
         return int(stop.args[0])

@@ -48,7 +48,7 @@ _RESULT: Kinds = {
     "front": list,
     "settings": list,
 }
-_PARAMETER: Kinds = {"kind": str, "default": object}
+_PARAMETER: Kinds = {"kind": str, "default": (bool, object)}
 
 
 def plan_fault(plan: Mapping[str, Any]) -> str:

@@ -88,8 +88,8 @@ def test_official_layout_splits_labels_and_metadata(official):
     assert found.items[0].record_id == f"{one}-001"
 
 
-def test_every_film_of_the_target_is_scored(official):
-    found = discover(official, PA)
+def test_every_film_of_a_target_can_be_scored(official):
+    found = discover(official, PA, shared_patients="keep")
     assert {(i.record_id, i.split) for i in found.items} == {
         (f"{hashed_patient('nih-cxr', '1')}-000", "test"),
         (f"{hashed_patient('nih-cxr', '4')}-000", "test"),
@@ -124,20 +124,46 @@ def of_training(rows) -> set[str]:
     }
 
 
-def test_a_target_counts_the_films_of_patients_trained_on(shared, build_here, tmp_path):
-    expected = sum(row[6] == "PA" and row[3] in of_training(SHARED) for row in SHARED)
-    films = sum(row[6] == "PA" for row in SHARED)
-    assert (expected, films) == (2, 5)
-    catalogs = {card.name: build_here(card.name, shared, tmp_path / card.name)
-                for card in (AP, PA)}  # fmt: skip
-    assert catalogs["nih-cxr-pa"].manifest["remarks"] == {REMARK: expected}
-    assert catalogs["nih-cxr-ap"].manifest["remarks"] == {}
-    assert f"{expected} records: {REMARK}" in verify(catalogs["nih-cxr-pa"]).notes
-    kept, fewer = discover(shared, PA), discover(shared, PA, shared_patients="leave-out")
-    assert len(kept.items) == films
-    assert fewer.left_out == kept.left_out | {REMARK: expected}
+def groups(catalog, split: str) -> set[str]:
+    return {
+        g for table in catalog.tables(split, ["group_id"]) for g in table["group_id"].to_pylist()
+    }
+
+
+def test_a_targets_patients_never_train(shared, build_here, tmp_path):
+    source, target = (build_here(c.name, shared, tmp_path / c.name) for c in (AP, PA))
     trained = {hashed_patient("nih-cxr", str(patient)) for patient in of_training(SHARED)}
+    assert groups(source, "train") == trained
+    films = [row for row in SHARED if row[6] == "PA"]
+    remaining = {hashed_patient("nih-cxr", str(row[3])) for row in films} - trained
+    assert groups(target, "test") == remaining
+    assert groups(source, "validation") & remaining  # they choose the epoch, and do not train
+    excluded = target.manifest["left_out"][REMARK]
+    assert (
+        (excluded, target.rows("test")) == (2, 3) == (len(films) - len(remaining), len(remaining))
+    )
+    assert (target.options, target.manifest["remarks"]) == ({}, {})
+
+
+def test_kept_patients_that_train_are_counted_and_the_option_is_named(shared, build_here, tmp_path):
+    target = build_here("nih-cxr-pa", shared, tmp_path / "pa", options={"shared_patients": "keep"})
+    assert target.rows("test") == sum(row[6] == "PA" for row in SHARED) == 5
+    assert target.options == {"shared_patients": "keep"}
+    assert target.manifest["remarks"] == {REMARK: 2}
+    assert f"2 records: {REMARK}" in verify(target).notes
+
+
+def test_released_keeps_all_patients_unless_told_otherwise(shared):
+    """The paper's rule splits by film: it has patients on both sides."""
+    named = chosen(PA, "released", None, {}).options
+    assert named == {"shared_patients": "keep"}
+    kept = discover(shared, PA, "released")
+    fewer = discover(shared, PA, "released", shared_patients="exclude")
+    trained = {item.group_id for item in discover(shared, AP, "released").items
+               if item.split == "train"}  # fmt: skip
+    assert 0 < len(fewer.items) < len(kept.items)
     assert fewer.items == [item for item in kept.items if item.group_id not in trained]
+    assert {item.details["trained_on"] for item in fewer.items} == {False}
 
 
 def test_a_name_without_a_number_of_its_own_gives_no_patient_away():
@@ -253,18 +279,25 @@ def table(sample) -> pd.DataFrame:
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("card", "films", "counts"),
-    [(AP, 567, (37, 9, 15, 87, 45)), (PA, 433, (76, 7, 18, 9, 45))],
+    [(AP, 567, (37, 9, 15, 87, 45)), (PA, 390, (69, 7, 16, 8, 36))],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_sample_counts_are_those_of_the_table(sample, table, card, films, counts):
     found = discover(sample, card)
     own = table[table["View Position"] == card.name[-2:].upper()]
+    trained = table["Patient ID"].map(lambda n: stable_fraction(f"nih-cxr/{n}") < 0.8)
+    trained_on = set(table.loc[trained & (table["View Position"] == "AP"), "Patient ID"])
+    other_view, excluded = len(table) - len(own), 0
+    if card is PA:
+        excluded = int(own["Patient ID"].isin(trained_on).sum())
+        own = own[~own["Patient ID"].isin(trained_on)]
     named = own["Finding Labels"].str.split("|")
     expected = [int(named.map(lambda names, f=f: f in names).sum()) for f in FINDINGS]
     held = [sum(i.target(card)[column] for i in found.items) for column in range(5)]
     assert held == expected == list(counts)
     assert (found.layout, found.missing, len(found.items)) == ("sample", [], films)
-    assert found.left_out == {f"its view position is {'PA' if card is AP else 'AP'}": 1000 - films}
+    other = f"its view position is {'PA' if card is AP else 'AP'}"
+    assert found.left_out == {other: other_view} | ({REMARK: excluded} if excluded else {})
     assert len({item.group_id for item in found.items}) == own["Patient ID"].nunique()
     total = len(found.items) + sum(found.left_out.values())
     assert total == card.layouts["sample"].records
@@ -272,7 +305,8 @@ def test_sample_counts_are_those_of_the_table(sample, table, card, films, counts
 
 @pytest.mark.data
 def test_sample_patients_are_in_one_split_and_share_their_pseudonym(sample, table):
-    source, target = (discover(sample, card).items for card in (AP, PA))
+    source = discover(sample, AP).items
+    target = discover(sample, PA, shared_patients="keep").items
     splits: dict[str, set[str]] = {}
     for item in source:
         splits.setdefault(item.group_id, set()).add(item.split)
@@ -285,8 +319,11 @@ def test_sample_patients_are_in_one_split_and_share_their_pseudonym(sample, tabl
     training = {item.group_id for item in source if item.split == "train"}
     shown = [item.group_id for item in target if item.group_id in training]
     assert (len(shown), len(set(shown))) == (43, 36)
-    fewer = discover(sample, PA, shared_patients="leave-out")
+    fewer = discover(sample, PA)
     assert (len(fewer.items), fewer.left_out[REMARK]) == (390, 43)
+    assert not {item.group_id for item in fewer.items} & training
+    selecting = {item.group_id for item in source if item.split == "validation"}
+    assert len({item.group_id for item in fewer.items} & selecting) == 6
 
 
 @pytest.mark.data
@@ -307,7 +344,7 @@ def test_sample_catalogs_hold_the_films(sample, table, build_here, tmp_path):
                     name = names[shard["record_id"][index].as_py()]
                     assert np.array_equal(signals[index][0], film(sample, name))
                     assert shard["valid_size"][index].as_py() == [224, 224]
-        assert rows == {"nih-cxr-ap": 567, "nih-cxr-pa": 433}[card.name]
+        assert rows == {"nih-cxr-ap": 567, "nih-cxr-pa": 390}[card.name]
         text = json.dumps(catalog.manifest)
         assert not [name for name in table.index if name.partition(".")[0] in text]
 

@@ -39,12 +39,59 @@ def raw(tmp_path, synthetic_raw) -> Path:
     return tmp_path
 
 
+TABLE = pd.read_csv(resource_folder("data_catalog") / "tables" / "ptbxl_scp.csv", index_col="code")
+
+
 def expected_label(scp_codes: str) -> str:
-    rows = pd.read_csv(resource_folder("data_catalog") / "tables" / "ptbxl_scp.csv")
-    classes = dict(zip(rows["code"], rows["class"], strict=True))
-    found = [(classes[code], value) for code, value in ast.literal_eval(scp_codes).items()]
-    abnormal = [(-value, ORDER.index(name)) for name, value in found if name != "normal"]
-    return ORDER[min(abnormal)[1]] if abnormal else "normal"
+    """The class of a record, by walking through decision D8 class by class."""
+    codes = ast.literal_eval(scp_codes)
+    is_normal = codes.get("NORM", 0) >= 80
+    ranked = []
+    for code, likelihood in codes.items():
+        kind, name = TABLE.loc[code, ["kind", "class"]]
+        if likelihood == 0 and kind == "rhythm":
+            likelihood = 100
+        uncounted = likelihood == 0 and kind.endswith("form") and is_normal
+        if name != "normal" and not uncounted:
+            ranked.append((-likelihood, ORDER.index(name)))
+    return ORDER[min(ranked)[1]] if ranked else "normal"
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        # a rhythm without a likelihood counts as certain
+        ({"AFIB": 0, "LMI": 50, "ISCIL": 100}, "atrial fibrillation/flutter"),
+        ({"AFLT": 0, "ASMI": 100, "CRBBB": 100}, "atrial fibrillation/flutter"),
+        ({"PACE": 0, "IMI": 50}, "other"),
+        ({"PACE": 0, "IMI": 100}, "myocardial infarction"),  # a tie, by precedence
+        ({"SVTAC": 0, "NORM": 100}, "conduction disturbance"),
+        ({"AFIB": 15, "IMI": 50}, "myocardial infarction"),  # a stated likelihood is believed
+        ({"SR": 0, "IMI": 15}, "myocardial infarction"),  # a normal rhythm outranks nothing
+        # a form without a likelihood does not count beside a normal ECG, whatever its class
+        ({"NORM": 80, "ABQRS": 0, "SR": 0}, "normal"),
+        ({"NORM": 100, "NT_": 0}, "normal"),
+        ({"NORM": 100, "VCLVH": 0}, "normal"),
+        ({"NORM": 100, "LPR": 0}, "normal"),
+        ({"NORM": 100, "INVT": 0}, "normal"),
+        ({"NORM": 100, "NST_": 0}, "normal"),  # both diagnostic and form
+        ({"NORM": 79, "ABQRS": 0}, "other"),
+        ({"NORM": 0, "ABQRS": 0}, "other"),
+        ({"NORM": 100, "PVC": 100}, "other"),  # a stated likelihood is believed
+        ({"ABQRS": 0, "SR": 0}, "other"),
+        ({"INVT": 0, "LVH": 15}, "hypertrophy"),  # behind every diagnosis that states one
+        # so does a diagnosis without a likelihood, which still is none of a normal ECG
+        ({"IMI": 0, "LVH": 15}, "hypertrophy"),
+        ({"IMI": 0, "NORM": 100}, "myocardial infarction"),
+    ],
+)
+def test_likelihoods_that_are_not_stated(raw, codes, expected):
+    path = raw / "ptbxl_database.csv"
+    table = pd.read_csv(path, dtype=str)
+    table.loc[0, "scp_codes"] = str(codes)
+    table.to_csv(path, index=False)
+    assert ptbxl.discover(raw, CARD, Choices()).items[0].label == expected
+    assert expected_label(str(codes)) == expected
 
 
 def test_labels_splits_and_patients_are_those_of_the_table(synthetic_raw, table):

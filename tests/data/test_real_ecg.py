@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import shutil
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 import wfdb
 from scipy.io import loadmat
 
-from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.cards import code_classes, code_kinds, dataset_card
 from benchmd_ray.data.datasets import cinc, ptbxl
 from benchmd_ray.data.datasets.ecg import LEADS, read_records, released_labels
 from benchmd_ray.data.raw import NO_ROW, Choices, RawItem
@@ -74,9 +76,61 @@ def test_ptbxl_labels_by_hand(real_data):
     root = real_data / "ptb-xl-500"
     items = ptbxl.discover(root, dataset_card("ptb-xl"), Choices()).items
     labels = {i.record_id: i.label for i in items}
-    assert labels["HR00001"] == "other"  # NORM 100, LVOLT 0, SR 0
+    assert labels["HR00001"] == "normal"  # NORM 100, LVOLT 0, SR 0
     assert labels["HR00002"] == "normal"  # NORM 80, SBRAD 0
     assert len(set(labels.values())) == 7
+
+
+def test_kinds_of_the_codes_are_those_that_ptbxl_states(real_data):
+    statements = pd.read_csv(real_data / "ptb-xl-500" / "scp_statements.csv", index_col=0)
+    stated = statements[["diagnostic", "form", "rhythm"]].notna()
+    expected = {code: set(row.index[row]) for code, row in stated.iterrows()}
+    assert len(expected) == 71
+    assert code_kinds("ptbxl_scp.csv") == expected
+
+
+def test_ptbxl_classes_before_and_after_likelihoods_that_are_not_stated(real_data):
+    """The counts that docs/differences.md states, from PTB-XL's own tables."""
+    root = real_data / "ptb-xl-500"
+    statements = pd.read_csv(root / "scp_statements.csv", index_col=0)
+    mapped = code_classes("ptbxl_scp.csv")
+    database = pd.read_csv(root / "ptbxl_database.csv")
+    codes = pd.DataFrame(
+        [
+            (row.ecg_id, code, float(likelihood))
+            for row in database.itertuples()
+            for code, likelihood in ast.literal_eval(row.scp_codes).items()
+        ],
+        columns=["ecg_id", "code", "likelihood"],
+    ).join(statements[["diagnostic", "form", "rhythm"]].notna(), on="code")
+    codes["class"] = codes["code"].map(mapped)
+
+    def dominant(codes: pd.DataFrame) -> pd.Series:
+        order = ["atrial fibrillation/flutter", "myocardial infarction", "conduction disturbance",
+                 "ischemic st-t changes", "hypertrophy", "other", "normal"]  # fmt: skip
+        ranked = codes.assign(
+            normal=codes["class"] == "normal", tie=codes["class"].map(order.index)
+        ).sort_values(["normal", "likelihood", "tie"], ascending=[True, False, True])
+        return ranked.groupby("ecg_id")["class"].first()
+
+    before = dominant(codes)
+    unstated = codes["likelihood"] == 0
+    assert {kind: (int((unstated & codes[kind]).sum()), int(codes[kind].sum()))
+            for kind in ("diagnostic", "rhythm")} == {
+        "diagnostic": (7, 627), "rhythm": (462, 475)
+    }  # fmt: skip
+    forms = codes["form"] & ~codes["diagnostic"]
+    assert (int((unstated & forms).sum()), int(forms.sum())) == (112, 126)
+    normal = set(codes.loc[(codes["code"] == "NORM") & (codes["likelihood"] >= 80), "ecg_id"])
+    codes.loc[unstated & codes["rhythm"], "likelihood"] = 100.0
+    after = dominant(codes[~(unstated & codes["form"] & codes["ecg_id"].isin(normal))])
+
+    items = ptbxl.discover(root, dataset_card("ptb-xl"), Choices()).items
+    assert [item.label for item in items] == after.tolist()
+    names = dataset_card("ptb-xl").classes
+    assert [(before == name).sum() for name in names] == [271, 69, 48, 76, 17, 8, 11]
+    assert [(after == name).sum() for name in names] == [287, 66, 46, 65, 8, 20, 8]
+    assert (before != after).sum() == 28
 
 
 def test_challenge_records_of_ptbxl_are_found_by_the_database(real_data, tmp_path):

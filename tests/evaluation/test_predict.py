@@ -12,6 +12,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import merging, predict, read_predictions
+from benchmd_ray.hardware import from_json, hardware
 from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
@@ -95,6 +96,7 @@ def test_a_target_is_normalised_by_the_sources_statistics(
     assert found.table["record_id"].to_pylist() == [record.record_id for record in records]
     assert found.classes == tuple(MERGED)
     assert found.description["dataset"] == "coarse"
+    assert from_json(found.description["hardware"]) == hardware(torch.device("cpu"))
 
 
 def test_single_label_scores_are_the_softmax_and_no_sigmoid_of_it(

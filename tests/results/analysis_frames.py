@@ -193,7 +193,8 @@ class Invented:
                     )  # fmt: skip
 
     def ran(self, run, kind, shared, setting, seed):
-        empty = dict.fromkeys((*VERSIONS, "device", "catalog"), "x")
+        named = ("device", "hardware", "instructions", "threads", "catalog")
+        empty = dict.fromkeys((*VERSIONS, *named), "x")
         self.rows["ran"].append(
             {**shared, **empty, "run": run, "kind": kind, "policy": "clean", "protocol": "fixed",
              "setting": setting, "seed": seed, "finished": True, "seconds": 60.0, "workers": 1}

@@ -13,12 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmd_ray.files import digest
+from benchmd_ray.hardware import Hardware
 from benchmd_ray.integrity import line, write_hash, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run
+from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import Settings, as_dict, updated
 from benchmd_ray.tuning.records import trials_schema
 
+HARDWARE = Hardware("A processor (family 6, model 85)", "PyTorch AVX512, NumPy X86_V4", "2")
+"""Of all runs, unless a test says otherwise."""
 VERSIONS = dict.fromkeys(("benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"), "1.0")
 TRANSFER = {
     "linear": {"mode": "linear", "labels": "full"},
@@ -72,6 +76,7 @@ def _description(
 def _finished(run: Run, lines: Sequence[Mapping[str, float]], finished: bool) -> Run:
     text = "".join(line({"per_second": 10.0, **values}) for values in lines)
     (run.folder / "metrics.jsonl").write_text(text)
+    record_session(run.folder, [HARDWARE], None)
     if finished:
         write_done(run)
     return run
@@ -197,6 +202,7 @@ def write_predictions(
     raw: tuple[int, int] = (100, 100),
     options: Mapping[str, str] | None = None,
     remarks: Mapping[str, int] | None = None,
+    hardware: Hardware = HARDWARE,
 ) -> Path:
     """Write predictions as `evaluation.predict.predict` does: by split people, targets, scores."""
     parts = []
@@ -223,6 +229,7 @@ def write_predictions(
         "options": json.dumps(options or {}),
         "remarks": json.dumps(remarks or {}),
         "classes": json.dumps(list(classes or MODALITIES[modality].classes)),
+        "hardware": hardware.to_json(),
     }
     path = run.folder / "predictions" / f"{dataset}.parquet"
     path.parent.mkdir(exist_ok=True)
@@ -296,14 +303,23 @@ def without(run: Run, *names: str) -> Run:
 
 SPACE = {
     "transfer.optimiser.lr": {"kind": "log float", "low": 1e-5, "high": 0.1, "default": 1e-4},
-    "transfer.optimiser.weight_decay": {"kind": "log float", "low": 1e-6, "high": 0.1},
-    "transfer.optimiser.schedule": {"kind": "choice", "values": ["constant", "cosine"]},
-    "transfer.epochs": {"kind": "int", "low": 10, "high": 300},
-    "transfer.batch_size": {"kind": "choice", "values": [16, 32, 64, 128, 256]},
-    "transfer.optimiser.warmup_steps": {"kind": "int", "low": 0, "high": 1000},
-    "encoder.dropout": {"kind": "float", "low": 0.0, "high": 0.5},
-    "encoder.embedding_dropout": {"kind": "float", "low": 0.0, "high": 0.5},
-    "encoder.qkv_bias": {"kind": "choice", "values": [False, True]},
+    "transfer.optimiser.weight_decay": {
+        "kind": "log float",
+        "low": 1e-6,
+        "high": 0.1,
+        "default": 1e-2,
+    },
+    "transfer.optimiser.schedule": {
+        "kind": "choice",
+        "values": ["constant", "cosine"],
+        "default": "constant",
+    },
+    "transfer.epochs": {"kind": "int", "low": 10, "high": 300, "default": 100},
+    "transfer.batch_size": {"kind": "choice", "values": [16, 32, 64, 128, 256], "default": 64},
+    "transfer.optimiser.warmup_steps": {"kind": "int", "low": 0, "high": 1000, "default": 0},
+    "encoder.dropout": {"kind": "float", "low": 0.0, "high": 0.5, "default": 0.0},
+    "encoder.embedding_dropout": {"kind": "float", "low": 0.0, "high": 0.5, "default": 0.0},
+    "encoder.qkv_bias": {"kind": "choice", "values": [False, True], "default": True},
 }
 
 

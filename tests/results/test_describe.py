@@ -69,6 +69,7 @@ def said(card: DatasetCard) -> list[str]:
         plain += [policy, f"Scored and never trained on: {', '.join(scored)}."]
     for name, option in card.options.items():
         plain += [name, option.description, f"Default: {option.default}.", *option.choices]
+        plain += [f"Under the policy released: {option.released}."] * bool(option.released)
     plain += [f"{label} → {name or unmapped(card)}" for label, name in card.class_mapping.items()]
     plain += [f"{name} = {' + '.join(held)}" for name, held in card.merged_classes.items()]
     for policy, splits in card.expected.items():

@@ -1,14 +1,25 @@
 """MedMNIST's tables: what is pooled, what is averaged over datasets, and what the notes say."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
-from stores import make_pretraining, make_transfer, people, scores_of, targets_of, write_predictions
+from stores import (
+    HARDWARE,
+    make_pretraining,
+    make_transfer,
+    people,
+    scores_of,
+    targets_of,
+    write_predictions,
+)
 
 from benchmd_ray.modalities import modality
 from benchmd_ray.results.report import medmnist
 from benchmd_ray.results.store import runs
+from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import as_dict, medmnist_settings
 
 ROWS = 40
@@ -85,6 +96,24 @@ def test_a_baseline_is_averaged_over_datasets_of_which_one_has_others_too(tmp_pa
     assert "Not the official file of version 3: pneumoniamnist (unofficial)." in notes
     assert any("breastmnist was read by 2 runs, once by each after its" in n for n in notes)
     assert any("pneumoniamnist was read by 1 run, once after its training" in n for n in notes)
+
+
+def test_seeds_on_different_hardware_are_noted(tmp_path):
+    score(tmp_path, "breastmnist", "resnet18", seed=0)
+    score(tmp_path, "pneumoniamnist", "resnet18", seed=0)
+    score(tmp_path, "breastmnist", "resnet18", seed=1)
+    found = runs([tmp_path])
+    frame = medmnist.medmnist_frame(found)
+    assert not [note for note in medmnist.notes(found, frame) if "hardware" in note]
+    other = replace(HARDWARE, model="Another processor")
+    (second,) = (r for r in found if r.settings.seed == 1)
+    record_session(second.folder, [other], None)
+    (note,) = (note for note in medmnist.notes(found, frame) if "hardware" in note)
+    assert note == (
+        "breastmnist: results that are pooled or compared were trained on different hardware, "
+        f"which rounds differently: {HARDWARE}; {other}. Part of their differences may come from "
+        "that."
+    )
 
 
 def test_what_searches_found_is_averaged_whichever_networks_they_are(tmp_path):

@@ -15,15 +15,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from wandb.proto import wandb_internal_pb2
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.hardware import hardware
 from benchmd_ray.integrity import write_hash
 from benchmd_ray.results import tracking
 from benchmd_ray.results.tracking import Followed, Tracker, chosen_mode, report_files
 from benchmd_ray.results.tracking_values import trials_of
 from benchmd_ray.service import tracked
 from benchmd_ray.service.execute import pretrain_run, transfer_run
+from benchmd_ray.sessions import trained_by
 from benchmd_ray.settings import ENCODERS, Settings, updated
 
 SMALL = updated(
@@ -121,6 +124,9 @@ def test_every_item_is_a_run_of_its_own_offline_without_a_key(done, tmp_path):
     config = settings_sent(folders["t"])
     assert config["settings"]["transfer"]["epochs"] == 2
     assert config["technique"] == "mae"
+    updates = [u for r in records(folders["t"]) if r.HasField("config") for u in r.config.update]
+    (trained,) = (json.loads(u.value_json) for u in updates if u.key == "hardware")
+    assert trained == [str(one) for one in trained_by(run)] == [str(hardware(torch.device("cpu")))]
     selected = json.loads((run / "training.json").read_text())["validation_auroc"]
     assert summaries(folders["t"])["ptb-xl/validation/auroc"] == pytest.approx(selected, abs=1e-6)
     assert "georgia/test/auroc" in summaries(folders["e"])

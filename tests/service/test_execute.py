@@ -1,20 +1,26 @@
+import getpass
 import json
 import os
+import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.hardware import from_json, hardware
 from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.results.store import runs
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.sessions import SESSIONS, trained_by
 from benchmd_ray.settings import ENCODERS, Settings, updated
 
 SMALL = updated(
@@ -211,6 +217,20 @@ def test_an_interrupted_transfer_leaves_no_run_that_counts_as_done(ecg_catalogs,
     (run,) = runs([tmp_path])
     assert not run.finished
     assert not (run.folder / "predictions").exists()
+
+
+def test_a_run_records_its_hardware_and_nothing_that_identifies_the_machine(done):
+    _, upstream, run = done
+    here = hardware(torch.device("cpu"))
+    assert trained_by(upstream.folder) == trained_by(run.folder) == (here,)
+    private = {socket.gethostname(), getpass.getuser(), str(Path.home())} - {"root"}
+    for dataset in ("ptb-xl", "georgia"):
+        found = read_predictions(run.folder / "predictions" / f"{dataset}.parquet").description
+        assert from_json(found["hardware"]) == here
+    for folder in (upstream.folder, run.folder):
+        text = (folder / SESSIONS).read_text()
+        assert not [w for w in private if re.search(rf"(?<!\w){re.escape(w)}(?!\w)", text)]
+        assert here.model not in json.dumps(json.loads((folder / "run.json").read_text()))
 
 
 def test_no_patient_and_no_raw_path_reaches_the_predictions(done, synthetic_raw):

@@ -1,6 +1,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.files import TEMPORARY, sha256
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import ENCODERS, LABEL_SETTINGS
-from benchmd_ray.training import linear
+from benchmd_ray.training import features, linear
 from benchmd_ray.training.checkpoints import MODEL
 from benchmd_ray.training.features import FeatureStore, feature_store, weights_digest
 from benchmd_ray.training.transfer import RESULT, TransferJob, transfer
@@ -92,6 +93,17 @@ def test_another_catalog_gives_other_files(source, make_settings, tmp_path):
     other = Catalog(source.path, source.manifest | {"digest": "0" * 64})
     for catalog in (source, other):
         store = feature_store(tmp_path, encoder, settings, catalog, CPU)
+        store.features("train", np.arange(3), lambda: np.ones((3, 32), np.float32), False)
+    assert len(list(tmp_path.glob("*.npy"))) == 2
+
+
+def test_other_hardware_gives_other_files(source, make_settings, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    encoder, settings = Encoder(source.modality, ENCODERS["tiny"]), make_settings()
+    own = features.hardware(CPU)
+    for found in (own, own, replace(own, instructions="PyTorch AVX2")):
+        monkeypatch.setattr(features, "hardware", lambda device, found=found: found)
+        store = feature_store(tmp_path, encoder, settings, source, CPU)
         store.features("train", np.arange(3), lambda: np.ones((3, 32), np.float32), False)
     assert len(list(tmp_path.glob("*.npy"))) == 2
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -6,7 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from benchmd_ray.errors import BenchmdError, NoRoom
+from benchmd_ray.hardware import hardware
+from benchmd_ray.sessions import SESSIONS, trained_by
 from benchmd_ray.ssl import METHODS
+from benchmd_ray.training import hardware as computing
 from benchmd_ray.training import launch as module
 from benchmd_ray.training import restarts
 from benchmd_ray.training.checkpoints import MODEL, latest_checkpoint
@@ -140,7 +144,38 @@ def test_two_workers_compute_what_one_does(alone, by_two):
     checkpoint = json.loads((latest_checkpoint(resumed.folder) / "checkpoint.json").read_text())
     assert checkpoint["workers"] == 2
     left = {path.name for path in by_two["mae"].folder.iterdir()}
-    assert left == {"checkpoints", "metrics.jsonl", "model.json", "model.safetensors"}
+    assert left == {
+        "checkpoints", "hardware.jsonl", "metrics.jsonl", "model.json", "model.safetensors"
+    }  # fmt: skip
+
+
+def test_each_session_records_the_hardware_of_its_workers(alone, by_two):
+    def recorded(job):
+        lines = (job.folder / SESSIONS).read_text().splitlines()
+        return [(line["from"], len(line["workers"])) for line in map(json.loads, lines)]
+
+    here = hardware(torch.device("cpu"))
+    assert trained_by(alone["mae"].folder) == (here,)
+    assert recorded(alone["mae"]) == recorded(by_two["mae"]) == [(0, 1)]  # two alike count once
+    (worker,) = trained_by(by_two["mae"].folder)
+    assert (worker.model, worker.instructions) == (here.model, here.instructions)
+    resumed = recorded(by_two["resumed"])[:2]
+    assert resumed == [(0, 1), (3, 1)]
+
+
+def test_a_run_that_is_resumed_on_other_hardware_records_both(make_job, monkeypatch):
+    here = hardware(torch.device("cpu"))
+    elsewhere = replace(here, model="Another processor")
+    launch(make_job("run", *BEGUN, technique="mae"))
+    monkeypatch.setattr(computing, "hardware", lambda device: elsewhere)
+    job = make_job("run", technique="mae")
+    launch(job)
+    assert trained_by(job.folder) == (here, elsewhere)
+    linear = make_job("linear", "transfer.mode=linear")
+    launch(linear)
+    monkeypatch.undo()
+    launch(linear)  # which begins anew: nothing of the first session is left
+    assert trained_by(linear.folder) == (here,)
 
 
 def test_one_worker_of_ray_train_computes_what_the_process_does(make_job, launch_all, alone):

@@ -2,7 +2,8 @@
 
 Bedside (AP) and upright (PA) films of one hospital differ in acquisition and in patients, which
 makes a shift that open data can show. BenchMD has no such pair. Patients carry the same pseudonym
-in both, since some have films of both kinds.
+in both, since some have films of both kinds; those who train are no part of the target (decision
+D7b).
 Source: https://nihcc.app.box.com/v/ChestXray-NIHCC.
 """
 
@@ -101,8 +102,8 @@ def _reason(row: Row, view: str, shared: bool, choices: Choices) -> str:
         return f"its view position is {row['View Position'] or 'not given'}"
     if not row["Finding Labels"]:
         return cxr.UNLABELLED
-    leaves_out = shared and choices.options["shared_patients"] == "leave-out"
-    return TRAINED_ON if leaves_out else ""
+    excluded = shared and choices.options["shared_patients"] == "exclude"
+    return TRAINED_ON if excluded else ""
 
 
 def _layout(root: Path) -> tuple[str, Path, Path]:

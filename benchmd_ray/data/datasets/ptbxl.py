@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmd_ray.data.cards import DatasetCard, code_classes
+from benchmd_ray.data.cards import DatasetCard, code_classes, code_kinds
 from benchmd_ray.data.datasets import cinc
 from benchmd_ray.data.datasets.ecg import dominant_class, read_records, released_labels
 from benchmd_ray.data.raw import (
@@ -40,6 +40,10 @@ SEXES = {"0": "male", "1": "female"}
 
 FOLDS = {**{str(fold): "train" for fold in range(1, 9)}, "9": "validation", "10": "test"}
 """Split of each official fold (decision D7)."""
+NORMAL, NORMAL_FROM = "NORM", 80.0
+"""The diagnosis of a normal ECG, and the likelihood from which forms do not contradict it."""
+RHYTHM_LIKELIHOOD = 100.0
+"""What a rhythm counts with that is stated without a likelihood."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
@@ -57,7 +61,6 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     paths = files(root, card.layouts["cinc"].pattern) if layout == "cinc" else []
     found, duplicates = by_key(paths, lambda path: path.stem)
     released = released_labels(choices.split_table, card) if by_table else {}
-    classes = code_classes(card.code_table)
     items, missing, left_out = [], [], +Counter({DUPLICATE: duplicates})
     for row in rows:
         name = record_name(row)
@@ -68,7 +71,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             missing.append(path.relative_to(root).as_posix())
             continue
         try:
-            split, label = _released(released, name) if by_table else _clean(row, classes)
+            split, label = _released(released, name) if by_table else _clean(row, card)
         except RecordLeftOut as reason:
             left_out[str(reason)] += 1
             continue
@@ -105,10 +108,42 @@ def _item(row: dict[str, str], path: str, split: str, label: str) -> RawItem:
     )
 
 
-def _clean(row: dict[str, str], classes: dict[str, str]) -> tuple[str, str]:
+def _clean(row: dict[str, str], card: DatasetCard) -> tuple[str, str]:
     """Split by official fold and class by likelihood."""
-    label = dominant_class(ast.literal_eval(row["scp_codes"]), classes)
-    return FOLDS[row["strat_fold"]], label
+    stated = ast.literal_eval(row["scp_codes"])
+    likelihoods = counted_likelihoods(stated, code_kinds(card.code_table))
+    return FOLDS[row["strat_fold"]], dominant_class(likelihoods, code_classes(card.code_table))
+
+
+def counted_likelihoods(
+    stated: Mapping[str, float], kinds: Mapping[str, frozenset[str]]
+) -> dict[str, float]:
+    """Likelihoods that the codes of a record count with (decision D8).
+
+    PTB-XL writes 0 where a likelihood is not stated, as for nearly all rhythms and forms. A rhythm
+    without one counts as certain. A form without one does not count where the diagnosis is a normal
+    ECG; elsewhere it keeps its 0 and so ranks below every code with a likelihood, and so does a
+    diagnosis without one.
+
+    Args:
+        stated: Likelihood (0–100, 0 where not stated) of each code of the record.
+        kinds: Kinds of each code: ``diagnostic``, ``form``, ``rhythm``. A code that is both
+            diagnostic and form counts as a form where it has no likelihood.
+
+    Returns:
+        Likelihood of each code that counts.
+    """
+    normal = stated.get(NORMAL, 0.0) >= NORMAL_FROM
+    found: dict[str, float] = {}
+    for code, likelihood in stated.items():
+        kind = kinds.get(code, frozenset())
+        if likelihood != 0:
+            found[code] = likelihood
+        elif "rhythm" in kind:
+            found[code] = RHYTHM_LIKELIHOOD
+        elif not (normal and "form" in kind):
+            found[code] = likelihood
+    return found
 
 
 def _released(released: dict[str, tuple[str, str]], name: str) -> tuple[str, str]:

@@ -301,6 +301,8 @@ def _likelihoods(
     if label == "normal":
         return {"NORM": float(rng.choice([100.0, 80.0])), "SR": 0.0}
     found = {str(rng.choice(codes[label])): float(rng.choice([100.0, 80.0, 50.0]))}
+    if label == "atrial fibrillation/flutter":
+        found = dict.fromkeys(found, 0.0)  # a rhythm: PTB-XL states no likelihood
     if rng.random() < 0.2:
         weaker = ECG.classes[1 + int(rng.integers(len(ECG.classes) - 1))]
         found.setdefault(str(rng.choice(codes[weaker])), 15.0)

@@ -176,7 +176,10 @@ def _options(card: DatasetCard) -> list[str]:
     lines = []
     for name, option in card.options.items():
         choices = f" Choices: {', '.join(option.choices)}." if option.choices else ""
-        lines.append(_text(f"{option.description} Default: {option.default}.{choices}", label=name))
+        default = f"Default: {option.default}."
+        if option.released:
+            default += f" Under the policy released: {option.released}."
+        lines.append(_text(f"{option.description} {default}{choices}", label=name))
     return lines
 
 

@@ -28,6 +28,7 @@ from benchmd_ray.results.report.compared import (
 )
 from benchmd_ray.results.report.curves import calibration_frame, roc_frame
 from benchmd_ray.results.report.frames import FRAMES, frame
+from benchmd_ray.results.report.hardware_notes import of_pools
 from benchmd_ray.results.report.notes import notes
 from benchmd_ray.results.report.people import subgroup_rows
 from benchmd_ray.results.report.pools import Pool, pools
@@ -172,6 +173,7 @@ def blocks(
         held, said = pools(scored, named.names)
         cells = [cell(one, named.names[one.run.folder]) for pool in held for one in pool.members]
         said = [*skipped, *said, *apart(held), *other_seeds(held), *shared_patients(held)]
+        said += of_pools(held, found)
         yield Block(cells, held, said)
     display.close()
 

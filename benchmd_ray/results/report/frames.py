@@ -92,7 +92,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_text("protocol"),
         "finished": "bool",
         **_real("seconds"),
-        **_text("device"),
+        **_text("device", "hardware", "instructions", "threads"),
         **_whole("workers"),
         **_text("catalog", "benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"),
     },

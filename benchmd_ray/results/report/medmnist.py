@@ -22,6 +22,7 @@ from benchmd_ray.evaluation.medmnist import Score, score, write_result
 from benchmd_ray.files import replacing
 from benchmd_ray.modalities import PLAIN_SIZE, Modality, modality
 from benchmd_ray.results.report.cells import with_predictions
+from benchmd_ray.results.report.hardware_notes import different_hardware
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.report.table_cells import number
@@ -239,6 +240,10 @@ def notes(
         for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
     ]
     lines += [note for note in protocols(found).notes if note.startswith(tuple(datasets))]
+    scored = [one for run in with_predictions(found) for one in _on_medmnist(run)]
+    for name in datasets:
+        own = [one for one in scored if modality(one.about["modality"]).dataset == name]
+        lines += different_hardware(name, [own], found)
     return [*lines, *_readings(frame, searched)]
 
 

@@ -11,6 +11,7 @@ from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.frames import BOOTSTRAP, VERSIONS
+from benchmd_ray.results.report.hardware_notes import COLUMNS
 from benchmd_ray.results.report.page_tables import Column, Table, constant, text_of
 
 ORDERS = {"setting": SETTINGS, "technique": TECHNIQUES, "a": TECHNIQUES, "b": TECHNIQUES}
@@ -34,6 +35,9 @@ ABOUT = {
     "start [95 %]": "AUROC of the settings that the search started from, trained alike",
     "tuned − start [95 %]": "On the same rows, each draw of patients used for both",
     "catalog": "Digest of the catalog's content",
+    "hardware": "Model of the CPU or GPU that trained, of all where sessions or workers differ",
+    "instructions": "What PyTorch and NumPy chose; of a GPU its compute capability",
+    "threads": "Of PyTorch, each worker",
 }
 
 
@@ -189,7 +193,7 @@ def ran(rows: pd.DataFrame) -> Table | None:
         column_of("seed", rows["seed"], "integer"),
         column_of("finished", ["yes" if done else "no" for done in rows["finished"]], "text"),
         column_of("minutes", rows["seconds"] / 60, "number", digits=1),
-        column_of("device", rows["device"], "text"),
+        *(column_of(name, rows[name], "text") for name in ("device", *COLUMNS)),
         column_of("workers", rows["workers"], "integer"),
         *(column_of(name, rows[name], "text") for name in ("catalog", *VERSIONS)),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.results.report.frames import OF_RUN, VERSIONS
+from benchmd_ray.results.report.hardware_notes import hardware_columns
 from benchmd_ray.results.storage.history import seconds_worked
 from benchmd_ray.results.store import Run
 from benchmd_ray.training_log import read_metrics
@@ -55,6 +56,7 @@ def ran_rows(found: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Ro
             "finished": run.finished,
             "seconds": _seconds(run),
             "device": about.get("device"),
+            **hardware_columns(run),
             "workers": run.settings.execution.workers,
             "catalog": about["determinants"]["catalog"][:16],
             **{name: about.get("versions", {}).get(name) for name in VERSIONS},

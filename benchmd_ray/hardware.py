@@ -1,0 +1,111 @@
+"""What computes: the model of CPU or GPU, the instructions that the libraries chose, the threads.
+
+Hardware that differs in one of these adds in another order, so the same run rounds otherwise on it.
+Nothing here names a machine or a person: no host or user name, no address, no serial number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+CPU_INFO = Path("/proc/cpuinfo")
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
+"""Variables that limit the instructions of oneDNN and MKL, neither of which says what it chose."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What is equal where the same run gives the same digits, the number of workers apart."""
+
+    model: str
+    """Of the CPU, with family and model number, or of the GPU."""
+    instructions: str
+    """What PyTorch and NumPy chose of a CPU's; a GPU's compute capability, with CUDA and cuDNN."""
+    threads: str
+    """Of PyTorch within an operation, and of OpenMP where it has others; empty for a GPU."""
+
+    def __str__(self) -> str:
+        """In one line, for tables and notes."""
+        plural = "" if self.threads == "1" else "s"
+        threads = f"{self.threads} thread{plural}" if self.threads else ""
+        return ", ".join(filter(None, (self.model, self.instructions, threads)))
+
+    def to_json(self) -> str:
+        """As `from_json` reads it."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def from_json(text: str) -> Hardware:
+    """What `Hardware.to_json` wrote.
+
+    Raises:
+        ValueError: The text is something else.
+    """
+    return from_fields(json.loads(text))
+
+
+def from_fields(content: Any) -> Hardware:
+    """What `dataclasses.asdict` made of a `Hardware`.
+
+    Raises:
+        ValueError: The content is something else.
+    """
+    names = [field.name for field in fields(Hardware)]
+    if not isinstance(content, dict) or not all(isinstance(content.get(n), str) for n in names):
+        raise ValueError(f"not a description of hardware: {str(content)[:80]}")
+    return Hardware(*(content[name] for name in names))
+
+
+def hardware(device: torch.device) -> Hardware:
+    """The hardware that this process computes with, on a device."""
+    if device.type == "cuda":
+        return _gpu(device)
+    return Hardware(_cpu_model(), ", ".join(_cpu_instructions()), _threads())
+
+
+def _gpu(device: torch.device) -> Hardware:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    libraries = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
+    instructions = f"compute capability {major}.{minor}, {libraries}"
+    return Hardware(torch.cuda.get_device_name(device), instructions, "")
+
+
+def _cpu_model() -> str:
+    """Virtual machines often have a general name such as ``AMD EPYC``: the numbers tell more."""
+    text = CPU_INFO.read_text("utf-8", "replace") if CPU_INFO.is_file() else ""
+    pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    said = {name.strip(): " ".join(value.split()) for name, _, value in pairs}
+    name = said.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in said and "model" in said:
+        return f"{name} (family {said['cpu family']}, model {said['model']})"
+    return name
+
+
+def _cpu_instructions() -> list[str]:
+    import numpy as np
+    import torch
+
+    extensions: Any = np.show_config(mode="dicts")
+    found = extensions["SIMD Extensions"]["found"] or extensions["SIMD Extensions"]["baseline"]
+    chosen = [f"PyTorch {torch.backends.cpu.get_cpu_capability()}", f"NumPy {found[-1]}"]
+    limits = ((name, os.environ.get(name, "")) for name in LIMITS)
+    return chosen + [f"{k}={v}" for k, v in limits if re.fullmatch(r"[A-Za-z0-9_,]{1,40}", v)]
+
+
+def _threads() -> str:
+    import torch
+
+    own = str(torch.get_num_threads())
+    openmp = re.search(r"omp_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info())
+    return own if openmp is None or openmp[1] == own else f"{own} (OpenMP {openmp[1]})"
