@@ -51,6 +51,7 @@ from benchmd_ray.results.storage.history import close_killed, read_history, seco
 from benchmd_ray.results.storage.retention import prune
 from benchmd_ray.results.store import read_stores, require_weights
 from benchmd_ray.service.rates import measured_runs
+from benchmd_ray.sessions import trained_by
 from benchmd_ray.training.checkpoints import _undamaged_step, load_classifier, load_encoder
 from benchmd_ray.training.transfer import transfer_result
 from benchmd_ray.training_log import last_metrics, read_metrics
@@ -136,6 +137,7 @@ def of_logs(place: Place) -> Iterator[Use]:
     def read() -> list[str]:
         lines = [*read_metrics(folder), *read_history(folder)]
         last_metrics(folder)
+        lines += trained_by(folder)
         assert np.isfinite(seconds_worked(folder))
         close_killed(folder)
         return ["nothing of it could be read"] if not lines else []
@@ -223,6 +225,7 @@ KINDS = {
     ),
     "metrics.jsonl": Kind("transfer-*/metrics.jsonl", mutate_lines, of_logs),
     "history.jsonl": Kind("transfer-*/history.jsonl", mutate_lines, of_logs),
+    "hardware.jsonl": Kind("transfer-*/hardware.jsonl", mutate_lines, of_logs),
     "predictions": Kind("transfer-*/predictions/ptb-xl.parquet", mutate_parquet, of_reports),
     "search.json": Kind("searches/*/search.json", mutate_json, of_searches, SEARCH),
     "result.json": Kind("searches/*/result.json", mutate_json, of_searches, SEARCH),

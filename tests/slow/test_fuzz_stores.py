@@ -22,7 +22,7 @@ from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.results.report.kept import kept
 
 INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "30"))
-ALWAYS_READ = ("kept computation", "metrics.jsonl", "history.jsonl")
+ALWAYS_READ = ("kept computation", "metrics.jsonl", "history.jsonl", "hardware.jsonl")
 """Kinds of which damage is made anew, or skipped line by line."""
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
