@@ -297,7 +297,7 @@ def test_stages_fill_their_epochs_and_what_is_not_scored_is_empty():
 @pytest.mark.parametrize(
     ("annotations", "message"),
     [
-        ([(0, 30, "RECORD START")], "the annotation 'RECORD START' is no sleep stage; expected"),
+        ([(0, 30, "RECORD START")], "the annotation at 0 s is no sleep stage; expected"),
         ([(0, None, "Sleep stage W")], "the stage at 0 s lasts None s; expected whole epochs"),
         ([(0, 45, "Sleep stage W")], "lasts 45 s; expected whole epochs of 30 s"),
         ([(15, 30, "Sleep stage W")], "the stage at 15 s"),

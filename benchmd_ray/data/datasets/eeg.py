@@ -125,7 +125,7 @@ def stages(annotations: Sequence[Annotation]) -> list[str]:
     for onset, duration, text in sorted(annotations, key=lambda a: a.onset):
         if text.strip().lower() not in STAGE_TEXTS:
             raise RecordError(
-                f"the annotation {text!r} is no sleep stage; expected one of "
+                f"the annotation at {onset:g} s is no sleep stage; expected one of "
                 f"{', '.join(STAGE_TEXTS)}, in upper or lower case"
             )
         first, count = onset / EPOCH, (duration or 0) / EPOCH
