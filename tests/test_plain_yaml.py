@@ -54,7 +54,7 @@ def test_the_files_of_the_package_are_read_as_by_yaml_itself(path):
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_texts_are_refused_soon_and_in_little_memory(text, tmp_path):
     (tmp_path / "x.yaml").write_text(text, "utf-8")
-    peak, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    peak, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(BenchmdError, match="cannot read the thing: "):
         read_yaml(text, "the thing")
     for read in (
@@ -66,7 +66,7 @@ def test_hostile_texts_are_refused_soon_and_in_little_memory(text, tmp_path):
         with pytest.raises(BenchmdError, match="cannot read the ") as caught:
             read()
         assert len(str(caught.value)) < 2000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 2**17  # kB
 
 

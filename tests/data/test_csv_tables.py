@@ -202,11 +202,11 @@ def test_a_packed_table_that_inflates_to_gigabytes_is_refused(tmp_path, line, ti
     path = tmp_path / "table.csv.gz"
     path.write_bytes(bomb(line, times))
     assert path.stat().st_size < 20e6
-    before, start = memory(), time.perf_counter()
+    before, start = memory(), time.process_time()
     with pytest.raises(BenchmdError, match=r"table\.csv\.gz is larger than any table: expected"):
         read(path)
     assert memory() - before < 2.5e9
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_bounds_of_a_table_are_exact(write, monkeypatch):

@@ -267,10 +267,10 @@ def test_impossible_headers_are_refused(tmp_path, write_cinc, ecg_signal, old, n
 )
 def test_headers_of_thousands_of_lines_are_refused_at_once(tmp_path, text):
     (tmp_path / "E1.hea").write_text(text)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(RecordError, match=r"the header has .* bytes|expected as many, 1 to 256"):
         read_wfdb(tmp_path / "E1.hea")
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_messages_quote_nothing_that_may_name_a_patient(tmp_path, write_cinc, ecg_signal):

@@ -1,4 +1,4 @@
-"""CT volumes in Hounsfield units: DICOM series by pydicom, MetaImage files by SimpleITK.
+"""CT volumes in Hounsfield units: DICOM series by pydicom, MetaImage files.
 
 Slices are given one at a time, so that no whole scan of full resolution has to be held.
 Geometry: DICOM PS3.3, image plane module; axes x, y, z of patient space point to the patient's
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import SimpleITK
 
 from benchmd_ray.data.readers.dicom import numbers, open_dicom, pixels, rescaled, text
 from benchmd_ray.data.records import RecordError
@@ -27,7 +26,7 @@ Numbers = npt.NDArray[np.float64]
 MAX_SLICES = 4096
 """Series of more slices are refused before they are read."""
 MAX_VOXELS = 2**29
-"""Larger volumes are refused before they are read."""
+"""Larger volumes are refused before they are read; 800 slices of 512 × 512 have 2**28."""
 SAME = 0.01
 """Positions, spacings and directions that differ by less (mm, or 1) are the same."""
 UNEVEN = 0.1
@@ -36,15 +35,27 @@ GAP = 1.5
 """A step between slices of more than so many times the median step is a gap."""
 HEADER = ("PatientID", "PatientAge", "PatientSex", "Manufacturer", "ManufacturerModelName")
 """What is kept of a header."""
+FARTHEST = 1e6
+"""mm: no position or spacing of a MetaImage file is larger."""
 ELEMENTS = {
-    "MET_CHAR": 1,
-    "MET_UCHAR": 1,
-    "MET_SHORT": 2,
-    "MET_USHORT": 2,
-    "MET_INT": 4,
-    "MET_UINT": 4,
+    "MET_CHAR": "<i1",
+    "MET_UCHAR": "<u1",
+    "MET_SHORT": "<i2",
+    "MET_USHORT": "<u2",
+    "MET_INT": "<i4",
+    "MET_UINT": "<u4",
 }
-"""Bytes of a voxel of a MetaImage file, by its type; other types are not taken."""
+"""Types of a voxel of a MetaImage file that are taken."""
+PLAIN = {
+    "NDims": "3",
+    "BinaryData": "true",
+    "CompressedData": "false",
+    "HeaderSize": "0",
+    "BinaryDataByteOrderMSB": "false",
+    "ElementByteOrderMSB": "false",
+    "ElementNumberOfChannels": "1",
+}
+"""Values of a MetaImage header that are taken, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -256,8 +267,9 @@ def _hounsfield(one: _Slice) -> npt.NDArray[np.generic]:
 
 
 def read_mhd(path: Path, *, flipped: bool | None = None) -> Volume:
-    """Read a MetaImage file (``.mhd`` beside ``.raw``) of integers, uncompressed.
+    """Open a MetaImage file (``.mhd`` next to ``.raw``) of integers, uncompressed.
 
+    Its header is read now, its slices when they are asked for.
     Format: https://itk.org/Wiki/MetaIO/Documentation.
 
     Args:
@@ -266,33 +278,40 @@ def read_mhd(path: Path, *, flipped: bool | None = None) -> Volume:
             directions say that they run from the head to the feet.
 
     Raises:
-        RecordError: The header or the samples are missing, damaged or too large, the samples lie
-            outside the header's folder, or the slices do not lie across the body.
+        RecordError: The header or the samples are missing, damaged or too large, the samples are
+            stored outside the header's folder, or the slices do not lie across the body.
     """
-    _require_samples(path)
-    image: Any = None
-    try:
-        image = SimpleITK.ReadImage(str(path), imageIO="MetaImageIO")
-        values = SimpleITK.GetArrayFromImage(image)
-    except MemoryError:
-        raise
-    except Exception as error:  # SimpleITK raises RuntimeError for whatever it meets
-        kind = type(error).__name__
-        raise RecordError(f"it cannot be read as a MetaImage file ({kind})") from None
-    axes = np.array(image.GetDirection()).reshape(3, 3)  # columns: x, y and z of the voxels
-    if np.argmax(np.abs(axes[:, 2])) != 2:
+    fields = mhd_fields(path)
+    shape, dtype = _require_samples(fields, path)
+    axes = np.array(_numbers(fields, ("TransformMatrix", "Rotation", "Orientation"), np.eye(3)))
+    axes = axes.reshape(3, 3)  # rows: x, y and z of the voxels
+    if not np.allclose(axes @ axes.T, np.eye(3), rtol=0, atol=SAME):
+        raise RecordError("its directions (TransformMatrix) are not at right angles")
+    if np.argmax(np.abs(axes[2])) != 2:
         raise RecordError("its slices do not lie across the body (TransformMatrix)")
-    x, y, z = image.GetSpacing()
-    origins = np.array(image.GetOrigin()) + np.arange(len(values))[:, None] * z * axes[:, 2]
+    x, y, z = _numbers(fields, ("ElementSpacing",), np.zeros(3))
+    if min(x, y, z) <= 0:
+        raise RecordError("ElementSpacing is not three positive numbers")
+    first = np.array(_numbers(fields, ("Offset", "Position", "Origin"), np.zeros(3)))
+    origins = first + np.arange(shape[0])[:, None] * z * axes[2]
     turned = bool(axes[2, 2] < 0) if flipped is None else flipped
-    if turned:
-        values, origins = values[::-1], origins[::-1]
+    samples = path.with_name(fields["ElementDataFile"])
+
+    def read_slice(number: int) -> npt.NDArray[np.generic]:
+        number = shape[0] - 1 - number if turned else number
+        count = shape[1] * shape[2]
+        try:
+            values = np.fromfile(samples, dtype, count, offset=number * count * dtype.itemsize)
+        except OSError as error:
+            raise RecordError(f"its samples cannot be read ({type(error).__name__})") from error
+        return values.reshape(shape[1:])
+
     return Volume(
-        shape=values.shape,
+        shape=shape,
         spacing=(z, y, x),
-        origins=origins,
-        normal=axes[:, 2] * np.sign(axes[2, 2]),
-        read_slice=lambda number: np.asarray(values[number]),
+        origins=origins[::-1] if turned else origins,
+        normal=axes[2] * np.sign(axes[2, 2]),
+        read_slice=read_slice,
         flipped=turned,
     )
 
@@ -317,27 +336,56 @@ def mhd_fields(path: Path) -> dict[str, str]:
     return fields
 
 
-def _require_samples(path: Path) -> None:
-    """Make sure that the header describes what lies beside it, before anything is read."""
-    fields = mhd_fields(path)
+def _numbers(
+    fields: dict[str, str], names: Sequence[str], default: npt.NDArray[np.float64]
+) -> list[float]:
+    """The numbers of a field, which has one of several names; as many as by default."""
+    held = [name for name in names if name in fields]
+    if not held:
+        return [float(value) for value in default.ravel()]
+    try:
+        values = [float(text) for text in fields[held[0]].split()]
+    except ValueError:
+        values = []
+    if len(held) > 1 or len(values) != default.size or not all(abs(v) <= FARTHEST for v in values):
+        raise RecordError(f"{held[0]} is not {default.size} numbers, or is there twice")
+    return values
+
+
+def _require_samples(
+    fields: dict[str, str], path: Path
+) -> tuple[tuple[int, int, int], np.dtype[Any]]:
+    """Shape (z, y, x) and type of the samples, once the file is one of that size.
+
+    Raises:
+        RecordError: The header does not describe a file in its own folder.
+    """
     name, kind = fields.get("ElementDataFile", ""), fields.get("ElementType", "")
-    if not re.fullmatch(r"[\w.+-]+", name) or name in (".", "..", "LOCAL", "LIST"):
+    if not re.fullmatch(r"[\w.+-]{1,200}", name) or name in (".", "..", "LOCAL", "LIST"):
         raise RecordError("ElementDataFile names no file in the header's own folder")
-    plain = ("CompressedData", "HeaderSize", "BinaryDataByteOrderMSB", "ElementByteOrderMSB")
-    odd = [key for key in plain if fields.get(key, "False").lower() not in ("false", "0")]
-    if odd or kind not in ELEMENTS or fields.get("ElementNumberOfChannels", "1") != "1":
+    odd = [key for key, value in PLAIN.items() if fields.get(key, value).lower() != value]
+    odd += [key for key in ("NDims", "BinaryData") if key not in fields]
+    if odd or kind not in ELEMENTS:
         raise RecordError(
-            "expected whole numbers of one channel, uncompressed, little-endian and without a "
-            f"header of their own; {odd[0] if odd else 'ElementType'} says otherwise"
+            "expected whole numbers of one channel in three dimensions, uncompressed, "
+            "little-endian and without a header of their own; "
+            f"{(odd or ['ElementType'])[0]} says otherwise"
         )
     sizes = fields.get("DimSize", "").split()
-    if len(sizes) != 3 or not all(re.fullmatch(r"[1-9]\d{0,8}", size) for size in sizes):
+    if len(sizes) != 3 or not all(re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII) for size in sizes):
         raise RecordError("DimSize is not three positive whole numbers")
-    voxels = int(sizes[0]) * int(sizes[1]) * int(sizes[2])
-    if voxels > MAX_VOXELS or int(sizes[2]) > MAX_SLICES:
-        raise RecordError(f"it has {voxels:,} voxels, expected at most {MAX_VOXELS:,}")
+    x, y, z = (int(size) for size in sizes)
+    if x * y * z > MAX_VOXELS or z > MAX_SLICES:
+        raise RecordError(
+            f"it has {z:,} slices and {x * y * z:,} voxels, expected at most {MAX_SLICES:,} and "
+            f"{MAX_VOXELS:,}"
+        )
+    dtype = np.dtype(ELEMENTS[kind])
     samples = path.with_name(name)
     held = samples.stat().st_size if samples.is_file() else None
-    if held != voxels * ELEMENTS[kind]:
+    if held != x * y * z * dtype.itemsize:
         state = "is missing" if held is None else f"has {held:,} bytes"
-        raise RecordError(f"its samples' file {state}, expected {voxels * ELEMENTS[kind]:,} bytes")
+        raise RecordError(
+            f"its samples' file {state}, expected {x * y * z * dtype.itemsize:,} bytes"
+        )
+    return (z, y, x), dtype
