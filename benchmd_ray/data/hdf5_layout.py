@@ -30,12 +30,14 @@ FORMAT = "benchmd-catalog-1"
 TEXTS = ("record_id", "unit_id", "group_id")
 LONGEST_TEXT = 1000
 """Bytes; datasets of longer texts are refused."""
-LARGEST_SHARD = 2**31
-"""Signal bytes that are held at once; shards of more are refused."""
+LARGEST_SHARD = 2**30
+"""Signal bytes that are held at once, a few times over; shards of more are refused. They have about
+2**24, a scan of a thousand slices 2**28."""
 LARGEST_CHUNK = 2**26
 """Bytes; a chunk is read whole, so datasets of larger ones are refused."""
-LARGEST_MANIFEST = 2**28
-"""Bytes; longer ones are refused."""
+LARGEST_MANIFEST = 2**25
+"""Bytes; longer ones are refused. Parsed they take up to a hundred times as much; that of a catalog
+of a million records has 2**20."""
 FILTERS = (1, 2, 3)
 """Numbers of the filters that are taken: deflate, shuffle, Fletcher's checksum."""
 

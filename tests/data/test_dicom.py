@@ -275,7 +275,7 @@ def test_values_of_the_header(tmp_path):
         ({"PhotometricInterpretation": None}, "photometric interpretation is missing"),
         ({"Rows": None}, "Rows is no positive whole number, or missing"),
         ({"Columns": 0}, "Columns is no positive whole number"),
-        ({"Rows": 60_000, "Columns": 60_000}, "60000 × 60000 pixels, expected at most 200,000,000"),
+        ({"Rows": 60_000, "Columns": 60_000}, "60000 × 60000 pixels, expected at most 100,000,000"),
         ({"Rows": 49}, r"its pixel data cannot be read \(ValueError\)"),
         ({"SamplesPerPixel": 2}, r"2 sample\(s\) of 16 bits are not taken for MONOCHROME2"),
         ({"BitsAllocated": 24}, r"1 sample\(s\) of 24 bits are not taken"),
@@ -383,6 +383,7 @@ def test_frame_size_of_each_kind_of_stream(tmp_path):
 
 def test_deflated_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(dicom, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(dicom, "MAX_INFLATED", 100_000)
     path = written(image(GRADIENT), tmp_path / "a.dcm", uid.DeflatedExplicitVRLittleEndian)
     assert read_dicom(path).shape == (48, 60)
     packer = zlib.compressobj(wbits=-15)
@@ -394,6 +395,26 @@ def test_deflated_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypat
         read_dicom(path)
     path.write_bytes(bytes(100_001))
     with pytest.raises(RecordError, match="the file has 100,001 bytes, expected at most 100,000"):
+        read_dicom(path)
+
+
+def test_a_header_of_a_million_elements_is_refused_while_it_is_read(tmp_path, monkeypatch):
+    dataset = image(GRADIENT)
+    for number in range(2000):
+        dataset.add_new(0x00091000 + number, "LO", "x")
+    path = written(dataset, tmp_path / "a.dcm")
+    assert shows(read_dicom(path), GRADIENT)
+    monkeypatch.setattr(dicom, "MAX_READS", 2000)
+    with pytest.raises(RecordError, match="more parts than any such file"):
+        read_dicom(path)
+
+
+@pytest.mark.parametrize("keyword", ["RescaleSlope", "PhotometricInterpretation"])
+def test_a_value_that_would_become_many_objects_is_refused(tmp_path, keyword):
+    dataset = image(GRADIENT)
+    setattr(dataset, keyword, ["1"] * 2**16)
+    path = written(dataset, tmp_path / "a.dcm", uid.ImplicitVRLittleEndian)
+    with pytest.raises(RecordError, match=f"{keyword} has 131,072 bytes"):
         read_dicom(path)
 
 

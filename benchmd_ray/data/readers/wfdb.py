@@ -31,7 +31,7 @@ INVALID = -(2**15)
 DEFAULT_RATE, DEFAULT_GAIN = 250.0, 200.0
 """What the format defines where a header states none; a gain of 0 counts as none."""
 
-NUMBER = r"\d{0,12}\.?\d{0,12}(?:[eE][+-]?\d{1,3})?"
+NUMBER = r"\d{0,12}(?:\.\d{0,12})?(?:[eE][+-]?\d{1,3})?"
 RECORD = re.compile(
     rf"""
     [^\s/]+ [ \t]+ (?P<channels>\d{{1,6}})
