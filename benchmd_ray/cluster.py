@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # by default a report waits for up to 2 s
     "RAY_DATA_USE_DATASOURCE_V2": "0",  # the V2 reader is slower and loses duplicate paths
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # commands show their own progress
+    "RAY_task_oom_retries": "3",  # by default a task that lacks memory is tried for ever
 }
 """Set before Ray is imported, and for every worker: one of an embedded Ray inherits it."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from in_process import build_in_process
 from ports import free_ports
 from safetensors.torch import save_file
 from scipy.io import savemat
@@ -131,7 +132,7 @@ def ecg_catalogs(
     """
     out = tmp_path_factory.mktemp("catalogs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
+        build_in_process(patch)
         return {
             name: building.build(name, raw, out / name, allow_missing=True)
             for name, raw in synthetic_raw.items()

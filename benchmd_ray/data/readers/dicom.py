@@ -8,10 +8,8 @@ Format: DICOM PS3.3 (image pixel and modality LUT modules) and PS3.5 (transfer s
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import re
-import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +27,7 @@ from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
 from benchmd_ray.data.readers.bounded import BoundedFile
-from benchmd_ray.data.readers.codec import CodecError, decompress, frame_size
+from benchmd_ray.data.readers.codec import CodecError, decompress, frame_size, silenced
 from benchmd_ray.data.readers.image import MAX_PIXELS, Pixels, to_grey_levels
 from benchmd_ray.data.records import RecordError
 
@@ -366,15 +364,10 @@ def _refusing(reason: str) -> Iterator[None]:
 
     Their messages may quote the header, so neither these nor their warnings are passed on.
     """
-    logger = logging.getLogger("pydicom")
-    before, logger.disabled = logger.disabled, True
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silenced():
             yield
     except (RecordError, MemoryError):
         raise
     except Exception as error:
         raise RecordError(f"{reason} ({type(error).__name__}). {AGAIN}") from None
-    finally:
-        logger.disabled = before
