@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 FOUNDATION = {"benchmd_ray", "errors", "files", "modalities", "plugins", "progress", "settings"}
-FOUNDATION |= {"plain_yaml", "repeating", "storage", "telemetry", "typed"}
+FOUNDATION |= {"interrupts", "plain_yaml", "repeating", "storage", "telemetry", "typed"}
 SCORES = {"evaluation.metrics", "evaluation.intervals"}
 ROOMS = {
     "storage": {"errors", "files", "repeating", "storage"},

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import re
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -257,7 +259,7 @@ def _map(chunks: list[Chunk]) -> Iterator[dict[str, Any]]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # they are named below
     waiting = {chunk.name: chunk for chunk in chunks}
     try:
-        for row in dataset.iter_rows():
+        for row in _rows(dataset):
             part = json.loads(row["part"])
             yield part
             del waiting[part["name"]]
@@ -274,6 +276,29 @@ def _map(chunks: list[Chunk]) -> Iterator[dict[str, Any]]:
             "The others are built: run the same command again, with fewer --cpus if memory was "
             "short."
         )
+
+
+def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
+    """Rows of a Ray dataset as they are ready.
+
+    Another thread asks Ray for them, so that a signal interrupts this one, and not Ray where it
+    would be lost or leave something halfway.
+    """
+    ready: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            for row in dataset.iter_rows():
+                ready.put(row)
+            ready.put(None)
+        except Exception as error:
+            ready.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    while (row := ready.get()) is not None:
+        if isinstance(row, Exception):
+            raise row
+        yield row
 
 
 def _require_readable(parts: list[dict[str, Any]], allowed: float, out: Location) -> None:
