@@ -1,4 +1,4 @@
-"""CT volumes in Hounsfield units: DICOM series by pydicom, MetaImage files.
+"""CT volumes in Hounsfield units: DICOM series by pydicom, MetaImage files by SimpleITK.
 
 Slices are given one at a time, so that no whole scan of full resolution has to be held.
 Geometry: DICOM PS3.3, image plane module; axes x, y, z of patient space point to the patient's
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import SimpleITK
 
 from benchmd_ray.data.readers.dicom import numbers, open_dicom, pixels, rescaled, text
 from benchmd_ray.data.records import RecordError
@@ -35,17 +36,24 @@ GAP = 1.5
 """A step between slices of more than so many times the median step is a gap."""
 HEADER = ("PatientID", "PatientAge", "PatientSex", "Manufacturer", "ManufacturerModelName")
 """What is kept of a header."""
-FARTHEST = 1e6
-"""mm: no position or spacing of a MetaImage file is larger."""
+COORDINATE = r"-?[0-9]{1,7}(\.[0-9]{0,30})?([eE]-[0-9]{1,3})?"
+"""A number of mm in a MetaImage header."""
+GEOMETRY = (
+    ({"ElementSpacing"}, 3),
+    ({"Offset", "Position", "Origin"}, 3),
+    ({"TransformMatrix", "Rotation", "Orientation"}, 9),
+    ({"CenterOfRotation"}, 3),
+)
+"""Fields of a MetaImage header by all their names, and how many numbers they hold."""
 ELEMENTS = {
-    "MET_CHAR": "<i1",
-    "MET_UCHAR": "<u1",
-    "MET_SHORT": "<i2",
-    "MET_USHORT": "<u2",
-    "MET_INT": "<i4",
-    "MET_UINT": "<u4",
+    "MET_CHAR": 1,
+    "MET_UCHAR": 1,
+    "MET_SHORT": 2,
+    "MET_USHORT": 2,
+    "MET_INT": 4,
+    "MET_UINT": 4,
 }
-"""Types of a voxel of a MetaImage file that are taken."""
+"""Bytes of a voxel of a MetaImage file, by its type; other types are not taken."""
 PLAIN = {
     "NDims": "3",
     "BinaryData": "true",
@@ -281,39 +289,45 @@ def read_mhd(path: Path, *, flipped: bool | None = None) -> Volume:
         RecordError: The header or the samples are missing, damaged or too large, the samples are
             stored outside the header's folder, or the slices do not lie across the body.
     """
-    fields = mhd_fields(path)
-    shape, dtype = _require_samples(fields, path)
-    axes = np.array(_numbers(fields, ("TransformMatrix", "Rotation", "Orientation"), np.eye(3)))
-    axes = axes.reshape(3, 3)  # rows: x, y and z of the voxels
-    if not np.allclose(axes @ axes.T, np.eye(3), rtol=0, atol=SAME):
+    shape = _require_samples(path)
+    reader: Any = SimpleITK.ImageFileReader()  # type: ignore[no-untyped-call]
+    reader.SetImageIO("MetaImageIO")
+    reader.SetFileName(str(path))
+    _itk(reader.ReadImageInformation)
+    axes = np.array(reader.GetDirection()).reshape(3, 3)  # columns: x, y and z of the voxels
+    if not np.allclose(axes.T @ axes, np.eye(3), rtol=0, atol=SAME):
         raise RecordError("its directions (TransformMatrix) are not at right angles")
-    if np.argmax(np.abs(axes[2])) != 2:
+    if np.argmax(np.abs(axes[:, 2])) != 2:
         raise RecordError("its slices do not lie across the body (TransformMatrix)")
-    x, y, z = _numbers(fields, ("ElementSpacing",), np.zeros(3))
-    if min(x, y, z) <= 0:
-        raise RecordError("ElementSpacing is not three positive numbers")
-    first = np.array(_numbers(fields, ("Offset", "Position", "Origin"), np.zeros(3)))
-    origins = first + np.arange(shape[0])[:, None] * z * axes[2]
+    x, y, z = reader.GetSpacing()
+    origins = np.array(reader.GetOrigin()) + np.arange(shape[0])[:, None] * z * axes[:, 2]
     turned = bool(axes[2, 2] < 0) if flipped is None else flipped
-    samples = path.with_name(fields["ElementDataFile"])
 
     def read_slice(number: int) -> npt.NDArray[np.generic]:
-        number = shape[0] - 1 - number if turned else number
-        count = shape[1] * shape[2]
-        try:
-            values = np.fromfile(samples, dtype, count, offset=number * count * dtype.itemsize)
-        except OSError as error:
-            raise RecordError(f"its samples cannot be read ({type(error).__name__})") from error
-        return values.reshape(shape[1:])
+        reader.SetExtractIndex([0, 0, shape[0] - 1 - number if turned else number])
+        reader.SetExtractSize([shape[2], shape[1], 1])
+        return np.asarray(SimpleITK.GetArrayFromImage(_itk(reader.Execute))[0])
 
     return Volume(
         shape=shape,
         spacing=(z, y, x),
         origins=origins[::-1] if turned else origins,
-        normal=axes[2] * np.sign(axes[2, 2]),
+        normal=axes[:, 2] * np.sign(axes[2, 2]),
         read_slice=read_slice,
         flipped=turned,
     )
+
+
+def _itk(call: Callable[[], Any]) -> Any:
+    """What a call of SimpleITK gives.
+
+    Raises:
+        RecordError: It failed.
+    """
+    try:
+        return call()
+    except RuntimeError as error:  # it raises that for whatever it meets, and quotes the header
+        raise RecordError("it cannot be read as a MetaImage file") from error
 
 
 def mhd_fields(path: Path) -> dict[str, str]:
@@ -336,30 +350,27 @@ def mhd_fields(path: Path) -> dict[str, str]:
     return fields
 
 
-def _numbers(
-    fields: dict[str, str], names: Sequence[str], default: npt.NDArray[np.float64]
-) -> list[float]:
-    """The numbers of a field, which has one of several names; as many as by default."""
-    held = [name for name in names if name in fields]
-    if not held:
-        return [float(value) for value in default.ravel()]
-    try:
-        values = [float(text) for text in fields[held[0]].split()]
-    except ValueError:
-        values = []
-    if len(held) > 1 or len(values) != default.size or not all(abs(v) <= FARTHEST for v in values):
-        raise RecordError(f"{held[0]} is not {default.size} numbers, or is there twice")
-    return values
+def _require_geometry(fields: dict[str, str]) -> None:
+    """Refuse numbers in whose place SimpleITK would take others without a word."""
+    for names, count in GEOMETRY:
+        given = sorted(names & fields.keys())
+        values = " ".join(fields[name] for name in given).split()
+        if given and not (
+            len(values) == count and all(re.fullmatch(COORDINATE, value) for value in values)
+        ):
+            raise RecordError(f"{given[0]} is not {count} numbers, or is there twice")
+    if not all(float(value) > 0 for value in fields.get("ElementSpacing", "0").split()):
+        raise RecordError("ElementSpacing is not three positive numbers")
 
 
-def _require_samples(
-    fields: dict[str, str], path: Path
-) -> tuple[tuple[int, int, int], np.dtype[Any]]:
-    """Shape (z, y, x) and type of the samples, once the file is one of that size.
+def _require_samples(path: Path) -> tuple[int, int, int]:
+    """Shape (z, y, x) of the samples, where the header describes a file of that size.
 
     Raises:
-        RecordError: The header does not describe a file in its own folder.
+        RecordError: It does not, or the file is stored outside its folder.
     """
+    fields = mhd_fields(path)
+    _require_geometry(fields)
     name, kind = fields.get("ElementDataFile", ""), fields.get("ElementType", "")
     if not re.fullmatch(r"[\w.+-]{1,200}", name) or name in (".", "..", "LOCAL", "LIST"):
         raise RecordError("ElementDataFile names no file in the header's own folder")
@@ -380,12 +391,11 @@ def _require_samples(
             f"it has {z:,} slices and {x * y * z:,} voxels, expected at most {MAX_SLICES:,} and "
             f"{MAX_VOXELS:,}"
         )
-    dtype = np.dtype(ELEMENTS[kind])
     samples = path.with_name(name)
     held = samples.stat().st_size if samples.is_file() else None
-    if held != x * y * z * dtype.itemsize:
+    if held != x * y * z * ELEMENTS[kind]:
         state = "is missing" if held is None else f"has {held:,} bytes"
         raise RecordError(
-            f"its samples' file {state}, expected {x * y * z * dtype.itemsize:,} bytes"
+            f"its samples' file {state}, expected {x * y * z * ELEMENTS[kind]:,} bytes"
         )
-    return (z, y, x), dtype
+    return z, y, x

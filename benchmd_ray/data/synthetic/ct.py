@@ -13,11 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
 import numpy as np
 import numpy.typing as npt
 import pydicom
+import SimpleITK
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 from scipy.ndimage import gaussian_filter
@@ -28,8 +30,6 @@ SIZE = 64
 """Rows and columns of a slice."""
 SPACING = 0.7
 """mm between pixels."""
-ELEMENTS = {"int16": "MET_SHORT", "uint8": "MET_UCHAR"}
-"""Types of voxels as MetaImage headers name them."""
 STEP = 2.5
 """mm between slices."""
 MASK_COLUMNS = ("LNDbID", "RadID", "FindingID", "x", "y", "z", "Nodule", "Volume", "Text")
@@ -352,24 +352,10 @@ def _finding(nodule: _Nodule, origin: Sequence[float]) -> dict[str, object]:
 
 def _write_mhd(path: Path, values: npt.NDArray[np.generic], origin: Sequence[float]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    depth, height, width = values.shape
-    fields = {
-        "ObjectType": "Image",
-        "NDims": 3,
-        "BinaryData": True,
-        "BinaryDataByteOrderMSB": False,
-        "CompressedData": False,
-        "TransformMatrix": "1 0 0 0 1 0 0 0 1",
-        "Offset": " ".join(f"{value:.17g}" for value in origin),
-        "CenterOfRotation": "0 0 0",
-        "AnatomicalOrientation": "RAI",
-        "ElementSpacing": f"{SPACING:.17g} {SPACING:.17g} {STEP:.17g}",
-        "DimSize": f"{width} {height} {depth}",
-        "ElementType": ELEMENTS[values.dtype.name],
-        "ElementDataFile": path.with_suffix(".raw").name,
-    }
-    path.write_text("".join(f"{name} = {value}\n" for name, value in fields.items()), "utf-8")
-    path.with_suffix(".raw").write_bytes(values.astype(values.dtype.newbyteorder("<")).tobytes())
+    image: Any = SimpleITK.GetImageFromArray(values)
+    image.SetSpacing((SPACING, SPACING, STEP))
+    image.SetOrigin([float(value) for value in origin])
+    SimpleITK.WriteImage(image, str(path), useCompression=False)
 
 
 def _write_table(path: Path, columns: Sequence[str], rows: Sequence[dict[str, object]]) -> None:
