@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError, NoRoom
 from benchmd_ray.head import watched
+from benchmd_ray.interrupts import deferred
 from benchmd_ray.plugins import ALLOWED
 
 ENVIRONMENT = {
@@ -25,6 +26,9 @@ ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # by default a report waits for up to 2 s
     "RAY_DATA_USE_DATASOURCE_V2": "0",  # the V2 reader is slower and loses duplicate paths
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # commands show their own progress
+    "RAY_task_oom_retries": "3",  # by default a task that lacks memory is tried for ever
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that asks a Ray that has ended would start another
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it ends commands at SIGTERM, with 134
 }
 """Set before Ray is imported, and for every worker: one of an embedded Ray inherits it."""
 
@@ -115,9 +119,10 @@ def _start(address: str | None, cpus: int) -> None:
         if address:
             _require_listening(address)
             environment = {"env_vars": ENVIRONMENT | _inherited()}
-            ray.init(address=address, runtime_env=environment, **common)
+            with _own_signals():
+                ray.init(address=address, runtime_env=environment, **common)
             return
-        with _alone():
+        with _alone(), _own_signals():
             ray.init(
                 address="local",
                 num_cpus=max(cpus, own_cpus()),
@@ -155,6 +160,26 @@ def _alone() -> Iterator[None]:
 
 
 @contextmanager
+def _own_signals() -> Iterator[None]:
+    """Let Ray start whole, and leave this process's handlers of signals as they are.
+
+    Ray sets handlers for SIGTERM that end the process at once, with exit codes of their own.
+
+    Raises:
+        Stopped: A signal came meanwhile.
+    """
+    from ray._private import utils
+
+    before = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _: None
+    try:
+        with deferred():
+            yield
+    finally:
+        utils.set_sigterm_handler = before
+
+
+@contextmanager
 def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
     """A Ray to work on: the cluster at ``address``, or an embedded one for the time being.
 
@@ -174,9 +199,9 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
 
     address = address or os.environ.get("RAY_ADDRESS")
     started = not ray.is_initialized()
-    if started:
-        _start(address, cpus)
     try:
+        if started:
+            _start(address, cpus)
         first = asked_nodes(os.environ.get(NODES, "")) if started and address else []
         with _asked_for(first):
             _require_cpus(cpus)

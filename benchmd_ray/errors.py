@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 
@@ -31,9 +32,18 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
+_shortened = reprlib.Repr()
+_shortened.maxstring = _shortened.maxother = 80
+
+
+def shown(value: object) -> str:
+    """A value for a message: its `repr`, without the middle of what is long."""
+    return _shortened.repr(value)
+
+
 def unknown_name(kind: str, got: str, valid: Iterable[str]) -> BenchmdError:
     """An error for a name that does not exist, listing the valid ones and the nearest."""
     names = sorted(valid)
     near = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return BenchmdError(f"unknown {kind} {got!r}.{hint} Valid: {', '.join(names) or 'none'}.")
+    return BenchmdError(f"unknown {kind} {shown(got)}.{hint} Valid: {', '.join(names) or 'none'}.")

@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmd_ray.errors import BenchmdError, Busy
 
 TEMPORARY = ".partial-"
@@ -123,35 +121,6 @@ def write_json(path: Path, content: Any) -> None:
     """Write JSON, whole or not at all."""
     with replacing(path) as partial:
         partial.write_bytes(json_bytes(content))
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Plain values only, and no key twice in one mapping: YAML would drop the first silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping.
-
-        Raises:
-            ConstructorError: A key is there twice; the message has its line.
-        """
-        names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        seen: set[str] = set()
-        for name in names:
-            if name.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {name.value!r} is there twice", name.start_mark
-                )
-            seen.add(name.value)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(text: str) -> Any:
-    """Value of a YAML text.
-
-    Raises:
-        yaml.YAMLError: It is no YAML, holds more than plain values, or a key twice.
-    """
-    return yaml.load(text, _UniqueKeys)
 
 
 def sha256(path: Path) -> str:

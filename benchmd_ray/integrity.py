@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files import digest, replacing, sha256, write_json
 
 HASH = "sha256"
@@ -140,20 +140,14 @@ def kinds_fault(content: object, kinds: Kinds, what: str = "it") -> str:
         what: What it is, for the message.
     """
     if not isinstance(content, dict):
-        return f"{what} is {shortened(content)}, expected names and values"
+        return f"{what} is {shown(content)}, expected names and values"
     if missing := [name for name in kinds if name not in content]:
         return f"{what} lacks {', '.join(missing)}"
     for name, kind in kinds.items():
         value, chosen = content[name], kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, chosen) or (isinstance(value, bool) and bool not in chosen):
-            return f"{what} has {name} {shortened(value)}, which is of another type"
+            return f"{what} has {name} {shown(value)}, which is of another type"
     return ""
-
-
-def shortened(value: object) -> str:
-    """A value for a message: at most 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def line(values: Mapping[str, Any]) -> str:

@@ -12,9 +12,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import resource_folder
 
 Task = Literal["single-label", "multi-label"]
 MedmnistTask = Literal["binary-class", "multi-class", "ordinal-regression", "multi-label"]
@@ -203,51 +204,81 @@ def sized_name(dataset: str, size: int) -> str:
     return dataset if size == PLAIN_SIZE else f"{dataset}-{size}"
 
 
-def images_modality(dataset: str, images: Mapping[str, Any], size: int) -> Modality:
+@dataclass(frozen=True)
+class Images:
+    """What a card of MedMNIST says of its images, of all sizes."""
+
+    imaging: str
+    dimensions: Literal[2, 3]
+    channels: Literal[1, 3]
+    task: MedmnistTask
+    classes: tuple[str, ...]
+    records: dict[str, int]
+    """Of each split."""
+    md5: dict[int, str]
+    """MD5 of the file of each size."""
+    earlier: EarlierImages | None = None
+    """Of the file of version 2, where it is another."""
+
+
+@dataclass(frozen=True)
+class EarlierImages:
+    """What differs in the file of version 2."""
+
+    records: dict[str, int]
+    md5: str
+
+
+def images_modality(dataset: str, images: Images, size: int) -> Modality:
     """The modality of a dataset of MedMNIST at a size.
 
     Args:
         dataset: Name of its card's file.
-        images: What the card says under ``images``.
+        images: What the card says of them.
         size: Pixels along each axis.
 
     Raises:
-        KeyError: Something is missing, or there are no such images.
+        BenchmdError: There are no images of that size.
     """
-    dimensions, task = images["dimensions"], images["task"]
-    shape = (images["channels"], *(size,) * dimensions)
+    sizes = IMAGE_PATCHES[images.dimensions]
+    if size not in sizes:
+        raise BenchmdError(
+            f"the card {dataset}.yaml names images of size {size}, expected one of "
+            f"{', '.join(map(str, sizes))}."
+        )
+    shape = (images.channels, *(size,) * images.dimensions)
     return Modality(
         name=sized_name(dataset, size),
-        axes=("channel", *("z", "y", "x")[3 - dimensions :]),
+        axes=("channel", *("z", "y", "x")[3 - images.dimensions :]),
         stored_shape=shape,
         input_shape=shape,
         dtype="uint8",
         unit="grey level",
-        patch=(IMAGE_PATCHES[dimensions][size],) * dimensions,
-        task="multi-label" if task == "multi-label" else "single-label",
-        classes=tuple(images["classes"]),
-        batch_size=IMAGE_BATCH[dimensions],
-        medmnist_task=task,
+        patch=(sizes[size],) * images.dimensions,
+        task="multi-label" if images.task == "multi-label" else "single-label",
+        classes=images.classes,
+        batch_size=IMAGE_BATCH[images.dimensions],
+        medmnist_task=images.task,
     )
 
 
 @functools.cache
 def _of_card(name: str) -> Modality | None:
     """The modality of that name that a card of images states."""
-    import yaml  # the seven modalities need none of these, nor do measurements of a device
-
-    from benchmd_ray.files import read_yaml, resource_folder
-
     named = re.fullmatch(r"([a-z0-9]+)(?:-(\d+))?", name)
     path = resource_folder("data_catalog") / f"{named[1] if named else ''}.yaml"
     if not named or not path.is_file():
         return None
-    try:
-        images = read_yaml(path.read_text(encoding="utf-8")).get("images", {})
-    except yaml.YAMLError as error:
-        raise BenchmdError(f"cannot read the card {path.name}: {error}") from error
+    # the seven modalities need no YAML, nor do measurements of a device
+    from benchmd_ray.plain_yaml import read_yaml_file
+    from benchmd_ray.typed import typed
+
+    content = read_yaml_file(path, f"the card {path.name}")
+    if not isinstance(content, Mapping) or "images" not in content:
+        return None
+    images: Images = typed(Images, content["images"], f"{path.name}: images")
     size = int(named[2] or PLAIN_SIZE)
-    if size not in images.get("md5", {}) or sized_name(named[1], size) != name:
+    if size not in images.md5 or sized_name(named[1], size) != name:
         return None
     return images_modality(named[1], images, size)
 

@@ -6,21 +6,17 @@ Source: BenchMD v2, section 4 and appendix B, with the decisions of ``docs/diffe
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
-
-from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import read_yaml
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modalities import Modality
+from benchmd_ray.plain_yaml import read_yaml, read_yaml_file
+from benchmd_ray.typed import typed, types_of
 
 T = TypeVar("T")
 
@@ -30,7 +26,7 @@ LABEL_SETTINGS: dict[str, int | None] = {"small": 8, "medium": 64, "large": 256,
 
 def _require(holds: bool, name: str, got: object, expected: str) -> None:
     if not holds:
-        raise BenchmdError(f"setting {name} is {got!r}, expected {expected}.")
+        raise BenchmdError(f"setting {name} is {shown(got)}, expected {expected}.")
 
 
 @dataclass(frozen=True)
@@ -443,50 +439,6 @@ def as_dict(settings: Any) -> dict[str, Any]:
     return dataclasses.asdict(settings)
 
 
-_PLAIN = (bool, int, float, str, type(None))
-
-
-def _coerce(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as ``kind``.
-
-    A bool, int, float, str, Literal, list of numbers or dictionary of plain values, or one of these
-    or None.
-    """
-    if isinstance(kind, types.UnionType):
-        (kind,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
-        if value is None:
-            return None
-    if typing.get_origin(kind) is dict:
-        if isinstance(value, Mapping) and all(isinstance(v, _PLAIN) for v in value.values()):
-            return {str(name): held for name, held in value.items()}
-        raise BenchmdError(f"setting {where} is {value!r}, expected names with plain values.")
-    if typing.get_origin(kind) is list:
-        (inner,) = typing.get_args(kind)
-        if isinstance(value, list):
-            return [_coerce(inner, each, where) for each in value]
-        raise BenchmdError(f"setting {where} is {value!r}, expected a list such as [0.5, 0.75].")
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        for choice in choices:
-            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
-                return choice
-        raise unknown_name(f"value of {where}:", str(value), map(str, choices))
-    if kind is float and not isinstance(value, bool):
-        try:  # YAML 1.1 reads 1e-4 as a string
-            return float(value)
-        except (TypeError, ValueError):
-            pass
-    elif kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    elif isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
-        return value
-    raise BenchmdError(f"setting {where} is {value!r}, expected a value of type {kind.__name__}.")
-
-
-_kinds: Any = functools.cache(typing.get_type_hints)
-"""Types of the fields of a group of settings."""
-
-
 def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
     """``settings`` with nested ``changes`` applied.
 
@@ -494,7 +446,7 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
         BenchmdError: A key does not exist (the message lists the valid ones and the nearest), or
             a value has another type or lies outside its range.
     """
-    kinds = _kinds(type(settings))
+    kinds = types_of(type(settings))
     new: dict[str, Any] = {}
     for key, value in ((str(k), v) for k, v in changes.items()):
         path = f"{where}{key}"
@@ -503,9 +455,9 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
             raise unknown_name(f"setting {scope}".strip(), key, kinds)
         old = getattr(settings, key)
         if isinstance(old, dict):
-            new[key] = old | _coerce(kinds[key], value, path)
+            new[key] = old | typed(kinds[key], value, f"setting {path}")
         elif not dataclasses.is_dataclass(old):
-            new[key] = _coerce(kinds[key], value, path)
+            new[key] = typed(kinds[key], value, f"setting {path}")
         elif kinds[key] is EncoderSettings and isinstance(value, str):
             if value not in ENCODERS:
                 raise unknown_name("encoder size", value, ENCODERS)
@@ -514,8 +466,8 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
             new[key] = updated(old, value, f"{path}.")
         else:
             raise BenchmdError(
-                f"setting {path} is {value!r}, expected a group with the keys "
-                f"{', '.join(_kinds(kinds[key]))}."
+                f"setting {path} is {shown(value)}, expected a group with the keys "
+                f"{', '.join(types_of(kinds[key]))}."
             )
     return dataclasses.replace(settings, **new)  # type: ignore[type-var]
 
@@ -530,21 +482,15 @@ def load_settings(
     """
     settings = base or Settings()
     if path is not None:
-        try:
-            content = read_yaml(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise BenchmdError(f"cannot read the settings file {path}: {error}") from error
+        content = read_yaml_file(path, f"the settings file {path}")
         if not isinstance(content or {}, Mapping):
             raise BenchmdError(f"{path} holds {type(content).__name__}, expected keys and values.")
         settings = updated(settings, content or {})
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            raise BenchmdError(f"--set {assignment!r} is not of the form a.b=value.")
-        try:
-            value: Any = read_yaml(text)
-        except yaml.YAMLError as error:
-            raise BenchmdError(f"--set {assignment!r} holds no YAML value: {error}") from error
+            raise BenchmdError(f"--set {shown(assignment)} is not of the form a.b=value.")
+        value: Any = read_yaml(text, f"the value of --set {shown(assignment)}")
         for part in reversed(name.strip().split(".")):
             value = {part: value}
         settings = updated(settings, value)

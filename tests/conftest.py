@@ -14,6 +14,7 @@ import made_catalogs
 import numpy as np
 import pytest
 import torch
+from in_process import build_in_process
 from ports import free_ports
 from safetensors.torch import save_file
 from scipy.io import savemat
@@ -130,7 +131,7 @@ def ecg_catalogs(
     """
     out = tmp_path_factory.mktemp("catalogs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
+        build_in_process(patch)
         return {
             name: building.build(name, raw, out / name, allow_missing=True)
             for name, raw in synthetic_raw.items()

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
-FOUNDATION = {"arrays", "benchmd_ray", "errors", "files", "hardware", "integrity", "modalities"}
-FOUNDATION |= {"parquet", "plugins", "progress", "repeating", "sessions", "settings", "storage"}
-FOUNDATION |= {"telemetry", "training_log"}
+FOUNDATION = {"arrays", "benchmd_ray", "errors", "files", "hardware", "integrity", "interrupts"}
+FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "repeating"}
+FOUNDATION |= {"sessions", "settings", "storage", "telemetry", "training_log", "typed"}
 SCORES = {"evaluation.metrics", "evaluation.intervals"}
 ROOMS = {
     "storage": {"errors", "files", "repeating", "storage"},

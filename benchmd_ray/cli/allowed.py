@@ -71,13 +71,12 @@ def _read_back(path: Path) -> bool:
 
 def _strings(path: Path) -> Iterator[str]:
     """All texts of a YAML file; none of one that cannot be read, which the command reports."""
-    import yaml
-
-    from benchmd_ray.files import read_yaml
+    from benchmd_ray.errors import BenchmdError
+    from benchmd_ray.plain_yaml import read_yaml_file
 
     try:
-        waiting = [read_yaml(path.read_text("utf-8"))]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        waiting = [read_yaml_file(path, str(path))]
+    except BenchmdError:
         return
     while waiting:
         value = waiting.pop()

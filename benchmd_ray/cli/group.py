@@ -10,6 +10,7 @@ import click
 from benchmd_ray import __version__
 from benchmd_ray.cli.allowed import Command
 from benchmd_ray.errors import BenchmdError, Stopped
+from benchmd_ray.interrupts import handled, stop
 
 
 class Commands(click.Group):
@@ -21,12 +22,13 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         try:
-            return super().invoke(ctx)
+            with handled({signal.SIGTERM: stop}):
+                return super().invoke(ctx)
         except BenchmdError as error:
             click.echo(f"error: {error}", err=True)
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt as interrupt:
             click.echo("interrupted: the same command goes on where it stopped", err=True)
-            number = stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT
+            number = interrupt.args[0] if isinstance(interrupt, Stopped) else signal.SIGINT
             ctx.exit(128 + number)
         except OSError as error:  # a full disk, a folder that cannot be written, …
             click.echo(f"error: {error}", err=True)

@@ -5,34 +5,30 @@ The same raw files, policy, options and versions give the same bytes.
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
+import queue
 import re
-import zlib
+import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmd_ray.cluster import connected, ray_data
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
-from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.data.chunks import PARTS, Chunk, as_row, build_row, items_digest
 from benchmd_ray.data.discovery import discovered, require_complete
-from benchmd_ray.data.manifest import manifest_of, origin_of, shard_part
+from benchmd_ray.data.manifest import manifest_of, origin_of
 from benchmd_ray.data.manifest_form import SHARD, SHARDS
-from benchmd_ray.data.quarantine import quarantined
 from benchmd_ray.data.raw import Choices, Discovery, RawItem
 from benchmd_ray.data.records import (
-    Record,
-    RecordLeftOut,
-    checked,
     hashed_patient,
     schema,
-    to_table,
 )
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, digest, json_bytes, resource_folder, sha256
@@ -44,60 +40,18 @@ from benchmd_ray.storage.location import (
     delete,
     entries,
     location,
-    read,
     write,
 )
 from benchmd_ray.telemetry import count
 
 CHUNK_BYTES = 16 * 2**20
 """Signal bytes of a shard, about."""
-PARTS = "parts"
 OWN = {SHARDS: SHARD, PARTS: r"[a-z]{1,20}-\d{5,9}\.json"}
 """Folders of a catalog that a build writes and clears, and what it names the files in them."""
+LOST_TRIES = 4
+"""Times that a Ray worker may be lost with one chunk."""
 READING = 8
 """Parts of an earlier build that are read at once."""
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """One shard's work: pure data, so that it can be sent to a Ray task."""
-
-    name: str
-    split: str
-    dataset: str
-    root: str
-    out: str
-    plan: str
-    """Digest of all that determines what it holds, but the raw files' contents."""
-    items: tuple[RawItem, ...]
-
-    @property
-    def shard(self) -> Location:
-        return location(self.out) / SHARDS / f"{self.name}.parquet"
-
-    @property
-    def part(self) -> Location:
-        return location(self.out) / PARTS / f"{self.name}.json"
-
-    @property
-    def span(self) -> str:
-        """Its records, for messages."""
-        return f"the records {self.items[0].record_id} to {self.items[-1].record_id}"
-
-    def finished(self, shards: Mapping[str, int], retry_quarantined: bool) -> dict[str, Any] | None:
-        """Its part when it was built before, from the same inputs and whole.
-
-        Args:
-            shards: Bytes of the shards that are there.
-            retry_quarantined: Not where records could not be read.
-        """
-        held = read(self.part)
-        if held is None:
-            return None
-        part: dict[str, Any] = json.loads(held)
-        whole = part["rows"] == 0 or shards.get(self.shard.name) == part["bytes"]
-        again = retry_quarantined and part["quarantined"]
-        return part if part["plan"] == self.plan and whole and not again else None
 
 
 def build(
@@ -221,36 +175,27 @@ def _plan(card: DatasetCard, choices: Choices, found: Discovery) -> str:
             "table": sha256(tables / card.code_table) if card.code_table else None,
             "schema": str(schema(card)),
             "patients": hashed_patient(card.name, ""),
-            "items": _items_digest(found.items),
+            "items": items_digest(found.items),
         }
     )
 
 
-def _items_digest(items: list[RawItem]) -> str:
-    """SHA-256 over items, one at a time: there may be hundreds of thousands."""
-    whole = hashlib.sha256()
-    for item in items:
-        values = list(_fields(item).values())
-        whole.update(json.dumps(values, sort_keys=True).encode() + b"\n")
-    return whole.hexdigest()
-
-
 def _chunks(
     found: Discovery, card: DatasetCard, raw: Path, out: Location, plan: str
-) -> list[_Chunk]:
+) -> list[Chunk]:
     rows = card.layouts[found.layout].rows_per_record
     size = max(1, CHUNK_BYTES // (rows * schema(card).field("signal").type.byte_width))
     by_split: dict[str, list[RawItem]] = {}
     for item in found.items:
         by_split.setdefault(item.split, []).append(item)
     return [
-        _Chunk(
+        Chunk(
             name=f"{split}-{start // size:05d}",
             split=split,
             dataset=card.name,
             root=str(raw.resolve()),
             out=str(out.resolve()),
-            plan=digest([plan, _items_digest(own)]),
+            plan=digest([plan, items_digest(own)]),
             items=tuple(own),
         )
         for split, items in sorted(by_split.items())
@@ -260,7 +205,7 @@ def _chunks(
 
 
 def _run(
-    chunks: list[_Chunk],
+    chunks: list[Chunk],
     card: DatasetCard,
     address: str | None,
     cpus: int,
@@ -297,84 +242,64 @@ def _run(
     return built
 
 
-def _map(chunks: list[_Chunk]) -> Iterator[dict[str, Any]]:
-    """Parts of the chunks as they are built by a Ray Data job, in their order."""
-    rows = [_row(chunk) for chunk in chunks]
-    dataset = ray_data().from_items(rows, override_num_blocks=len(rows)).map(_build_row)
-    waiting = iter(chunks)
-    chunk = next(waiting)
+def _map(chunks: list[Chunk]) -> Iterator[dict[str, Any]]:
+    """Parts of the chunks as they are built by a Ray Data job, in their order.
+
+    Raises:
+        BenchmdError: A chunk's Ray worker was lost `LOST_TRIES` times; the others are built. Or
+            Ray itself has ended.
+    """
+    rows = [as_row(chunk) for chunk in chunks]
+    dataset = ray_data().from_items(rows, override_num_blocks=len(rows))
+    with (
+        warnings.catch_warnings()
+    ):  # Ray has no other way to bound the tries, but warns of this one
+        warnings.simplefilter("ignore")
+        dataset = dataset.map(build_row, ray_remote_args_fn=lambda: {"max_retries": LOST_TRIES - 1})
+    dataset.context.max_errored_blocks = len(rows)  # the others go on, and the lost ones have names
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # they are named below
+    waiting = {chunk.name: chunk for chunk in chunks}
     try:
-        for row in dataset.iter_rows():
-            yield json.loads(row["part"])
-            chunk = next(waiting, chunk)
-    except Exception as error:  # of Ray: a worker was killed, a node went away, …
+        for row in _rows(dataset):
+            part = json.loads(row["part"])
+            yield part
+            del waiting[part["name"]]
+    except Exception as error:  # of Ray: a node went away with its head, …
         raise BenchmdError(
-            f"Ray stopped building at {chunk.span} or behind them ({type(error).__name__}: "
-            f"{str(error).partition(chr(10))[0]}). Run the same command again: it goes on where "
-            "it stopped. If memory was short, with fewer --cpus."
+            f"Ray stopped building at {next(iter(waiting.values())).span} or after them "
+            f"({type(error).__name__}: {str(error).partition(chr(10))[0]}). Run the same command "
+            "again: it resumes where it stopped. If memory was short, with fewer --cpus."
         ) from error
+    if waiting:
+        raise BenchmdError(
+            f"the Ray worker that built {next(iter(waiting.values())).span} was lost {LOST_TRIES} "
+            f"times, such as for want of memory or with its node (in all {len(waiting)} shards). "
+            "The others are built: run the same command again, with fewer --cpus if memory was "
+            "short."
+        )
 
 
-def _row(chunk: _Chunk) -> dict[str, bytes]:
-    """A chunk for a Ray task: compressed, for the rows of all chunks are in memory at once."""
-    text = json.dumps(vars(chunk), default=_fields)
-    return {"chunk": zlib.compress(text.encode(), 1)}
+def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
+    """Rows of a Ray dataset as they are ready.
 
+    Another thread asks Ray for them, so that a signal interrupts this one, and not Ray where it
+    would be lost or leave something halfway.
+    """
+    ready: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()
 
-def _fields(item: RawItem) -> dict[str, Any]:
-    """`dataclasses.asdict` without copying what the fields hold."""
-    return {name: getattr(item, name) for name in RawItem.__slots__}
-
-
-def _build_row(row: Mapping[str, bytes]) -> dict[str, str]:
-    """Build one chunk in a Ray task; messages of errors come back without Ray's wrapping."""
-    fields = json.loads(zlib.decompress(row["chunk"]))
-    chunk = _Chunk(**fields | {"items": tuple(RawItem(**item) for item in fields["items"])})
-    try:
-        return {"part": json.dumps(build_chunk(chunk))}
-    except BenchmdError as error:
-        return {"part": json.dumps({"error": str(error)})}
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        return {"part": json.dumps({"error": f"{chunk.span} could not be built: {what}"})}
-
-
-def build_chunk(chunk: _Chunk) -> dict[str, Any]:
-    """Read the files of one chunk, write its shard and then its part."""
-    card = dataset_card(chunk.dataset)
-    records: list[Record] = []
-    left_out: Counter[str] = Counter()
-    remarks: Counter[str] = Counter()
-    entries: list[dict[str, str | None]] = []
-    for item in chunk.items:
+    def ask() -> None:
         try:
-            reading = DATASETS[card.collection or card.name].read(Path(chunk.root), item, card)
-            whole = [checked(record, card) for record in reading.records]
-        except RecordLeftOut as why:
-            left_out[str(why)] += 1
-        except MemoryError:
-            raise
-        except Exception as error:  # a file may be broken in ways that no reader foresees
-            entries.append(quarantined(error, item, chunk.root, card))
-        else:
-            records.extend(whole)
-            left_out.update(reading.left_out)
-            remarks.update(reading.remarks)
-    part: dict[str, Any] = {
-        "name": chunk.name,
-        "split": chunk.split,
-        "plan": chunk.plan,
-        "items": len(chunk.items),
-        "rows": len(records),
-        "left_out": dict(left_out),
-        "remarks": dict(remarks),
-        "quarantined": entries,
-    }
-    delete([chunk.part])  # a part of other inputs must never stand beside the new shard
-    if records:
-        part |= shard_part(to_table(records, chunk.split, card), chunk.shard, card)
-    write(chunk.part, json_bytes(part))
-    return part
+            for row in dataset.iter_rows():
+                ready.put(row)
+            ready.put(None)
+        except Exception as error:
+            ready.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    while (row := ready.get()) is not None:
+        if isinstance(row, Exception):
+            raise row
+        yield row
 
 
 def _require_readable(parts: list[dict[str, Any]], allowed: float, out: Location) -> None:

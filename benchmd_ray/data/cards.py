@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Literal
 
 from benchmd_ray.data.medmnist_cards import contents_by_size
-from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import read_yaml, resource_folder
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
+from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import Modality, modality
+from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.typed import typed
 
 POLICIES = ("clean", "released")
 """Label-and-split policies: leak-free (the default), and as BenchMD released them."""
@@ -111,36 +111,15 @@ class DatasetCard:
 
 def _cards_of(path: Path) -> list[DatasetCard]:
     """The card of a file, or of MedMNIST one for each size of the images."""
-    try:
-        content: dict[str, Any] = read_yaml(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise BenchmdError(f"cannot read the card {path.name}: {error}") from error
+    content = read_yaml_file(path, f"the card {path.name}")
+    if not isinstance(content, Mapping):
+        raise BenchmdError(f"the card {path.name} holds {shown(content)}, expected its keys.")
     contents = contents_by_size(content, path.name) if "images" in content else [content]
-    made = [_card(content, path) for content in contents]
+    made: list[DatasetCard] = [typed(DatasetCard, each, path.name) for each in contents]
+    for card in made:
+        _check_classes(card, path)
     _check_names(made[0], path)
     return made
-
-
-def _card(content: dict[str, Any], path: Path) -> DatasetCard:
-    known = {f.name for f in dataclasses.fields(DatasetCard)}
-    for key in content:
-        if key not in known:
-            raise unknown_name(f"key in {path.name}:", key, known)
-    try:
-        content["layouts"] = {k: Layout(**v) for k, v in content["layouts"].items()}
-        content["options"] = {
-            k: Option(**v | {"choices": tuple(v.get("choices", ()))})
-            for k, v in content.get("options", {}).items()
-        }
-        for key in ("evaluation_splits", "merged_classes"):
-            content[key] = {k: tuple(v) for k, v in content.get(key, {}).items()}
-        for key in ("notes", "download"):
-            content[key] = tuple(content.get(key, ()))
-        card = DatasetCard(**content)
-    except (KeyError, TypeError) as error:
-        raise BenchmdError(f"the card {path.name} is incomplete: {error}") from error
-    _check_classes(card, path)
-    return card
 
 
 def _check_names(card: DatasetCard, path: Path) -> None:

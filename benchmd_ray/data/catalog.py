@@ -22,14 +22,13 @@ import pyarrow.parquet as pq
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.manifest_form import KINDS, SHARDS, manifest_fault
 from benchmd_ray.data.records import schema
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.integrity import (
     Damaged,
     has_digest,
     parsed_json,
     require_kinds,
     require_sha256,
-    shortened,
 )
 from benchmd_ray.modalities import Modality
 from benchmd_ray.parquet import opened
@@ -299,7 +298,7 @@ def open_catalog(path: Location) -> Catalog:
     content = parsed_json(text, manifest, REBUILD)
     if content.get("format") != FORMAT:
         raise BenchmdError(
-            f"{manifest} has format {shortened(content.get('format'))}, expected {FORMAT}: build "
+            f"{manifest} has format {shown(content.get('format'))}, expected {FORMAT}: build "
             "it again."
         )
     require_kinds(content, KINDS, manifest, REBUILD)

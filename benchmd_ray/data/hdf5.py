@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from benchmd_ray.data.apart import Apart, Died, begin, serve
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.hdf5_layout import (
@@ -50,6 +51,8 @@ from benchmd_ray.files import (
 
 OPTIONS = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
 """Every HDF5 library has these filters; the checksum finds damage."""
+PROCESS = Apart("benchmd_ray.data.hdf5")
+"""Reads files to import."""
 
 
 def export_hdf5(catalog: Catalog, path: Path) -> None:
@@ -158,8 +161,9 @@ def import_hdf5(path: Path, out: Path) -> Catalog:
         remove_partial(out)
         partial = out / f"{TEMPORARY}import"
         with removed_on_failure(partial, out):
-            with _reading(path):
-                _write_catalog(path, partial)
+            _write_apart(path, partial)
+            if faults := verify(open_catalog(partial)).faults:
+                raise foreign(path, faults[0])
             flush(partial)
             for name in ("shards", MANIFEST):
                 (partial / name).rename(out / name)
@@ -177,8 +181,49 @@ def _require_free(out: Path) -> None:
         raise BenchmdError(f"{out} is there already: choose another --out, or remove it.")
 
 
+def _write_apart(path: Path, out: Path) -> None:
+    """Write what a file holds as a catalog, in a process apart: HDF5 is a native library.
+
+    Raises:
+        BenchmdError: It cannot be read, or ends the process.
+        OSError: The catalog cannot be written.
+    """
+    try:
+        told, _ = PROCESS.call({"path": str(path), "out": str(out)})
+    except Died as died:
+        if died.outside:
+            raise BenchmdError(
+                f"{path} {died.how}. Free memory where it is short, and run the same command again."
+            ) from None
+        raise foreign(path, f"it {died.how}") from None
+    finally:
+        PROCESS.close()
+    if "errno" in told:
+        raise OSError(told["errno"], told["error"])
+    if "error" in told:
+        raise BenchmdError(told["error"])
+
+
+def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Write what the file ``path`` holds as the catalog ``out``.
+
+    Returns:
+        ``error``, where it cannot be written, with ``errno`` where that is of the system.
+    """
+    path = Path(request["path"])
+    begin(0)
+    try:
+        with _reading(path):
+            _write_catalog(path, Path(request["out"]))
+    except BenchmdError as error:
+        return {"error": str(error)}, b""
+    except OSError as error:
+        return {"error": error.strerror, "errno": error.errno}, b""
+    return {}, b""
+
+
 def _write_catalog(path: Path, out: Path) -> None:
-    """Write what a file holds as a catalog, and verify it."""
+    """Write what a file holds as a catalog."""
     with h5py.File(path, "r") as file:
         stated, card = stated_manifest(file, path)
         require_layout(file, stated, card, path)
@@ -188,9 +233,6 @@ def _write_catalog(path: Path, out: Path) -> None:
         if made[key] != stated[key]:
             raise foreign(path, f"its rows give other {key} than its manifest states")
     write_json(out / MANIFEST, made)
-    faults = verify(open_catalog(out)).faults
-    if faults:
-        raise foreign(path, faults[0])
 
 
 @contextmanager
@@ -202,7 +244,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (BenchmdError, MemoryError):
         raise
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # h5py raises whatever it meets
         if isinstance(error, OSError) and error.errno:  # a disk or its permissions, not the file
             raise
         raise foreign(path, f"it is damaged or foreign ({type(error).__name__})") from error
@@ -214,7 +256,8 @@ def _parts(
     """Shards of the rows that the manifest states, as they are written."""
     first: dict[str, int] = {}
     seen = []  # hashes, for there may be millions of records
-    for shard in stated["shards"]:
+    for number, shard in enumerate(stated["shards"], 1):
+        begin(number)
         split, rows = shard["split"], shard["rows"]
         start = first.setdefault(split, 0)
         first[split] = start + rows
@@ -267,3 +310,7 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
 def _texts(held: Any, rows: slice) -> list[str]:
     """Texts of a dataset."""
     return [text.decode() for text in held[rows]]
+
+
+if __name__ == "__main__":
+    serve(answer)

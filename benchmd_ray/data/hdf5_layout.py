@@ -22,20 +22,21 @@ import pyarrow as pa
 from benchmd_ray.data.cards import DatasetCard, cards, dataset_card
 from benchmd_ray.data.manifest_form import manifest_fault
 from benchmd_ray.data.records import METADATA, schema
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import shortened
+from benchmd_ray.errors import BenchmdError, shown
 
 FORMAT = "benchmd-catalog-1"
 """Layout of the file."""
 TEXTS = ("record_id", "unit_id", "group_id")
 LONGEST_TEXT = 1000
 """Bytes; datasets of longer texts are refused."""
-LARGEST_SHARD = 2**31
-"""Signal bytes that are held at once; shards of more are refused."""
+LARGEST_SHARD = 2**30
+"""Signal bytes that are held at once, a few times over; shards of more are refused. They have about
+2**24, a scan of a thousand slices 2**28."""
 LARGEST_CHUNK = 2**26
 """Bytes; a chunk is read whole, so datasets of larger ones are refused."""
-LARGEST_MANIFEST = 2**28
-"""Bytes; longer ones are refused."""
+LARGEST_MANIFEST = 2**25
+"""Bytes; longer ones are refused. Parsed they take up to a hundred times as much; that of a catalog
+of a million records has 2**20."""
 FILTERS = (1, 2, 3)
 """Numbers of the filters that are taken: deflate, shuffle, Fletcher's checksum."""
 
@@ -88,7 +89,7 @@ def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]
         raise foreign(path, "there is no card of the dataset that it names")
     card = dataset_card(stated["dataset"])
     if stated.get("card_version") != card.version:
-        version = shortened(stated.get("card_version"))
+        version = shown(stated.get("card_version"))
         raise foreign(path, f"version {version} of its card made it, which is now {card.version}")
     if fault := manifest_fault(stated, card):
         raise foreign(path, fault)

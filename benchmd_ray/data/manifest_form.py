@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 from benchmd_ray.data.cards import POLICIES, DatasetCard
 from benchmd_ray.data.raw import GroupedBy
-from benchmd_ray.integrity import Kinds, kinds_fault, shortened
+from benchmd_ray.errors import shown
+from benchmd_ray.integrity import Kinds, kinds_fault
 
 SHARDS = "shards"
 SHARD = r"[a-z]{1,20}-\d{5,9}\.parquet"
@@ -69,7 +70,7 @@ def _origin_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
         return f"its layout {manifest['layout']!r} is not one of {card.name}"
     for name, value in manifest["options"].items():
         if name not in card.options or not isinstance(value, str):
-            return f"its option {shortened(name)} is not one of {card.name}, or not text"
+            return f"its option {shown(name)} is not one of {card.name}, or not text"
     if fault := kinds_fault(manifest["raw"], _RAW, "raw"):
         return fault
     if manifest["raw"]["grouped_by"] not in get_args(GroupedBy):

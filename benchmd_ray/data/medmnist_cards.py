@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.modalities import PLAIN_SIZE, images_modality, sized_name
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import PLAIN_SIZE, Images, images_modality
+from benchmd_ray.typed import typed
 
 COLLECTION = "medmnist"
 CURRENT, EARLIER, UNOFFICIAL = "version-3", "version-2", "unofficial"
 """Layouts: which file a catalog was built from."""
 RECORDS = {CURRENT: "10519652", EARLIER: "6496656"}
 """Numbers of the files' records at Zenodo."""
-KEYS = {"imaging", "dimensions", "channels", "task", "classes", "records", "md5", "earlier"}
-"""What a card may say of the images."""
 PAPER = (
     "Yang et al., MedMNIST v2: a large-scale lightweight benchmark for 2D and 3D biomedical image "
     "classification. Scientific Data 10, 41 (2023). doi:10.1038/s41597-022-01721-8."
@@ -55,33 +54,35 @@ def contents_by_size(content: Mapping[str, Any], file: str) -> list[dict[str, An
     Raises:
         BenchmdError: The facts are not complete, or there are others.
     """
-    images = content["images"]
-    for key in images:
-        if key not in KEYS:
-            raise unknown_name(f"key in {file}, images:", key, KEYS)
-    try:
-        if PLAIN_SIZE not in images["md5"]:
-            raise KeyError(f"md5 of size {PLAIN_SIZE}")
-        return [_of_size(content, images, size) for size in images["md5"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BenchmdError(f"the card {file} is incomplete: {error}") from error
+    images: Images = typed(Images, content["images"], f"{file}: images")
+    if PLAIN_SIZE not in images.md5:
+        raise BenchmdError(f"{file}: images is incomplete: md5 of size {PLAIN_SIZE} is missing.")
+    own = {key: value for key, value in content.items() if key != "images"}
+    name, title, citation = (str(own.get(key, "")) for key in ("name", "title", "citation"))
+    notes = typed(list[str], own.get("notes", []), f"{file}: notes")
+    return [
+        own
+        | _of_size(name, images, size)
+        | {
+            "title": f"{title}, {images.imaging}",
+            "citation": f"{PAPER} Images: {citation}",
+            "notes": [*NOTES, *notes],
+        }
+        for size in images.md5
+    ]
 
 
-def _of_size(content: Mapping[str, Any], images: Mapping[str, Any], size: int) -> dict[str, Any]:
-    dataset = str(content["name"])
+def _of_size(dataset: str, images: Images, size: int) -> dict[str, Any]:
     kind = images_modality(dataset, images, size)
     file = f"{dataset}.npz" if size == PLAIN_SIZE else f"{dataset}_{size}.npz"
     layouts = _layouts(images, size, file)
-    own = {key: value for key, value in content.items() if key != "images"}
-    return own | {
-        "name": sized_name(dataset, size),
-        "title": f"{content['title']}, {images['imaging']}",
+    return {
+        "name": kind.name,
         "modality": kind.name,
         "role": "source",
         "collection": COLLECTION,
         "homepage": "https://medmnist.com",
         "access": "open",
-        "citation": f"{PAPER} Images: {content['citation']}",
         "download": [
             f"https://zenodo.org/records/{RECORDS[name]}/files/{file}"
             for name in layouts
@@ -90,16 +91,15 @@ def _of_size(content: Mapping[str, Any], images: Mapping[str, Any], size: int) -
         "layouts": layouts,
         "options": OPTIONS,
         "evaluation_splits": {"clean": ["test"], "released": ["test"]},
-        "normalisation": NORMALISED[images["dimensions"]],
-        "notes": [*NOTES, *content.get("notes", ())],
+        "normalisation": NORMALISED[images.dimensions],
     }
 
 
-def _layouts(images: Mapping[str, Any], size: int, file: str) -> dict[str, dict[str, Any]]:
+def _layouts(images: Images, size: int, file: str) -> dict[str, dict[str, Any]]:
     """The files that a catalog can be built from."""
-    found = {CURRENT: (images["records"], images["md5"][size])}
-    if "earlier" in images and size == PLAIN_SIZE:
-        found[EARLIER] = (images["earlier"]["records"], images["earlier"]["md5"])
+    found = {CURRENT: (images.records, images.md5[size])}
+    if images.earlier and size == PLAIN_SIZE:
+        found[EARLIER] = (images.earlier.records, images.earlier.md5)
     layouts: dict[str, dict[str, Any]] = {
         name: {
             "description": f"{file} of {name.replace('-', ' ')}: {ARRAYS}.",

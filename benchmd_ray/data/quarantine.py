@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def quarantined(
     Raises:
         BenchmdError: The error may be gone when the file is read again.
     """
-    reason = str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+    reason = _reason(error)
     reason = reason.replace(f"{root}/", "").replace(root, "the raw folder")
     file: str | None = item.path
     if card.private_names:
@@ -35,11 +36,27 @@ def quarantined(
             reason = re.sub(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])", "…", reason)
     if _is_transient(error):
         raise BenchmdError(
-            f"{file or 'record ' + item.record_id} cannot be read at the moment: {reason}. See to "
+            f"{named(item, card)} cannot be read at the moment: {reason}. See to "
             "the disk, the mount or the limits of open files and memory, and run the same command "
             "again: it goes on where it stopped. If it stays so, fetch that file anew."
         )
     return {"record": item.record_id, "file": file, "reason": reason}
+
+
+def named(item: RawItem, card: DatasetCard) -> str:
+    """An item's file for messages, or its record where file names name patients."""
+    return f"the record {item.record_id}" if card.private_names else item.path
+
+
+def _reason(error: Exception) -> str:
+    """Why a file cannot be read. Only readers know which words of a file name nobody."""
+    if isinstance(error, RecordError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame.name for frame in frames if "benchmd_ray" in frame.filename]
+    return f"{type(error).__name__} in {own[-1] if own else 'reading it'}"
 
 
 def _is_transient(error: BaseException | None) -> bool:

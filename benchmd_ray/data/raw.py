@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.records import Record, RecordError
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.modalities import UNKNOWN
 
 Key = TypeVar("Key", bound=Hashable)
@@ -23,6 +23,8 @@ DUPLICATE = "its id is there twice; the first is kept"
 """Why a further file or item of one id is left out; it is no further record of the dataset."""
 NO_ROW = "no table names it"
 """Why a file is left out that is in none of the tables."""
+LONGEST_NAME, LONGEST_PATH = 255, 3000
+"""Bytes of a file's name and characters of its path: what file systems allow, about."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class RawItem:
         """
         strange = set(self.labels or (self.label,)) - set(card.classes)
         if strange:
-            raise RecordError(f"its label {strange.pop()!r} is no class of {card.name}")
+            raise RecordError(f"its label {shown(strange.pop())} is no class of {card.name}")
         if self.labels:
             return [self.labels.get(name, UNKNOWN) for name in card.classes]
         return [int(name == self.label) for name in card.classes]
@@ -148,14 +150,18 @@ def inside(name: str, source: Path) -> str:
     """A path that a table or a file names, relative to the raw folder.
 
     Raises:
-        BenchmdError: It leads out of that folder.
+        BenchmdError: It leads out of that folder, or no file can have it. The message does not
+            quote it, as it may name a patient.
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise BenchmdError(
-            f"{source} names the file {name!r}, which is not within the raw folder: expected a "
-            "path relative to it. Fetch that table again."
+            f"{source} names a file that is not within the raw folder: expected paths relative to "
+            "it. Fetch that table again."
         )
+    longest = max((len(part.encode()) for part in path.parts), default=0)
+    if "\0" in name or longest > LONGEST_NAME or len(name) > LONGEST_PATH:
+        raise BenchmdError(f"{source} names a file that cannot be. Fetch that table again.")
     return name
 
 

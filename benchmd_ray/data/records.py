@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +26,19 @@ METADATA: dict[str, pa.DataType] = {
 
 OLDEST_AGE = 90.0
 """Ages above are stored as this one: very high ages can identify a person."""
+MOST_NAMES, LONGEST_NAME = 40, 16
+"""Channels that a message names, and the characters of a name; EDF has 16."""
 
 
 class RecordError(Exception):
     """One raw file cannot become a record; it is quarantined with this reason."""
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Names of channels for a message, without what is long."""
+    held = [name[:LONGEST_NAME] for name in names]
+    more = f" and {len(held) - MOST_NAMES:,} more" if len(held) > MOST_NAMES else ""
+    return ", ".join(held[:MOST_NAMES]) + more
 
 
 class RecordLeftOut(Exception):

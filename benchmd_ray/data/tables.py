@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import math
+import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from benchmd_ray.data.records import OLDEST_AGE
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 
 SEXES = {"male": "male", "m": "male", "female": "female", "f": "female"}
 """Sex by how most sources write it, in lower case."""
@@ -22,6 +24,13 @@ BOM = "ï»¿"
 """A byte order mark of UTF-8 in a file that is read in an 8-bit encoding."""
 OLDEST_POSSIBLE = 120.0
 """Years: a larger age is a slip of the pen."""
+MAX_BYTES = 2**28
+"""Larger tables are refused, also where they inflate to more; MIMIC-CXR's metadata have 60 MB."""
+MAX_LINE, MAX_LINES = 2**20, 2**21
+"""Characters of a line, and lines. Those of SHHS, of 1,300 columns, have about 10,000 characters;
+MIMIC-CXR has 400,000 lines."""
+MAX_VALUES = 2**24
+"""Rows times columns, which are all kept in memory; SHHS has 7 million, MIMIC-CXR 5 million."""
 
 
 def read_rows(
@@ -46,14 +55,13 @@ def read_rows(
 
     Raises:
         BenchmdError: The file cannot be opened, is no text, has other columns or one twice, is
-            empty or cut off, or a row has more values than there are columns.
+            empty or cut off, or a row has more values than there are columns; or it is larger
+            than `MAX_BYTES`, `MAX_LINE`, `MAX_LINES` and `MAX_VALUES`.
     """
     path = present(path)
     try:
         with _open_text(path, encoding) as file:
-            lines = filter(None, csv.reader(file, delimiter=delimiter))
-            names = [name.removeprefix(BOM).strip() for name in next(lines, [])]
-            rows = [[value.strip() for value in line] for line in lines]
+            names, rows = _values(csv.reader(_lines(file, path), delimiter=delimiter), path)
     except FileNotFoundError as error:
         raise BenchmdError(f"{path} is missing: expected the table of {table}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -70,7 +78,7 @@ def read_rows(
         )
     twice = [name for name, count in Counter(names).items() if name and count > 1]
     if twice:
-        raise BenchmdError(f"{path} has the column {twice[0]!r} twice. Fetch it again.")
+        raise BenchmdError(f"{path} has the column {shown(twice[0])} twice. Fetch it again.")
     if not rows:
         raise BenchmdError(f"{path} holds no record. Fetch it again.")
     needed = max(names.index(column) for column in columns)
@@ -95,9 +103,47 @@ def present(path: Path) -> Path:
 
 
 def _open_text(path: Path, encoding: str) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding=encoding, newline="")
-    return path.open(encoding=encoding, newline="")
+    file: Any = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    return io.TextIOWrapper(file, encoding=encoding, newline="")
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """Lines of a table, of which none is held that is too long.
+
+    Raises:
+        BenchmdError: A line, or all of them, are longer than a table's.
+    """
+    characters = lines = 0
+    while line := file.readline(MAX_LINE):
+        characters, lines = characters + len(line), lines + 1
+        if len(line) == MAX_LINE or characters > MAX_BYTES or lines > MAX_LINES:
+            most = f"{MAX_LINES:,} lines of up to {MAX_LINE:,} characters"
+            raise _too_large(path, f"{MAX_BYTES:,} characters in {most}")
+        yield line
+
+
+def _values(lines: Iterator[list[str]], path: Path) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns, and the values of the rows; empty lines do not count.
+
+    Raises:
+        BenchmdError: There are more values than `MAX_VALUES`.
+    """
+    filled = filter(None, lines)
+    names = [name.removeprefix(BOM).strip() for name in next(filled, [])]
+    rows: list[list[str]] = []
+    held = len(names)
+    for line in filled:
+        held += max(len(line), len(names))  # a short row is filled up
+        if held > MAX_VALUES:
+            raise _too_large(path, f"{MAX_VALUES:,} values")
+        rows.append([value.strip() for value in line])
+    return names, rows
+
+
+def _too_large(path: Path, most: str) -> BenchmdError:
+    return BenchmdError(
+        f"{path} is larger than any table: expected at most {most}. Fetch it again."
+    )
 
 
 def age(text: str) -> float | None:
@@ -117,11 +163,11 @@ def age_string(text: str) -> float | None:
             years where there is no letter. ``000Y`` and more than `OLDEST_POSSIBLE` years count
             as not given.
     """
-    text = text.strip().upper()
-    number, unit = (text[:-1], text[-1]) if text[-1:] in AGE_UNITS else (text, "Y")
-    if not (number.isascii() and number.isdigit()):
+    match = re.fullmatch(r"(\d{1,9})([DWMY]?)", text.strip().upper(), re.ASCII)
+    if match is None:
         return None
-    years = int(number) * AGE_UNITS[unit]
+    unit = match[2] or "Y"
+    years = int(match[1]) * AGE_UNITS[unit]
     if years > OLDEST_POSSIBLE or (years == 0 and unit == "Y"):
         return None
     return age(str(years))

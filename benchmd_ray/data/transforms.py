@@ -7,7 +7,6 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from scipy.signal import resample_poly
 
 from benchmd_ray.data.records import RecordError
 
@@ -47,6 +46,8 @@ def resample(
         )
     if signal.size * ratio > MAX_SAMPLES:
         raise RecordError(f"resampled it would have more than {MAX_SAMPLES:,} samples")
+    from scipy.signal import resample_poly  # takes a second to import, and few signals need it
+
     resampled = resample_poly(signal, ratio.numerator, ratio.denominator, axis=-1, padtype="line")
     return np.asarray(resampled, np.float64)
 

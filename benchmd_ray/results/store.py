@@ -27,7 +27,6 @@ from benchmd_ray.integrity import (
     read_hashed_json,
     require_kinds,
     require_sha256,
-    shortened,
     write_hashed_json,
 )
 from benchmd_ray.modalities import modality
@@ -284,7 +283,7 @@ def _read(folder: Path) -> Run:
     require_kinds(about, {k: v for k, v in OPTIONAL.items() if k in about}, path, remedy)
     require_kinds(about["determinants"], {"catalog": str}, path, remedy, "determinants")
     if [type(count) for count in about["raw"]] != [int, int]:
-        raise Damaged(path, f"it has raw {shortened(about['raw'])}, expected two counts", remedy)
+        raise Damaged(path, "its raw is not two counts", remedy)
     if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder the name that it had. {remedy}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.interrupts import Stopping
 from benchmd_ray.progress import Board, above
 from benchmd_ray.results.storage.mirror import shown as address_of
 from benchmd_ray.results.store import read_run
@@ -28,7 +29,6 @@ from benchmd_ray.service.outcome import Again, Failure, Observers, Outcome
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, time_left
 from benchmd_ray.service.status import Found, find_run, find_runs
-from benchmd_ray.service.stopping import Stopping
 from benchmd_ray.service.work import Report, execute_item
 from benchmd_ray.telemetry import count, gauge, observe
 

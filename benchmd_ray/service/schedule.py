@@ -16,6 +16,7 @@ import torch
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.head import last_words
+from benchmd_ray.interrupts import stopping
 from benchmd_ray.progress import SilentBoard, board
 from benchmd_ray.service.capacity import need_of, placed
 from benchmd_ray.service.execution import Execution
@@ -24,7 +25,6 @@ from benchmd_ray.service.logged import LoggedPlan, quieted
 from benchmd_ray.service.outcome import Observer, Observers, Outcome
 from benchmd_ray.service.plan import Plan
 from benchmd_ray.service.status import find_runs
-from benchmd_ray.service.stopping import stopping
 
 
 def run_plan(

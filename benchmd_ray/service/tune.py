@@ -22,6 +22,7 @@ from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, remove
 from benchmd_ray.integrity import is_whole, read_hashed_json, write_hash, write_hashed_json
+from benchmd_ray.interrupts import Stopping, stopping
 from benchmd_ray.modalities import modality
 from benchmd_ray.models.imagenet import imagenet_weights
 from benchmd_ray.progress import SilentBoard, board
@@ -32,7 +33,6 @@ from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import SearchPlan, Tuning
-from benchmd_ray.service.stopping import Stopping, stopping
 from benchmd_ray.service.trial_place import longest, memory_of, place_of
 from benchmd_ray.settings import Settings, fixed_settings
 from benchmd_ray.ssl import SCRATCH, protocol_encoder, technique_named

@@ -11,11 +11,11 @@ import torch
 
 from benchmd_ray.errors import BenchmdError, Busy, NoRoom, Stopped, Transient
 from benchmd_ray.files import remove
+from benchmd_ray.interrupts import interruptible
 from benchmd_ray.results.storage.mirror import store_folder
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.plan import Item
-from benchmd_ray.service.stopping import interruptible
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.storage.bucket import BucketError
 

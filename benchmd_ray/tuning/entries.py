@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import network_source
 from benchmd_ray.models.resnet import require_signals
@@ -181,15 +181,17 @@ class _Reader:
             found = self._range(entry, kind, default)
         if not found.holds(default):
             if "default" in entry or self.scope.built_in:
-                raise self.error(f"the default {default!r} is outside, expected {found.range}.")
+                raise self.error(
+                    f"the default {shown(default)} is outside, expected {found.range}."
+                )
             # A search starts at its settings, see `spaces.starting_at`.
             found = replace(found, default=found.values[0] if found.values else found.low)
             default = found.default
         fixed = value_of(self.scope.fixed, self.name, default)  # options are no part of it
         if self.scope.built_in and default != fixed:
             raise self.error(
-                f"the default {default!r} is not the fixed protocol's value for "
-                f"{self.scope.technique} on {self.scope.modality}, expected {fixed!r}."
+                f"the default {shown(default)} is not the fixed protocol's value for "
+                f"{self.scope.technique} on {self.scope.modality}, expected {shown(fixed)}."
             )
         when = self._conditions(entry["when"], earlier, names) if "when" in entry else {}
         return replace(found, when=when)
@@ -203,7 +205,8 @@ class _Reader:
     def _kind(self, entry: Any) -> Kind:
         if not isinstance(entry, Mapping):
             raise self.error(
-                f"got {entry!r}, expected such as {{kind: float, low: 0, high: 0.5, default: 0.1}}."
+                f"got {shown(entry)}, expected such as "
+                "{kind: float, low: 0, high: 0.5, default: 0.1}."
             )
         for key in entry:
             if key not in (*CHOICE, *RANGE):
@@ -246,7 +249,7 @@ class _Reader:
         except BenchmdError as error:
             raise self.error(f"{key}: {error}") from error
         if isinstance(taken, float) and not math.isfinite(taken):
-            raise self.error(f"{key} is {taken!r}, expected a finite number.")
+            raise self.error(f"{key} is {shown(taken)}, expected a finite number.")
         return taken
 
     def _number(self, value: Any, kind: Kind, key: str) -> float:
@@ -257,13 +260,13 @@ class _Reader:
             number = math.nan
         if not math.isfinite(number) or (whole and not number.is_integer()):
             raise self.error(
-                f"{key} is {value!r}, expected {'an integer' if whole else 'a number'}."
+                f"{key} is {shown(value)}, expected {'an integer' if whole else 'a number'}."
             )
         return int(number) if whole else number
 
     def _values(self, values: Any) -> tuple[Any, ...]:
         if not isinstance(values, list) or len(values) < 2:
-            raise self.error(f"values is {values!r}, expected a list of two or more.")
+            raise self.error(f"values is {shown(values)}, expected a list of two or more.")
         found = tuple(self._value(value, "choice", "values") for value in values)
         if self.name == "encoder.patch_size":
             self._require_patches(found)
@@ -271,7 +274,7 @@ class _Reader:
             self._require_networks(found)
         for i, value in enumerate(found):
             if value in found[:i]:
-                raise self.error(f"values has {value!r} twice, expected each once.")
+                raise self.error(f"values has {shown(value)} twice, expected each once.")
         return found
 
     def _require_patches(self, sizes: tuple[int, ...]) -> None:
@@ -313,7 +316,7 @@ class _Reader:
         self, when: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
     ) -> dict[str, tuple[Any, ...]]:
         if not isinstance(when, Mapping) or not when:
-            raise self.error(f"when is {when!r}, expected a setting and a list of its values.")
+            raise self.error(f"when is {shown(when)}, expected a setting and a list of its values.")
         found = {}
         for other, allowed in ((str(o), a) for o, a in when.items()):
             if other not in earlier and other in names:
@@ -328,7 +331,7 @@ class _Reader:
             values = allowed if isinstance(allowed, list) else []
             if not values or any(value not in earlier[other].values for value in values):
                 raise self.error(
-                    f"when has {other}: {allowed!r}, expected a list of its values: "
+                    f"when has {other}: {shown(allowed)}, expected a list of its values: "
                     f"{_list(earlier[other].values)}."
                 )
             found[other] = tuple(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -67,7 +68,7 @@ class Parameter:
             return False
         step = self.step or (1 if self.kind.endswith("int") else None)
         steps = 0.0 if step is None else (value - self.low) / step
-        return abs(steps - round(steps)) < 1e-8
+        return math.isfinite(steps) and abs(steps - round(steps)) < 1e-8
 
     def active(self, values: Mapping[str, Any]) -> bool:
         """Whether it is searched while the other parameters have these values."""

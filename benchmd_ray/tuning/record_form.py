@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import Kinds, kinds_fault, shortened
+from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.integrity import Kinds, kinds_fault
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.tuning.parameters import KINDS, Parameter
 
@@ -78,13 +78,13 @@ def _source_fault(about: Any) -> str:
         if fault := kinds_fault(about[what], _COUNTS, f"{what} of a source"):
             return fault
         if not all(0 <= about[what][fold] < 2**53 for fold in _COUNTS):
-            return f"{what} of a source are {shortened(about[what])}, expected counts"
+            return f"{what} of a source are {shown(about[what])}, expected counts"
     return ""
 
 
 def _settings_fault(settings: Any) -> str:
     if not isinstance(settings, dict):
-        return f"its settings are {shortened(settings)}, expected names and values"
+        return f"its settings are {shown(settings)}, expected names and values"
     try:
         updated(Settings(), settings)
     except BenchmdError as error:
@@ -94,11 +94,11 @@ def _settings_fault(settings: Any) -> str:
 
 def _parameter_fault(name: str, about: Any) -> str:
     """What is wrong with the description of a searched setting."""
-    what = f"the searched setting {shortened(name)}"
+    what = f"the searched setting {shown(name)}"
     if fault := kinds_fault(about, _PARAMETER, what):
         return fault
     if about["kind"] not in KINDS:
-        return f"{what} has the kind {shortened(about['kind'])}, expected one of {', '.join(KINDS)}"
+        return f"{what} has the kind {shown(about['kind'])}, expected one of {', '.join(KINDS)}"
     if about["kind"] == "choice":
         values = about.get("values")
         plain = isinstance(values, list) and all(map(_is_plain, values))
@@ -108,7 +108,7 @@ def _parameter_fault(name: str, about: Any) -> str:
         return f"{what} has no range"
     step = about.get("step")
     if step is not None and not (isinstance(step, int | float) and _is_plain(step) and step > 0):
-        return f"{what} has the step {shortened(step)}"
+        return f"{what} has the step {shown(step)}"
     parameter = Parameter(name, about["kind"], about["default"], ends[0], ends[1], step)
     if about["kind"].startswith("log") and not ends[0] > 0:
         return f"{what} has a logarithmic range from {ends[0]}"
@@ -133,7 +133,7 @@ def result_fault(result: Mapping[str, Any], complete: Collection[int]) -> str:
         return fault
     for number in (result["best"], *result["front"]):
         if not isinstance(number, int) or isinstance(number, bool) or number not in complete:
-            return f"it names trial {shortened(number)}, which is not complete"
+            return f"it names trial {shown(number)}, which is not complete"
     numbers = [result[name] for name in ("value", "seconds", "device_hours")]
     numbers += [result["first_value"] or 0, result.get("shared_seconds", 0)]
     numbers += result["importance"].values()

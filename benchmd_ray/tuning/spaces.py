@@ -11,14 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import read_yaml, resource_folder
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
+from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import GROUPS, find_modality
 from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import NETWORK as TRANSFORMER
 from benchmd_ray.models.resnet import require_option
+from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.settings import LABEL_SETTINGS, Settings
 from benchmd_ray.tuning.entries import Scope, read_entries
 from benchmd_ray.tuning.parameters import NETWORK, Parameter, Space, applied, value_of, without
@@ -79,16 +78,13 @@ def _built_in(technique: str, setting: str, modality: str) -> Path:
 
 
 def _content(path: Path) -> Mapping[Any, Any]:
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BenchmdError(f"cannot read the search space {path}: {error}") from error
+    content = read_yaml_file(path, f"the search space {path}")
     return _mapping(content if content is not None else {}, f"the search space {path}")
 
 
 def _mapping(content: Any, where: str) -> Mapping[Any, Any]:
     if not isinstance(content, Mapping):
-        raise BenchmdError(f"{where} holds {content!r}, expected names with what they vary.")
+        raise BenchmdError(f"{where} holds {shown(content)}, expected names with what they vary.")
     return content
 
 
@@ -177,7 +173,7 @@ _HOLD = "hold it with --fix {}, or give a space of your own with --space FILE."
 def _require_start(parameter: Parameter, space: str) -> None:
     if not parameter.holds(parameter.default):
         raise BenchmdError(
-            f"the search starts at {parameter.name} = {parameter.default!r}, which the search "
+            f"the search starts at {parameter.name} = {shown(parameter.default)}, which the search "
             f"space {space} does not hold, expected {parameter.range}: "
             f"{_HOLD.format(parameter.name)}"
         )

@@ -26,9 +26,9 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import rankdata
 
-from benchmd_ray.errors import first_line
+from benchmd_ray.errors import first_line, shown
 from benchmd_ray.files import remove
-from benchmd_ray.integrity import Damaged, checked, shortened, unchecked
+from benchmd_ray.integrity import Damaged, checked, unchecked
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.spaces import Space
 
@@ -195,7 +195,7 @@ class Study:
         for trial in self._study.get_trials(deepcopy=False):
             for name, value in trial.params.items():
                 if name not in parameters or not parameters[name].holds(value):
-                    why = f"trial {trial.number} has {name} {shortened(value)}, not of the space"
+                    why = f"trial {trial.number} has {name} {shown(value)}, not of the space"
                     raise Damaged(self._path, why, JOURNAL_REMEDY)
 
     def unfinished(self) -> list[Proposal]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from in_process import build_in_process
 
 from benchmd_ray.data import build as building
 
@@ -146,8 +146,7 @@ def test_epochs_of_images_of_a_catalog_compare_with_a_plain_loop(
         held[f"{prefix}_labels"] = (np.arange(rows) % 2).astype(np.uint8)[:, None]
     path = tmp_path / "breastmnist.npz"
     np.savez(path, **held)
-    monkeypatch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
-    monkeypatch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
+    build_in_process(monkeypatch)
     options = {"md5": "allow"}
     out = tmp_path / "catalog"
     building.build("breastmnist", tmp_path, out, allow_missing=True, options=options)

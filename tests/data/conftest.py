@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pydicom
 import pytest
 import SimpleITK
+from in_process import build_in_process
 
 from benchmd_ray.data import build as building
 from benchmd_ray.data.catalog import Catalog
@@ -29,13 +28,7 @@ from benchmd_ray.data.synthetic.mammo import write_mammo
 def build_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Catalog]:
     """Builds a catalog in this process, chunk after chunk, as Ray tasks would."""
 
-    def build_all(chunks):
-        for chunk in chunks:
-            row = building._row(chunk)
-            yield json.loads(building._build_row(row)["part"])
-
-    monkeypatch.setattr(building, "_map", build_all)
-    monkeypatch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
+    build_in_process(monkeypatch)
 
     def make(name: str, raw: Path, out: Path, **changes: Any) -> Catalog:
         return building.build(name, raw, out, **({"allow_missing": True} | changes))
@@ -87,8 +80,7 @@ def build_once() -> Callable[[str, Path, Path], Catalog]:
 
     def make(name: str, raw: Path, out: Path) -> Catalog:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
-            patch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
+            build_in_process(patch)
             return building.build(name, raw, out, allow_missing=True)
 
     return make

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
-import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import build_in_process
 
 from benchmd_ray.data import build as building
+from benchmd_ray.data import chunks
 from benchmd_ray.data.build import build
 from benchmd_ray.data.cards import Layout, Option
 from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.raw import Dataset, Discovery, RawItem, Reading
 from benchmd_ray.data.records import Record, RecordError, RecordLeftOut
 from benchmd_ray.data.verify import verify
@@ -84,15 +85,8 @@ def films(changed_card, monkeypatch):
     """The dataset ``films``, built in this process and without Ray."""
     made = Films()
     changed_card("films", modality="cxr", layouts=LAYOUTS, options=OPTIONS)
-    monkeypatch.setitem(building.DATASETS, "films", Dataset(made.discover, made.read))
-    monkeypatch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
-
-    def build_all(chunks):
-        for chunk in chunks:
-            row = building._row(chunk)
-            yield json.loads(building._build_row(row)["part"])
-
-    monkeypatch.setattr(building, "_map", build_all)
+    monkeypatch.setitem(DATASETS, "films", Dataset(made.discover, made.read))
+    build_in_process(monkeypatch)
     return made
 
 
@@ -348,7 +342,7 @@ def test_a_new_shard_never_ends_beside_an_older_part(films, raw, tmp_path, monke
     out = tmp_path / "out"
     whole = build("films", raw, tmp_path / "whole")
     killed_before_the_manifest(monkeypatch, raw, out)
-    write = building.write
+    write = chunks.write
 
     def killed(path, content):
         if path.parent.name == "parts":
@@ -357,7 +351,7 @@ def test_a_new_shard_never_ends_beside_an_older_part(films, raw, tmp_path, monke
 
     other = {number: lambda root, item: Reading([record(item, 0)]) for number in range(6)}
     with monkeypatch.context() as patch:
-        patch.setattr(building, "write", killed)
+        patch.setattr(chunks, "write", killed)
         patch.setattr(films, "reads", other)
         with pytest.raises(KeyboardInterrupt):
             build("films", raw, out, options={"view": "lateral"})
@@ -460,7 +454,7 @@ def test_an_error_while_writing_names_the_records(films, raw, tmp_path, monkeypa
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(building, "shard_part", fail)
+    monkeypatch.setattr(chunks, "shard_part", fail)
     with pytest.raises(
         BenchmdError, match=r"the records f. to f. could not be built: .*Error: .*no"
     ):

@@ -109,12 +109,19 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
     [
         (
             {"tasks": "binary-class"},
-            "key in breastmnist.yaml, images: 'tasks'. Did you mean 'task'",
+            "key in breastmnist.yaml: images: 'tasks'. Did you mean 'task'",
         ),
-        ({"md5": {64: "0" * 32}}, r"breastmnist\.yaml is incomplete: 'md5 of size 28'"),
-        ({"md5": {28: "0" * 32, 32: "1" * 32}}, r"breastmnist\.yaml is incomplete: 32"),
-        ({"dimensions": 4}, r"breastmnist\.yaml is incomplete: 4"),
-        ({"records": None}, r"breastmnist\.yaml is incomplete: "),
+        ({"md5": {64: "0" * 32}}, r"yaml: images is incomplete: md5 of size 28 is missing"),
+        ({"md5": {28: "0" * 32, 32: "1" * 32}}, r"breastmnist\.yaml names images of size 32, exp"),
+        (
+            {"md5": {28: 7}},
+            r"breastmnist\.yaml: images: md5\.28 is 7, expected a value of type str",
+        ),
+        ({"md5": ["0" * 32]}, r"breastmnist\.yaml: images: md5 is \[.*expected names with values"),
+        ({"dimensions": 4}, r"value of breastmnist\.yaml: images: dimensions: '4'.*Valid: 2, 3"),
+        ({"channels": 10**9}, r"value of .*yaml: images: channels: '1000000000'.*Valid: 1, 3"),
+        ({"classes": "benign"}, r"yaml: images: classes is 'benign', expected a list"),
+        ({"records": None}, r"breastmnist\.yaml: images: records is None, expected names with val"),
     ],
 )
 def test_faulty_facts_of_images_are_named(tmp_path, change, message):
@@ -124,6 +131,13 @@ def test_faulty_facts_of_images_are_named(tmp_path, change, message):
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(BenchmdError, match=message):
         cards._cards_of(path)
+
+
+@pytest.mark.parametrize("content", ["", "- 1\n", "georgia\n", "7"])
+def test_a_card_that_is_no_mapping_is_named(tmp_path, content):
+    (tmp_path / "x.yaml").write_text(content)
+    with pytest.raises(BenchmdError, match=r"the card x\.yaml holds .*, expected its keys"):
+        cards._cards_of(tmp_path / "x.yaml")
 
 
 @pytest.mark.parametrize(
@@ -141,10 +155,20 @@ def test_faulty_facts_of_images_are_named(tmp_path, change, message):
             {"merged_classes": {"ill": ["other"]}, "class_mapping": {"": "", "a": "other"}},
             "class in x.yaml, class_mapping: 'other'.*Valid: ill",
         ),
-        ({"options": {"view": {"description": "d"}}}, r"x\.yaml is incomplete: .*default"),
+        ({"options": {"view": {"description": "d"}}}, r"x\.yaml: options\.view .*: default is mis"),
         ({"title": None}, r"x\.yaml is incomplete: .*title"),
-        ({"layouts": {"cinc": {"description": "d"}}}, r"x\.yaml is incomplete: .*records"),
-        ({"layouts": None}, r"x\.yaml is incomplete: 'layouts'"),
+        ({"layouts": {"cinc": {"description": "d"}}}, r"x\.yaml: layouts\.cinc .*: records is mis"),
+        ({"layouts": None}, r"x\.yaml is incomplete: layouts is missing"),
+        ({"layouts": ["cinc"]}, r"x\.yaml: layouts is \['cinc'\], expected names with values"),
+        ({"layouts": {"cinc": 7}}, r"x\.yaml: layouts\.cinc is 7, expected the keys description"),
+        ({"notes": "one"}, r"x\.yaml: notes is 'one', expected a list"),
+        ({"version": "1"}, r"x\.yaml: version is '1', expected a value of type int"),
+        ({"version": 2**63}, r"x\.yaml: version is 9223372036854775808, expected a number of 64"),
+        ({"role": "sauce"}, r"value of x\.yaml: role: 'sauce'\. Did you mean 'source'"),
+        (
+            {"class_mapping": {1: "normal"}},
+            r"a name in x\.yaml: class_mapping is 1, expected",
+        ),
         ({"name": "../x"}, r"x\.yaml has the name '\.\./x': expected the file's own"),
         ({"name": "x", "code_table": "../t.csv"}, r"code_table in x\.yaml is '\.\./t\.csv'"),
         ({"name": "x", "split_table": "/t.csv"}, r"split_table in x\.yaml is '/t\.csv': expected"),

@@ -8,16 +8,20 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from in_process import build_in_process
 from made_catalogs import change_manifest, write_manifest
 
 from benchmd_ray.data import build as building
-from benchmd_ray.data.build import build, build_chunk
+from benchmd_ray.data import chunks
+from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import FORMAT, REMEDY, Catalog, open_catalog
+from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import decode_signals, schema
 from benchmd_ray.data.verify import verify
@@ -37,13 +41,7 @@ def small_chunks(monkeypatch) -> None:
 @pytest.fixture
 def in_process(monkeypatch) -> None:
     """Chunks built here and one after the other, as a Ray task would."""
-
-    def build_all(chunks):
-        for chunk in chunks:
-            row = building._row(chunk)
-            yield json.loads(building._build_row(row)["part"])
-
-    monkeypatch.setattr(building, "_map", build_all)
+    build_in_process(monkeypatch)
 
 
 @pytest.fixture
@@ -189,9 +187,9 @@ def test_killed_build_goes_on_where_it_stopped(synthetic_raw, tmp_path, monkeypa
     whole = build_georgia(raw, tmp_path / "whole")
     assert len(whole.manifest["shards"]) == 4
 
-    def killed_after_two(chunks):
-        yield from map(build_chunk, chunks[:2])
-        chunks[2].shard.write_bytes(b"half a shard")  # renamed, but its part not yet written
+    def killed_after_two(waiting):
+        yield from map(chunks.build_chunk, waiting[:2])
+        waiting[2].shard.write_bytes(b"half a shard")  # renamed, but its part not yet written
         for folder in ("shards", "parts", "."):
             (out / folder / ".partial-1-test-00003").write_bytes(b"half")
         raise KeyboardInterrupt
@@ -245,7 +243,7 @@ def test_unreadable_record_is_quarantined_with_its_reason(georgia, tmp_path):
     built = build_georgia(georgia, tmp_path / "out", max_quarantined=0.05)
     (entry,) = built.manifest["quarantined"]
     assert entry["file"] == "E00002.hea"
-    assert "not a readable WFDB record" in entry["reason"]
+    assert "samples' file is cut off" in entry["reason"]
     assert "E00002" not in set(table(built)["record_id"])
 
 
@@ -254,7 +252,8 @@ def test_too_many_unreadable_records_stop_the_build_and_can_be_mended(georgia, t
     content = (georgia / "E00002.mat").read_bytes()
     (georgia / "E00002.mat").write_bytes(content[:1000])
     out = tmp_path / "out"
-    with pytest.raises(BenchmdError, match=r"1 of 20 records .* 4\.9%:\n  E00002\.hea: not a"):
+    message = r"1 of 20 records .* 4\.9%:\n  E00002\.hea: its samples' file is cut off"
+    with pytest.raises(BenchmdError, match=message):
         build_georgia(georgia, out, max_quarantined=0.049)
     assert not (out / "manifest.json").exists()
     assert [path.name for path in (out / "parts").iterdir()] == ["test-00001.json"]
@@ -545,7 +544,7 @@ def test_a_finished_catalog_that_lost_a_shard_is_built_anew(built, tmp_path, syn
 def test_an_error_that_no_reader_foresees_quarantines_its_file(
     in_process, tmp_path, synthetic_raw, monkeypatch
 ):
-    dataset = building.DATASETS["georgia"]
+    dataset = DATASETS["georgia"]
 
     def read(root, item, card):
         if item.record_id == "E00003":
@@ -553,10 +552,10 @@ def test_an_error_that_no_reader_foresees_quarantines_its_file(
         return dataset.read(root, item, card)
 
     odd = dataclasses.replace(dataset, read=read)
-    monkeypatch.setitem(building.DATASETS, "georgia", odd)
+    monkeypatch.setitem(DATASETS, "georgia", odd)
     built = build_georgia(synthetic_raw["georgia"], tmp_path / "out", max_quarantined=0.1)
     (entry,) = built.manifest["quarantined"]
-    assert entry["reason"] == "ZeroDivisionError: rate 0"
+    assert entry["reason"] == "ZeroDivisionError in _read"
 
 
 def test_raw_folders_behind_links_are_read(in_process, tmp_path, synthetic_raw):
@@ -571,14 +570,14 @@ def test_raw_folders_behind_links_are_read(in_process, tmp_path, synthetic_raw):
 def test_shards_that_another_node_wrote_elsewhere_are_missed(
     in_process, tmp_path, synthetic_raw, monkeypatch
 ):
-    part = build_chunk
+    part = chunks.build_chunk
 
     def elsewhere(chunk):
         result = part(chunk)
         chunk.shard.unlink()
         return result
 
-    monkeypatch.setattr(building, "build_chunk", elsewhere)
+    monkeypatch.setattr(chunks, "build_chunk", elsewhere)
     with pytest.raises(BenchmdError, match="storage that all nodes of the cluster share"):
         build_georgia(synthetic_raw["georgia"], tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -588,11 +587,13 @@ def test_a_worker_that_dies_is_told_with_the_records_it_had(georgia, tmp_path, m
     class Dying:
         """A Ray Data job whose second task is killed."""
 
+        context = SimpleNamespace()
+
         def from_items(self, rows, **_):
             self.rows = rows
             return self
 
-        def map(self, function):
+        def map(self, function, **_):
             self.function = function
             return self
 

@@ -157,19 +157,19 @@ def test_a_build_that_was_killed_goes_on_where_it_stopped(
 def test_two_machines_do_not_build_one_catalog_at_once(
     s3, build_here, synthetic_raw, node, monkeypatch
 ):
-    out, build_row = location(f"{s3}/georgia"), building._build_row
+    out, build_row = location(f"{s3}/georgia"), building.build_row
 
     def other(row):
-        monkeypatch.setattr(building, "_build_row", build_row)
+        monkeypatch.setattr(building, "build_row", build_row)
         node("b")
         with pytest.raises(Busy, match=f"machine is working on the catalog {out}: it said so"):
             build_here("georgia", synthetic_raw["georgia"], out)
         monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)  # as after a long silence of the first
         build_here("georgia", synthetic_raw["georgia"], out)
-        monkeypatch.setattr(building, "_build_row", lambda row: pytest.fail("it is not alone"))
+        monkeypatch.setattr(building, "build_row", lambda row: pytest.fail("it is not alone"))
         return build_row(row)
 
-    monkeypatch.setattr(building, "_build_row", other)
+    monkeypatch.setattr(building, "build_row", other)
     with pytest.raises(Transient, match="another machine has taken over the catalog s3://"):
         build_here("georgia", synthetic_raw["georgia"], out)
     assert not verify(open_catalog(out)).faults
@@ -452,7 +452,7 @@ def test_a_server_that_is_away_for_a_moment_is_waited_for(
     s3, s3_server, build_here, synthetic_raw, node, monkeypatch
 ):
     """In the middle of a build, and of a reading."""
-    out, build_row, away = location(f"{s3}/georgia"), building._build_row, []
+    out, build_row, away = location(f"{s3}/georgia"), building.build_row, []
 
     def leave():
         away.append(threading.Timer(0.7, s3_server.start))
@@ -464,7 +464,7 @@ def test_a_server_that_is_away_for_a_moment_is_waited_for(
             leave()
         return build_row(row)
 
-    monkeypatch.setattr(building, "_build_row", leaving)
+    monkeypatch.setattr(building, "build_row", leaving)
     built = build_here("georgia", synthetic_raw["georgia"], out)
     away[0].join()
     assert not verify(built).faults

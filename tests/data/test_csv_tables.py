@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import resource
+import time
 
 import pytest
 
+from benchmd_ray.data import tables
 from benchmd_ray.data.tables import age, age_string, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
@@ -164,3 +167,64 @@ def test_sex(text, expected):
 )
 def test_age_string(text, expected):
     assert age_string(text) == expected
+
+
+@pytest.mark.parametrize("digits", [10, 400, 5000])
+def test_an_age_of_many_digits_is_none(digits):
+    assert age_string("9" * digits) is None
+    assert age_string("9" * digits + "D") is None
+    assert age("9" * 400) is None
+
+
+def memory() -> int:
+    """The largest that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def bomb(line: bytes, times: int) -> bytes:
+    """A table in gzip with one line many times over, in many members of one file."""
+    lines = 2**22 // len(line)
+    member = gzip.compress(line * lines)
+    return gzip.compress(b"image,grade\n") + member * (times // lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "times"),
+    [
+        (b"a.png,0\n", 2**29),  # 4 GiB of rows
+        (b"," * 2**16 + b"\n", 2**16),  # 4 GiB of values
+        (b"a" * 2**20, 2**12),  # 4 GiB in one line
+        (b"\n", 2**32),  # 4 GiB of nothing
+    ],
+    ids=["rows", "values", "one line", "empty lines"],
+)
+def test_a_packed_table_that_inflates_to_gigabytes_is_refused(tmp_path, line, times):
+    path = tmp_path / "table.csv.gz"
+    path.write_bytes(bomb(line, times))
+    assert path.stat().st_size < 20e6
+    before, start = memory(), time.process_time()
+    with pytest.raises(BenchmdError, match=r"table\.csv\.gz is larger than any table: expected"):
+        read(path)
+    assert memory() - before < 2.5e9
+    assert time.process_time() - start < 20
+
+
+def test_bounds_of_a_table_are_exact(write, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_VALUES", 6)
+    assert len(read(write("image,grade\na,0\nb,1\n"))) == 2
+    for content in ("image,grade\na,0\nb,1\nc,2\n", "image,grade,,,,\na\n", "image,grade\na,,,,\n"):
+        with pytest.raises(BenchmdError, match="expected at most 6 values"):
+            read(write(content))
+    monkeypatch.setattr(tables, "MAX_VALUES", 100)
+    monkeypatch.setattr(tables, "MAX_LINE", 13)
+    assert len(read(write("image,grade\na,0\n"))) == 1  # 12 characters and more than 13 in all
+    with pytest.raises(BenchmdError, match="lines of up to 13"):
+        read(write("image,grade\naaaaaaaaaaa,0\n"))
+    monkeypatch.setattr(tables, "MAX_BYTES", 16)
+    assert len(read(write("image,grade\na,0\n"))) == 1
+    with pytest.raises(BenchmdError, match="at most 16 characters"):
+        read(write("image,grade\na,00\n"))
+    monkeypatch.setattr(tables, "MAX_LINES", 2)
+    assert len(read(write("image,grade\na,0\n"))) == 1
+    with pytest.raises(BenchmdError, match="in 2 lines"):
+        read(write("image,grade\n\na,0"))

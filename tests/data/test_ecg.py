@@ -32,7 +32,7 @@ CLASSES = {"N": "normal", "C": CD, "M": MI, "S": STT, "O": "other", "A": AF, "H"
 
 def waveform(samples, *, steps=1000.0, names=LEADS, rate=500.0) -> Waveform:
     steps_per_mv = np.broadcast_to(np.asarray(steps, float), len(samples)).copy()
-    return Waveform(np.asarray(samples, np.int32), steps_per_mv, tuple(names), rate, ())
+    return Waveform(np.asarray(samples, np.int32), steps_per_mv, tuple(names), rate)
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def test_tables_may_be_packed_or_not(root, copied):
         (LABELS, "Edema", "2.0", r"record 1: Edema is '2\.0', expected 1, 0, -1 or nothing"),
         (LABELS, "Edema", "yes", r"chexpert\.csv\.gz, record 1: Edema is 'yes'"),
         (SPLIT, "split", "val", r"record 1, 'val'\. Did you mean 'validate'"),
-        (SPLIT, "dicom_id", "../../../x", r"split\.csv\.gz names the file .*not within the raw f"),
+        (SPLIT, "dicom_id", "../../../x", r"split\.csv\.gz names a file .*not within the raw f"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(copied, name, column, value, message):

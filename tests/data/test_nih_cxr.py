@@ -180,7 +180,7 @@ def test_without_the_list_of_test_images_the_official_layout_is_refused(official
 
 def test_a_list_of_test_images_that_is_no_text_is_refused(official):
     (official / "test_list.txt").write_bytes("00000003_000.png\n".encode("utf-16"))
-    with pytest.raises(BenchmdError, match=r"test_list\.txt is no UTF-8 text"):
+    with pytest.raises(BenchmdError, match=r"test_list\.txt is no list of images"):
         discover(official)
 
 

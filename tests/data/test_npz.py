@@ -9,6 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from benchmd_ray.data.readers import npz
 from benchmd_ray.data.readers.npz import Rows, rows_of
 from benchmd_ray.data.records import RecordError
 
@@ -76,6 +77,20 @@ def npy(array: np.ndarray) -> bytes:
     return held.getvalue()
 
 
+def header(text: str) -> bytes:
+    """A member that is nothing but a header of version 2."""
+    content = text.encode() + b"\n"
+    return member(b"\x93NUMPY\x02\x00" + len(content).to_bytes(4, "little") + content)
+
+
+def packed(method: int) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", method) as archive:
+        archive.writestr("images.npy", npy(IMAGES))
+    return held.getvalue()
+
+
+FIELDS = "{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}"
 IMAGES = np.random.default_rng(5).integers(0, 256, (20, 30, 30), np.uint8)
 
 
@@ -86,7 +101,19 @@ IMAGES = np.random.default_rng(5).integers(0, 256, (20, 30, 30), np.uint8)
         (saved(images=IMAGES)[:-200], r"it is no whole \.npz file \(BadZipFile"),
         (saved(labels=IMAGES), "it holds no array images, but labels"),
         (member(npy(IMAGES), "images"), "it holds no array images, but nothing"),
-        (member(b"text"), r"it is no whole \.npz file \(ValueError"),
+        (member(b"text"), "images is no array of version 1 or 2 of the format"),
+        (member(b"\x93NUMPY\x03\x00" + npy(IMAGES)[8:]), "images is no array of version 1 or 2"),
+        (member(b"\x93NUMPY\x02\x00" + b"\xff" * 10), "images has a header that NumPy does not"),
+        (header("{'descr': " + "(" * 9000), "images has a header that NumPy does not write"),
+        (header("-" * 9000), "images has a header that NumPy does not write"),
+        (header(FIELDS.format("|u1", "9" * 400 + ",")), "a header that NumPy does not write"),
+        (header(FIELDS.format("|u1", "524289, 0, 0")), "524,289 rows, expected at most 524,288"),
+        (header(FIELDS.format("|u1", "999999999999, 28, 28")), "rows, expected at most 524,288"),
+        (header(FIELDS.format("|u1", "20, 999999999999")), "its header says .20, 999999999999. a"),
+        (header(FIELDS.format("|u1", "-1, 28")), "images has a header that NumPy does not write"),
+        (header(FIELDS.format("oddest", "2, 2")), r"it is no whole \.npz file \(TypeError"),
+        (packed(zipfile.ZIP_LZMA), "images is compressed in a way that is not taken"),
+        (packed(zipfile.ZIP_BZIP2), "images is compressed in a way that is not taken"),
         (member(npy(IMAGES)[:500]), r"images has 500 bytes, its header says \(20, 30, 30\)"),
         (saved(images=IMAGES.astype(np.int64)), "images has the type int64, C order"),
         (saved(images=np.asfortranarray(IMAGES)), "type uint8, Fortran order"),
@@ -99,6 +126,32 @@ def test_a_broken_file_says_what_is_wrong(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(RecordError, match=message):
         Rows(path, "images")
+
+
+def test_a_directory_of_many_members_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(1000):
+            archive.writestr(f"{number:09d}", b"")
+    monkeypatch.setattr(npz, "MAX_AT_ONCE", 50_000)
+    with pytest.raises(RecordError, match="it has a part of 55,000 bytes"):
+        Rows(path, "images")
+
+
+def test_a_header_that_inflates_to_gigabytes_is_not_held(tmp_path):
+    path = tmp_path / "x.npz"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("images.npy", "w") as file,
+    ):
+        file.write(b"\x93NUMPY\x02\x00" + (2**28).to_bytes(4, "little"))
+        for _ in range(2**8):
+            file.write(b" " * 2**20)
+    tracemalloc.start()
+    with pytest.raises(RecordError, match="images has a header that NumPy does not write"):
+        Rows(path, "images")
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
 
 
 def test_damage_within_an_array_is_found_where_it_is_read(tmp_path):

@@ -196,10 +196,19 @@ def test_challenge_records_that_ptbxl_removed_are_counted(tmp_path, synthetic_ra
     [
         ("strat_fold", "17", "strat_fold is '17', expected a fold from 1 to 10"),
         ("scp_codes", "{'NORM': ", "scp_codes is .*expected a dictionary of codes"),
-        ("patient_id", "", "patient_id is '', expected a whole number"),
+        ("patient_id", "", "patient_id is not as it must be, expected a whole number"),
         ("ecg_id", "2", "ecg_id 2 is there twice"),
-        ("filename_hr", "../../other/00001_hr", "names the file '../../other/00001_hr.hea', which"),
-        ("filename_hr", "/etc/00001_hr", "names the file '/etc/00001_hr.hea', which is not within"),
+        ("filename_hr", "../../other/00001_hr", "names a file that is not within the raw folder"),
+        ("filename_hr", "/etc/00001_hr", "names a file that is not within the raw folder"),
+        ("filename_hr", "a/" * 2000, "names a file that cannot be"),
+        ("filename_hr", "a" * 300, "names a file that cannot be"),
+        ("filename_hr", "a\0b", "names a file that cannot be"),
+        ("scp_codes", "-" * 100_000, "scp_codes is '---.*expected a dictionary of codes"),
+        ("scp_codes", "{'NORM': 1" + "0" * 400 + "}", "scp_codes is .*expected a dictionary"),
+        ("scp_codes", "[" * 50_000, "scp_codes is .*expected a dictionary of codes"),
+        ("scp_codes", "{'NORM': nan}", "scp_codes is .*expected a dictionary of codes"),
+        ("ecg_id", "9" * 400, "ecg_id is '999.*expected a whole number"),
+        ("patient_id", "9" * 5000, "patient_id is not as it must be, expected a whole number"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(synthetic_raw, tmp_path, column, value, message):
@@ -208,6 +217,25 @@ def test_a_row_that_cannot_be_used_is_named(synthetic_raw, tmp_path, column, val
     table.to_csv(tmp_path / "ptbxl_database.csv", index=False)
     with pytest.raises(BenchmdError, match=message):
         ptbxl.discover(tmp_path, CARD, Choices())
+
+
+@pytest.mark.data
+def test_codes_and_likelihoods_are_those_that_python_reads(real_data):
+    path = real_data / "ptb-xl-500" / "ptbxl_database.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        texts = [row["scp_codes"] for row in csv.DictReader(file)]
+    assert len(texts) == 500
+    for text in (*texts, "{}", "{ 'A B': 3, \"1AVB\": 0.5 }"):
+        assert ptbxl._likelihoods(text) == ast.literal_eval(text)
+
+
+def test_a_message_does_not_give_a_patient_away(synthetic_raw, tmp_path):
+    table = pd.read_csv(synthetic_raw["ptb-xl"] / "ptbxl_database.csv", dtype=str)
+    table.loc[2, "patient_id"] = "Jane Doe"
+    table.to_csv(tmp_path / "ptbxl_database.csv", index=False)
+    with pytest.raises(BenchmdError, match="record 3: patient_id is not as it must be") as caught:
+        ptbxl.discover(tmp_path, CARD, Choices())
+    assert "Doe" not in str(caught.value)
 
 
 def test_an_empty_table_is_no_missing_one(synthetic_raw, tmp_path):

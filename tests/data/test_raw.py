@@ -129,7 +129,9 @@ def test_labels_that_are_not_stated_are_unknown():
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "a/.."])
 def test_a_path_that_leads_out_of_the_raw_folder_is_refused(name):
-    with pytest.raises(BenchmdError, match=f"table.csv names the file '{name}', which is not"):
+    with pytest.raises(
+        BenchmdError, match=r"table\.csv names a file that is not within the raw folder"
+    ):
         inside(name, Path("table.csv"))
     assert inside("a/b..c/x.dcm", Path("table.csv")) == "a/b..c/x.dcm"
 
@@ -138,5 +140,5 @@ def test_no_datasets_items_lead_out_of_its_raw_folder(tmp_path, monkeypatch):
     item = RawItem("../x.hea", "x", "x", "test")
     dataset = Dataset(lambda *_: Discovery("cinc", [item]), lambda *_: None)
     monkeypatch.setitem(DATASETS, "georgia", dataset)
-    with pytest.raises(BenchmdError, match=r"names the file '\.\./x\.hea', which is not within"):
+    with pytest.raises(BenchmdError, match="names a file that is not within the raw folder"):
         discovered(dataset_card("georgia"), tmp_path, "clean", None, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -303,7 +304,7 @@ def test_a_missing_channel_is_named_with_what_would_do(tmp_path, write_edf):
     write_edf(tmp_path / "n.edf", {"EEG": (np.zeros(EPOCH), SECOND), "ECG": (np.zeros(30), 1)})
     (tmp_path / "n.xml").write_text(profusion(2))
     item = RawItem("n.edf", "p1", "p1", "train", details={"stages": "n.xml"})
-    with pytest.raises(RecordError, match=r"C3 is missing: expected EEG\(sec\) or .*'ecg', 'eeg'"):
+    with pytest.raises(RecordError, match=r"C3 is missing: expected EEG\(sec\) or .*are ecg, eeg"):
         shhs.read(tmp_path, item, CARD)
 
 
@@ -418,3 +419,21 @@ def test_a_broken_night_is_quarantined_without_the_number_of_the_person(
     assert entry["record"] == hashed_patient("shhs", person)
     assert entry["reason"].startswith("it is cut off: ")
     assert person not in (built.path / "manifest.json").read_text()
+
+
+def test_a_staging_of_too_many_or_too_deep_elements_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "s.xml"
+    monkeypatch.setattr(xml, "MAX_ELEMENTS", 1000)
+    for content in ("<a>" + "<b/>" * 1000 + "</a>", "<a>" * 51 + "</a>" * 51):
+        path.write_text(content)
+        with pytest.raises(RecordError, match="more than 1,000 elements, or deeper than 50"):
+            shhs.profusion_stages(path)
+    path.write_text("<a>" + "<b/>" * 999 + "</a>")
+    with pytest.raises(RecordError, match="its staging holds no stage"):
+        shhs.profusion_stages(path)
+
+
+def test_a_pipe_is_no_staging(tmp_path):
+    os.mkfifo(tmp_path / "s.xml")
+    with pytest.raises(RecordError, match="its staging is a pipe, expected a file"):
+        shhs.profusion_stages(tmp_path / "s.xml")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import numpy as np
 import pydicom
 import pytest
@@ -257,10 +259,26 @@ def test_slice_of_a_point_is_simpleitks(tmp_path, write_mhd, angle, down):
         ("ElementNumberOfChannels", "3", "one channel"),
         ("DimSize", "4 6", "DimSize is not three positive whole numbers"),
         ("DimSize", "4 6 -3", "DimSize is not three positive whole numbers"),
-        ("DimSize", "99999 99999 9999", "voxels, expected at most 536,870,912"),
+        ("DimSize", "99999 99999 9999", "voxels, expected at most 4,096 and 536,870,912"),
+        ("DimSize", "1 1 4097", "it has 4,097 slices and 4,097 voxels, expected at most"),
+        ("DimSize", "999999999999 1 1", "DimSize is not three positive whole numbers"),
+        ("NDims", "-1", "NDims says otherwise"),
+        ("NDims", "999999999", "NDims says otherwise"),
+        ("BinaryData", "False", "BinaryData says otherwise"),
         ("DimSize", "4 6 4", "its samples' file has 144 bytes, expected 192"),
         ("TransformMatrix", "1 0 0 0 0 1 0 1 0", "do not lie across the body"),
-        ("TransformMatrix", "0 0 0 0 0 0 0 0 0", "cannot be read as a MetaImage file"),
+        ("TransformMatrix", "0 0 0 0 0 0 0 0 0", "are not at right angles"),
+        ("TransformMatrix", "1 0 0 0 2 0 0 0 1", "are not at right angles"),
+        ("TransformMatrix", "1 0 0 0 1 0 0 0", "TransformMatrix is not 9 numbers"),
+        ("TransformMatrix", "nan 0 0 0 1 0 0 0 1", "TransformMatrix is not 9 numbers"),
+        ("ElementSpacing", "1 0 1", "ElementSpacing is not three positive numbers"),
+        ("ElementSpacing", "1 -1 1", "ElementSpacing is not three positive numbers"),
+        ("ElementSpacing", "1 inf 1", "ElementSpacing is not 3 numbers"),
+        ("ElementSpacing", "1 1e99 1", "ElementSpacing is not 3 numbers"),
+        ("ElementSpacing", "1 1 1 1", "ElementSpacing is not 3 numbers"),
+        ("CenterOfRotation", "0 0", "CenterOfRotation is not 3 numbers"),
+        ("Offset", "1 2 Doe", "Offset is not 3 numbers"),
+        ("Position", "1 2 3", "Offset is not 3 numbers, or is there twice"),
     ],
 )
 def test_a_header_that_does_not_describe_its_samples_is_refused(
@@ -273,6 +291,53 @@ def test_a_header_that_does_not_describe_its_samples_is_refused(
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(RecordError, match=message):
         read_mhd(path)
+
+
+@pytest.mark.parametrize("field", ["NDims", "BinaryData", "ElementSpacing", "DimSize"])
+def test_a_header_without_a_field_that_is_needed_is_refused(tmp_path, write_mhd, field):
+    path = write_mhd(tmp_path / "a.mhd", slices_of(3))
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(f"{field} ")]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RecordError, match=field):
+        read_mhd(path)
+
+
+@pytest.mark.parametrize("offset", ["Offset", "Position", "Origin"])
+@pytest.mark.parametrize("matrix", ["TransformMatrix", "Rotation", "Orientation"])
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+def test_fields_by_all_their_names_are_read_as_by_simpleitk(
+    tmp_path, write_mhd, offset, matrix, kind
+):
+    turn = np.deg2rad(7)
+    axes = np.array([[np.cos(turn), np.sin(turn), 0], [-np.sin(turn), np.cos(turn), 0], [0, 0, 1]])
+    values = slices_of(5).astype(kind)
+    place = {"origin": (3.25, -7.1, 1e-3 / 3), "direction": axes.ravel().tolist()}
+    path = write_mhd(tmp_path / "a.mhd", values, **place)
+    text = path.read_text().replace("Offset", offset).replace("TransformMatrix", matrix)
+    path.write_text(text)
+    image, volume = SimpleITK.ReadImage(str(path)), read_mhd(path)
+    found = np.stack(list(volume.slices()))
+    assert np.array_equal(found, SimpleITK.GetArrayFromImage(image))
+    assert found.dtype == kind
+    assert volume.spacing == image.GetSpacing()[::-1]
+    assert volume.normal.tolist() == list(image.GetDirection()[2::3])
+    for number, origin in enumerate(volume.origins):
+        assert origin.tolist() == pytest.approx(
+            image.TransformIndexToPhysicalPoint((0, 0, number)), abs=1e-12
+        )
+
+
+def test_a_large_volume_is_not_held(tmp_path, write_mhd):
+    path = write_mhd(tmp_path / "a.mhd", slices_of(3))
+    text = path.read_text()
+    size = next(line for line in text.splitlines() if line.startswith("DimSize"))
+    path.write_text(text.replace(size, "DimSize = 2048 2048 128"))
+    with path.with_suffix(".raw").open("wb") as file:
+        file.truncate(2 * 2**29)  # 1 GiB of zeros, which takes no disk
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    volume = read_mhd(path)
+    assert volume.read_slice(127).shape == (2048, 2048)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # kB
 
 
 def test_odd_headers_are_refused(tmp_path, write_mhd):

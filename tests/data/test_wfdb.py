@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_truncated_samples_are_refused(tmp_path, write_cinc, ecg_signal, kept):
     header = write_cinc(tmp_path, "E1", ecg_signal)
     content = (tmp_path / "E1.mat").read_bytes()
     (tmp_path / "E1.mat").write_bytes(content[:kept])
-    with pytest.raises(RecordError, match="not a readable WFDB record"):
+    with pytest.raises(RecordError, match=r"is cut off: .* expected 120,000\. Fetch it again"):
         read_wfdb(header)
 
 
@@ -85,7 +86,7 @@ def test_truncated_samples_are_refused(tmp_path, write_cinc, ecg_signal, kept):
 def test_missing_samples_are_refused(tmp_path, write_cinc, ecg_signal, first):
     header = write_cinc(tmp_path, "E1", ecg_signal, first=first)
     (tmp_path / "E1.mat").unlink()
-    with pytest.raises(RecordError, match="FileNotFoundError"):
+    with pytest.raises(RecordError, match=r"samples' file cannot be opened \(FileNotFoundError"):
         read_wfdb(header)
 
 
@@ -118,13 +119,15 @@ def test_a_header_that_names_a_file_elsewhere_is_refused(
     name = elsewhere.format(tmp_path)
     text = other.read_text().replace("E1.mat", f"{name}.mat")
     header.write_text(text.replace("E1 ", f"{first} ", 1))
-    with pytest.raises(RecordError, match="no file in its own folder"):
+    with pytest.raises(RecordError, match="names no file in the header's own folder"):
         read_wfdb(header)
 
 
 def test_header_without_signals_is_refused(tmp_path):
     (tmp_path / "E1.hea").write_text("E1 0 500 5000\n")
-    with pytest.raises(RecordError, match=r"no signal|not a readable"):
+    with pytest.raises(
+        RecordError, match="names 0 signals and describes 0; expected as many, 1 to"
+    ):
         read_wfdb(tmp_path / "E1.hea")
 
 
@@ -160,3 +163,128 @@ def test_rates_of_the_format_are_read(tmp_path, write_cinc, ecg_signal, rate):
     header = write_cinc(tmp_path, "E1", ecg_signal)
     header.write_text(header.read_text().replace("E1 12 500 ", f"E1 12 {rate} ", 1))
     assert read_wfdb(header).rate == float(rate.split("/")[0].split("(")[0])
+
+
+# --- what a header may say --------------------------------------------------------------------
+
+
+def replaced(header: Path, old: str, new: str, count: int = -1) -> Path:
+    text = header.read_text()
+    assert old in text
+    header.write_text(text.replace(old, new, count), newline="")
+    return header
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "steps_per_mv", "baseline", "rate"),
+    [
+        ("1000/mV", "0/mV", 200.0, 0, 500.0),  # no gain: the format's default
+        ("1000/mV 16 0", "250 16 77", 250.0, 77, 500.0),  # the zero level, without a baseline
+        ("1000/mV 16 0", "1e3(-5)/uV 16 77", 1e6, -5, 500.0),
+        ("1000/mV 16 0", "33.25(12)/nV 8 0", 33.25e6, 12, 500.0),
+        ("1000/mV", "1000/µV", 1e6, 0, 500.0),
+        (" 500 5000", " 360.5/1000(4.5) 5000 10:11:12 05/05/2020", 1000.0, 0, 360.5),
+        (" 500 5000\n", "\n", 1000.0, 0, 250.0),  # neither rate nor length: the default, and all
+        ("\n", "\r\n", 1000.0, 0, 500.0),
+        (" 16+24 ", " 16x1:0+24 ", 1000.0, 0, 500.0),
+        ("E1.mat", "  \tE1.mat", 1000.0, 0, 500.0),
+        ("# Age", "\n\n#\n# Age", 1000.0, 0, 500.0),
+    ],
+)
+def test_headers_are_read_as_the_format_defines(
+    tmp_path, write_cinc, ecg_signal, old, new, steps_per_mv, baseline, rate
+):
+    waveform = read_wfdb(replaced(write_cinc(tmp_path, "E1", ecg_signal), old, new))
+    stored = np.fromfile(tmp_path / "E1.mat", "<i2", offset=24).reshape(-1, 12).T
+    assert np.array_equal(waveform.samples, stored.astype(int) - baseline)
+    assert waveform.steps_per_mv == pytest.approx(np.full(12, steps_per_mv))
+    assert waveform.rate == rate
+    assert waveform.names[:3] == ("I", "II", "III")
+
+
+def test_a_record_of_several_files_and_fewer_samples_than_they_hold(tmp_path, ecg_signal):
+    ecg_signal[:2].T.astype("<i2").tofile(tmp_path / "a.dat")
+    ecg_signal[2:3].T.astype("<i2").tofile(tmp_path / "b.dat")
+    sums = ecg_signal[:, :700].sum(axis=1, dtype=int) % 65536
+    lines = [
+        f"{file} 16 200/mV 16 0 0 {checksum} 0 {name}"
+        for file, name, checksum in zip(
+            ("a.dat", "a.dat", "b.dat"), ("x, of 3", "y", "z"), sums[:3], strict=True
+        )
+    ]
+    header = tmp_path / "r.hea"
+    header.write_text("\n".join(["r 3 500 700", *lines]))
+    waveform = read_wfdb(header)
+    assert np.array_equal(waveform.samples, ecg_signal[:3, :700])
+    assert waveform.names == ("x, of 3", "y", "z")
+    header.write_text("\n".join(["r 3", *lines]))
+    ecg_signal[2:3, :80].T.astype("<i2").tofile(tmp_path / "b.dat")
+    with pytest.raises(RecordError, match="samples' file is cut off: 160 bytes of samples"):
+        read_wfdb(header)
+
+
+# --- what no record has: refused before a sample is read -----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (" 16+24 ", " 212+24 ", "of a format that is not decoded here; expected format 16"),
+        (" 16+24 ", " 16x4+24 ", "of a format that is not decoded here"),
+        (" 16+24 ", " 16:3+24 ", "of a format that is not decoded here"),
+        (" 16+24 ", " 16+999999999 ", "is cut off: -9"),
+        (" 16+24 ", " 16+" + "9" * 400, "signal 1 is not described as one"),
+        (" 5000\n", " 999999999999\n", "999,999,999,999 samples of each channel; expected 1 to 5,"),
+        (" 5000\n", " 5001\n", "is cut off"),
+        (" 12 ", " 999999 ", "names 999999 signals and describes 12"),
+        (" 12 ", " -1 ", "does not begin with one"),
+        (" 12 ", "/3 12 ", "does not begin with one|names"),  # segments
+        ("1000/mV", "1e999/mV", "signal 1 is not described as one"),
+        ("1000/mV", "1E3/mV", "signal 1 is not described as one"),
+        ("1000/mV", "-5/mV", "a gain of -5 steps per unit"),
+        ("1000/mV", "1000(9999999999)/mV", "signal 1 is not described as one"),
+        (" 500 ", " 1e999 ", "does not begin with one"),
+        (" 500 ", " 0.0 ", "a sampling rate of 0 Hz"),
+        (" I\n", "\n", "a signal without a name"),
+    ],
+)
+def test_impossible_headers_are_refused(tmp_path, write_cinc, ecg_signal, old, new, message):
+    header = replaced(write_cinc(tmp_path, "E1", ecg_signal), old, new)
+    with pytest.raises(RecordError, match=message):
+        read_wfdb(header)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "E1 5000 500 10\n" + "E1.mat 16+24 1000/mV 16 0 0 0 0 I\n" * 5000,
+        "E1 1 500 10\nE1.mat 16+24 1000/mV 16 0 0 0 0 I\n" + "# x\n" * 10**6,
+        "E1 1000 500 10\n" + "a 16 1/mV 1 0 0 0 0 I\n" * 1000,
+    ],
+    ids=["signals", "comments", "short signals"],
+)
+def test_headers_of_thousands_of_lines_are_refused_at_once(tmp_path, text):
+    (tmp_path / "E1.hea").write_text(text)
+    start = time.process_time()
+    with pytest.raises(RecordError, match=r"the header has .* bytes|expected as many, 1 to 256"):
+        read_wfdb(tmp_path / "E1.hea")
+    assert time.process_time() - start < 0.5
+
+
+def test_messages_quote_nothing_that_may_name_a_patient(tmp_path, write_cinc, ecg_signal):
+    lines = write_cinc(tmp_path, "E1", ecg_signal).read_text().splitlines()
+    messages = []
+    for number, line in enumerate(lines[:13]):
+        fields = line.split(" ")
+        for place in range(len(fields)):
+            for odd in ("Jane Doe", "Doe", "../Doe", "Doe/Doe"):
+                own = " ".join([*fields[:place], odd, *fields[place + 1 :]])
+                (tmp_path / "E1.hea").write_text(
+                    "\n".join([*lines[:number], own, *lines[number + 1 :]])
+                )
+                try:
+                    read_wfdb(tmp_path / "E1.hea")
+                except RecordError as error:
+                    messages.append(str(error))
+    assert len(messages) > 300
+    assert not [message for message in messages if "Doe" in message]

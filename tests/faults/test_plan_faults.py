@@ -144,7 +144,7 @@ def test_a_node_lost_in_a_build_changes_no_byte_of_the_catalog(
     out = tmp_path / "ptb-xl"
     options = ("--raw", synthetic_raw["ptb-xl"], "--out", out, "--allow-missing")
     build = command("catalog", "build", "ptb-xl", *options, "--address", cluster.address)
-    node, _ = build.until("a task", lambda: freeze(cluster, "ray::Map(_build_row)"), LONG)
+    node, _ = build.until("a task", lambda: freeze(cluster, "ray::Map(build_row)"), LONG)
     assert not (out / "manifest.json").exists()
     lose(cluster, node)
     assert build.wait(LONG) == 0, build.output

@@ -10,6 +10,7 @@ import pytest
 from benchmd_ray import progress
 from benchmd_ray.errors import Stopped
 from benchmd_ray.integrity import line
+from benchmd_ray.interrupts import SIGNALS, interruptible, stopping
 from benchmd_ray.service.capacity import Capacity, Need, need_of, placed
 from benchmd_ray.service.live import (
     Progressing,
@@ -21,7 +22,6 @@ from benchmd_ray.service.live import (
 )
 from benchmd_ray.service.outcome import Failure, Outcome
 from benchmd_ray.service.plan import Item
-from benchmd_ray.service.stopping import SIGNALS, interruptible, stopping
 from benchmd_ray.settings import Settings, updated
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from in_process import build_in_process
 from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.data import build as building
@@ -67,8 +67,7 @@ def write_bright_and_dark(folder: Path, name: str) -> Path:
 def catalogs(tmp_path_factory) -> dict[str, Catalog]:
     raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("catalogs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "_map", lambda chunks: map(building.build_chunk, chunks))
-        patch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
+        build_in_process(patch)
         return {
             name: building.build(
                 name,

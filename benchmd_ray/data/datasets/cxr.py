@@ -10,7 +10,7 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.images import image_record
 from benchmd_ray.data.raw import Choices, Key, RawItem, Reading
 from benchmd_ray.data.readers.image import read_image
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.modalities import UNKNOWN
 
 Row = TypeVar("Row")
@@ -65,7 +65,9 @@ def _value(text: str, clear: bool, card: DatasetCard, choices: Choices, where: s
     if not whole and "unmentioned" in card.options:
         return 0 if clear else UNMENTIONED[choices.options["unmentioned"]]
     open_ones = ", -1 or nothing" if "uncertain" in card.options else ""
-    raise BenchmdError(f"{where} is {text!r}, expected 1, 0{open_ones}. Fetch the table again.")
+    raise BenchmdError(
+        f"{where} is {shown(text)}, expected 1, 0{open_ones}. Fetch the table again."
+    )
 
 
 def is_labelled(found: Mapping[str, int]) -> bool:

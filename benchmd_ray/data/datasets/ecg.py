@@ -15,6 +15,7 @@ from benchmd_ray.data.records import (
     Record,
     RecordError,
     RecordLeftOut,
+    shown_names,
 )
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.data.transforms import quantise, resample, segments
@@ -100,7 +101,7 @@ def twelve_leads(waveform: Waveform) -> npt.NDArray[np.int64]:
     if wrong:
         raise RecordError(
             f"lead {wrong[0]} is there {counts[wrong[0]]} times, expected once; "
-            f"the {len(names)} channels are {', '.join(waveform.names)}"
+            f"the {len(names)} channels are {shown_names(waveform.names)}"
         )
     return np.array([names.index(lead.lower()) for lead in LEADS])
 

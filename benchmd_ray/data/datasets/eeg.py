@@ -14,7 +14,7 @@ import numpy.typing as npt
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.edf import Annotation, Recording, plain, read_edf, read_header
-from benchmd_ray.data.records import Record, RecordError
+from benchmd_ray.data.records import Record, RecordError, shown_names
 from benchmd_ray.data.transforms import quantise, resample
 from benchmd_ray.modalities import MODALITIES
 
@@ -125,7 +125,7 @@ def stages(annotations: Sequence[Annotation]) -> list[str]:
     for onset, duration, text in sorted(annotations, key=lambda a: a.onset):
         if text.strip().lower() not in STAGE_TEXTS:
             raise RecordError(
-                f"the annotation {text!r} is no sleep stage; expected one of "
+                f"the annotation at {onset:g} s is no sleep stage; expected one of "
                 f"{', '.join(STAGE_TEXTS)}, in upper or lower case"
             )
         first, count = onset / EPOCH, (duration or 0) / EPOCH
@@ -176,7 +176,8 @@ def _chosen(site: str, names: set[str], options: Sequence[Derivation]) -> Deriva
         if names.issuperset(plain(name) for name in option):
             return option
     wanted = " or ".join(" minus ".join(option) for option in options)
-    raise RecordError(f"{site} is missing: expected {wanted}; the channels are {sorted(names)}")
+    held = shown_names(sorted(names))
+    raise RecordError(f"{site} is missing: expected {wanted}; the channels are {held}")
 
 
 def _derived(recording: Recording, channels: Derivation) -> tuple[npt.NDArray[np.float64], float]:

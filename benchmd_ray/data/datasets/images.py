@@ -12,6 +12,7 @@ from benchmd_ray.data.readers.dicom import read_dicom
 from benchmd_ray.data.readers.image import Pixels
 from benchmd_ray.data.records import Record, RecordError
 from benchmd_ray.data.transforms import fitted
+from benchmd_ray.errors import shown
 
 NO_LABEL = "it has no label"
 
@@ -21,7 +22,7 @@ def class_of(card: DatasetCard, label: str) -> tuple[str, str]:
     if not label:
         return "", NO_LABEL
     if label not in card.class_mapping:
-        return "", f"its label {label!r} is unknown"
+        return "", f"its label {shown(label)} is unknown"
     name = card.class_mapping[label]
     return name, "" if name else f"its label {label!r} has no class"
 

@@ -20,6 +20,7 @@ from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import BOM
+from benchmd_ray.errors import shown
 
 MONTAGE: Montage = {
     "C3": [("C3-A2",), ("C3-M2",), ("C3", "A2"), ("C3", "M2")],
@@ -89,7 +90,7 @@ def text_stages(path: Path) -> list[str]:
     codes = content.decode("latin-1").removeprefix(BOM).split()
     wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
     if wrong or not codes:
-        what = f"the stage {wrong[0][:20]!r}" if wrong else "no stage"
+        what = f"the stage {shown(wrong[0])}" if wrong else "no stage"
         raise RecordError(f"its staging holds {what}; expected a number for each epoch")
     return codes
 

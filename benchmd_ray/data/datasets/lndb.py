@@ -21,7 +21,7 @@ from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading
 from benchmd_ray.data.readers.volume import Volume, mhd_fields, read_mhd
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.tables import read_rows
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 
 SCANS, NODULES, ACQUISITION = "trainCTs.csv", "trainNodules_gt.csv", "LNDbAcqParams.csv"
 NODULE_COLUMNS = (
@@ -37,6 +37,8 @@ AROUND = 2
 """Slices either side of the centre of a nodule without a mask (decision D5)."""
 UNSEGMENTED = math.pi / 6 * LARGE**3
 """mm³ that the tables state for nodules below 3 mm, which have no mask."""
+MAX_READERS = 20
+"""Radiologists of a scan; there are up to 5."""
 PRECISION = 1e-6
 """The tables round volumes; relative to a volume."""
 
@@ -54,7 +56,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     missing: list[str] = []
     for name, rows in sorted(scans.items()):
         findings = _nodules(nodules.get(name, []), int(choices.options["readers"]))
-        readers = {_whole(row["RadN"]) for row in rows}
+        readers = {_whole(row["RadN"], MAX_READERS) for row in rows}
         masks = [f"{name}_rad{reader}" for reader in range(1, max(readers) + 1)]
         wanted = [f"{stem}.{kind}" for stem in (name, *masks) for kind in ("mhd", "raw")]
         missing += [file for file in wanted if file not in paths]
@@ -188,8 +190,9 @@ def _nodules(rows: list[dict[str, str]], least: int) -> list[dict[str, Any]] | N
         findings = [_whole(text) for text in row["RadFindingID"].split(",")]
         if len(readers) != len(findings):
             raise BenchmdError(
-                f"{NODULES}: RadID is {row['RadID']!r} and RadFindingID {row['RadFindingID']!r}; "
-                "expected as many numbers in both. Fetch the file again."
+                f"{NODULES}: RadID is {shown(row['RadID'])} and RadFindingID "
+                f"{shown(row['RadFindingID'])}; expected as many numbers in both. Fetch the file "
+                "again."
             )
         found.append(
             {
@@ -252,10 +255,12 @@ def _devices(path: Path | None) -> dict[str, str]:
     }
 
 
-def _whole(text: str) -> int:
+def _whole(text: str, most: int = 999_999) -> int:
     value = _number(text)
-    if value != int(value) or value < 0:
-        raise BenchmdError(f"LNDb's tables: {text!r} is no whole number. Fetch them again.")
+    if value != int(value) or not 0 <= value <= most:
+        raise BenchmdError(
+            f"LNDb's tables: {shown(text)} is no whole number up to {most:,}. Fetch them again."
+        )
     return int(value)
 
 
@@ -265,5 +270,5 @@ def _number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise BenchmdError(f"LNDb's tables: {text!r} is no number. Fetch them again.")
+        raise BenchmdError(f"LNDb's tables: {shown(text)} is no number. Fetch them again.")
     return value

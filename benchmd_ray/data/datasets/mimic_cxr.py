@@ -9,6 +9,7 @@ Source: https://physionet.org/content/mimic-cxr-jpg/2.1.0/.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from benchmd_ray.data.raw import DUPLICATE, NO_ROW, Choices, Discovery, RawItem,
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import stable_fraction
 from benchmd_ray.data.tables import read_rows
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
 
 SPLIT_TABLE = "mimic-cxr-2.0.0-split.csv.gz"
 LABEL_TABLE = "mimic-cxr-2.0.0-chexpert.csv.gz"
@@ -173,9 +174,10 @@ def _number(card: DatasetCard, choices: Choices) -> int | None:
     text = choices.options["images"]
     if text == "all":
         return None
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
+    if not re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII):
         raise BenchmdError(
-            f"the option images of {card.name} is {text!r}, expected a number of images or 'all'."
+            f"the option images of {card.name} is {shown(text)}, expected a number of images or "
+            "'all'."
         )
     return int(text)
 

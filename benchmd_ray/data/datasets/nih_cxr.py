@@ -9,6 +9,7 @@ Source: https://nihcc.app.box.com/v/ChestXray-NIHCC.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,8 @@ from benchmd_ray.data.raw import (
     by_key,
     files,
 )
-from benchmd_ray.data.records import hashed_patient
+from benchmd_ray.data.readers.bounded import read_bounded
+from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age_string, read_rows, sex
 from benchmd_ray.errors import BenchmdError, unknown_name
@@ -37,6 +39,8 @@ TEST_LIST = "test_list.txt"
 SAMPLE_TABLE, SAMPLE_FOLDER = "labels.csv", "images_224"
 COLUMNS = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "View Position")
 SOURCE_VIEW = "AP"
+MAX_LIST_BYTES = 2**24
+"""The list of the test images has 0.4 MB."""
 TRAINED_ON = "its patient's AP films are in the source's training split"
 
 Row = dict[str, str]
@@ -128,15 +132,15 @@ def _test_list(root: Path) -> frozenset[str]:
             "as the table."
         )
     try:
-        return frozenset(path.read_text(encoding="utf-8").split())
-    except UnicodeDecodeError as error:
-        raise BenchmdError(f"{path} is no UTF-8 text ({error}). Fetch it again.") from error
+        return frozenset(read_bounded(path, MAX_LIST_BYTES, "it").decode("utf-8").split())
+    except (UnicodeDecodeError, RecordError) as error:
+        raise BenchmdError(f"{path} is no list of images ({error}). Fetch it again.") from error
 
 
 def _patient(row: Row, where: str) -> str:
     """The patient's number, which a message must not give away."""
     text = row["Patient ID"]
-    if not (text.isascii() and text.isdigit()):
+    if not re.fullmatch(r"\d{1,15}", text, re.ASCII):
         raise BenchmdError(
             f"{where}: Patient ID is no whole number, as it is in ChestX-ray14. Fetch the table "
             "again."

@@ -7,7 +7,7 @@ Source: https://physionet.org/content/ptb-xl/1.0.3/.
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ from benchmd_ray.data.raw import (
 )
 from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
 from benchmd_ray.data.tables import age, read_rows
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 
 DATABASE = "ptbxl_database.csv"
 COLUMNS = (
@@ -36,6 +36,8 @@ COLUMNS = (
     "filename_hr",
 )  # fmt: skip
 SEXES = {"0": "male", "1": "female"}
+CODE = re.compile(r"\s*(['\"])([\w ()/.+-]{1,40})\1\s*:\s*(\d{1,3}(?:\.\d{1,9})?)\s*", re.ASCII)
+"""One of the ``scp_codes``, with its likelihood: ``'NORM': 100.0``."""
 
 
 FOLDS = {**{str(fold): "train" for fold in range(1, 9)}, "9": "validation", "10": "test"}
@@ -110,7 +112,7 @@ def _item(row: dict[str, str], path: str, split: str, label: str) -> RawItem:
 
 def _clean(row: dict[str, str], card: DatasetCard) -> tuple[str, str]:
     """Split by official fold and class by likelihood."""
-    stated = ast.literal_eval(row["scp_codes"])
+    stated = _likelihoods(row["scp_codes"]) or {}
     likelihoods = counted_likelihoods(stated, code_kinds(card.code_table))
     return FOLDS[row["strat_fold"]], dominant_class(likelihoods, code_classes(card.code_table))
 
@@ -172,8 +174,9 @@ def _database(path: Path) -> list[dict[str, str]] | None:
     for number, row in enumerate(rows, 1):
         for column, (usable, expected) in CHECKS.items():
             if not usable(row[column]):
+                value = "not as it must be" if column == "patient_id" else shown(row[column])
                 raise BenchmdError(
-                    f"{path}, record {number}: {column} is {row[column]!r}, expected {expected}. "
+                    f"{path}, record {number}: {column} is {value}, expected {expected}. "
                     "Fetch the file again."
                 )
         if record_name(row) in seen:
@@ -183,21 +186,27 @@ def _database(path: Path) -> list[dict[str, str]] | None:
 
 
 def _whole_number(text: str) -> bool:
-    return text.isascii() and text.removesuffix(".0").isdigit()
+    return re.fullmatch(r"\d{1,15}(\.0)?", text, re.ASCII) is not None
 
 
-def _codes(text: str) -> bool:
-    try:
-        codes = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return False
-    return isinstance(codes, dict) and all(isinstance(v, int | float) for v in codes.values())
+def _likelihoods(text: str) -> dict[str, float] | None:
+    """Likelihood of each code, such as of ``{'NORM': 100.0, 'SR': 0.0}``; None of another text."""
+    if not (text.startswith("{") and text.endswith("}")):
+        return None
+    parts = text[1:-1].split(",") if text[1:-1].strip() else []
+    found = [CODE.fullmatch(part) for part in parts]
+    if None in found:
+        return None
+    return {match[2]: float(match[3]) for match in found if match}
 
 
 CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     "ecg_id": (_whole_number, "a whole number"),
     "patient_id": (_whole_number, "a whole number"),
     "strat_fold": (FOLDS.__contains__, "a fold from 1 to 10"),
-    "scp_codes": (_codes, "a dictionary of codes and their likelihoods"),
+    "scp_codes": (
+        lambda text: _likelihoods(text) is not None,
+        "a dictionary of codes and their likelihoods",
+    ),
 }
 """What a value of a column must be."""

@@ -17,6 +17,7 @@ from benchmd_ray.data.readers.xml import children, read_xml
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age, read_rows
+from benchmd_ray.errors import shown
 
 MONTAGE: Montage = {
     "C3": [(name,) for name in ("EEG(sec)", "EEG sec", "EEG_sec", "EEG2", "EEG 2", "EEG_2")],
@@ -79,10 +80,10 @@ def profusion_stages(path: Path) -> list[str]:
         for element in children(stages, "SleepStage")
     ]
     if any(length != str(EPOCH) for length in lengths):
-        raise RecordError(f"its epochs last {', '.join(lengths)} s; expected {EPOCH} s")
+        raise RecordError(f"its epochs last {', '.join(lengths)[:40]} s; expected {EPOCH} s")
     wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
     if wrong or not codes:
-        what = f"the stage {wrong[0]!r}" if wrong else "no stage"
+        what = f"the stage {shown(wrong[0])}" if wrong else "no stage"
         raise RecordError(f"its staging holds {what}; expected a number for each epoch")
     return codes
 

@@ -16,7 +16,7 @@ from benchmd_ray.data.datasets.images import class_of
 from benchmd_ray.data.raw import NO_ROW, Choices, Discovery, RawItem, files
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.tables import age_string, read_rows
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 
 TABLE = "breast-level_annotations.csv"
 COLUMNS = (
@@ -71,7 +71,7 @@ def _splits(rows: list[dict[str, str]], table: Path) -> dict[str, str]:
         split = SPLITS.get(row["split"])
         if split is None:
             raise BenchmdError(
-                f"{table}, record {number}: split is {row['split']!r}, expected one of "
+                f"{table}, record {number}: split is {shown(row['split'])}, expected one of "
                 f"{', '.join(SPLITS)}. Fetch the file again."
             )
         if splits.setdefault(row["study_id"], split) != split:

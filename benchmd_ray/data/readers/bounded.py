@@ -1,14 +1,20 @@
-"""Small files: read whole, but not however large they are."""
+"""Files of which no more is held than there is, or than a reader needs."""
 
 from __future__ import annotations
 
+import io
+import os
+import stat
 from pathlib import Path
 
 from benchmd_ray.data.records import RecordError
 
+ANY = 2**62
+"""A bound that no file reaches."""
+
 
 def read_bounded(path: Path, limit: int, what: str, *, first_bytes: int | None = None) -> bytes:
-    """The bytes of a file.
+    """The bytes of a small file.
 
     Args:
         path: The file.
@@ -20,10 +26,54 @@ def read_bounded(path: Path, limit: int, what: str, *, first_bytes: int | None =
         RecordError: It cannot be opened or is larger.
     """
     try:
-        size = path.stat().st_size
-        if size > limit:
-            raise RecordError(f"{what} has {size:,} bytes, expected at most {limit:,}")
-        with path.open("rb") as file:
+        with BoundedFile(path, limit, what) as file:
             return file.read(first_bytes)
     except OSError as error:
-        raise RecordError(f"{what} cannot be opened: {error.strerror or error}") from None
+        raise RecordError(f"{what} cannot be opened: {error.strerror or error}") from error
+
+
+class BoundedFile(io.BufferedReader):
+    """A file that sets no more memory aside than it has bytes, whatever a length in it claims."""
+
+    def __init__(
+        self,
+        path: Path,
+        limit: int,
+        what: str = "the file",
+        *,
+        at_once: int = ANY,
+        reads: int = ANY,
+    ) -> None:
+        """Open it.
+
+        Args:
+            path: The file.
+            limit: Bytes that it may have.
+            what: What it is, for messages.
+            at_once: Bytes that may be asked for in one call.
+            reads: Calls that may be made.
+
+        Raises:
+            RecordError: It is larger, or a pipe. Calls raise it, too, where more is asked for.
+            OSError: It cannot be opened.
+        """
+        if stat.S_ISFIFO(path.stat().st_mode):  # opening it would wait for ever
+            raise RecordError(f"{what} is a pipe, expected a file")
+        super().__init__(io.FileIO(os.fspath(path)))
+        self.bytes = os.fstat(self.fileno()).st_size
+        self._at_once, self._reads = at_once, reads
+        if self.bytes > limit:
+            self.close()
+            raise RecordError(f"{what} has {self.bytes:,} bytes, expected at most {limit:,}")
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Bytes from here on."""
+        left = max(self.bytes - self.tell(), 0)
+        size = left if size is None or size < 0 else min(size, left)
+        self._reads -= 1
+        if size > self._at_once or self._reads < 0:
+            raise RecordError(
+                f"it has a part of {size:,} bytes (at most {self._at_once:,} are taken), or more "
+                "parts than any such file"
+            )
+        return super().read(size)

@@ -8,27 +8,26 @@ Format: DICOM PS3.3 (image pixel and modality LUT modules) and PS3.5 (transfer s
 from __future__ import annotations
 
 import copy
-import io
-import logging
 import math
-import os
 import re
-import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pydicom
 from PIL import Image
 from pydicom import uid
+from pydicom.dataelem import RawDataElement
 from pydicom.encaps import get_frame
 from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
-from benchmd_ray.data.readers.codec import CodecError, decompress, frame_size
+from benchmd_ray.data.readers.bounded import BoundedFile
+from benchmd_ray.data.readers.codec import CodecError, decompress, frame_size, silenced
 from benchmd_ray.data.readers.image import MAX_PIXELS, Pixels, to_grey_levels
 from benchmd_ray.data.records import RecordError
 
@@ -60,8 +59,15 @@ NATIVE = (
 )
 """Uncompressed transfer syntaxes."""
 PIXEL_DATA = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
-MAX_BYTES = 2**31
-"""Larger files, also after inflating, are refused before they are read."""
+MAX_BYTES = 2**29
+"""Larger files are refused before they are read; the largest, of mammograms, have 80 MB."""
+MAX_INFLATED = 2**27
+"""Bytes that a deflated file may inflate to."""
+MAX_READS = 2**20
+"""Of the parts of a file, some three for each element of its header; a header has hundreds."""
+MAX_VALUE = 2**16
+"""Bytes of an element that is taken as numbers or text: they become objects a hundred times as
+large."""
 AGAIN = "Fetch it again."
 
 
@@ -113,7 +119,7 @@ def open_dicom(path: Path, *, stop_before_pixels: bool = False) -> pydicom.Datas
     Raises:
         RecordError: The file is missing, damaged or no DICOM file.
     """
-    with _refusing("it cannot be read as a DICOM file"), _Bounded(path) as file:
+    with _refusing("it cannot be read as a DICOM file"), _opened(path) as file:
         _refuse_inflated(file)
         dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
     return dataset
@@ -190,7 +196,7 @@ def numbers(dataset: pydicom.Dataset, keyword: str, count: int) -> tuple[float, 
     """
     found: tuple[float, ...] = ()
     with _refusing(f"{keyword} cannot be read"):
-        value = dataset.get(keyword)
+        value = _value(dataset, keyword)
         if value is None or value == "":
             return None
         found = tuple(map(float, [value] if isinstance(value, int | float) else value))
@@ -207,9 +213,17 @@ def text(dataset: pydicom.Dataset, keyword: str) -> str | None:
     """
     found = ""
     with _refusing(f"{keyword} cannot be read"):
-        value = dataset.get(keyword)
+        value = _value(dataset, keyword)
         found = "" if value is None else str(value).strip()
     return found or None
+
+
+def _value(dataset: pydicom.Dataset, keyword: str) -> Any:
+    """Value of an element, parsed now unless it is too long; None where it is absent."""
+    raw = dataset.get_item(keyword) if keyword in dataset else None
+    if isinstance(raw, RawDataElement) and len(raw.value or b"") > MAX_VALUE:
+        raise RecordError(f"{keyword} has {len(raw.value or b''):,} bytes. {AGAIN}")
+    return dataset.get(keyword)
 
 
 def _transformation(dataset: pydicom.Dataset, frame: int) -> pydicom.Dataset:
@@ -325,33 +339,22 @@ def _decompressed(dataset: pydicom.Dataset, syntax: uid.UID, index: int) -> Stor
         raise RecordError(f"{error}. {AGAIN}") from None
 
 
-class _Bounded(io.BufferedReader):
-    """A file that never sets memory aside for more than it holds, whatever a length claims."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(io.FileIO(os.fspath(path)))
-        self.bytes = os.fstat(self.fileno()).st_size
-        if self.bytes > MAX_BYTES:
-            self.close()
-            raise RecordError(f"the file has {self.bytes:,} bytes, expected at most {MAX_BYTES:,}")
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        left = max(self.bytes - self.tell(), 0)
-        return super().read(left if size is None or size < 0 else min(size, left))
+def _opened(path: Path) -> BoundedFile:
+    return BoundedFile(path, MAX_BYTES, reads=MAX_READS)
 
 
-def _refuse_inflated(file: _Bounded) -> None:
-    """Refuse a deflated file that would inflate to more than `MAX_BYTES`."""
+def _refuse_inflated(file: BoundedFile) -> None:
+    """Refuse a deflated file that would inflate to more than `MAX_INFLATED`."""
     file.seek(132)
     meta = pydicom.filereader.read_dataset(
         file, False, True, stop_when=lambda tag, vr, length: tag.group != 2
     )
     if meta.get("TransferSyntaxUID") == uid.DeflatedExplicitVRLittleEndian:
         inflater, held = zlib.decompressobj(-zlib.MAX_WBITS), 0
-        while (block := file.read(2**14)) and held <= MAX_BYTES:
+        while (block := file.read(2**14)) and held <= MAX_INFLATED:
             held += len(inflater.decompress(block))
-        if held > MAX_BYTES:
-            raise RecordError(f"it inflates to more than {MAX_BYTES:,} bytes")
+        if held > MAX_INFLATED:
+            raise RecordError(f"it inflates to more than {MAX_INFLATED:,} bytes")
     file.seek(0)
 
 
@@ -361,15 +364,10 @@ def _refusing(reason: str) -> Iterator[None]:
 
     Their messages may quote the header, so neither these nor their warnings are passed on.
     """
-    logger = logging.getLogger("pydicom")
-    before, logger.disabled = logger.disabled, True
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silenced():
             yield
     except (RecordError, MemoryError):
         raise
     except Exception as error:
         raise RecordError(f"{reason} ({type(error).__name__}). {AGAIN}") from None
-    finally:
-        logger.disabled = before

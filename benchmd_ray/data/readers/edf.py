@@ -21,7 +21,7 @@ import mne
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.records import RecordError
+from benchmd_ray.data.records import RecordError, shown_names
 
 Samples = npt.NDArray[np.float64]
 
@@ -38,8 +38,10 @@ MICROVOLTS = {
 MNE_FACTORS = {"µV": 1e-6, "\x83ÊV": 1e-6, "uV": 1e-6, "mV": 1e-3}
 """What ``mne`` multiplies with to get volts, by the unit as it is written; 1 for any other."""
 ANNOTATIONS = "EDF Annotations"
-MAX_SAMPLES = 200_000_000
-"""Longer channels are refused before they are decoded: four days at 500 Hz."""
+MAX_SAMPLES = 2**27
+"""Of the channels that are decoded; more are refused. Four at 500 Hz have so many in 18 hours."""
+MAX_ANNOTATION_BYTES = 2**22
+"""Of the channels of annotations; more are refused. A hypnogram has about 20 kB."""
 _SIGNAL_FIELDS = (
     ("label", 16), ("transducer", 80), ("unit", 8), ("physical minimum", 8),
     ("physical maximum", 8), ("digital minimum", 8), ("digital maximum", 8), ("prefilter", 80),
@@ -109,9 +111,7 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             fixed = file.read(256)
             if len(fixed) < 256 or fixed[:8].strip(b" \0") != b"0":
-                raise RecordError(
-                    f"it is no EDF file: it opens with {fixed[:8]!r}, expected '0'. Fetch it again."
-                )
+                raise RecordError("it is no EDF file: it does not begin with '0'. Fetch it again.")
             signals = _whole(fixed[252:256], "number of signals")
             if signals < 1:
                 raise RecordError(f"its header names {signals} signals; expected at least one")
@@ -153,8 +153,11 @@ def read_edf(path: Path, channels: Sequence[str]) -> Recording:
     found = {name: _find(header, name) for name in channels}
     by_samples: dict[int, list[str]] = {}
     for channel in dict.fromkeys(found.values()):
-        _require_usable(channel, header)
+        _require_usable(channel)
         by_samples.setdefault(channel.samples, []).append(channel.name)
+    held = header.records * sum(channel.samples for channel in set(found.values()))
+    if held > MAX_SAMPLES:
+        raise RecordError(f"its channels have {held:,} samples, expected at most {MAX_SAMPLES:,}")
     decoded: dict[str, Samples] = {}
     start = None
     for samples, names in by_samples.items():  # mne would resample channels of mixed rates
@@ -180,8 +183,11 @@ def read_annotations(path: Path) -> list[Annotation]:
         RecordError: The file cannot be read or is cut off, or has no channel of annotations.
     """
     header = read_header(path)
-    if all(channel.name != ANNOTATIONS for channel in header.channels):
+    samples = [channel.samples for channel in header.channels if channel.name == ANNOTATIONS]
+    if not samples:
         raise RecordError(f"it has no channel {ANNOTATIONS!r}; expected an EDF+ file")
+    if 2 * header.records * sum(samples) > MAX_ANNOTATION_BYTES:
+        raise RecordError(f"its annotations have more than {MAX_ANNOTATION_BYTES:,} bytes")
     try:
         with path.open("rb") as file:
             found = edfio.read_edf(file).annotations
@@ -189,9 +195,9 @@ def read_annotations(path: Path) -> list[Annotation]:
         return sorted(read, key=lambda annotation: annotation.onset)
     except MemoryError:
         raise
-    except Exception as error:  # edfio raises whatever its parsing meets
-        reason = f"its annotations cannot be read ({type(error).__name__}: {error})"
-        raise RecordError(f"{reason}. Fetch it again.") from error
+    except Exception as error:  # edfio raises whatever its parsing meets, and may quote the header
+        reason = f"its annotations cannot be read ({type(error).__name__})"
+        raise RecordError(f"{reason}. Fetch it again.") from None
 
 
 def plain(name: str) -> str:
@@ -245,18 +251,18 @@ def _find(header: Header, name: str) -> Channel:
     """
     found = [channel for channel in header.channels if plain(channel.name) == plain(name)]
     if len(found) != 1:
-        names = ", ".join(channel.name for channel in header.channels)
+        names = shown_names(channel.name for channel in header.channels)
         raise RecordError(
             f"channel {name} is there {len(found)} times, expected once; the channels are {names}"
         )
     return found[0]
 
 
-def _require_usable(channel: Channel, header: Header) -> None:
+def _require_usable(channel: Channel) -> None:
     """Refuse a channel whose samples cannot be turned into µV.
 
     Raises:
-        RecordError: It has another unit, an empty range, or is too long.
+        RecordError: It has another unit or an empty range.
     """
     if channel.unit.lower() not in MICROVOLTS:
         raise RecordError(
@@ -269,11 +275,6 @@ def _require_usable(channel: Channel, header: Header) -> None:
         raise RecordError(
             f"channel {channel.name}: samples from {lowest:g} to {highest:g} stand for values from "
             f"{low:g} to {high:g}; expected two ranges that are not empty"
-        )
-    if channel.samples * header.records > MAX_SAMPLES:
-        raise RecordError(
-            f"channel {channel.name} has {channel.samples * header.records:,} samples, expected at "
-            f"most {MAX_SAMPLES:,}"
         )
 
 
@@ -294,9 +295,9 @@ def _decode(path: Path, names: list[str]) -> tuple[Samples, dt.datetime | None]:
             return np.asarray(raw.get_data()[rows], np.float64), raw.info["meas_date"]
     except MemoryError:
         raise
-    except Exception as error:  # mne raises whatever its parsing meets
-        reason = f"it cannot be read as EDF ({type(error).__name__}: {error})"
-        raise RecordError(f"{reason}. Fetch it again.") from error
+    except Exception as error:  # mne raises whatever its parsing meets, and may quote the header
+        reason = f"it cannot be read as EDF ({type(error).__name__})"
+        raise RecordError(f"{reason}. Fetch it again.") from None
 
 
 def _microvolts(values: Samples, channel: Channel) -> Samples:
@@ -308,21 +309,21 @@ def _whole(text: bytes, what: str) -> int:
     """A whole number of a header."""
     try:
         return int(text.decode("latin-1").split("\0")[0])
-    except ValueError as error:
-        raise _faulty(text, what) from error
+    except ValueError:
+        raise _faulty(what) from None
 
 
 def _number(text: bytes, what: str) -> float:
     """A finite number of a header; some are written with a decimal comma."""
     try:
         value = float(text.decode("latin-1").split("\0")[0].replace(",", "."))
-    except ValueError as error:
-        raise _faulty(text, what) from error
+    except ValueError:
+        raise _faulty(what) from None
     if not math.isfinite(value):
-        raise _faulty(text, what)
+        raise _faulty(what)
     return value
 
 
-def _faulty(text: bytes, what: str) -> RecordError:
-    shown = text.decode("latin-1").strip()
-    return RecordError(f"its header is damaged: {what} is {shown!r}. Fetch it again.")
+def _faulty(what: str) -> RecordError:
+    """Without the bytes: where some are missing before, these are of the patient's field."""
+    return RecordError(f"its header is damaged: {what} is no number. Fetch it again.")

@@ -13,8 +13,9 @@ from benchmd_ray.data.records import RecordError
 
 Pixels = npt.NDArray[np.uint8]
 
-MAX_PIXELS = 200_000_000
-"""Larger images are refused before they are decoded."""
+MAX_PIXELS = 100_000_000
+"""Larger images are refused before they are decoded: up to 30 bytes are held for each pixel. The
+largest, digitised mammograms, have 40 million."""
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Modes of more than 8 bits."""
@@ -56,15 +57,19 @@ def read_image(path: Path, channels: int) -> Pixels:
     except MemoryError:
         raise
     except Image.DecompressionBombError as error:  # Pillow's own bound, when the header is read
-        raise RecordError(f"the image has too many pixels ({error})") from error
+        raise RecordError(
+            f"the image has too many pixels, expected at most {MAX_PIXELS:,}"
+        ) from error
     except UnidentifiedImageError as error:
         raise RecordError(
             f"it cannot be read as an image of {', '.join(FORMATS)}. Fetch it again."
         ) from error
     except Exception as error:  # Pillow raises whatever its decoders raise
-        why = getattr(error, "strerror", None) or error  # without the file's name
+        # without the file's name, or what others quote of the file
+        why = getattr(error, "strerror", None) or (error if type(error) is OSError else "")
+        name = type(error).__name__
         raise RecordError(
-            f"it cannot be read as an image ({type(error).__name__}: {why}). Fetch it again."
+            f"it cannot be read as an image ({name}{why and ': '}{why}). Fetch it again."
         ) from error
 
 

@@ -1,30 +1,38 @@
 """Arrays of a NumPy ``.npz`` file, read row by row: a file may be larger than memory.
 
 Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html in a ZIP file. The
-header and a stream of the ZIP are read; nothing is unpickled.
+header and a stream of the ZIP are read; nothing is unpickled or evaluated.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 import zipfile
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.records import RecordError
+from benchmd_ray.data.readers.bounded import ANY, BoundedFile
+from benchmd_ray.data.records import RecordError, shown_names
 
-HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-"""Readers of a header, by the version of the format."""
-FAULTS = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What a broken file raises: RuntimeError where it is encrypted."""
+HEADER = re.compile(
+    rb"\{'descr': '([^']{1,20})', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:\d{1,12}, ){0,31}(?:\d{1,12},?)?)\), \} *\n"
+)
+"""What NumPy writes of an array: its type, order and shape."""
+MAX_HEADER_BYTES = 2**12
+"""Larger headers are refused; NumPy's of a few dimensions have 118."""
+MAX_ROWS = 2**19
+"""Of an array; the largest, of TissueMNIST, has 165,466."""
+MAX_AT_ONCE = 2**24
+"""Bytes of the ZIP file that are read at once: of its directory, or of labels."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Ways of compression that are taken: those of NumPy."""
 
 
 class Rows:
@@ -45,37 +53,45 @@ class Rows:
             RecordError: The file is no such file, or holds no such array of uint8 in C order.
         """
         self.name = name
-        try:
-            archive = zipfile.ZipFile(path)
+        with _faults():
+            archive = zipfile.ZipFile(BoundedFile(path, ANY, at_once=MAX_AT_ONCE))
             entries = [entry for entry in archive.namelist() if entry.endswith(".npy")]
             held = [entry.removesuffix(".npy") for entry in entries]
             if name not in held:
-                raise RecordError(f"it holds no array {name}, but {', '.join(held) or 'nothing'}")
-            self._stream = archive.open(f"{name}.npy")
-            self.shape = self._header(archive.getinfo(f"{name}.npy").file_size)
+                raise RecordError(f"it holds no array {name}, but {shown_names(held) or 'nothing'}")
+            entry = archive.getinfo(f"{name}.npy")
+            if entry.compress_type not in METHODS:
+                raise RecordError(f"{name} is compressed in a way that is not taken")
+            self._stream = archive.open(entry)
+            self.shape = self._header(entry.file_size)
             self._start = self._stream.tell()
-        except FAULTS as error:
-            raise _broken(error) from error
         self._row_bytes = math.prod(self.shape[1:])
 
     def _header(self, size: int) -> tuple[int, ...]:
         """Shape of the array; the header must be that of uint8 and of the member's bytes."""
-        stream: IO[Any] = self._stream
-        version = np.lib.format.read_magic(stream)
-        if version not in HEADERS:
-            raise RecordError(f"{self.name} is of version {version} of the format, expected 1 or 2")
-        shape, fortran, dtype = HEADERS[version](stream)
-        if dtype != np.uint8 or fortran or not shape:
-            order = "Fortran" if fortran else "C"
+        magic = self._stream.read(8)
+        version = magic[6:]
+        if magic[:6] != b"\x93NUMPY" or version not in (b"\1\0", b"\2\0"):
+            raise RecordError(f"{self.name} is no array of version 1 or 2 of the format")
+        length = int.from_bytes(self._stream.read(2 * version[0]), "little")
+        found = HEADER.fullmatch(self._stream.read(min(length, MAX_HEADER_BYTES)))
+        if found is None:
+            raise RecordError(f"{self.name} has a header that NumPy does not write")
+        shape = tuple(int(extent) for extent in found[3].replace(b",", b" ").split())
+        if found[1] != b"|u1" or found[2] == b"True" or not shape:
+            order = "Fortran" if found[2] == b"True" else "C"
             raise RecordError(
-                f"{self.name} has the type {dtype}, {order} order and shape {shape}, expected "
-                "uint8 in C order with one row per image"
+                f"{self.name} has the type {np.dtype(found[1].decode())}, {order} order and shape "
+                f"{shape}, expected uint8 in C order with one row per image"
             )
-        if size != stream.tell() + math.prod(shape):
+        if shape[0] > MAX_ROWS:
+            raise RecordError(f"{self.name} has {shape[0]:,} rows, expected at most {MAX_ROWS:,}")
+        if size != self._stream.tell() + math.prod(shape):
             raise RecordError(
-                f"{self.name} has {size:,} bytes, its header says {shape} after {stream.tell()}"
+                f"{self.name} has {size:,} bytes, its header says {shape} after "
+                f"{self._stream.tell()}"
             )
-        return tuple(shape)
+        return shape
 
     def read(self, row: int, rows: int = 1) -> npt.NDArray[np.uint8]:
         """Some rows, (rows, *shape[1:]).
@@ -85,18 +101,25 @@ class Rows:
         """
         if not 0 <= row <= row + rows <= self.shape[0]:
             raise RecordError(f"{self.name} has {self.shape[0]:,} rows, and not row {row}")
-        try:
+        if rows * self._row_bytes > MAX_AT_ONCE:
+            raise RecordError(f"{self.name} has rows of {self._row_bytes:,} bytes")
+        with _faults():
             self._stream.seek(self._start + row * self._row_bytes)
             data = self._stream.read(rows * self._row_bytes)
-        except FAULTS as error:
-            raise _broken(error) from error
         if len(data) != rows * self._row_bytes:
             raise RecordError(f"{self.name} ends within row {row + len(data) // self._row_bytes}")
         return np.frombuffer(data, np.uint8).reshape(rows, *self.shape[1:])
 
 
-def _broken(error: Exception) -> RecordError:
-    return RecordError(f"it is no whole .npz file ({type(error).__name__}: {error})")
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turn what a broken file raises into a `RecordError`."""
+    try:
+        yield
+    except (RecordError, MemoryError):
+        raise
+    except Exception as error:  # zipfile and zlib raise whatever they meet
+        raise RecordError(f"it is no whole .npz file ({type(error).__name__})") from error
 
 
 def rows_of(path: Path, name: str) -> Rows:
@@ -105,11 +128,9 @@ def rows_of(path: Path, name: str) -> Rows:
     Raises:
         RecordError: See `Rows`; or the file cannot be opened.
     """
-    try:
+    with _faults():
         held = path.stat()
-    except OSError as error:
-        raise _broken(error) from error
-    return _opened(path, name, held.st_size, held.st_mtime_ns)
+        return _opened(path, name, held.st_size, held.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1)

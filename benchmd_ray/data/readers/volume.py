@@ -27,7 +27,7 @@ Numbers = npt.NDArray[np.float64]
 MAX_SLICES = 4096
 """Series of more slices are refused before they are read."""
 MAX_VOXELS = 2**29
-"""Larger volumes are refused before they are read."""
+"""Larger volumes are refused before they are read; 800 slices of 512 × 512 have 2**28."""
 SAME = 0.01
 """Positions, spacings and directions that differ by less (mm, or 1) are the same."""
 UNEVEN = 0.1
@@ -36,6 +36,15 @@ GAP = 1.5
 """A step between slices of more than so many times the median step is a gap."""
 HEADER = ("PatientID", "PatientAge", "PatientSex", "Manufacturer", "ManufacturerModelName")
 """What is kept of a header."""
+COORDINATE = r"-?[0-9]{1,7}(\.[0-9]{0,30})?([eE]-[0-9]{1,3})?"
+"""A number of mm in a MetaImage header."""
+GEOMETRY = (
+    ({"ElementSpacing"}, 3),
+    ({"Offset", "Position", "Origin"}, 3),
+    ({"TransformMatrix", "Rotation", "Orientation"}, 9),
+    ({"CenterOfRotation"}, 3),
+)
+"""Fields of a MetaImage header by all their names, and how many numbers they hold."""
 ELEMENTS = {
     "MET_CHAR": 1,
     "MET_UCHAR": 1,
@@ -45,6 +54,16 @@ ELEMENTS = {
     "MET_UINT": 4,
 }
 """Bytes of a voxel of a MetaImage file, by its type; other types are not taken."""
+PLAIN = {
+    "NDims": "3",
+    "BinaryData": "true",
+    "CompressedData": "false",
+    "HeaderSize": "0",
+    "BinaryDataByteOrderMSB": "false",
+    "ElementByteOrderMSB": "false",
+    "ElementNumberOfChannels": "1",
+}
+"""Values of a MetaImage header that are taken, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -256,8 +275,9 @@ def _hounsfield(one: _Slice) -> npt.NDArray[np.generic]:
 
 
 def read_mhd(path: Path, *, flipped: bool | None = None) -> Volume:
-    """Read a MetaImage file (``.mhd`` beside ``.raw``) of integers, uncompressed.
+    """Open a MetaImage file (``.mhd`` next to ``.raw``) of integers, uncompressed.
 
+    Its header is read now, its slices when they are asked for.
     Format: https://itk.org/Wiki/MetaIO/Documentation.
 
     Args:
@@ -266,35 +286,48 @@ def read_mhd(path: Path, *, flipped: bool | None = None) -> Volume:
             directions say that they run from the head to the feet.
 
     Raises:
-        RecordError: The header or the samples are missing, damaged or too large, the samples lie
-            outside the header's folder, or the slices do not lie across the body.
+        RecordError: The header or the samples are missing, damaged or too large, the samples are
+            stored outside the header's folder, or the slices do not lie across the body.
     """
-    _require_samples(path)
-    image: Any = None
-    try:
-        image = SimpleITK.ReadImage(str(path), imageIO="MetaImageIO")
-        values = SimpleITK.GetArrayFromImage(image)
-    except MemoryError:
-        raise
-    except Exception as error:  # SimpleITK raises RuntimeError for whatever it meets
-        kind = type(error).__name__
-        raise RecordError(f"it cannot be read as a MetaImage file ({kind})") from None
-    axes = np.array(image.GetDirection()).reshape(3, 3)  # columns: x, y and z of the voxels
+    shape = _require_samples(path)
+    reader: Any = SimpleITK.ImageFileReader()  # type: ignore[no-untyped-call]
+    reader.SetImageIO("MetaImageIO")
+    reader.SetFileName(str(path))
+    _itk(reader.ReadImageInformation)
+    axes = np.array(reader.GetDirection()).reshape(3, 3)  # columns: x, y and z of the voxels
+    if not np.allclose(axes.T @ axes, np.eye(3), rtol=0, atol=SAME):
+        raise RecordError("its directions (TransformMatrix) are not at right angles")
     if np.argmax(np.abs(axes[:, 2])) != 2:
         raise RecordError("its slices do not lie across the body (TransformMatrix)")
-    x, y, z = image.GetSpacing()
-    origins = np.array(image.GetOrigin()) + np.arange(len(values))[:, None] * z * axes[:, 2]
+    x, y, z = reader.GetSpacing()
+    origins = np.array(reader.GetOrigin()) + np.arange(shape[0])[:, None] * z * axes[:, 2]
     turned = bool(axes[2, 2] < 0) if flipped is None else flipped
-    if turned:
-        values, origins = values[::-1], origins[::-1]
+
+    def read_slice(number: int) -> npt.NDArray[np.generic]:
+        reader.SetExtractIndex([0, 0, shape[0] - 1 - number if turned else number])
+        reader.SetExtractSize([shape[2], shape[1], 1])
+        return np.asarray(SimpleITK.GetArrayFromImage(_itk(reader.Execute))[0])
+
     return Volume(
-        shape=values.shape,
+        shape=shape,
         spacing=(z, y, x),
-        origins=origins,
+        origins=origins[::-1] if turned else origins,
         normal=axes[:, 2] * np.sign(axes[2, 2]),
-        read_slice=lambda number: np.asarray(values[number]),
+        read_slice=read_slice,
         flipped=turned,
     )
+
+
+def _itk(call: Callable[[], Any]) -> Any:
+    """What a call of SimpleITK gives.
+
+    Raises:
+        RecordError: It failed.
+    """
+    try:
+        return call()
+    except RuntimeError as error:  # it raises that for whatever it meets, and quotes the header
+        raise RecordError("it cannot be read as a MetaImage file") from error
 
 
 def mhd_fields(path: Path) -> dict[str, str]:
@@ -317,27 +350,52 @@ def mhd_fields(path: Path) -> dict[str, str]:
     return fields
 
 
-def _require_samples(path: Path) -> None:
-    """Make sure that the header describes what lies beside it, before anything is read."""
+def _require_geometry(fields: dict[str, str]) -> None:
+    """Refuse numbers in whose place SimpleITK would take others without a word."""
+    for names, count in GEOMETRY:
+        given = sorted(names & fields.keys())
+        values = " ".join(fields[name] for name in given).split()
+        if given and not (
+            len(values) == count and all(re.fullmatch(COORDINATE, value) for value in values)
+        ):
+            raise RecordError(f"{given[0]} is not {count} numbers, or is there twice")
+    if not all(float(value) > 0 for value in fields.get("ElementSpacing", "0").split()):
+        raise RecordError("ElementSpacing is not three positive numbers")
+
+
+def _require_samples(path: Path) -> tuple[int, int, int]:
+    """Shape (z, y, x) of the samples, where the header describes a file of that size.
+
+    Raises:
+        RecordError: It does not, or the file is stored outside its folder.
+    """
     fields = mhd_fields(path)
+    _require_geometry(fields)
     name, kind = fields.get("ElementDataFile", ""), fields.get("ElementType", "")
-    if not re.fullmatch(r"[\w.+-]+", name) or name in (".", "..", "LOCAL", "LIST"):
+    if not re.fullmatch(r"[\w.+-]{1,200}", name) or name in (".", "..", "LOCAL", "LIST"):
         raise RecordError("ElementDataFile names no file in the header's own folder")
-    plain = ("CompressedData", "HeaderSize", "BinaryDataByteOrderMSB", "ElementByteOrderMSB")
-    odd = [key for key in plain if fields.get(key, "False").lower() not in ("false", "0")]
-    if odd or kind not in ELEMENTS or fields.get("ElementNumberOfChannels", "1") != "1":
+    odd = [key for key, value in PLAIN.items() if fields.get(key, value).lower() != value]
+    odd += [key for key in ("NDims", "BinaryData") if key not in fields]
+    if odd or kind not in ELEMENTS:
         raise RecordError(
-            "expected whole numbers of one channel, uncompressed, little-endian and without a "
-            f"header of their own; {odd[0] if odd else 'ElementType'} says otherwise"
+            "expected whole numbers of one channel in three dimensions, uncompressed, "
+            "little-endian and without a header of their own; "
+            f"{(odd or ['ElementType'])[0]} says otherwise"
         )
     sizes = fields.get("DimSize", "").split()
-    if len(sizes) != 3 or not all(re.fullmatch(r"[1-9]\d{0,8}", size) for size in sizes):
+    if len(sizes) != 3 or not all(re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII) for size in sizes):
         raise RecordError("DimSize is not three positive whole numbers")
-    voxels = int(sizes[0]) * int(sizes[1]) * int(sizes[2])
-    if voxels > MAX_VOXELS or int(sizes[2]) > MAX_SLICES:
-        raise RecordError(f"it has {voxels:,} voxels, expected at most {MAX_VOXELS:,}")
+    x, y, z = (int(size) for size in sizes)
+    if x * y * z > MAX_VOXELS or z > MAX_SLICES:
+        raise RecordError(
+            f"it has {z:,} slices and {x * y * z:,} voxels, expected at most {MAX_SLICES:,} and "
+            f"{MAX_VOXELS:,}"
+        )
     samples = path.with_name(name)
     held = samples.stat().st_size if samples.is_file() else None
-    if held != voxels * ELEMENTS[kind]:
+    if held != x * y * z * ELEMENTS[kind]:
         state = "is missing" if held is None else f"has {held:,} bytes"
-        raise RecordError(f"its samples' file {state}, expected {voxels * ELEMENTS[kind]:,} bytes")
+        raise RecordError(
+            f"its samples' file {state}, expected {x * y * z * ELEMENTS[kind]:,} bytes"
+        )
+    return z, y, x

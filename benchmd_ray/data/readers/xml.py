@@ -9,8 +9,12 @@ from xml.parsers import expat
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError
 
-MAX_BYTES = 16 * 2**20
+MAX_BYTES = 2**23
 """Larger files are refused; those of SHHS and LIDC-IDRI have well under 2 MiB."""
+MAX_ELEMENTS = 500_000
+"""Files of more elements are refused; an annotation of LIDC-IDRI has some ten thousand."""
+MAX_DEPTH = 50
+"""Files of deeper elements are refused; theirs are 6 deep."""
 
 
 def read_xml(path: Path, what: str, *, first_bytes: int | None = None) -> Element:
@@ -31,9 +35,16 @@ def read_xml(path: Path, what: str, *, first_bytes: int | None = None) -> Elemen
 def _tree(content: bytes, what: str, *, whole: bool) -> Element:
     builder, inside = TreeBuilder(), list[str]()
     parser = expat.ParserCreate(namespace_separator="}")
+    elements = 0
 
     def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal elements
+        elements += 1
         inside.append(name)
+        if elements > MAX_ELEMENTS or len(inside) > MAX_DEPTH:
+            raise RecordError(
+                f"{what} has more than {MAX_ELEMENTS:,} elements, or deeper than {MAX_DEPTH}"
+            )
         builder.start(name, attributes)
 
     def end(name: str) -> None:
@@ -53,7 +64,8 @@ def _tree(content: bytes, what: str, *, whole: bool) -> Element:
         root: Element | None = builder.close()
     except (expat.ExpatError, AssertionError, LookupError, ValueError) as error:
         # the last two are for an encoding that it declares and that Python lacks or cannot use
-        raise RecordError(f"{what} is no XML, or damaged ({error}). Fetch it again.") from None
+        why = error if isinstance(error, expat.ExpatError) else type(error).__name__
+        raise RecordError(f"{what} is no XML, or damaged ({why}). Fetch it again.") from None
     if root is None:
         raise RecordError(f"{what} holds nothing. Fetch it again.")
     return root

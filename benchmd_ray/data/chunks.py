@@ -1,0 +1,232 @@
+"""Shards of a catalog, each from a chunk of raw files: what a build has to do, as Ray tasks do it.
+
+Nothing here imports a reader: files are read in a process apart (`reading`), whose death costs one
+file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from benchmd_ray.data.apart import NOWHERE, Apart, Died
+from benchmd_ray.data.cards import DatasetCard, dataset_card
+from benchmd_ray.data.manifest import shard_part
+from benchmd_ray.data.manifest_form import SHARDS
+from benchmd_ray.data.quarantine import named, quarantined
+from benchmd_ray.data.raw import RawItem
+from benchmd_ray.data.records import RecordError, schema
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import json_bytes
+from benchmd_ray.storage.location import Location, delete, location, read, write
+
+PARTS = "parts"
+"""Folder of what is known of the shards while others are built."""
+TRIES = 2
+"""Times that a file may end the process that reads it, the last time alone in a new one."""
+OUTSIDE_TRIES = 3
+"""Times that the process may be ended from outside while it reads a chunk."""
+PROCESS = Apart("benchmd_ray.data.reading")
+"""Reads the files of this process's chunks."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One shard's work: pure data, so that it can be sent to a Ray task."""
+
+    name: str
+    split: str
+    dataset: str
+    root: str
+    out: str
+    plan: str
+    """Digest of all that determines what it holds, but the raw files' contents."""
+    items: tuple[RawItem, ...]
+
+    @property
+    def shard(self) -> Location:
+        """Its shard."""
+        return location(self.out) / SHARDS / f"{self.name}.parquet"
+
+    @property
+    def part(self) -> Location:
+        """What is known of its shard."""
+        return location(self.out) / PARTS / f"{self.name}.json"
+
+    @property
+    def span(self) -> str:
+        """Its records, for messages."""
+        return f"the records {self.items[0].record_id} to {self.items[-1].record_id}"
+
+    def finished(self, shards: Mapping[str, int], retry_quarantined: bool) -> dict[str, Any] | None:
+        """Its part when it was built before, from the same inputs and whole.
+
+        Args:
+            shards: Bytes of the shards that are there.
+            retry_quarantined: Not where records could not be read.
+        """
+        held = read(self.part)
+        if held is None:
+            return None
+        part: dict[str, Any] = json.loads(held)
+        whole = part["rows"] == 0 or shards.get(self.shard.name) == part["bytes"]
+        again = retry_quarantined and part["quarantined"]
+        return part if part["plan"] == self.plan and whole and not again else None
+
+
+def as_row(chunk: Chunk) -> dict[str, bytes]:
+    """A chunk for a Ray task: compressed, for the rows of all chunks are in memory at once."""
+    text = json.dumps(vars(chunk), default=_fields)
+    return {"chunk": zlib.compress(text.encode(), 1)}
+
+
+def items_digest(items: Sequence[RawItem]) -> str:
+    """SHA-256 over items, one at a time: there may be hundreds of thousands."""
+    whole = hashlib.sha256()
+    for item in items:
+        values = list(_fields(item).values())
+        whole.update(json.dumps(values, sort_keys=True).encode() + b"\n")
+    return whole.hexdigest()
+
+
+def _fields(item: RawItem) -> dict[str, Any]:
+    """`dataclasses.asdict` without copying what the fields hold."""
+    return {name: getattr(item, name) for name in RawItem.__slots__}
+
+
+def build_row(row: Mapping[str, bytes]) -> dict[str, str]:
+    """Build one chunk in a Ray task; messages of errors come back without Ray's wrapping."""
+    fields = json.loads(zlib.decompress(row["chunk"]))
+    chunk = Chunk(**fields | {"items": tuple(RawItem(**item) for item in fields["items"])})
+    try:
+        return {"part": json.dumps(build_chunk(chunk))}
+    except BenchmdError as error:
+        return {"part": json.dumps({"error": str(error)})}
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        return {"part": json.dumps({"error": f"{chunk.span} could not be built: {what}"})}
+
+
+def build_chunk(chunk: Chunk) -> dict[str, Any]:
+    """Read the files of one chunk, write its shard and then its part.
+
+    Raises:
+        BenchmdError: A file cannot be read for now, or the shard not be written.
+    """
+    card = dataset_card(chunk.dataset)
+    found = _read(chunk, card)
+    table = found.table(card)
+    part: dict[str, Any] = {
+        "name": chunk.name,
+        "split": chunk.split,
+        "plan": chunk.plan,
+        "items": len(chunk.items),
+        "rows": len(table),
+        "left_out": dict(found.left_out),
+        "remarks": dict(found.remarks),
+        "quarantined": [found.quarantined[place] for place in sorted(found.quarantined)],
+    }
+    delete([chunk.part])  # a part of other inputs must never stand beside the new shard
+    if part["rows"]:
+        part |= shard_part(table, chunk.shard, card)
+    write(chunk.part, json_bytes(part))
+    return part
+
+
+@dataclass
+class _Found:
+    """What the files of a chunk gave, in parts of some files each."""
+
+    tables: dict[int, pa.Table] = field(default_factory=dict)
+    """Records by the place of the first file of a part."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    remarks: Counter[str] = field(default_factory=Counter)
+    quarantined: dict[int, dict[str, str | None]] = field(default_factory=dict)
+    """Entries by the place of the file."""
+
+    def add(
+        self, head: dict[str, Any], data: bytearray, places: Sequence[int], chunk: Chunk
+    ) -> None:
+        """Add what an answer of `reading` says of the files of some places.
+
+        Raises:
+            BenchmdError: It says why there is none.
+        """
+        if "error" in head:
+            raise BenchmdError(head["error"])
+        if "fault" in head:
+            raise BenchmdError(f"{chunk.span} could not be built: {head['fault']}")
+        self.tables[places[0]] = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+        self.left_out.update(head["left_out"])
+        self.remarks.update(head["remarks"])
+        self.quarantined |= {places[at]: entry for at, entry in head["quarantined"]}
+
+    def table(self, card: DatasetCard) -> pa.Table:
+        """All records, in the order of the files."""
+        parts = [self.tables[place] for place in sorted(self.tables)]
+        whole = pa.concat_tables(parts) if parts else schema(card).empty_table()
+        return whole.combine_chunks() if len(parts) > 1 else whole
+
+
+def _read(chunk: Chunk, card: DatasetCard) -> _Found:
+    """Read the files of a chunk in the process apart, all in one call unless that dies.
+
+    The file at which it died is read again first and alone, in a new process, so that no other file
+    is to blame; if it dies again, the file is quarantined. A process that was ended from outside
+    quarantines nothing.
+
+    Raises:
+        BenchmdError: A file cannot be read for now, or the process was ended from outside
+            `OUTSIDE_TRIES` times.
+    """
+    found, deaths, ended = _Found(), Counter[int](), 0
+    waiting = [list(range(len(chunk.items)))]
+    while waiting:
+        places = waiting.pop()
+        try:
+            head, data = PROCESS.call(_request(chunk, places))
+        except Died as died:
+            if died.outside:
+                ended += 1
+                if ended == OUTSIDE_TRIES:
+                    raise _ended(died, chunk, places, card) from None
+                waiting.append(places)
+                continue
+            place = places[died.place]
+            deaths[place] += 1
+            rest = places[died.place + 1 :], places[: died.place]
+            waiting += [part for part in rest if part]
+            if deaths[place] < TRIES:
+                waiting.append([place])
+            else:
+                reason = RecordError(f"it {died.how}, twice")
+                entry = quarantined(reason, chunk.items[place], chunk.root, card)
+                found.quarantined[place] = entry
+        else:
+            found.add(head, data, places, chunk)
+    return found
+
+
+def _request(chunk: Chunk, places: Sequence[int]) -> dict[str, Any]:
+    items = [_fields(chunk.items[place]) for place in places]
+    return {"dataset": chunk.dataset, "split": chunk.split, "root": chunk.root, "items": items}
+
+
+def _ended(died: Died, chunk: Chunk, places: Sequence[int], card: DatasetCard) -> BenchmdError:
+    """An error of a process that was ended from outside, or never began."""
+    what = "the first raw file"
+    if died.place != NOWHERE:
+        what = named(chunk.items[places[died.place]], card)
+    return BenchmdError(
+        f"{what} {died.how}, the last of {OUTSIDE_TRIES} times among {chunk.span}. Systems do so "
+        "where memory is short: take fewer --cpus, or free memory, and run the same command again; "
+        "it resumes where it stopped. Nothing was quarantined for it. If it is always that file, "
+        "take it out of the raw folder and add --allow-missing."
+    )

@@ -1,0 +1,86 @@
+"""Raw files read into records, in a process apart (`apart`): as a module, it is that process.
+
+It alone imports the readers, whose libraries take a second to import.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmd_ray.data.apart import begin, serve
+from benchmd_ray.data.cards import DatasetCard, dataset_card
+from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.data.quarantine import quarantined
+from benchmd_ray.data.raw import RawItem
+from benchmd_ray.data.records import Record, RecordLeftOut, checked, to_table
+from benchmd_ray.errors import BenchmdError
+
+
+def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]:
+    """What some raw files give.
+
+    Args:
+        request: ``dataset``, ``split``, ``root`` (the raw folder) and ``items``, the fields of each
+            `RawItem`.
+
+    Returns:
+        ``left_out``, ``remarks``, ``quarantined`` (places with entries), and the records as an
+        Arrow stream; or ``error``, a message, where a file cannot be read for now; or ``fault``,
+        where the records cannot be held.
+    """
+    card = dataset_card(request["dataset"])
+    try:
+        head, records = _read([RawItem(**fields) for fields in request["items"]], request, card)
+        return head, _stream(to_table(records, request["split"], card))
+    except MemoryError:
+        raise
+    except BenchmdError as error:
+        return {"error": str(error)}, b""
+    except Exception as error:
+        return {"fault": f"{type(error).__name__}: {error}"}, b""
+
+
+def _read(
+    items: list[RawItem], request: dict[str, Any], card: DatasetCard
+) -> tuple[dict[str, Any], list[Record]]:
+    """What the files give, one after the other.
+
+    Raises:
+        BenchmdError: One cannot be read for now.
+    """
+    records: list[Record] = []
+    left_out: Counter[str] = Counter()
+    remarks: Counter[str] = Counter()
+    entries: list[tuple[int, dict[str, str | None]]] = []
+    read = DATASETS[card.collection or card.name].read
+    for place, item in enumerate(items):
+        begin(place)
+        try:
+            reading = read(Path(request["root"]), item, card)
+            whole = [checked(record, card) for record in reading.records]
+        except RecordLeftOut as why:
+            left_out[str(why)] += 1
+        except MemoryError:
+            raise
+        except Exception as error:  # a file may be broken in ways that no reader foresees
+            entries.append((place, quarantined(error, item, request["root"], card)))
+        else:
+            records.extend(whole)
+            left_out.update(reading.left_out)
+            remarks.update(reading.remarks)
+    return {"left_out": left_out, "remarks": remarks, "quarantined": entries}, records
+
+
+def _stream(table: pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return memoryview(sink.getvalue())
+
+
+if __name__ == "__main__":
+    serve(answer)

@@ -1,0 +1,124 @@
+"""YAML of plain values, bounded: no text makes reading it take long or much memory.
+
+Format: https://yaml.org/spec/1.1/, without tags, merges and dates.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmd_ray.errors import BenchmdError, shown
+
+MAX_CHARACTERS = 2**16
+"""Of a text; the largest file of the package has 4,400. So many are read in about a second."""
+MAX_DEPTH = 16
+"""Of nested lists and mappings; four are in use. Reading takes a few Python frames for each."""
+MAX_VALUES = 10_000
+"""Values of a text, those of an anchor counted anew at each of its aliases."""
+MAX_DIGITS = 40
+"""Characters of a number; 64 bits take 20."""
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+UNTAKEN = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
+"""What SafeLoader recognises without a tag, and what stays a text here."""
+
+
+def read_yaml(text: str, what: str) -> Any:
+    """Value of a YAML text: mappings, lists, texts, numbers, true, false and null.
+
+    Args:
+        text: The text.
+        what: What it is, for messages, such as ``the card x.yaml``.
+
+    Raises:
+        BenchmdError: It is no such text, has a key twice, or is too long or too deeply nested.
+    """
+    try:
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
+        return yaml.load(text, _PlainValues)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: 0x_, "\UFFFFFFFF"
+        raise BenchmdError(f"cannot read {what}: {error}") from error
+
+
+def read_yaml_file(path: Path, what: str) -> Any:
+    """Value of a YAML file, see `read_yaml`.
+
+    Raises:
+        BenchmdError: See `read_yaml`; or the file cannot be opened or is no UTF-8 text.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8")
+    except OSError as error:
+        raise BenchmdError(f"cannot read {what}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise BenchmdError(f"cannot read {what}: it is no UTF-8 text ({error.reason}).") from error
+    return read_yaml(text, what)
+
+
+class _PlainValues(yaml.SafeLoader):
+    """Refuses what could make a short text a large or deep value, before it is one."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as the class above has it
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in UNTAKEN]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    depth = values = 0
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.behind: dict[str | None, int] = {}
+        """Values that an anchor stands for."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node.
+
+        Raises:
+            ComposerError: It has a tag, is nested too deeply, makes too many values, or is a number
+                of too many digits or a text that is no Unicode.
+        """
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self.values
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in self.anchors:  # of one within its own anchor nothing is known yet
+                self.values += self.behind.get(event.anchor, MAX_VALUES)
+        elif event.tag is not None:
+            raise _refused(f"the tag {shown(event.tag)} is not taken: write plain values", event)
+        self.values += 1
+        self.depth += 1
+        if self.depth > MAX_DEPTH or self.values > MAX_VALUES:
+            most = f"{MAX_VALUES:,} values, nested in {MAX_DEPTH} levels"
+            raise _refused(f"expected at most {most}, aliases written out", event)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if event.anchor is not None and not isinstance(event, yaml.AliasEvent):
+            self.behind[event.anchor] = self.values - before
+        if isinstance(node, yaml.ScalarNode):
+            if node.tag in NUMBERS and len(node.value) > MAX_DIGITS:
+                raise _refused(f"a number has {len(node.value):,} digits", event)
+            if any("\ud800" <= letter <= "\udfff" for letter in node.value):
+                raise _refused("a text holds half a character", event)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping.
+
+        Raises:
+            ConstructorError: A key is there twice; YAML would drop the first silently.
+        """
+        seen: set[str] = set()
+        for name, _ in node.value:
+            if isinstance(name, yaml.ScalarNode):
+                if name.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {name.value!r} is there twice", name.start_mark
+                    )
+                seen.add(name.value)
+        return super().construct_mapping(node, deep)
+
+
+def _refused(reason: str, event: Any) -> yaml.YAMLError:
+    return yaml.composer.ComposerError(None, None, reason, event.start_mark)

@@ -1,0 +1,98 @@
+"""Plain values of YAML files as the types that dataclasses declare."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
+
+PLAIN = (bool, int, float, str, type(None))
+LARGEST = 2**63 - 1
+"""Larger whole numbers fit no 64 bits."""
+
+types_of: Any = functools.cache(typing.get_type_hints)
+"""Types of a dataclass's fields, by name."""
+
+
+def typed(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as ``kind``.
+
+    Args:
+        kind: bool, int, float, str, a Literal, one of these or None; a list, tuple or dict of
+            these (of dict[str, Any]: of plain values); or a dataclass, for a mapping.
+        value: A plain value, or lists and mappings of such.
+        where: Name of the value, for messages, such as ``setting pretrain.steps``.
+
+    Raises:
+        BenchmdError: It is of another type, a number that is not finite or has no 64 bits, or a
+            mapping with an unknown key, or without one that has no default.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        (kind,) = (each for each in inner if each is not types.NoneType)
+        return None if value is None else typed(kind, value, where)
+    if origin is Literal:
+        for choice in inner:
+            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
+                return choice
+        raise unknown_name(f"value of {where}:", str(value), map(str, inner))
+    if origin is dict:
+        return _mapping(inner, value, where)
+    if origin in (list, tuple):
+        if isinstance(value, list | tuple):
+            return origin(typed(inner[0], each, where) for each in value)
+        raise BenchmdError(f"{where} is {shown(value)}, expected a list such as [0.5, 0.75].")
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, where)
+    return _scalar(kind, value, where)
+
+
+def _mapping(inner: tuple[Any, Any], value: Any, where: str) -> dict[Any, Any]:
+    key_kind, kind = inner
+    if not isinstance(value, Mapping):
+        raise BenchmdError(f"{where} is {shown(value)}, expected names with values.")
+    if kind is Any and not all(isinstance(each, PLAIN) for each in value.values()):
+        raise BenchmdError(f"{where} is {shown(value)}, expected names with plain values.")
+    return {
+        typed(key_kind, key, f"a name in {where}"): (
+            held if kind is Any else typed(kind, held, f"{where}.{key}")
+        )
+        for key, held in value.items()
+    }
+
+
+def _dataclass(kind: Any, value: Any, where: str) -> Any:
+    kinds = types_of(kind)
+    if not isinstance(value, Mapping):
+        raise BenchmdError(f"{where} is {shown(value)}, expected the keys {', '.join(kinds)}.")
+    for key in value:
+        if key not in kinds:
+            raise unknown_name(f"key in {where}:", str(key), kinds)
+    for field in dataclasses.fields(kind):
+        missing = dataclasses.MISSING
+        if field.name not in value and field.default is field.default_factory is missing:
+            raise BenchmdError(f"{where} is incomplete: {field.name} is missing.")
+    return kind(**{key: typed(kinds[key], held, f"{where}: {key}") for key, held in value.items()})
+
+
+def _scalar(kind: Any, value: Any, where: str) -> Any:
+    found: Any = value
+    if kind is float and not isinstance(value, bool):
+        with suppress(TypeError, ValueError, OverflowError):
+            found = float(value)  # YAML 1.1 reads 1e-4 as a string
+    elif kind is int and isinstance(value, float) and value.is_integer():
+        found = int(value)
+    if not isinstance(found, kind) or isinstance(found, bool) != (kind is bool):
+        raise BenchmdError(f"{where} is {shown(value)}, expected a value of type {kind.__name__}.")
+    if kind is float and not math.isfinite(found):
+        raise BenchmdError(f"{where} is {shown(value)}, expected a finite number.")
+    if kind is int and abs(found) > LARGEST:
+        raise BenchmdError(f"{where} is {shown(value)}, expected a number of 64 bits.")
+    return found

@@ -1,0 +1,111 @@
+"""Builds that a signal stops: one exit code, one sentence, nothing left, and they resume."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmd_ray.data.build import build
+from benchmd_ray.data.catalog import open_catalog
+
+COMMAND = (sys.executable, "-m", "benchmd_ray.cli", "catalog", "build", "aptos-2019")
+MOMENTS = ("lock", "gcs_server", "raylet", "default_worker", "benchmd_ray.data.reading")
+"""What there is: the catalog's lock, or a process of Ray or one that reads."""
+
+
+@pytest.fixture
+def raw(synthetic_photos, tmp_path) -> Path:
+    """A raw folder with an image that cannot be read before `give`."""
+    raw = Path(shutil.copytree(synthetic_photos["aptos-2019"], tmp_path / "raw"))
+    first = min((raw / "train_images").iterdir())
+    first.rename(tmp_path / "held-back")
+    os.mkfifo(first)  # whoever opens it waits
+    return raw
+
+
+def give(raw: Path) -> None:
+    """Let the image be read that was held back."""
+    first = min((raw / "train_images").iterdir())
+    first.unlink()
+    (raw.parent / "held-back").rename(first)
+
+
+def started(raw: Path, out: Path) -> subprocess.Popen[str]:
+    """A build as a process and a group of its own."""
+    return subprocess.Popen(
+        [*COMMAND, "--raw", str(raw), "--out", str(out), "--allow-missing"],
+        env={key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes_of(command: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All that it started and that are running."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(command.pid).children(recursive=True)
+    return []
+
+
+def until(moment: str, command: subprocess.Popen[str], out: Path) -> None:
+    """Wait for a moment of a build."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until and command.poll() is None:
+        if moment == "lock" and (out / ".lock").exists():
+            return
+        for process in processes_of(command):
+            with contextlib.suppress(psutil.Error):
+                if moment in " ".join(process.cmdline()):
+                    return
+        time.sleep(0.02)
+    pytest.fail(f"there was no {moment}: {command.communicate()}")
+
+
+def stopped(command: subprocess.Popen[str], number: signal.Signals, *, group: bool) -> str:
+    """What a build says that is stopped by a signal; nothing of it is left running."""
+    everything = processes_of(command)
+    if group:  # as a terminal does
+        os.killpg(command.pid, number)
+    else:
+        command.send_signal(number)
+    until = time.monotonic() + 60
+    while command.poll() is None and time.monotonic() < until:
+        everything += processes_of(command)
+        time.sleep(0.05)
+    assert command.returncode == 128 + number, command.communicate()
+    assert psutil.wait_procs(everything, timeout=10)[1] == []
+    output, errors = command.communicate(timeout=10)
+    assert output == ""
+    return errors
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("moment", "later"), [*((m, 0.0) for m in MOMENTS), ("raylet", 1.0)])
+def test_a_stopped_build_leaves_nothing_and_resumes(raw, tmp_path, number, moment, later):
+    out = tmp_path / "out"
+    command = started(raw, out)
+    until(moment, command, out)
+    time.sleep(later)
+    said = stopped(command, number, group=number == signal.SIGINT)
+    assert said.splitlines() == ["interrupted: the same command goes on where it stopped"]
+    assert not (out / "manifest.json").exists()
+    assert not list(out.rglob(".partial-*"))
+    if (moment, number) == (MOMENTS[-1], signal.SIGTERM):
+        give(raw)
+        again = started(raw, out)
+        assert again.wait(120) == 0, again.communicate()
+        whole = build("aptos-2019", raw, tmp_path / "whole", allow_missing=True)
+        assert open_catalog(out).digest == whole.digest
