@@ -1,4 +1,5 @@
 import csv
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -346,3 +347,32 @@ def test_runs_without_predictions_are_refused(tmp_path):
     run = open_run(tmp_path, "r", {"determinants": {}})
     with pytest.raises(BenchmdError, match="none of the 1 runs is finished and has predictions"):
         analyse([run])
+
+
+def test_names_that_are_formulas_are_inert_in_every_csv(tmp_path):
+    formula = '=HYPERLINK("http://x.example","more")'
+    run = make_transfer(tmp_path / "runs", options={"split": "@SUM(1)"})
+    base = make_transfer(tmp_path / "runs", "mae", options={"split": "@SUM(1)"})
+    rng = np.random.default_rng(0)
+    targets = np.eye(2, dtype=np.int8)[rng.integers(0, 2, 200)]
+    held = people(200) | {"site": ["+1"] * 100 + ["-1+1"] * 60 + ["\t=1"] * 40}
+    for each in (run, base):
+        scores = rng.dirichlet(np.ones(2), 200)
+        write_predictions(
+            each,
+            "=1+1",
+            {"test": (held, targets, scores)},
+            classes=(formula, "normal"),
+            options={"=2": "5"},
+        )
+    analysis = analyse([run, base], resamples=20)
+    paths = [p for p in tables.write_tables(analysis, tmp_path / "out") if p.suffix == ".csv"]
+    cells = set()
+    for path in paths:
+        with path.open(newline="", encoding="utf-8") as file:
+            cells |= {cell for row in csv.reader(file) for cell in row}
+    assert {f"'{formula}", "'+1", "'-1+1", "'=1+1"} <= cells
+    assert any("@SUM(1)" in cell for cell in cells)
+    numbers = {cell for cell in cells if re.fullmatch(r"-[\d.]+(e-\d+)?", cell)}
+    assert numbers
+    assert not [cell for cell in cells - numbers if cell.startswith(("=", "+", "-", "@", "\t"))]

@@ -29,7 +29,7 @@ from benchmd_ray.results.report.table_cells import (
     spanned,
 )
 from benchmd_ray.results.report.tables_tuning import searches_shown, tuned_shown
-from benchmd_ray.results.report.written import latex, markdown
+from benchmd_ray.results.report.written import csv_text, latex, markdown
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
     for name, make in LISTS.items():
         held = make(analysis)
         if len(held):
-            contents[f"{name}.csv"] = held.to_csv(index=False)
+            contents[f"{name}.csv"] = csv_text(held)
     for name, content in contents.items():
         with replacing(folder / name) as partial:
             partial.write_text(content, "utf-8")
@@ -335,7 +335,7 @@ def _files(
         lines += ["", *(f"- {note}" for note in notes)]
     label = f"tab:{table.name.replace('_', '-')}"
     return {
-        f"{table.name}.csv": data.to_csv(index=False),
+        f"{table.name}.csv": csv_text(data),
         f"{table.name}.md": "\n".join(lines) + "\n",
         f"{table.name}.tex": latex(*_narrowed(shown, table.caption), label, notes),
     }
