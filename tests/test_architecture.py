@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 FOUNDATION = {"benchmd_ray", "errors", "files", "modalities", "plugins", "progress", "settings"}
 FOUNDATION |= {"repeating", "storage", "telemetry"}
-SCORES = {"evaluation.metrics", "evaluation.intervals"}
+SCORES = {"evaluation.metrics"}
 ROOMS = {
     "storage": {"errors", "files", "repeating", "storage"},
     "data": FOUNDATION | {"cluster", "data"},
@@ -74,11 +74,11 @@ def test_torch_stays_out_of_the_data_room_but_for_batches(path):
         assert relative(path) in ("data/batches.py", "data/feed.py", "data/normalise.py")
 
 
-@pytest.mark.parametrize("name", ["metrics", "intervals", "ranking", "sums"])
+@pytest.mark.parametrize("name", ["metrics", "ranking", "resampling", "sums"])
 def test_scores_need_numpy_and_scikit_learn_alone(name):
     used = external(PACKAGE / "evaluation" / f"{name}.py")
-    standard = {"__future__", "collections", "concurrent", "dataclasses", "itertools", "typing"}
-    assert used <= standard | {"math", "os", "numpy", "sklearn", "benchmd_ray"}
+    standard = {"__future__", "collections", "concurrent", "dataclasses", "functools", "itertools"}
+    assert used <= standard | {"math", "os", "typing", "numpy", "sklearn", "benchmd_ray"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -25,10 +25,11 @@ from benchmd_ray.files import cache_folder, replacing
 
 Floats = npt.NDArray[np.float64]
 CODE = (
-    "evaluation/intervals.py",
     "evaluation/metrics.py",
     "evaluation/ranking.py",
+    "evaluation/resampling.py",
     "evaluation/sums.py",
+    "evaluation/support.py",
     "results/report/scored.py",
 )
 """Source files that say what metrics and resamples are, and how they are kept."""
