@@ -29,7 +29,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import combinations
@@ -529,6 +529,9 @@ def main(arguments: list[str] | None = None) -> None:
         options.error(f"no situation has {chosen.only!r} in its name")
     with ProcessPoolExecutor(chosen.processes) as pool:
         waiting = [pool.submit(run, one, draws, resamples, chosen.seed) for one in found]
+        for number, one in enumerate(as_completed(waiting), 1):
+            done = one.result()
+            sys.stderr.write(f"{number}/{len(found)} {done.situation.name}: {done.seconds:.0f} s\n")
         results = [one.result() for one in waiting]
     result = {
         "study": "statistics",

@@ -424,7 +424,7 @@ def test_findings_of_few_patients_say_that_nothing_is_tested(analysis):
         ("Shift to targets", "gaps"),
     ):
         count = len(few[name])
-        assert f"{count} differences of too few patients are not tested." in text[topic]
+        assert f"{count} differences are not tested: too few patients" in text[topic]
     everything = " ".join(text.values())
     assert "significant" not in everything
     assert "differ at" not in everything.replace(text["Subgroups"], "")

@@ -522,7 +522,7 @@ def test_a_difference_is_shown_only_when_its_test_says_so():
         "+0.040\u00a0[0.010,\u00a00.070] (mae, georgia, linear)"
     )
     one = differences(frame_of((0.3, 0.0, 0.6, 0.05)), "change", "gains", "losses")
-    assert one.startswith("change: it is not shown, largest +0.300")
+    assert one.startswith("change: no difference is shown, largest +0.300")
     few = (0.3, np.nan, np.nan, np.nan)
     assert differences(frame_of(few), "change", "gains", "losses") == (
         "change: not tested, too few patients"

@@ -327,9 +327,10 @@ def test_classes_that_rest_on_few_patients_are_named(tmp_path):
     names = [name for name, *_ in cell.classes]
     assert found == [
         "Fewer than 5 patients on the rarer side (positive or negative) in georgia (test), so no "
-        f"interval of the class or of a mean over classes: {names[0]} (1), {names[2]} (4.5).",
+        f"interval of the class or of a mean over classes: {names[0]} (1), {names[2]} "
+        "(effectively 4.5).",
         "Fewer than 10 patients on the rarer side (positive or negative) in georgia (test), so the "
-        f"interval is rough: {names[3]} (5), {names[4]} (9.25).",
+        f"interval is rough: {names[3]} (5), {names[4]} (effectively 9.25).",
     ]
 
 

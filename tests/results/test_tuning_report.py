@@ -323,7 +323,7 @@ def test_sentences_call_a_difference_what_its_test_says(analysis):
     assert "0 are above zero and 0 below zero at p < 0.05; 1 cannot be told" in lines
     assert "12 trials" in lines
     lines = said(p=np.nan)
-    assert "on targets, on the same rows: 1 difference of too few patients is not tested." in lines
+    assert "on targets, on the same rows: 1 difference is not tested: too few patients, in" in lines
 
 
 def test_without_a_search_nothing_speaks_of_tuning(made, tmp_path):

@@ -1,7 +1,8 @@
 """Sentences of the report's figures: what the numbers show, and never more than that.
 
 A difference is called shown when its test says so. Everything else is said to be not shown,
-whatever the size of the number, and where too few patients are scored, to be not tested.
+whatever the size of the number, and where too few patients are scored, in all or in a class, to be
+not tested.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def differences(frame: pd.DataFrame, what: str, up: str, down: str) -> str:
     largest = f"{spanned(row['value'], row['low'], row['high'], signed)} ({where(row)})"
     untested = f"; {few} with too few patients not tested" if few else ""
     if clear.empty:
-        which = "it is not shown" if total == 1 else f"none of {total} is shown"
+        which = "no difference is shown" if total == 1 else f"none of {total} is shown"
         return f"{what}: {which}, largest {largest}{untested}"
     parts = (((clear["value"] > 0).sum(), up), ((clear["value"] < 0).sum(), down))
     counts = ", ".join(f"{count} {name}" for count, name in parts if count)

@@ -114,7 +114,10 @@ def _notes_on_classes(found: Sequence[Cell]) -> list[str]:
         for c in found:
             for (name, *_), count in zip(c.classes, c.support.rarer, strict=True):
                 if least <= count < most:
-                    few.setdefault((c.dataset, c.split), {})[f"{name} ({count:.3g})"] = None
+                    patients = (
+                        f"{count:.3g}" if count == round(count) else f"effectively {count:.3g}"
+                    )
+                    few.setdefault((c.dataset, c.split), {})[f"{name} ({patients})"] = None
         lines += [
             f"Fewer than {most:g} patients on the rarer side (positive or negative) in {dataset} "
             f"({split}), {so}: {', '.join(names)}."

@@ -83,7 +83,10 @@ def judged(
     """
     tested = rows.dropna(subset=p)
     few = len(rows) - len(tested)
-    untested = f"{count_of(few, 'difference')} of too few patients {_is(few)} not tested."
+    untested = (
+        f"{count_of(few, 'difference')} {_is(few)} not tested: too few patients, in all or in a "
+        "class."
+    )
     if tested.empty:
         return untested
     differs = tested[tested[p] < LEVEL]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmd_ray.evaluation.metrics import METRICS
+from benchmd_ray.evaluation.support import INTERVAL_PATIENTS
 from benchmd_ray.files import replacing
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.cells import Cell
@@ -237,7 +238,10 @@ TABLES = (
     Table("auroc_per_class", "AUROC of each class against the rest.", classes_shown, _per_class),
     Table(
         "metrics",
-        "All metrics over all classes.",
+        "All metrics over all classes, with 95 % intervals. AUPRC has one where each class has "
+        f"{METRICS['auprc'].least} patients on its rarer side, accuracy and Brier score where "
+        f"{INTERVAL_PATIENTS} patients are scored, the calibration error never; the caution is for "
+        "AUROC, balanced accuracy and F1.",
         metrics_shown,
         lambda a: a.scores.drop(columns=["seed_values", "paper"]),
     ),
