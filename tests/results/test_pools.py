@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -203,6 +205,27 @@ def test_one_seed_is_tested_with_rare_classes_where_several_are_not(tmp_path):
         assert np.isnan(row["p"]) == (seeds == 2)
         missing = "no interval, no p" if seeds == 2 else "no interval"
         assert row["caution"].startswith(f"{missing}: ")
+
+
+def test_a_rank_without_an_interval_says_why(tmp_path):
+    """Two seeds and classes of 5 to 9 patients: an interval that is rough, and no p."""
+    made = []
+    for seed in (0, 1):
+        for technique in ("scratch", "mae"):
+            run = make_transfer(tmp_path, technique, seed=seed)
+            predict_all(run, {"ptb-xl": {"validation": 110}})
+            made.append(run)
+    analysis = analyse(made, resamples=50)
+    (pair,) = analysis.pairs.to_dict("records")
+    assert "rough interval" in pair["caution"]
+    assert pair["low"] < pair["high"]
+    assert np.isnan(pair["p"])
+    assert analysis.ranking["low"].isna().all()
+    (said,) = set(analysis.ranking["caution"])
+    assert re.fullmatch(
+        r"no interval: \d of 7 classes ha(s|ve) fewer than 10 patients on the rarer side", said
+    )
+    assert analysis.ranking["tau"].notna().all()
 
 
 def test_patients_of_the_source_in_a_target_and_remarks_of_its_build_are_named(tmp_path):

@@ -269,9 +269,10 @@ def _ranking(
     values = {pool.key["technique"]: pool.value("auroc") for pool in members}
     drawn = {pool.key["technique"]: pool.resampled("auroc") for pool in members}
     stability, basis = ranking_stability(values, drawn, p), members[0].basis("auroc")
+    why = basis.no_test or basis.no_interval or basis.rough or "the resamples do not differ"
     for technique in stability.order:
         rank, low, high = stability.rank[technique]
-        untested = basis.no_test or basis.no_interval if np.isnan(low) else ""
+        untested = why if np.isnan(low) else ""
         yield {
             **place,
             "technique": technique,
