@@ -22,8 +22,8 @@ import numpy.typing as npt
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmarks import measure
-from benchmd_ray.evaluation.intervals import group_multiplicities, resampled
 from benchmd_ray.evaluation.metrics import probabilities
+from benchmd_ray.evaluation.resampling import group_multiplicities, resampled
 
 PEERS: dict[str, Callable[..., float]] = {
     "auroc": roc_auc_score,

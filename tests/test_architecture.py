@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 FOUNDATION = {"arrays", "benchmd_ray", "errors", "files", "hardware", "integrity", "interrupts"}
 FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "repeating"}
 FOUNDATION |= {"sessions", "settings", "storage", "telemetry", "training_log", "typed"}
-SCORES = {"evaluation.metrics", "evaluation.intervals"}
+SCORES = {"evaluation.metrics"}
 ROOMS = {
     "storage": {"errors", "files", "repeating", "storage"},
     "data": FOUNDATION | {"cluster", "data"},
@@ -75,11 +75,11 @@ def test_torch_stays_out_of_the_data_room_but_for_batches(path):
         assert relative(path) in ("data/batches.py", "data/feed.py", "data/normalise.py")
 
 
-@pytest.mark.parametrize("name", ["metrics", "intervals", "ranking", "sums"])
+@pytest.mark.parametrize("name", ["metrics", "ranking", "resampling", "sums"])
 def test_scores_need_numpy_and_scikit_learn_alone(name):
     used = external(PACKAGE / "evaluation" / f"{name}.py")
-    standard = {"__future__", "collections", "concurrent", "dataclasses", "itertools", "typing"}
-    assert used <= standard | {"math", "os", "numpy", "sklearn", "benchmd_ray"}
+    standard = {"__future__", "collections", "concurrent", "dataclasses", "functools", "itertools"}
+    assert used <= standard | {"math", "os", "typing", "numpy", "sklearn", "benchmd_ray"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -133,7 +133,7 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
     """
     from benchmd_ray.files import replacing
     from benchmd_ray.results.report.against_paper import against_paper, shown, summary
-    from benchmd_ray.results.report.written import text
+    from benchmd_ray.results.report.written import csv_text, text
     from benchmd_ray.results.store import read_stores
 
     stored = read_stores(list(paths))
@@ -150,5 +150,5 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
         click.echo(note)
     if out is not None:
         with replacing(out) as partial:
-            partial.write_text(frame.to_csv(index=False), "utf-8")
+            partial.write_text(csv_text(frame), "utf-8")
         click.echo(f"written: {out}")

@@ -1,13 +1,14 @@
-"""Is one technique better than another on the same patients: differences, tests, corrections.
+"""Is one technique better than another on the same patients: tests and corrections.
 
-Two tests, because they rest on different things. The paired bootstrap takes any metric and the mean
-over classes: both techniques are scored on the same resamples of the patients, so that what makes
-a patient hard for both cancels out. DeLong's test is for the AUROC of one class and needs no draws.
-Where many pairs are compared, Holm's correction holds the chance of any false claim at the level.
+The exchange test asks what differences of the AUROC come out when the two techniques trade places
+in patients drawn at random. It needs no variance, so that it holds its level with few patients and
+with classes of few positives. DeLong's test is the one that the field expects; it rests on a
+variance, and so on more patients. Both are of the mean over classes. Where many pairs are compared,
+Holm's correction holds the chance of any false claim at the level.
 
-Both hold the trained models fixed: they say nothing about another training seed, which
+All hold the trained models fixed: they say nothing about another training seed, which
 `benchmd_ray.evaluation.seeds` adds. A value that does not exist is NaN, and each docstring says
-when; with fewer than two patients no interval and no p-value exists.
+when.
 """
 
 from __future__ import annotations
@@ -17,29 +18,25 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtr
 from scipy.stats import rankdata
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.metrics import checked_predictions
+from benchmd_ray.evaluation.metrics import checked_groups, checked_predictions
+from benchmd_ray.evaluation.support import support
 
 Floats = npt.NDArray[np.float64]
+Targets = npt.NDArray[np.int8]
+Patients = npt.NDArray[np.intp]
 
+LEVEL = 0.05
+"""Techniques, groups or values are said to differ where p is below it."""
 _ROUNDING = 1e-12
 """Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference of two values of a metric, with its 95 % interval."""
-
-    value: float
-    """The difference itself; NaN where one of the two has no value."""
-    low: float
-    """Lower end of the percentile interval; NaN with fewer than two patients."""
-    high: float
-    """Upper end of the percentile interval."""
-    p: float
-    """Two-sided p of no difference, see `bootstrap_p`."""
+EXCHANGES = 1000
+"""Drawn for an exchange test."""
+_BLOCK = 4096
+"""Patients whose places are drawn at a time: 33 MB with 1,000 draws."""
 
 
 def unpaired(resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike) -> Floats:
@@ -62,25 +59,6 @@ def unpaired(resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike) -> Floats:
             )
     count = min(len(a), len(b))
     return np.asarray(a[:count] - b[np.random.default_rng(0).permutation(len(b))[:count]])
-
-
-def bootstrap_p(differences: npt.ArrayLike) -> float:
-    """Two-sided p of no difference from bootstrapped differences.
-
-    Twice the share of resamples on the rarer side of zero, zero counted on both sides, at most 1;
-    1 is added to both counts, so that p is never 0 (Davison & Hinkley 1997, chapter 4). But
-    for that 1 it agrees with the percentile interval: p is below 0.05 when the 95 % interval leaves
-    out zero. NaN differences are left out; NaN when none is left.
-
-    Args:
-        differences: (resamples,).
-    """
-    values = np.asarray(differences, np.float64)
-    values = values[~np.isnan(values)]
-    if not values.size:
-        return math.nan
-    rarer = min(np.count_nonzero(values <= _ROUNDING), np.count_nonzero(values >= -_ROUNDING))
-    return float(min(1.0, 2 * (rarer + 1) / (len(values) + 1)))
 
 
 def holm(p_values: npt.ArrayLike) -> Floats:
@@ -109,20 +87,109 @@ def holm(p_values: npt.ArrayLike) -> Floats:
     return corrected
 
 
+def exchange_p(
+    targets: npt.ArrayLike,
+    scores_a: npt.ArrayLike,
+    scores_b: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    *,
+    draws: int = EXCHANGES,
+    seed: int = 0,
+) -> float:
+    """Two-sided p of the difference of two mean AUROCs on the same rows, by exchange.
+
+    If it makes no difference which technique scored a patient, the two may trade places in any
+    patients: a permutation test within patients (Bandos, Rockette & Gur 2005, there of one class
+    with one row per patient). What they trade are ranks, so that the scales of the scores do not
+    matter. The difference after an exchange is a sum over patients of `exchange_shares`, each with
+    the sign of the patient's draw, so that all draws are one product of matrices.
+
+    Args:
+        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
+        scores_a: (rows, classes), higher means more likely positive.
+        scores_b: (rows, classes).
+        groups: (rows,), the patient of each row.
+        draws: Number of exchanges drawn.
+        seed: Seed of the draws.
+
+    Returns:
+        Share of exchanges whose difference is as far from 0 as the one seen, which counts as one
+        of them (Phipson & Smyth 2010). 1 for techniques that order all pairs alike; NaN where no
+        class can be scored.
+
+    Raises:
+        BenchmdError: The arrays do not fit together or a score is not finite.
+    """
+    shares = exchange_shares(targets, scores_a, scores_b, groups)
+    if not shares.size:
+        return math.nan
+    whole = shares.sum()
+    shares = shares[shares != 0]
+    rng, drawn = np.random.default_rng(seed), np.full(draws, -whole)
+    for first in range(0, len(shares), _BLOCK):
+        block = shares[first : first + _BLOCK]
+        bits = np.frombuffer(rng.bytes(draws * -(-len(block) // 8)), np.uint8).reshape(draws, -1)
+        kept = np.unpackbits(bits, axis=1, count=len(block)).astype(np.float64)
+        drawn += 2 * (kept @ block)
+    return float((1 + np.count_nonzero(np.abs(drawn) >= abs(whole) - _ROUNDING)) / (draws + 1))
+
+
+def exchange_shares(
+    targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
+) -> Floats:
+    """Each patient's share in the difference of the mean AUROC, b minus a, (patients,).
+
+    They add up to the difference; with the signs of some patients turned, to the difference once
+    the techniques have traded their ranks there. For a pair of a positive i and a negative j let
+    h(x, y) say whether rank x of i is above rank y of j. The pair's difference depends on two
+    signs, and equals
+
+        ½ sᵢ [h(b, b) - h(a, a) + h(b, a) - h(a, b)] + ½ sⱼ [h(b, b) - h(a, a) - h(b, a) + h(a, b)]
+
+    for all four. Summed over the other side, what row i adds is how many of the negatives' ranks,
+    of both techniques, its two ranks are above: O(n log n).
+
+    Returns:
+        Patients in sorted order; empty where no class can be scored.
+
+    Raises:
+        BenchmdError: The arrays do not fit together or a score is not finite.
+    """
+    known, a, b, patient = _checked(targets, scores_a, scores_b, groups)
+    shares, scored = np.zeros(int(patient.max(initial=-1)) + 1), 0
+    for target, *scores in zip(known.T, a.T, b.T, strict=True):
+        positive, negative = target == 1, target == 0
+        pairs = np.count_nonzero(positive) * np.count_nonzero(negative)
+        if not pairs:
+            continue
+        scored += 1
+        rows = positive | negative
+        ranks = np.zeros((2, len(target)))
+        ranks[:, rows] = [rankdata(score[rows]) for score in scores]
+        for side, other, sign in ((positive, negative, 1), (negative, positive, -1)):
+            both = np.sort(ranks[:, other].ravel())
+            own = ranks[:, side]
+            twice = np.searchsorted(both, own, "left") + np.searchsorted(both, own, "right")
+            gained = sign * (twice[1] - twice[0]) / (4 * pairs)
+            shares += np.bincount(patient[side], gained, minlength=len(shares))
+    return shares / scored if scored else np.empty(0)
+
+
 @dataclass(frozen=True)
 class DeLong:
-    """DeLong's test of the AUROC of one class: technique b minus technique a."""
+    """DeLong's test of the mean AUROC over classes: technique b minus technique a."""
 
     difference: float
-    """AUROC of b minus that of a; NaN where the class has no positive or no negative."""
+    """Mean AUROC of b minus that of a; NaN where no class can be scored."""
     se: float
-    """Standard error; NaN where the positives or the negatives come from a single patient."""
-    z: float
-    """Difference over its standard error; 0 for techniques that order all pairs alike."""
+    """Standard error; NaN where the positives or the negatives of a scored class come from a single
+    patient."""
+    degrees: float
+    """Degrees of freedom, see `support.Basis.degrees`."""
     p: float
-    """Two-sided p from the normal distribution; 1 for techniques that order all pairs alike. NaN
-    with NaN `se`, and where the se is 0 though the difference is not: every patient shows exactly
-    the same difference, so the patients do not say how it varies."""
+    """Two-sided p from Student's t; 1 for techniques that order all pairs alike. NaN with NaN `se`,
+    and where the se is 0 though the difference is not: every patient shows exactly the same
+    difference, so the patients do not say how it varies."""
 
 
 def delong(
@@ -130,12 +197,14 @@ def delong(
     scores_a: npt.ArrayLike,
     scores_b: npt.ArrayLike,
     groups: npt.ArrayLike | None = None,
-) -> tuple[DeLong, ...]:
-    """Test the difference of two AUROCs on the same rows, for each class.
+) -> DeLong:
+    """Test the difference of two mean AUROCs on the same rows.
 
     DeLong, DeLong & Clarke-Pearson 1988, from mid-ranks as in Sun & Xu 2014 (O(n log n)). With
-    several rows of a patient the covariance is the clustered one of Obuchowski 1997, which is
-    DeLong's own where each patient has one row.
+    several rows of a patient the variance of each class is the clustered one of Obuchowski 1997,
+    which is DeLong's own where each patient has one row. Classes share their patients: the
+    covariance of two is that of the patients' sums, with Obuchowski's factor for different samples
+    of the same patients. The variance of the mean is the mean of all of these.
 
     Args:
         targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
@@ -146,42 +215,61 @@ def delong(
     Raises:
         BenchmdError: The arrays do not fit together or a score is not finite.
     """
-    known, a = checked_predictions(targets, scores_a)
-    _, b = checked_predictions(targets, scores_b)
-    patients = np.arange(len(known)) if groups is None else np.asarray(groups)
-    if patients.shape != (len(known),):
-        raise BenchmdError(
-            f"groups have shape {patients.shape}, expected ({len(known)},): the patient of each row"
-        )
-    patient = np.unique(patients, return_inverse=True)[1]
-    return tuple(
-        _delong(known[:, index], a[:, index], b[:, index], patient)
-        for index in range(known.shape[1])
-    )
-
-
-def _delong(
-    target: npt.NDArray[np.int8], a: Floats, b: Floats, patient: npt.NDArray[np.intp]
-) -> DeLong:
-    positive, negative = target == 1, target == 0
-    m, n = np.count_nonzero(positive), np.count_nonzero(negative)
-    if not m or not n:
+    rows = np.arange(len(np.asarray(targets))) if groups is None else groups
+    known, a, b, patient = _checked(targets, scores_a, scores_b, rows)
+    parts = [
+        _parts(target, score_a, score_b, patient)
+        for target, score_a, score_b in zip(known.T, a.T, b.T, strict=True)
+        if (target == 1).any() and (target == 0).any()
+    ]
+    if not parts:
         return DeLong(math.nan, math.nan, math.nan, math.nan)
-    (up_a, down_a), (up_b, down_b) = (_won(s[positive], s[negative]) for s in (a, b))
-    # differences of counts are exact: techniques of the same order differ by exactly 0
-    up, down = (up_b - up_a) / n, (down_b - down_a) / m
-    difference = float(up.mean())
-    if not up.any() and not down.any():
-        return DeLong(0.0, 0.0, 0.0, 1.0)
-    variance = _clustered(up - difference, down - difference, patient[positive], patient[negative])
+    difference = float(np.mean([part.difference for part in parts]))
+    degrees = support(known, patient).basis("auroc").degrees
+    if not any(part.differs for part in parts):
+        return DeLong(0.0, 0.0, degrees, 1.0)
+    sums = np.array([part.up + part.down for part in parts])
+    together, patients = sums.sum(axis=0), sums.shape[1]
+    between = float(together @ together - np.square(sums).sum()) * patients / max(patients - 1, 1)
+    variance = (sum(part.variance for part in parts) + between) / len(parts) ** 2
     if math.isnan(variance):
         return DeLong(difference, math.nan, math.nan, math.nan)
     se = math.sqrt(max(variance, 0.0))
     if se <= _ROUNDING:
-        equal = abs(difference) <= _ROUNDING
-        return DeLong(difference, 0.0, *((0.0, 1.0) if equal else (math.nan, math.nan)))
-    z = difference / se
-    return DeLong(difference, se, z, math.erfc(abs(z) / math.sqrt(2)))
+        return DeLong(difference, 0.0, degrees, 1.0 if abs(difference) <= _ROUNDING else math.nan)
+    return DeLong(difference, se, degrees, 2 * float(stdtr(degrees, -abs(difference) / se)))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """One class's difference, as sums over patients."""
+
+    difference: float
+    up: Floats
+    """(patients,): of a patient's positives the mean over the negatives, less the difference."""
+    down: Floats
+    """(patients,): of its negatives the mean over the positives, less the difference."""
+    variance: float
+    differs: bool
+    """Whether the techniques order any pair differently."""
+
+
+def _parts(target: Targets, a: Floats, b: Floats, patient: Patients) -> _Parts:
+    positive, negative = target == 1, target == 0
+    m, n = np.count_nonzero(positive), np.count_nonzero(negative)
+    (up_a, down_a), (up_b, down_b) = (_won(s[positive], s[negative]) for s in (a, b))
+    # differences of counts are exact: techniques of the same order differ by exactly 0
+    up, down = (up_b - up_a) / n, (down_b - down_a) / m
+    difference, count = float(up.mean()), int(patient.max()) + 1
+    of_up, of_down = patient[positive], patient[negative]
+    ups, downs = (
+        np.asarray(np.bincount(rows, each, minlength=count), np.float64)
+        for rows, each in ((of_up, (up - difference) / m), (of_down, (down - difference) / n))
+    )
+    has_up = np.bincount(of_up, minlength=count) > 0
+    has_down = np.bincount(of_down, minlength=count) > 0
+    variance = _clustered(ups, downs, has_up, has_down)
+    return _Parts(difference, ups, downs, variance, bool(up.any()) or bool(down.any()))
 
 
 def _won(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
@@ -198,33 +286,33 @@ def _won(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
 
 
 def _clustered(
-    up: Floats,
-    down: Floats,
-    patient_up: npt.NDArray[np.intp],
-    patient_down: npt.NDArray[np.intp],
+    up: Floats, down: Floats, has_up: npt.NDArray[np.bool_], has_down: npt.NDArray[np.bool_]
 ) -> float:
-    """Variance of a mean over pairs from its centred components (Obuchowski 1997).
+    """Variance of a mean over pairs from its centred parts (Obuchowski 1997).
 
     Args:
-        up: (positives,), each positive's mean over the negatives, less the overall mean.
-        down: (negatives,), each negative's mean over the positives, less the overall mean.
-        patient_up: (positives,), number of each positive's patient.
-        patient_down: (negatives,).
+        up: (patients,), see `_Parts`.
+        down: (patients,).
+        has_up: (patients,), whether a patient has a positive.
+        has_down: (patients,).
 
     Returns:
         NaN where the positives or the negatives come from a single patient.
     """
-    count = 1 + int(max(patient_up.max(), patient_down.max()))
-    has_up = np.bincount(patient_up, minlength=count) > 0
-    has_down = np.bincount(patient_down, minlength=count) > 0
     with_up, with_down = np.count_nonzero(has_up), np.count_nonzero(has_down)
     with_any = np.count_nonzero(has_up | has_down)
     if with_up < 2 or with_down < 2:
         return math.nan
-    sums_up = np.bincount(patient_up, up, minlength=count) / len(up)
-    sums_down = np.bincount(patient_down, down, minlength=count) / len(down)
     return float(
-        with_up / (with_up - 1) * (sums_up @ sums_up)
-        + with_down / (with_down - 1) * (sums_down @ sums_down)
-        + 2 * with_any / (with_any - 1) * (sums_up @ sums_down)
+        with_up / (with_up - 1) * (up @ up)
+        + with_down / (with_down - 1) * (down @ down)
+        + 2 * with_any / (with_any - 1) * (up @ down)
     )
+
+
+def _checked(
+    targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
+) -> tuple[Targets, Floats, Floats, Patients]:
+    known, a = checked_predictions(targets, scores_a)
+    _, b = checked_predictions(targets, scores_b)
+    return known, a, b, checked_groups(groups, len(known))

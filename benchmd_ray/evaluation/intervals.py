@@ -1,219 +1,111 @@
-"""Metrics of resampled patients, and intervals from them.
+"""Intervals and p-values by Student's t, from standard errors of a bootstrap over patients.
 
-Records of one patient are not independent, so patients are drawn, not records (a cluster
-bootstrap): as many patients as there are, with replacement, and each record counts as often as its
-patient was drawn. The metrics are those of `benchmd_ray.evaluation.metrics` (the paper gives no
-intervals).
+Percentiles of a bootstrap are too narrow with few patients and, for values near 1, on the wrong
+side. So the bootstrap gives the variance, and t with the degrees of freedom of
+`benchmd_ray.evaluation.support` gives the width; a value between 0 and 1 has its interval on the
+logit scale, which keeps it inside and reaches further down than up near 1 (for AUROC: Qin &
+Hotilovac 2008, "logit"). A value at the end of the range has no variance to go by: its interval is
+that of Clopper & Pearson (1934) for as many successes in a row as there are patients on the rarer
+side of the rarest class.
 
-What the intervals do not cover: they hold the model fixed, so they say nothing about another
-training seed. A class that a resample loses (all its positives, or all its negatives, belong to
-patients not drawn) is NaN there and left out of that resample's mean; where that is often so, a
-few patients carry the class and its interval is rough. A class that is separated perfectly is so
-in every resample, and its interval has no width. The calibration error is biased upwards, more so
-in a resample than in the sample: its interval is one of spread and may lie above the value.
+The resamples of a value near 1 are skewed, and a standard error says too little of it: there the
+interval takes the spread of their logits where that is larger.
+
+A variance may have two parts, of patients and of training seeds, with degrees of freedom of their
+own. The quantile is then the mean of theirs, weighted by the parts (Cochran & Cox 1957, section
+4.14), which holds the level whichever part is larger.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import expit, logit, stdtrit
+from scipy.stats import norm
 
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.metrics import checked_metric
-from benchmd_ray.evaluation.ranking import Places, Ranked, Weights, rank
-from benchmd_ray.evaluation.sums import BLOCK_ROWS, Floats, Sums, Targets, mean_over_classes
-from benchmd_ray.modalities import Task
-
-_RANKED_ELEMENTS = 1 << 20
-"""Resamples × rows that a thread ranks at a time: about 15 MB, unless one resample needs more."""
-_SUMMED_ELEMENTS = 1 << 26
-"""Resamples × patients held at a time, one byte each, by all threads together."""
-_BYTE = 255
-"""Largest multiplicity that a byte holds."""
-_MOST_THREADS = 8
-"""More threads would wait for memory, and hold more of it."""
-
-Fill = Callable[[range], Floats]
-"""Values (draws, 1 + classes) of some resamples."""
+LEVEL = 0.95
+"""Nominal coverage of the intervals."""
+_ROUNDING = 1e-12
+"""Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
 
 
-def resampled(
-    name: str,
-    targets: npt.ArrayLike,
-    scores: npt.ArrayLike,
-    groups: npt.ArrayLike,
-    task: Task,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
-    threads: int | None = None,
-) -> Floats:
-    """A metric in every resample of the patients, (resamples, 1 + classes).
+@dataclass(frozen=True)
+class Error:
+    """Standard error of a value, and what its variance is made of."""
 
-    Column 0 is the value over all classes, as `metrics.metric` gives it, then come the classes.
-    NaN where a resample cannot score it, and everywhere when there are fewer than two patients,
-    since one patient says nothing about how patients vary. Counts are exact, ties too.
+    se: float
+    """NaN where it cannot be known."""
+    parts: tuple[tuple[float, float], ...]
+    """Variance and degrees of freedom of each part."""
 
-    The draws depend only on the seed and the sorted set of patients. Two models' predictions for
-    the same patients therefore get the same resamples, and the difference of two results of this
-    function is a paired bootstrap of the difference. Row order does not matter.
+    def quantile(self, p: float) -> float:
+        """How many standard errors are exceeded on either side with probability p."""
+        total = sum(variance for variance, _ in self.parts)
+        tails = [(variance, float(stdtrit(df, 1 - p / 2))) for variance, df in self.parts]
+        return sum(variance * tail for variance, tail in tails if variance) / total
 
-    1000 resamples of AUROC on a million rows of 7 classes take about half a minute on two CPUs
-    (``benchmarks/bootstrap.py``), and less than 1 GB.
+    @property
+    def half(self) -> float:
+        """Half the width of the 95 % interval."""
+        return self.se * self.quantile(1 - LEVEL)
 
-    Args:
-        name: One of `metrics.METRICS`.
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores: (rows, classes), probabilities, see `metrics.metric`.
-        groups: (rows,), the patient of each row, any sortable type.
-        task: ``single-label`` or ``multi-label``.
-        resamples: Number of resamples.
-        seed: Seed of the draws, at least 0.
-        threads: Threads to use, at most 8; by default ``OMP_NUM_THREADS`` or the CPUs there are.
+    def p(self, distance: float, smallest: float) -> float:
+        """Two-sided p of a distance from the truth, not below the smallest.
 
-    Raises:
-        BenchmdError: As `metrics.metric`, or `groups` does not fit or `resamples` is less than 1.
-    """
-    how, known, finite = checked_metric(name, targets, scores, task)
-    patients = np.asarray(groups)
-    if patients.shape != known.shape[:1]:
-        raise BenchmdError(
-            f"groups have shape {patients.shape}, expected ({len(known)},): the patient of each row"
-        )
-    if resamples < 1:
-        raise BenchmdError(f"resamples must be at least 1, but got {resamples}")
-    names, patient = np.unique(patients, return_inverse=True)
-    if len(names) < 2:
-        return np.full((resamples, 1 + known.shape[1]), np.nan)
-    workers = max(1, min(threads or usual_threads(), _MOST_THREADS))
-    if isinstance(how, Ranked):
-        fill = _ranked(how, known, finite, patient, seed)
-        most = _RANKED_ELEMENTS // len(known)
-    else:
-        fill = _summed(how, known, finite, patient, task, seed)
-        most = _SUMMED_ELEMENTS // (len(names) * workers)
-    return _in_portions(fill, resamples, most, workers)
+        NaN without a standard error, or where it is 0: nothing says how the distance varies.
+        """
+        if not self.se > _ROUNDING:
+            return math.nan
+        reached = abs(distance) / self.se
+        if self.quantile(smallest) <= reached:
+            return smallest
+        return float(brentq(lambda p: self.quantile(p) - reached, smallest, 1.0, xtol=1e-10))
 
 
-def group_multiplicities(groups: int, draws: range, *, seed: int = 0) -> npt.NDArray[np.int32]:
-    """How often each group is drawn in each of some resamples, (draws, groups).
-
-    Each row sums to `groups`. A row depends only on the seed, its number in `draws` and `groups`,
-    so resamples can be computed in any portions.
+def value_interval(
+    value: float, error: Error, draws: npt.NDArray[np.float64], fewest: float
+) -> tuple[float, float]:
+    """95 % interval of a value between 0 and 1; NaN where value or error say nothing.
 
     Args:
-        groups: Number of groups; column i is the i-th in sorted order.
-        draws: Numbers of the resamples.
-        seed: Seed of the draws, at least 0.
+        value: A metric, its mean over seeds.
+        error: Of the value.
+        draws: (resamples,) of the value.
+        fewest: Patients that it rests on at least, see `support.Basis.fewest`.
     """
-    counts = np.empty((len(draws), groups), np.int32)
-    for row, draw in enumerate(draws):
-        drawn = np.random.default_rng((seed, draw)).integers(0, groups, groups)
-        counts[row] = np.bincount(drawn, minlength=groups)
-    return counts
+    tail = ((1 - LEVEL) / 2) ** (1 / fewest)
+    if value > 1 - _ROUNDING:
+        return tail, 1.0
+    if value < _ROUNDING:
+        return 0.0, 1 - tail
+    if not error.se > _ROUNDING:
+        return math.nan, math.nan
+    half = error.half / (value * (1 - value)) * max(1.0, _skewness(value, draws))
+    return float(expit(logit(value) - half)), float(expit(logit(value) + half))
 
 
-def interval(values: npt.ArrayLike, level: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of resampled values, NaN left out; (NaN, NaN) when nothing is left.
+def _skewness(value: float, draws: npt.NDArray[np.float64]) -> float:
+    """Spread of the draws' logits over that of normal draws with the same standard deviation.
 
-    Args:
-        values: (resamples,).
-        level: Nominal coverage, between 0 and 1.
-
-    Raises:
-        BenchmdError: `level` is out of range.
+    The spread is that of the middle 68 %, the one standard deviation on either side of a normal
+    distribution. Draws nearer to 0 or 1 than a quarter of the value's distance are taken there: the
+    logits of 0 and 1 are infinite.
     """
-    _check_level(level)
-    array = np.asarray(values, dtype=np.float64)
-    scored = array[~np.isnan(array)]
-    if not scored.size:
-        return float("nan"), float("nan")
-    low, high = np.quantile(scored, ((1 - level) / 2, (1 + level) / 2))
-    return float(low), float(high)
+    ends = np.quantile(draws, norm.cdf((-1, 1))).clip(value / 4, 1 - (1 - value) / 4)
+    spread = float(np.ptp(logit(ends))) / 2
+    return spread * value * (1 - value) / max(float(draws.std(ddof=1)), _ROUNDING)
 
 
-def _ranked(how: Ranked, targets: Targets, scores: Floats, patient: Places, seed: int) -> Fill:
-    """Fill for a metric of the order: each class is ranked once."""
-    rankings = [
-        rank(target, score, patient) for target, score in zip(targets.T, scores.T, strict=True)
-    ]
-    patients = int(patient.max()) + 1
-
-    def fill(draws: range) -> Floats:
-        weights = _weights(patients, draws, seed)
-        each = np.stack([how.weighted(ranking, weights) for ranking in rankings], axis=1)
-        return np.concatenate((mean_over_classes(each)[:, None], each), axis=1)
-
-    return fill
-
-
-def _summed(
-    how: Sums, targets: Targets, scores: Floats, patient: Places, task: Task, seed: int
-) -> Fill:
-    """Fill for a metric of sums: weights times the patients' sums of terms.
-
-    Terms are made for a block of patients at a time, the same for any portions of the draws.
-    """
-    order = np.argsort(patient, kind="stable")
-    targets, scores = targets[order], scores[order]
-    starts = np.searchsorted(patient[order], np.arange(int(patient.max()) + 1))
-    cuts = np.flatnonzero(np.diff(starts // BLOCK_ROWS)) + 1
-    blocks = list(pairwise((0, *cuts.tolist(), len(starts))))
-    ends = np.append(starts, len(patient))
-    shape = how.terms(targets[:1], scores[:1], task).shape[1:]
-
-    def fill(draws: range) -> Floats:
-        weights = _weights(len(starts), draws, seed)
-        totals = np.zeros((len(draws), math.prod(shape)))
-        for first, last in blocks:
-            rows = slice(ends[first], ends[last])
-            terms = how.terms(targets[rows], scores[rows], task)
-            if len(terms) > last - first:
-                terms = np.add.reduceat(terms, starts[first:last] - starts[first], axis=0)
-            block = weights[:, first:last].astype(np.float64)
-            totals += block @ terms.reshape(len(terms), -1)
-        return how.values(totals.reshape(len(draws), *shape), task)
-
-    return fill
-
-
-def _weights(patients: int, draws: range, seed: int) -> Weights:
-    """`group_multiplicities` in one byte each, where they fit: they are read in random order."""
-    weights = np.empty((len(draws), patients), np.uint8)
-    for row, draw in enumerate(draws):
-        counts = group_multiplicities(patients, range(draw, draw + 1), seed=seed)[0]
-        if counts.max() > _BYTE:
-            return group_multiplicities(patients, draws, seed=seed)
-        weights[row] = counts
-    return weights
-
-
-def _in_portions(fill: Fill, resamples: int, most: int, threads: int) -> Floats:
-    """All resamples, at most so many at a time, in threads: NumPy works outside the GIL."""
-    size = max(1, min(most, -(-resamples // threads)))
-    portions = [range(first, min(first + size, resamples)) for first in range(0, resamples, size)]
-    if threads == 1 or len(portions) == 1:
-        return np.concatenate([fill(draws) for draws in portions])
-    with ThreadPoolExecutor(threads) as pool:
-        return np.concatenate(list(pool.map(fill, portions)))
-
-
-def usual_threads() -> int:
-    """Threads that NumPy's own products would use: Ray sets the variable to a task's CPUs."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    if said.isdecimal() and int(said):
-        return int(said)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise BenchmdError(f"level must lie between 0 and 1, but got {level}")
+def difference_interval(
+    value: float, error: Error, bounds: Sequence[float] = (-1.0, 1.0)
+) -> tuple[float, float]:
+    """95 % interval of a difference, cut to its range; NaN where the error says nothing."""
+    if not error.se > _ROUNDING:
+        return math.nan, math.nan
+    half = error.half
+    return max(bounds[0], value - half), min(bounds[1], value + half)

@@ -8,6 +8,7 @@ negative among its known targets) is left out of the mean and named, never repla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -46,8 +47,10 @@ class Metric:
     """One or two sentences, for a report."""
     how: ranking.Ranked | sums.Sums
     """How to compute it, also for rows that count several times."""
-    biased: bool = False
-    """Whether resampling moves its mean: rows that count several times look like too few rows."""
+    least: float = 5
+    """Effective patients on the rarer side of each class that an interval takes (see `support`): 0
+    where rows of all classes weigh alike, more where few rows raise the metric, so that an interval
+    around it does not hold the truth; infinite where it always does."""
 
 
 def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task) -> Values:
@@ -275,6 +278,20 @@ def checked_predictions(
     return values, finite_scores
 
 
+def checked_groups(groups: npt.ArrayLike, rows: int) -> npt.NDArray[np.intp]:
+    """Number of each row's patient among the sorted patients, (rows,).
+
+    Raises:
+        BenchmdError: There is not one patient for each row.
+    """
+    patients = np.asarray(groups)
+    if patients.shape != (rows,):
+        raise BenchmdError(
+            f"groups have shape {patients.shape}, expected ({rows},): the patient of each row"
+        )
+    return np.unique(patients, return_inverse=True)[1]
+
+
 def _checked_targets(targets: npt.ArrayLike) -> npt.NDArray[np.int8]:
     values = np.asarray(targets)
     if values.ndim != 2:
@@ -314,8 +331,9 @@ METRICS: dict[str, Metric] = {
         "AUPRC",
         True,
         "Average precision, the area under the precision-recall curve without interpolation; "
-        f"{_CLASSWISE}. A random order has the share of positives.",
+        f"{_CLASSWISE}. A random order has the share of positives. Few positives raise it.",
         ranking.Ranked(average_precision_per_class, ranking.weighted_average_precision),
+        least=100,
     ),
     "accuracy": Metric(
         "Accuracy",
@@ -324,6 +342,7 @@ METRICS: dict[str, Metric] = {
         "a class's own value is that of its decisions against the rest. Multi-label: of labels "
         f"with the decision at {sums.THRESHOLD}, mean over labels.",
         sums.Sums(sums.confusion, sums.accuracy),
+        least=0,
     ),
     "balanced_accuracy": Metric(
         "Balanced accuracy",
@@ -344,16 +363,16 @@ METRICS: dict[str, Metric] = {
         False,
         f"Mean squared difference of probability and target; {_CLASSWISE}.",
         sums.Sums(sums.squared_errors, sums.brier, needs_probabilities=True),
+        least=0,
     ),
     "calibration_error": Metric(
         "Calibration error",
         False,
         f"Expected calibration error: {sums.BINS} bins of equal width of a class's probability, "
         "in each the difference of its mean and the share of positives, weighted by rows; "
-        f"{_CLASSWISE}. Few rows raise it, and resamples raise it more: its interval is that of "
-        "the resamples less the difference of their mean and the value.",
+        f"{_CLASSWISE}. Few rows raise it, so that it has no interval.",
         sums.Sums(sums.binned_gaps, sums.calibration_error, needs_probabilities=True),
-        biased=True,
+        least=math.inf,
     ),
 }
 """The metrics by name."""

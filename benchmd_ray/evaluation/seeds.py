@@ -1,29 +1,24 @@
-"""Several training seeds as one result: mean, spread, and an interval that covers both sources.
+"""One training seed or several as one result: mean, spread, and an interval of what varies.
 
 Two things would come out differently a second time: which patients the dataset holds, and how the
 training went. The bootstrap over patients holds the trained models fixed; the spread between seeds
-holds the patients fixed. Each alone is too narrow. This is the design of reader studies, where
-several readers see the same patients, with seeds for readers, and the interval is the one of that
-field (Obuchowski & Rockette 1995; degrees of freedom of Hillis 2007), for S seeds:
+holds the patients fixed. Each by itself is too narrow. This is the design of reader studies, where
+several readers see the same patients, with seeds for readers, and the variance is the one of that
+field (Obuchowski & Rockette 1995), for S seeds:
 
     variance of the mean  =  C + s² / S
-    degrees of freedom    =  variance² / ((s² / S)² / (S - 1))
 
 C is the covariance of two seeds' values over the resamples of the patients, averaged over the pairs
 of seeds and not below 0: the part of patient sampling that all seeds share. s² is the variance
 between seeds (ddof 1); seen on one set of patients, it holds each seed's own part of patient
 sampling too, so nothing counts twice. Chance can make s² smaller than that part. The variance is
-therefore never taken below that of the mean over the resamples: what it were if seeds did
-not vary. That part is known from the patients, so it adds degrees of freedom.
+therefore never taken below that of the mean over the resamples, what it were if seeds did not vary.
 
-The interval keeps the form of the bootstrap: it is the percentile interval of the mean over seeds,
-each end moved outwards by as much as ``t × standard error`` exceeds the half-width of a normal
-interval from the bootstrap alone. With one seed it is the percentile interval, and says nothing
-about seeds.
-
-In simulations (60 patients, any mix of the two sources) a 95 % interval holds the truth in 92 to 98
-of 100 studies of three to five seeds. Two seeds say little about how seeds vary: theirs holds it in
-93 to 98 while seeds vary no more than patient sampling does, and in 87 where they vary far more.
+The two parts have degrees of freedom of their own, those of the patients and S - 1, and the
+quantile is between theirs (`benchmd_ray.evaluation.intervals`). Satterthwaite's approximation,
+which Hillis (2007) takes, estimates one number of degrees from s² itself: with two seeds, of which
+chance often makes s² small, it holds the truth in 87 of 100 studies. With one seed the interval is
+for patients only and says nothing about seeds.
 """
 
 from __future__ import annotations
@@ -34,11 +29,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm, t
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.comparison import Difference, bootstrap_p
-from benchmd_ray.evaluation.intervals import interval
+from benchmd_ray.evaluation.intervals import Error, difference_interval, value_interval
+from benchmd_ray.evaluation.support import Basis, caution
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,59 +46,73 @@ class Pooled:
     sd: float
     """Standard deviation between seeds (ddof 1); NaN with one seed."""
     low: float
-    """Lower end of the interval for the expected value over patients and seeds; NaN where no
-    resample could be scored, as with a single patient."""
+    """Lower end of the 95 % interval for the expected value over patients and seeds; NaN where
+    there is none."""
     high: float
     """Upper end."""
     seeds: int
     """Number of seeds."""
+    caution: str
+    """Why there is no interval, or why it is rough; empty where there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two values of a metric."""
+
+    value: float
+    """The difference itself; NaN where one of the two has no value."""
+    low: float
+    """Lower end of the 95 % interval; NaN where there is none."""
+    high: float
+    """Upper end."""
+    p: float
+    """Two-sided p of no difference; NaN where nothing is tested."""
+    caution: str
+    """Why there is no interval or no p, or why the interval is rough; empty where there is nothing
+    to say."""
 
 
 def pooled_seeds(
-    values: Sequence[float],
-    resampled: Sequence[npt.ArrayLike],
-    *,
-    level: float = 0.95,
-    bounds: tuple[float, float] = (-math.inf, math.inf),
+    values: Sequence[float], resampled: Sequence[npt.ArrayLike], basis: Basis
 ) -> Pooled:
     """Pool the seeds of one technique on one dataset.
 
-    Resamples that a seed could not score are left out.
+    Resamples that a seed could not score are skipped.
 
     Args:
-        values: (seeds,), the metric of each seed on all patients.
+        values: (seeds,), the metric of each seed on all patients, between 0 and 1.
         resampled: (seeds,) arrays of (resamples,): the metric of each seed in the same resamples.
-        level: Nominal coverage, between 0 and 1.
-        bounds: The metric's range, to which the interval is cut: t of few seeds can leave it.
+            Those of a metric without an interval may be empty.
+        basis: The patients that the values rest on.
 
     Raises:
-        BenchmdError: There is no seed, values and resamples do not fit together, or `level` is out
-            of range.
+        BenchmdError: There is no seed, or values and resamples do not fit together.
     """
     point, draws = _checked(values, resampled)
-    averaged = draws.mean(axis=0)
-    low, high = interval(averaged, level)
-    if len(point) > 1:
-        se, df = _standard_error(point, draws)
-        share = (1 + level) / 2
-        wider = float(t.ppf(share, df) * se - norm.ppf(share) * _sd(averaged))
-        low, high = low - wider, high + wider
-    if np.isnan(point).any():
-        low, high = math.nan, math.nan
+    mean = float(point.mean())
+    low = high = math.nan
+    reason = basis.no_interval
+    if not reason and not math.isnan(mean):
+        error = _error(point, draws, basis.degrees)
+        low, high = value_interval(mean, error, draws.mean(axis=0), basis.fewest)
+        reason = "" if low <= high else "the resamples do not differ"
     return Pooled(
-        mean=float(point.mean()),
-        sd=_sd(point),
-        low=float(np.clip(low, *bounds)),
-        high=float(np.clip(high, *bounds)),
+        mean=mean,
+        sd=float(point.std(ddof=1)) if len(point) > 1 else math.nan,
+        low=low,
+        high=high,
         seeds=len(point),
+        caution="" if math.isnan(mean) else caution(basis.rough, interval=reason),
     )
 
 
 def difference_over_seeds(
     values: Sequence[float],
     resampled: Sequence[npt.ArrayLike],
+    basis: Basis,
     *,
-    bounds: tuple[float, float] = (-math.inf, math.inf),
+    exact: float | None = None,
 ) -> Difference:
     """A difference over seeds, tested against zero with both sources of variation.
 
@@ -116,46 +124,52 @@ def difference_over_seeds(
         values: (seeds,), the difference of each seed on all patients.
         resampled: (seeds,) arrays of (resamples,): the difference of each seed in the same
             resamples.
-        bounds: Range of a difference, to which the interval is cut, as in `pooled_seeds`.
+        basis: The patients that the differences rest on.
+        exact: The p of a test that needs no interval, instead of t's.
 
     Returns:
-        The mean, its 95 % interval, and a two-sided p: from t with the degrees of freedom above,
-        not below what the number of resamples can tell, 2 / (resamples + 1). With one seed it is
-        `bootstrap_p`. NaN where there is no interval.
+        The mean, its 95 % interval, and a p. That of t is not below what the number of resamples
+        can tell, 2 / (resamples + 1), and there is none without an interval or with a rough one.
 
     Raises:
         BenchmdError: There is no seed, or values and resamples do not fit together.
     """
-    pooled = pooled_seeds(values, resampled, bounds=bounds)
     point, draws = _checked(values, resampled)
-    if math.isnan(pooled.low):
-        return Difference(pooled.mean, pooled.low, pooled.high, math.nan)
-    if pooled.seeds == 1:
-        return Difference(pooled.mean, pooled.low, pooled.high, bootstrap_p(draws[0]))
-    se, df = _standard_error(point, draws)
-    smallest = min(1.0, 2 / (draws.shape[1] + 1))
-    if se < 1e-12:
-        p = smallest if abs(pooled.mean) > 1e-12 else 1.0
-    else:
-        p = max(smallest, float(2 * t.sf(abs(pooled.mean) / se, df)))
-    return Difference(pooled.mean, pooled.low, pooled.high, p)
+    mean = float(point.mean())
+    if math.isnan(mean):
+        return Difference(mean, math.nan, math.nan, math.nan, "")
+    low = high = by_t = math.nan
+    reason = basis.no_interval
+    if not reason:
+        error = _error(point, draws, basis.degrees)
+        low, high = difference_interval(mean, error)
+        reason = "" if low <= high else "the resamples do not differ"
+        by_t = error.p(mean, min(1.0, 2 / (draws.shape[1] + 1)))
+    untested = basis.no_test or (reason or basis.rough if exact is None else "")
+    p = math.nan if untested else by_t if exact is None else exact
+    said = caution(basis.rough, interval=reason, p=untested)
+    return Difference(mean, low, high, p, said)
 
 
-def _sd(values: Floats) -> float:
-    return float(values.std(ddof=1)) if len(values) > 1 else math.nan
+def _error(point: Floats, draws: Floats, degrees: float) -> Error:
+    """Standard error of the mean over seeds, as the module says.
 
-
-def _standard_error(point: Floats, draws: Floats) -> tuple[float, float]:
-    """Standard error of the mean over seeds and its degrees of freedom, as the module says."""
+    Args:
+        point: (seeds,).
+        draws: (seeds, resamples).
+        degrees: Degrees of freedom of the patients' part.
+    """
     seeds, resamples = draws.shape
-    if seeds < 2 or resamples < 2:
-        return math.nan, math.nan
-    covariances = np.cov(draws)
+    if resamples < 2:
+        return Error(math.nan, ())
+    covariances = np.atleast_2d(np.cov(draws))
+    least = float(covariances.mean())
+    if seeds == 1:
+        return Error(math.sqrt(least), ((least, degrees),))
     shared = max(0.0, float(covariances[~np.eye(seeds, dtype=bool)].mean()))
     between = float(point.var(ddof=1)) / seeds
-    variance = max(shared + between, float(covariances.mean()))
-    df = variance**2 / (between**2 / (seeds - 1)) if between else math.inf
-    return math.sqrt(variance), df
+    patients = max(shared, least - between)
+    return Error(math.sqrt(patients + between), ((patients, degrees), (between, seeds - 1)))
 
 
 def _checked(values: Sequence[float], resampled: Sequence[npt.ArrayLike]) -> tuple[Floats, Floats]:

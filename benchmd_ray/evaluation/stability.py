@@ -1,13 +1,16 @@
 """Would the techniques keep their order: on other patients of one dataset, and over datasets.
 
-On one dataset each resample of the patients ranks the techniques anew; how far a technique's rank
-moves, and how well each resample's ranking agrees with that of all patients (Kendall's τ-b), says
-what the order is worth. Over datasets the techniques are compared by their average ranks (Demšar
-2006), with Wilcoxon's signed-rank test for each pair instead of Nemenyi's (Benavoli, Corani &
-Mangili 2016), since Nemenyi's verdict on two techniques depends on which others are compared.
+On one dataset the interval of a rank follows from the tests of pairs: a technique may stand as low
+as there are techniques that it is not shown to be better than (Mogstad, Romano, Shaikh & Wilhelm
+2024, with Holm's correction over all pairs, so that all intervals hold together). Each resample of
+the patients ranks the techniques anew, and how well these rankings agree with that of all patients
+(Kendall's τ-b) describes what the order is worth.
 
-Datasets count as independent there. Targets of one source share its model, so many targets of few
-sources make the p-values look better than they are.
+Over sources the techniques are compared by their average ranks (Demšar 2006), with Wilcoxon's
+signed-rank test for each pair instead of Nemenyi's (Benavoli, Corani & Mangili 2016), since
+Nemenyi's verdict on two techniques depends on which others are compared. Settings and targets of
+one source share its patients and its pretrained models, so the tests take one value of a source,
+the mean over its cells.
 """
 
 from __future__ import annotations
@@ -23,31 +26,30 @@ import numpy.typing as npt
 from scipy.stats import friedmanchisquare, rankdata
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.comparison import holm
-from benchmd_ray.evaluation.intervals import interval
+from benchmd_ray.evaluation.comparison import LEVEL, holm
 
 Floats = npt.NDArray[np.float64]
 
 
-class Spread(NamedTuple):
-    """A value and its 95 % percentile interval over resamples; NaN where there is none."""
+class Place(NamedTuple):
+    """A rank and its 95 % interval; NaN where there is none."""
 
-    value: float
+    rank: float
     low: float
     high: float
 
 
 @dataclass(frozen=True)
 class Stability:
-    """How far the order of techniques depends on the patients drawn."""
+    """What the order of techniques is worth."""
 
     order: tuple[str, ...]
     """Techniques, best first, on all patients; those that tie in the order given."""
-    rank: dict[str, Spread]
+    rank: dict[str, Place]
     """Rank of each on all patients (1 is best, ties averaged) and its interval, in that order."""
-    tau: Spread
-    """Kendall's τ-b of each resample's ranking with that of all patients: mean and interval. 1 is
-    the same order, 0 no relation. NaN with one technique or when all tie."""
+    tau: float
+    """Mean over the resamples of Kendall's τ-b of their ranking with that of all patients. 1 is the
+    same order, 0 no relation. NaN with one technique or when all tie."""
 
 
 def ranks(values: npt.ArrayLike) -> Floats:
@@ -72,20 +74,24 @@ def ranks(values: npt.ArrayLike) -> Floats:
 
 
 def ranking_stability(
-    values: Mapping[str, float], resampled: Mapping[str, npt.ArrayLike]
+    values: Mapping[str, float],
+    resampled: Mapping[str, npt.ArrayLike],
+    p: Mapping[tuple[str, str], float],
 ) -> Stability:
     """Rank techniques on all patients and in each resample of them.
 
-    Resamples in which a technique has no value are left out. With fewer than two patients no
-    resample has one, and all intervals are NaN. If a technique has no value on all patients, all
-    ranks are NaN and the order is the one given.
+    Resamples in which a technique has no value are skipped. If a technique has no value on all
+    patients, all ranks are NaN and the order is the one given.
 
     Args:
         values: The metric of each technique on all patients, higher is better.
         resampled: (resamples,) the metric of each technique in the same resamples.
+        p: Of the difference of every two techniques, corrected for their number. NaN where it was
+            not tested; a technique of such a pair has no interval.
 
     Raises:
-        BenchmdError: The two name other techniques, none at all, or resamples differ in number.
+        BenchmdError: Values and resamples name other techniques, none at all, or resamples differ
+            in number.
     """
     names = _same_names(values, resampled)
     full = ranks([[values[name] for name in names]])[0]
@@ -94,26 +100,43 @@ def ranking_stability(
     order = np.argsort(full, kind="stable") if not np.isnan(full).any() else np.arange(len(names))
     agreement = _tau(drawn, full)
     scored = agreement[~np.isnan(agreement)]
-    mean = float(scored.mean()) if scored.size else math.nan
     return Stability(
         order=tuple(names[i] for i in order),
-        rank={names[i]: Spread(float(full[i]), *interval(drawn[:, i])) for i in order},
-        tau=Spread(mean, *interval(agreement)),
+        rank={names[i]: Place(float(full[i]), *_places(names[i], values, p)) for i in order},
+        tau=float(scored.mean()) if scored.size else math.nan,
     )
+
+
+def _places(
+    name: str, values: Mapping[str, float], p: Mapping[tuple[str, str], float]
+) -> tuple[float, float]:
+    """First and last rank that no test rules out."""
+    first, last = 1, len(values)
+    for pair, corrected in p.items():
+        if name in pair:
+            if math.isnan(corrected):
+                return math.nan, math.nan
+            (other,) = set(pair) - {name}
+            first += corrected < LEVEL and values[other] > values[name]
+            last -= corrected < LEVEL and values[other] < values[name]
+    return float(first), float(last)
 
 
 @dataclass(frozen=True)
 class CriticalDifference:
-    """Techniques compared over datasets, for a critical-difference diagram."""
+    """Techniques compared over sources, for a critical-difference diagram."""
 
     names: tuple[str, ...]
     """Techniques in order of mean rank, best first; those that tie in the order given."""
     mean_ranks: tuple[float, ...]
-    """Mean rank of each over the datasets (1 is best, ties averaged); NaN without a dataset."""
-    datasets: int
-    """Datasets on which every technique was scored: those used."""
-    left_out: int
-    """Datasets on which a technique is missing: those not used."""
+    """Mean over the sources of the mean rank over a source's cells (1 is best, ties averaged); NaN
+    without a cell."""
+    cells: int
+    """Cells in which every technique was scored: those used."""
+    sources: int
+    """Sources of these cells."""
+    skipped: int
+    """Cells in which a technique is missing: those not used."""
     friedman: float
     """Friedman's chi-squared of no difference between the techniques."""
     p: float
@@ -128,52 +151,57 @@ class CriticalDifference:
 
 
 def critical_difference(
-    table: npt.ArrayLike, names: Sequence[str], level: float = 0.05
+    table: npt.ArrayLike, names: Sequence[str], sources: Sequence[str], level: float = LEVEL
 ) -> CriticalDifference:
-    """Compare techniques over datasets: mean ranks, Friedman's test, and every pair with Holm.
+    """Compare techniques over sources: mean ranks, Friedman's test, and every pair with Holm.
 
-    The smallest p of Wilcoxon's signed-rank test on n datasets is 2 / 2ⁿ. Where even that, after
-    Holm, is above the level, no outcome could be significant; then `note` says so, and how many
-    datasets it takes.
+    The tests take the mean of each technique over a source's cells. The smallest p of Wilcoxon's
+    signed-rank test on n sources is 2 / 2ⁿ. Where even that, after Holm, is above the level, no
+    outcome could be significant; then `note` says so, and how many sources it takes.
 
     Args:
-        table: (datasets, techniques), one value of the metric each, higher is better; NaN where a
+        table: (cells, techniques), one value of the metric each, higher is better; NaN where a
             technique was not run.
         names: (techniques,).
+        sources: (cells,), the source of each cell.
         level: Level of significance, between 0 and 1.
 
     Raises:
-        BenchmdError: The shape does not fit the names, there are fewer than two techniques, or the
-            level is out of range.
+        BenchmdError: The shape does not fit names and sources, there are fewer than two techniques,
+            or the level is out of range.
     """
-    values = _checked_table(table, names, level)
-    complete = values[~np.isnan(values).any(axis=1)]
-    count, left_out = len(complete), len(values) - len(complete)
-    mean = ranks(complete).mean(axis=0) if count else np.full(len(names), np.nan)
+    values = _checked_table(table, names, sources, level)
+    usable = ~np.isnan(values).any(axis=1)
+    source = np.unique(np.asarray(sources, np.str_)[usable], return_inverse=True)[1]
+    placed, each = (_means(cells, source) for cells in (ranks(values[usable]), values[usable]))
+    mean = placed.mean(axis=0) if len(placed) else np.full(len(names), np.nan)
     order = np.argsort(mean, kind="stable")
-    ordered = tuple(names[i] for i in order)
-    complete = complete[:, order]
+    ordered, each = tuple(names[i] for i in order), each[:, order]
     indices = list(combinations(range(len(ordered)), 2))
-    needed = _datasets_needed(len(indices), level)
-    note = _too_few(count, left_out, needed, len(indices), level)
-    statistic, p = (math.nan, math.nan) if note else _friedman(complete)
-    raw = [math.nan if note else _wilcoxon(complete[:, a] - complete[:, b]) for a, b in indices]
-    corrected = holm(raw).tolist()
+    skipped = int(np.count_nonzero(~usable))
+    note = _too_few(len(each), skipped, len(indices), level)
+    statistic, p = (math.nan, math.nan) if note else _friedman(each)
+    raw = [math.nan if note else _wilcoxon(each[:, a] - each[:, b]) for a, b in indices]
+    corrected = dict(zip(indices, holm(raw).tolist(), strict=True))
     return CriticalDifference(
         names=ordered,
         mean_ranks=tuple(mean[order].tolist()),
-        datasets=count,
-        left_out=left_out,
+        cells=len(source),
+        sources=len(each),
+        skipped=skipped,
         friedman=statistic,
         p=p,
-        pairs=tuple(
-            (ordered[a], ordered[b], q) for (a, b), q in zip(indices, corrected, strict=True)
-        ),
-        cliques=()
-        if note
-        else _cliques(ordered, dict(zip(indices, corrected, strict=True)), level),
+        pairs=tuple((ordered[a], ordered[b], q) for (a, b), q in corrected.items()),
+        cliques=() if note else _cliques(ordered, corrected, level),
         note=note,
     )
+
+
+def _means(values: Floats, source: npt.NDArray[np.intp]) -> Floats:
+    """Mean over the cells of each source, (sources, techniques)."""
+    sums = np.zeros((int(source.max(initial=-1)) + 1, values.shape[1]))
+    np.add.at(sums, source, values)
+    return np.asarray(sums / np.bincount(source, minlength=len(sums))[:, None])
 
 
 def _same_names(
@@ -215,12 +243,14 @@ def _tau(drawn: Floats, full: Floats) -> Floats:
     return found
 
 
-def _checked_table(table: npt.ArrayLike, names: Sequence[str], level: float) -> Floats:
+def _checked_table(
+    table: npt.ArrayLike, names: Sequence[str], sources: Sequence[str], level: float
+) -> Floats:
     values = np.asarray(table, np.float64)
-    if values.ndim != 2 or values.shape[1] != len(names):
+    if values.ndim != 2 or values.shape != (len(sources), len(names)):
         raise BenchmdError(
-            f"the table has shape {values.shape}, expected (datasets, {len(names)}) for the "
-            f"techniques {', '.join(names)}"
+            f"the table has shape {values.shape}, expected ({len(sources)}, {len(names)}): a row "
+            f"for the source of each cell, a column for each of {', '.join(names)}"
         )
     if len(names) < 2:
         raise BenchmdError(f"comparing takes two techniques or more, but got {len(names)}")
@@ -229,19 +259,17 @@ def _checked_table(table: npt.ArrayLike, names: Sequence[str], level: float) -> 
     return values
 
 
-def _datasets_needed(pairs: int, level: float) -> int:
-    """Fewest datasets on which one pair of several could differ at a level: pairs × 2 / 2ⁿ."""
-    return next(n for n in range(1, 1100) if pairs * 2.0 ** (1 - n) <= level)
-
-
-def _too_few(count: int, left_out: int, needed: int, pairs: int, level: float) -> str:
-    if count >= needed:
+def _too_few(sources: int, skipped: int, pairs: int, level: float) -> str:
+    # the smallest p of n sources is 2 / 2ⁿ, and Holm multiplies it by the pairs
+    needed = next(n for n in range(1, 1100) if pairs * 2.0 ** (1 - n) <= level)
+    if sources >= needed:
         return ""
-    missing = f" ({left_out} left out, where a technique is missing)" if left_out else ""
+    cells = f"{skipped} cell{'s' * (skipped != 1)}"
+    missing = f" ({cells} skipped, where a technique is missing)" if skipped else ""
     return (
-        f"Nothing can be concluded from {count} dataset{'s' * (count != 1)}{missing}: even a "
+        f"Nothing can be concluded from {sources} source{'s' * (sources != 1)}{missing}: even a "
         f"technique that wins on all of them could not differ from another at the level {level:g} "
-        f"with {pairs} pair{'s' * (pairs != 1)} compared; that takes {needed} datasets."
+        f"with {pairs} pair{'s' * (pairs != 1)} compared; that takes {needed} sources."
     )
 
 

@@ -1,13 +1,13 @@
 """Does a model do as well for one kind of patient as for another: sex, age, site, device, view.
 
-Two views of it. The AUROC of each group says how well the group's patients are told apart among
-themselves. The tests ask whether patients of the groups differ in what the model gives to the
-truth: each patient has one value, the mean probability given to the true state of its known
-labels; Kruskal & Wallis over all groups, then Mann & Whitney for each pair, corrected by
-Bonferroni. Neither adjusts for what else differs between the groups, such as how frequent a disease
-is in them.
+Two views of it. The AUROC of each group, over the training seeds, says how well the group's
+patients are told apart among themselves. The tests ask whether patients of the groups differ in
+what the model gives to the truth: each patient has one value, the mean probability given to the
+true state of its known labels, from scores averaged over the seeds; Kruskal & Wallis over all
+groups, then Mann & Whitney for each pair, corrected by Bonferroni. Neither adjusts for what else
+differs between the groups, such as how frequent a disease is in them.
 
-Groups with few patients are left out and named, so that nobody reads a number into chance; rows
+Groups with few patients are excluded and named, so that nobody reads a number into chance; rows
 without a label are the group ``unknown`` there.
 """
 
@@ -23,8 +23,10 @@ import numpy.typing as npt
 from scipy.stats import kruskal, mannwhitneyu
 
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.evaluation.intervals import interval, resampled
 from benchmd_ray.evaluation.metrics import checked_predictions, metric
+from benchmd_ray.evaluation.resampling import resampled
+from benchmd_ray.evaluation.seeds import pooled_seeds
+from benchmd_ray.evaluation.support import TEST_PATIENTS, support
 from benchmd_ray.modalities import Task
 
 Floats = npt.NDArray[np.float64]
@@ -58,14 +60,15 @@ class Subgroup:
     value: float
     """Mean AUROC over the classes that the group can score; NaN where it can score none."""
     low: float
-    """Lower end of the 95 % interval, from a bootstrap over the group's patients."""
+    """Lower end of the 95 % interval over the group's patients and the seeds; NaN where there is
+    none."""
     high: float
     """Upper end."""
-    unscored: tuple[int, ...] = ()
+    unscored: tuple[int, ...]
     """Indices of the classes with no positive or no negative in this group. Where groups differ in
     them, their means are over different classes."""
-    note: str = ""
-    """Why there is no value; empty when there is one."""
+    caution: str
+    """Why there is no interval, or why it is rough; empty where there is nothing to say."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ class Subgroups:
     left_out: tuple[tuple[str, int], ...]
     """Name and patients of each group left out: those too small, then ``unknown``."""
     kruskal_h: float
-    """Kruskal & Wallis's H over the groups; NaN with fewer than two groups to compare."""
+    """Kruskal & Wallis's H over the groups with enough patients whose truth is known; NaN with
+    fewer than two of them."""
     kruskal_p: float
     """Its p; 1 where all patients have the same value."""
     posthoc: tuple[tuple[str, str, float, float], ...]
@@ -87,62 +91,58 @@ class Subgroups:
 
 def by_subgroup(
     targets: npt.ArrayLike,
-    scores: npt.ArrayLike,
+    scores: Sequence[npt.ArrayLike],
     groups: npt.ArrayLike,
     labels: Sequence[str | None],
     task: Task,
     *,
     variable: str,
-    minimum: int = 20,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Subgroups:
     """AUROC of each group with its interval, and tests between the groups.
 
-    A patient whose rows are in several groups (two views, two ages) counts in each group's AUROC,
-    but in the tests once, as these take patients as independent: in the group of most of its rows,
-    and where groups are level in one of them at random.
+    A group takes `support.TEST_PATIENTS` patients. A patient whose rows are in several groups (two
+    views, two ages) counts in each group's AUROC, but in the tests once, as these take patients as
+    independent: in the group of most of its rows, and where groups are level in one of them at
+    random.
 
     Args:
         targets: (rows, classes), integers: 1, 0, or -1 for unknown.
-        scores: (rows, classes), probabilities.
+        scores: Of each training seed (rows, classes), probabilities.
         groups: (rows,), the patient of each row.
         labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where it is not
             known.
         task: ``single-label`` or ``multi-label``.
         variable: What the labels are: sex, age.
-        minimum: Fewest patients of a group that is shown.
         resamples: Number of resamples.
         seed: Seed of the draws.
 
     Raises:
-        BenchmdError: The arrays do not fit together, a score is no probability, the task is
-            unknown, or `minimum` is less than 1.
+        BenchmdError: The arrays do not fit together, a score is no probability, or the task is
+            unknown.
     """
-    known, probability = checked_predictions(targets, scores)
+    known = checked_predictions(targets, scores[0])[0]
+    each = [checked_predictions(targets, one)[1] for one in scores]
     patients, named = np.asarray(groups), _named(labels)
-    _check(patients, named, len(known), minimum)
-    truth = probability_of_truth(known, probability, task)
+    _check(patients, named, len(known))
+    truth = probability_of_truth(known, np.mean(each, axis=0), task)
     counts = {str(name): len(np.unique(patients[named == name])) for name in np.unique(named)}
     unknown = counts.pop(UNKNOWN_GROUP, 0)
-    shown = [name for name, count in counts.items() if count >= minimum]
-    small = [(name, count) for name, count in counts.items() if count < minimum]
-    samples = _one_value_per_patient(truth, patients, named, shown, seed)
+    large = [name for name, count in counts.items() if count >= TEST_PATIENTS]
+    small = [(name, count) for name, count in counts.items() if count < TEST_PATIENTS]
+    samples = _one_value_per_patient(truth, patients, named, large, seed)
+    samples = {name: one for name, one in samples.items() if len(one) >= TEST_PATIENTS}
     h, p = _kruskal(list(samples.values()))
+
+    def of_group(name: str) -> Subgroup:
+        inside = named == name
+        inner = [one[inside] for one in each]
+        return _subgroup(name, known[inside], inner, patients[inside], task, resamples, seed)
+
     return Subgroups(
         variable=variable,
-        groups=tuple(
-            _subgroup(
-                name,
-                known[named == name],
-                probability[named == name],
-                patients[named == name],
-                task,
-                resamples,
-                seed,
-            )
-            for name in shown
-        ),
+        groups=tuple(of_group(name) for name in large),
         left_out=(*small, *([(UNKNOWN_GROUP, unknown)] if unknown else [])),
         kruskal_h=h,
         kruskal_p=p,
@@ -190,40 +190,41 @@ def _named(labels: Sequence[str | None]) -> npt.NDArray[np.str_]:
     return np.array([str(x) if x and x == x else UNKNOWN_GROUP for x in labels], np.str_)
 
 
-def _check(
-    patients: npt.NDArray[np.generic], named: npt.NDArray[np.str_], rows: int, minimum: int
-) -> None:
+def _check(patients: npt.NDArray[np.generic], named: npt.NDArray[np.str_], rows: int) -> None:
     for name, array in (("groups", patients), ("labels", named)):
         if array.shape != (rows,):
             raise BenchmdError(
                 f"{name} have shape {array.shape}, expected ({rows},): one for each row of targets"
             )
-    if minimum < 1:
-        raise BenchmdError(f"minimum must be at least 1 patient, but got {minimum}")
 
 
 def _subgroup(
     name: str,
     targets: npt.NDArray[np.int8],
-    scores: Floats,
+    scores: Sequence[Floats],
     patients: npt.NDArray[np.generic],
     task: Task,
     resamples: int,
     seed: int,
 ) -> Subgroup:
-    found = metric("auroc", targets, scores, task)
-    draws = resampled("auroc", targets, scores, patients, task, resamples=resamples, seed=seed)
-    low, high = interval(draws[:, 0])
-    nothing = "no class has both a positive and a negative in this group, so no AUROC exists"
+    found = [metric("auroc", targets, one, task) for one in scores]
+    draws = [
+        resampled("auroc", targets, one, patients, task, resamples=resamples, seed=seed, threads=1)
+        for one in scores
+    ]
+    held = support(targets, patients)
+    pooled = pooled_seeds(
+        [one.mean for one in found], [one[:, 0] for one in draws], held.basis("auroc")
+    )
     return Subgroup(
         name=name,
         rows=len(targets),
-        patients=len(np.unique(patients)),
-        value=float(found.mean),
-        low=low,
-        high=high,
-        unscored=found.unscored,
-        note=nothing if math.isnan(found.mean) else "",
+        patients=held.patients,
+        value=pooled.mean,
+        low=pooled.low,
+        high=pooled.high,
+        unscored=found[0].unscored,
+        caution=pooled.caution,
     )
 
 
@@ -231,14 +232,14 @@ def _one_value_per_patient(
     truth: Floats,
     patients: npt.NDArray[np.generic],
     named: npt.NDArray[np.str_],
-    shown: Sequence[str],
+    large: Sequence[str],
     seed: int,
 ) -> dict[str, Floats]:
     """Values of the patients that count in each group, where it has any."""
-    usable = np.isin(named, shown) & ~np.isnan(truth)
+    usable = np.isin(named, large) & ~np.isnan(truth)
     names, patient = np.unique(patients[usable], return_inverse=True)
-    group = np.searchsorted(np.array(shown, np.str_), named[usable])
-    rows = np.zeros((len(names), len(shown)))
+    group = np.searchsorted(np.array(large, np.str_), named[usable])
+    rows = np.zeros((len(names), len(large)))
     np.add.at(rows, (patient, group), 1)
     sums = np.zeros_like(rows)
     np.add.at(sums, (patient, group), truth[usable])
@@ -249,7 +250,7 @@ def _one_value_per_patient(
     every = np.arange(len(names))
     # means of equal values must be equal: ranks would turn rounding into an order
     values = np.round(sums[every, own] / rows[every, own], 12)
-    return {name: values[own == i] for i, name in enumerate(shown) if (own == i).any()}
+    return {name: values[own == i] for i, name in enumerate(large) if (own == i).any()}
 
 
 def _kruskal(samples: Sequence[Floats]) -> tuple[float, float]:

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.evaluation.intervals import interval, resampled
 from benchmd_ray.evaluation.metrics import metric
 from benchmd_ray.evaluation.predict import predictions_path, read_predictions
+from benchmd_ray.evaluation.resampling import resampled
+from benchmd_ray.evaluation.seeds import pooled_seeds
+from benchmd_ray.evaluation.support import support
 from benchmd_ray.modalities import modality
 from benchmd_ray.tuning.records import AUROC_OF, SEARCHES, TRIALS, read_trials
 
@@ -49,16 +51,21 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str) -> None:
         targets, scores, groups = predictions.of_split(split)
         value = metric("auroc", targets, scores, task)
         drawn = resampled("auroc", targets, scores, groups, task, resamples=RESAMPLES)
-        ends = [interval(column) for column in drawn.T]
-        names = ("mean", *predictions.classes)
-        values = (value.mean, *value.per_class)
-        rows += [
-            (dataset, split, name, each, *between)
-            for name, each, between in zip(names, values, ends, strict=True)
+        names, held = ("mean", *predictions.classes), support(targets, groups)
+        found = [
+            pooled_seeds([each], [draws], held.basis("auroc", column))
+            for column, (each, draws) in enumerate(
+                zip((value.mean, *value.per_class), drawn.T, strict=True)
+            )
         ]
-        prefix = f"{dataset}/{split}/auroc"
-        (low, high), *_ = ends
-        wandb_run.summary.update({prefix: value.mean, f"{prefix}_low": low, f"{prefix}_high": high})
+        rows += [
+            (dataset, split, name, one.mean, one.low, one.high)
+            for name, one in zip(names, found, strict=True)
+        ]
+        prefix, mean = f"{dataset}/{split}/auroc", found[0]
+        wandb_run.summary.update(
+            {prefix: mean.mean, f"{prefix}_low": mean.low, f"{prefix}_high": mean.high}
+        )
     columns: list[str | int] = ["dataset", "split", "class", "auroc", "low", "high"]
     wandb_run.log({"scores": wandb.Table(columns=columns, data=rows)})
 

@@ -2,248 +2,127 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from scipy.special import expit, logit
+from scipy.stats import beta, binomtest, norm, t
 
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation import intervals
-from benchmd_ray.evaluation.intervals import group_multiplicities, interval, resampled
-from benchmd_ray.evaluation.metrics import auroc_per_class
-from benchmd_ray.evaluation.sums import mean_over_classes
+from benchmd_ray.evaluation.intervals import Error, difference_interval, value_interval
 
 
-def random_predictions(seed, *, rows=50, classes=3, levels=6, patients=15):
-    """Targets with unknowns, scores with many ties, several rows per patient."""
-    rng = np.random.default_rng(seed)
-    targets = rng.choice([1, 0, -1], size=(rows, classes), p=[0.3, 0.5, 0.2]).astype(np.int8)
-    targets[:, 0] = rng.random(rows) < 0.8  # here the negatives are the rarer side
-    scores = rng.integers(0, levels, (rows, classes)) / levels
-    return targets, scores, np.array([f"p{i:03}" for i in rng.integers(0, patients, rows)])
+def one(se, df):
+    return Error(se, ((se**2, df),))
 
 
-def bootstrap_auroc(targets, scores, groups, **options):
-    """AUROC of each class in each resample, (resamples, classes)."""
-    return resampled("auroc", targets, scores, groups, "multi-label", **options)[:, 1:]
+def normal(value, se, draws=999):
+    """Draws of a value that have exactly a normal distribution's quantiles."""
+    return value + se * norm.ppf((np.arange(draws) + 0.5) / draws)
 
 
-def auroc_interval(targets, scores, groups, **options):
-    """Ends of the interval of the mean AUROC."""
-    values = resampled("auroc", targets, scores, groups, "multi-label", **options)
-    return interval(values[:, 0])
+def on_logits(value, half):
+    return tuple(expit(logit(value) + np.array([-half, half])))
 
 
-def pair_auroc(target, score, weight):
-    """Slow reference: the weighted share of (positive, negative) pairs in the right order."""
-    p, n = target == 1, target == 0
-    pairs = weight[p][:, None] * weight[n][None, :]
-    better = score[p][:, None] - score[n][None, :]
-    won = np.where(better > 0, 1.0, np.where(better == 0, 0.5, 0.0))
-    return (won * pairs).sum() / pairs.sum() if pairs.sum() else np.nan
-
-
-def binormal(rng, rows, separation=1.2, share=0.5):
-    """One class whose AUROC is Phi(separation / sqrt 2)."""
-    target = (rng.random(rows) < share).astype(np.int8)
-    return target[:, None], (rng.normal(size=rows) + separation * target)[:, None]
-
-
-def binormal_auroc(separation):
-    return 0.5 * (1 + math.erf(separation / 2))
-
-
-@pytest.mark.parametrize("levels", [1, 3, 1000])
-def test_agrees_with_scikit_learn_and_counting_pairs(levels):
-    targets, scores, groups = random_predictions(0, levels=levels)
-    names, group_of_row = np.unique(groups, return_inverse=True)
-    got = bootstrap_auroc(targets, scores, groups, resamples=60, seed=5)
-    multiplicities = group_multiplicities(len(names), range(60), seed=5)
-    for row, counts in zip(got, multiplicities, strict=True):
-        weight = counts[group_of_row]
-        for value, target, score in zip(row, targets.T, scores.T, strict=True):
-            assert value == pytest.approx(pair_auroc(target, score, weight), nan_ok=True)
-            drawn = (target >= 0) & (weight > 0)
-            if len(set(target[drawn])) == 2:
-                expected = roc_auc_score(target[drawn], score[drawn], sample_weight=weight[drawn])
-                assert value == pytest.approx(expected)
-            else:
-                assert np.isnan(value)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32), st.integers(2, 30), st.integers(2, 12), st.integers(1, 6))
-def test_agrees_with_counting_pairs_on_anything(seed, rows, patients, levels):
-    targets, scores, groups = random_predictions(seed, rows=rows, patients=patients, levels=levels)
-    names, group_of_row = np.unique(groups, return_inverse=True)
-    got = bootstrap_auroc(targets, scores, groups, resamples=4)
-    for row, counts in zip(got, group_multiplicities(len(names), range(4)), strict=True):
-        expected = [
-            pair_auroc(t, s, counts[group_of_row]) for t, s in zip(targets.T, scores.T, strict=True)
-        ]
-        if len(names) > 1:
-            np.testing.assert_allclose(row, expected, atol=1e-12)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32))
-def test_negated_scores_give_one_minus_auroc(seed):
-    targets, scores, groups = random_predictions(seed)
-    np.testing.assert_allclose(
-        bootstrap_auroc(targets, -scores, groups, resamples=5),
-        1 - bootstrap_auroc(targets, scores, groups, resamples=5),
-        atol=1e-12,
+@pytest.mark.parametrize("df", [1, 4, 19.5, 1e6])
+def test_one_part_is_students_t(df):
+    error = one(0.02, df)
+    assert error.half == pytest.approx(0.02 * t.ppf(0.975, df))
+    for distance in (0.0, 0.013, -0.05):
+        assert error.p(distance, 1e-9) == pytest.approx(2 * t.sf(abs(distance) / 0.02, df))
+    assert difference_interval(0.1, error) == pytest.approx(
+        (max(-1, 0.1 - error.half), min(1, 0.1 + error.half))
     )
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([np.exp, np.arctan, lambda s: 3 * s - 7]))
-def test_monotone_transform_changes_nothing(seed, transform):
-    targets, scores, groups = random_predictions(seed)
-    np.testing.assert_array_equal(
-        bootstrap_auroc(targets, transform(scores), groups, resamples=5),
-        bootstrap_auroc(targets, scores, groups, resamples=5),
+def test_two_parts_have_cochran_and_coxs_quantile():
+    """Their test of two means with other variances: Cochran & Cox 1957, section 4.14."""
+    parts = ((0.0004, 19.0), (0.0009, 2.0))
+    error = Error(math.sqrt(0.0013), parts)
+    expected = (0.0004 * t.ppf(0.975, 19) + 0.0009 * t.ppf(0.975, 2)) / 0.0013
+    assert error.quantile(0.05) == pytest.approx(expected)
+    assert t.ppf(0.975, 19) < error.quantile(0.05) < t.ppf(0.975, 2)
+    assert Error(0.02, ((0.0004, 7.0), (0.0, 1.0))).quantile(0.05) == pytest.approx(t.ppf(0.975, 7))
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.01, 0.06, 0.1, 0.4])
+def test_p_is_where_the_interval_would_reach_zero(distance):
+    error = Error(math.sqrt(0.0013), ((0.0004, 19.0), (0.0009, 2.0)))
+    p = error.p(distance, 1e-9)
+    assert error.se * error.quantile(p) == pytest.approx(distance, abs=1e-8)
+    low, high = difference_interval(distance, error)
+    assert (p < 0.05) == (not low <= 0 <= high)
+    assert error.p(-distance, 1e-9) == p
+
+
+def test_p_is_not_below_what_the_resamples_tell():
+    assert one(0.001, 50).p(0.9, 2 / 1001) == 2 / 1001
+    assert one(0.001, 50).p(0.0, 2 / 1001) == pytest.approx(1)
+
+
+def test_the_interval_of_a_value_is_on_the_logit_scale():
+    value, se = 0.7, 0.003
+    low, high = value_interval(value, one(se, 12), normal(value, se), 13)
+    half = t.ppf(0.975, 12) * se / (value * (1 - value))
+    assert (low, high) == pytest.approx(on_logits(value, half), abs=1e-5)
+    value, se = 0.93, 0.03
+    low, high = value_interval(value, one(se, 12), normal(value, se).clip(0, 1), 13)
+    assert value - low > high - value  # the near end leaves less room
+    mirrored = value_interval(1 - value, one(se, 12), 1 - normal(value, se).clip(0, 1), 13)
+    assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+def test_skewed_resamples_widen_the_interval_to_their_spread_in_logits():
+    value, draws = 0.95, normal(0.95, 0.03).clip(0, 0.9999)
+    se = float(draws.std(ddof=1))
+    low, high = value_interval(value, one(se, 12), draws, 13)
+    middle = logit(np.quantile(draws, [norm.cdf(-1), norm.cdf(1)]))
+    half = t.ppf(0.975, 12) * (middle[1] - middle[0]) / 2
+    assert half > 1.1 * t.ppf(0.975, 12) * se / (value * (1 - value))
+    assert (low, high) == pytest.approx(on_logits(value, half))
+
+
+def test_perfect_resamples_count_as_near_to_1_and_not_as_infinite():
+    value, draws = 0.96, np.repeat([0.9, 0.95, 0.98, 1.0], [200, 200, 200, 400])
+    error = one(float(draws.std(ddof=1)), 12)
+    low, high = value_interval(value, error, draws, 13)
+    ends = logit(np.array([np.quantile(draws, norm.cdf(-1)), 1 - 0.04 / 4]))
+    assert (low, high) == pytest.approx(
+        on_logits(value, t.ppf(0.975, 12) * (ends[1] - ends[0]) / 2)
     )
 
 
-def test_row_order_does_not_matter():
-    targets, scores, groups = random_predictions(1)
-    order = np.random.default_rng(0).permutation(len(groups))
-    np.testing.assert_array_equal(
-        bootstrap_auroc(targets, scores, groups, resamples=50),
-        bootstrap_auroc(targets[order], scores[order], groups[order], resamples=50),
+def test_resamples_less_skewed_than_normal_do_not_narrow_it():
+    value, se = 0.5, 0.1
+    half = t.ppf(0.975, 12) * se / 0.25
+    two = np.repeat([0.4, 0.6], 500)
+    narrow = np.concatenate([np.full(900, 0.5), np.repeat([0.2, 0.8], 50)])
+    for draws in (two, narrow):
+        low, high = value_interval(value, one(se, 12), draws, 13)
+        assert expit(logit(value) - half) >= low - 1e-12
+        assert expit(logit(value) + half) <= high + 1e-12
+
+
+@pytest.mark.parametrize("value", [1e-4, 0.003, 0.5, 0.9999])
+def test_an_interval_stays_between_0_and_1(value):
+    low, high = value_interval(value, one(0.2, 4), normal(value, 0.2).clip(0, 1), 5)
+    assert 0 <= low < value < high <= 1
+
+
+@pytest.mark.parametrize("patients", [5, 12, 300])
+def test_a_perfect_value_has_clopper_and_pearsons_interval(patients):
+    expected = binomtest(patients, patients).proportion_ci(0.95, "exact")
+    for error in (one(0.0, 10), Error(math.nan, ())):
+        assert value_interval(1.0, error, np.ones(9), patients) == pytest.approx(tuple(expected))
+        low, high = value_interval(0.0, error, np.zeros(9), patients)
+        assert (low, high) == pytest.approx((0, beta.ppf(0.975, 1, patients)))
+
+
+@pytest.mark.parametrize("error", [one(0.0, 10), Error(math.nan, ())])
+def test_without_an_error_there_is_no_interval(error):
+    assert np.isnan(value_interval(0.7, error, np.full(9, 0.7), 30)).all()
+    assert np.isnan(difference_interval(0.0, error)).all()
+    assert math.isnan(error.p(0.1, 0.001))
+
+
+def test_a_difference_is_cut_to_its_range():
+    assert difference_interval(0.9, one(0.2, 3)) == pytest.approx(
+        (0.9 - 0.2 * t.ppf(0.975, 3), 1.0)
     )
-
-
-def test_chunks_do_not_change_the_values(monkeypatch):
-    predictions = random_predictions(2)
-    whole = bootstrap_auroc(*predictions, resamples=50)
-    for elements, threads in ((7 * 50, 3), (1, 2), (1, 1)):
-        monkeypatch.setattr(intervals, "_RANKED_ELEMENTS", elements)
-        got = bootstrap_auroc(*predictions, resamples=50, threads=threads)
-        np.testing.assert_array_equal(got, whole)
-
-
-def test_draws_depend_on_seed_and_number_only():
-    counts = group_multiplicities(20, range(100), seed=3)
-    assert (counts.sum(axis=1) == 20).all()
-    assert len(np.unique(counts, axis=0)) == 100
-    np.testing.assert_array_equal(group_multiplicities(20, range(40, 50), seed=3), counts[40:50])
-    assert (group_multiplicities(20, range(100), seed=4) != counts).any()
-    drawn = np.random.default_rng((3, 7)).integers(0, 20, 20)
-    np.testing.assert_array_equal(counts[7], [np.sum(drawn == group) for group in range(20)])
-    # every group is equally likely: mean 1, standard error about 0.1 over 100 draws
-    np.testing.assert_allclose(counts.mean(axis=0), 1, atol=0.5)
-
-
-def test_same_patients_give_paired_resamples():
-    targets, scores, groups = random_predictions(4, levels=1000)
-    a = bootstrap_auroc(targets, scores, groups, resamples=200)
-    noise = np.random.default_rng(0).normal(scale=0.01, size=scores.shape)
-    b = bootstrap_auroc(targets, scores + noise, groups, resamples=200)
-    paired = np.nanstd(mean_over_classes(a) - mean_over_classes(b))
-    assert paired < 0.3 * np.nanstd(mean_over_classes(a))
-
-
-def test_class_without_positives_is_not_scored():
-    targets, scores, groups = random_predictions(5)
-    targets[:, 1] = 0
-    values = bootstrap_auroc(targets, scores, groups, resamples=100)
-    np.testing.assert_array_equal(np.isnan(values).all(axis=0), [False, True, False])
-    kept = [0, 2]
-    without = auroc_interval(targets[:, kept], scores[:, kept], groups, resamples=100)
-    assert auroc_interval(targets, scores, groups, resamples=100) == without
-
-
-def test_class_lost_in_a_resample_is_left_out_of_its_mean():
-    targets, scores, groups = random_predictions(6)
-    targets[:, 1] = groups == groups[0]  # one patient carries the class
-    values = bootstrap_auroc(targets, scores, groups, resamples=300)
-    lost = np.isnan(values[:, 1])
-    drawn = group_multiplicities(len(set(groups)), range(300))[
-        :, sorted(set(groups)).index(groups[0])
-    ]
-    np.testing.assert_array_equal(lost, drawn == 0)
-    np.testing.assert_allclose(
-        mean_over_classes(values)[lost], np.nanmean(values[lost][:, [0, 2]], axis=1)
-    )
-    assert 0.25 < lost.mean() < 0.5  # 1/e in the limit
-
-
-@pytest.mark.parametrize("rows", [0, 1, 12])
-def test_one_patient_gives_no_interval(rows):
-    targets = np.resize(np.array([[1], [0]], np.int8), (rows, 1))
-    found = auroc_interval(targets, np.arange(rows)[:, None], np.full(rows, "p"), resamples=10)
-    assert np.isnan(found).all()
-
-
-def test_one_bootstrap_gives_the_mean_and_the_classes():
-    targets, scores, groups = random_predictions(7, rows=200, patients=80)
-    values = resampled("auroc", targets, scores, groups, "single-label", resamples=400, seed=2)
-    np.testing.assert_array_equal(values[:, 0], mean_over_classes(values[:, 1:]))
-    points = auroc_per_class(targets, scores)
-    for point, column in zip([points.mean(), *points], values.T, strict=True):
-        low, high = interval(column, 0.8)
-        assert low < point < high
-
-
-def test_interval_is_the_percentile_interval():
-    values = np.append(np.arange(101.0), [np.nan, np.nan])
-    assert interval(values, 0.9) == pytest.approx((5, 95))
-    assert interval(values, 0.5) == pytest.approx((25, 75))
-    assert np.isnan(interval([np.nan, np.nan])).all()
-    assert np.isnan(interval([])).all()
-
-
-def test_mean_over_classes_leaves_out_nan():
-    got = mean_over_classes(np.array([[0.5, 0.7], [np.nan, 0.7], [np.nan, np.nan]]))
-    np.testing.assert_allclose(got, [0.6, 0.7, np.nan])
-
-
-def test_interval_shrinks_with_patients():
-    rng = np.random.default_rng(0)
-    widths = []
-    for rows in (100, 400, 1600):
-        low, high = auroc_interval(*binormal(rng, rows), np.arange(rows), resamples=400)
-        widths.append(high - low)
-    assert 1.4 < widths[0] / widths[1] < 2.9  # about 2, as one over the root of n
-    assert 1.4 < widths[1] / widths[2] < 2.9
-
-
-def test_copies_of_a_patients_records_do_not_shrink_the_interval():
-    targets, scores = binormal(np.random.default_rng(1), 150)
-    patients = np.arange(150)
-    once = auroc_interval(targets, scores, patients, resamples=400)
-    copies = [np.repeat(a, 9, axis=0) for a in (targets, scores, patients)]
-    assert auroc_interval(*copies, resamples=400) == once
-    naive = auroc_interval(copies[0], copies[1], np.arange(1350), resamples=400)
-    assert np.ptp(naive) < 0.5 * np.ptp(once)  # a third, in the limit
-
-
-@pytest.mark.parametrize("records", [1, 4])
-def test_coverage(records):
-    """Intervals hold the true AUROC about as often as they say, also with correlated records."""
-    rng = np.random.default_rng(11)
-    separation, patients, held, trials = 1.2, 120, 0, 200
-    for trial in range(trials):
-        targets, scores = binormal(rng, patients, separation)
-        groups = np.repeat(np.arange(patients), records)
-        # the patient's own share of the variance is 0.7, the record's 0.3
-        own = (scores - separation * targets)[groups]
-        error = own if records == 1 else 0.7**0.5 * own + rng.normal(0, 0.3**0.5, own.shape)
-        observed = separation * targets[groups] + error
-        low, high = auroc_interval(targets[groups], observed, groups, resamples=300, seed=trial)
-        held += low <= binormal_auroc(separation) <= high
-    assert 0.88 <= held / trials <= 0.99
-
-
-def test_arguments_out_of_range_are_refused():
-    targets, scores, groups = random_predictions(8)
-    with pytest.raises(BenchmdError, match=r"groups have shape \(49,\), expected \(50,\)"):
-        bootstrap_auroc(targets, scores, groups[1:])
-    with pytest.raises(BenchmdError, match=r"resamples must be at least 1, but got 0"):
-        bootstrap_auroc(targets, scores, groups, resamples=0)
-    for level in (0.0, 1.0, 95):
-        with pytest.raises(BenchmdError, match=r"level must lie between 0 and 1, but got"):
-            interval([0.5], level)
-    with pytest.raises(BenchmdError, match=r"scores are not finite in 50 of 50 rows"):
-        bootstrap_auroc(targets, scores * np.nan, groups)

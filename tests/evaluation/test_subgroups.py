@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, kruskal, mannwhitneyu, rankdata
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.intervals import interval, resampled
 from benchmd_ray.evaluation.metrics import auroc
+from benchmd_ray.evaluation.resampling import resampled
+from benchmd_ray.evaluation.seeds import pooled_seeds
 from benchmd_ray.evaluation.subgroups import (
     AGE_BANDS,
     age_band,
     by_subgroup,
     probability_of_truth,
 )
+from benchmd_ray.evaluation.support import support
 
 
 def study(seed=0, *, patients=150, rows=400, classes=3, worse=0.0):
@@ -27,11 +29,11 @@ def study(seed=0, *, patients=150, rows=400, classes=3, worse=0.0):
     scores = 0.5 * rng.dirichlet(np.ones(classes), rows) + 0.5 * targets
     blurred = site == "c"
     scores[blurred] = worse / classes + (1 - worse) * scores[blurred]
-    return targets, scores, groups, site.tolist()
+    return targets, [scores], groups, site.tolist()
 
 
 def options(**changes):
-    return {"task": "single-label", "variable": "site", "minimum": 5, "resamples": 60} | changes
+    return {"task": "single-label", "variable": "site", "resamples": 60} | changes
 
 
 def loop_samples(targets, scores, groups, labels, task):
@@ -61,7 +63,7 @@ def test_tests_agree_with_scipy_on_one_value_per_patient(task):
         rng = np.random.default_rng(1)
         targets = rng.choice([1, 0, -1], size=targets.shape, p=[0.3, 0.5, 0.2]).astype(np.int8)
     found = by_subgroup(targets, scores, groups, labels, **options(task=task))
-    samples = loop_samples(targets, scores, groups, labels, task)
+    samples = loop_samples(targets, scores[0], groups, labels, task)
     assert [g.name for g in found.groups] == ["a", "b", "c"]
     expected = kruskal(*samples.values())
     assert (found.kruskal_h, found.kruskal_p) == pytest.approx(tuple(expected))
@@ -75,7 +77,7 @@ def test_tests_agree_with_scipy_on_one_value_per_patient(task):
 def test_kruskal_by_its_formula():
     targets, scores, groups, labels = study(2)
     found = by_subgroup(targets, scores, groups, labels, **options())
-    samples = list(loop_samples(targets, scores, groups, labels, "single-label").values())
+    samples = list(loop_samples(targets, scores[0], groups, labels, "single-label").values())
     places, n = rankdata(np.concatenate(samples)), sum(map(len, samples))
     start, total = 0, 0.0
     for sample in samples:
@@ -86,19 +88,50 @@ def test_kruskal_by_its_formula():
     assert found.kruskal_p == pytest.approx(chi2.sf(h, 2))
 
 
-def test_each_group_has_its_auroc_and_interval():
-    targets, scores, groups, labels = study(3, worse=0.1)
-    found = by_subgroup(targets, scores, groups, labels, **options(resamples=80, seed=4))
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_each_group_has_its_auroc_and_interval_over_the_seeds(seeds):
+    targets, (scores,), groups, labels = study(3, worse=0.1)
+    rng = np.random.default_rng(0)
+    several = [0.9 * scores + 0.1 * rng.random(scores.shape) for _ in range(seeds)]
+    found = by_subgroup(targets, several, groups, labels, **options(resamples=80, seed=4))
     for group in found.groups:
         own = np.array(labels) == group.name
-        assert group.value == auroc(targets[own], scores[own]).mean
-        rows = targets[own], scores[own], groups[own], "single-label"
-        draws = resampled("auroc", *rows, resamples=80, seed=4)
-        assert (group.low, group.high) == interval(draws[:, 0])
+        values = [auroc(targets[own], each[own]).mean for each in several]
+        assert group.value == pytest.approx(np.mean(values))
+        draws = [
+            resampled(
+                "auroc", targets[own], each[own], groups[own], "single-label", resamples=80, seed=4
+            )[:, 0]
+            for each in several
+        ]
+        basis = support(targets[own], groups[own]).basis("auroc")
+        pooled = pooled_seeds(values, draws, basis)
+        assert (group.low, group.high) == (pooled.low, pooled.high)
         assert (group.rows, group.patients) == (own.sum(), len(set(groups[own])))
-        assert (group.unscored, group.note) == ((), "")
+        assert (group.unscored, group.caution) == ((), "")
     assert found.variable == "site"
     assert found.left_out == ()
+
+
+def test_tests_are_of_scores_averaged_over_the_seeds():
+    targets, (scores,), groups, labels = study(4, worse=0.3)
+    other = np.full_like(scores, 1 / 3)
+    found = by_subgroup(targets, [scores, other], groups, labels, **options())
+    averaged = by_subgroup(targets, [(scores + other) / 2], groups, labels, **options())
+    assert found.kruskal_p == averaged.kruskal_p
+    assert found.posthoc == averaged.posthoc
+
+
+def test_a_group_of_a_rare_class_has_no_interval_and_says_why():
+    targets, scores, groups, labels = study(12)
+    inside = np.array(labels) == "b"
+    targets[inside] = [1, 0, 0]
+    targets[np.flatnonzero(inside)[:3]] = [0, 1, 0]
+    group = by_subgroup(targets, scores, groups, labels, **options()).groups[1]
+    assert not math.isnan(group.value)
+    assert np.isnan([group.low, group.high]).all()
+    assert group.unscored == (2,)
+    assert group.caution == "no interval: 3 patients on the rarer side"
 
 
 def test_a_group_that_is_worse_is_found_and_equal_groups_are_not():
@@ -119,7 +152,9 @@ def test_copies_of_a_patients_rows_do_not_change_the_tests():
     targets, scores, groups, labels = study(5, worse=0.2)
     once = by_subgroup(targets, scores, groups, labels, **options())
     copies = by_subgroup(
-        *(np.repeat(a, 3, axis=0) for a in (targets, scores, groups)),
+        np.repeat(targets, 3, axis=0),
+        [np.repeat(each, 3, axis=0) for each in scores],
+        np.repeat(groups, 3),
         np.repeat(labels, 3).tolist(),
         **options(),
     )
@@ -134,7 +169,11 @@ def test_row_order_does_not_matter():
     order = np.random.default_rng(1).permutation(len(groups))
     once = by_subgroup(targets, scores, groups, labels.tolist(), **options())
     moved = by_subgroup(
-        targets[order], scores[order], groups[order], labels[order].tolist(), **options()
+        targets[order],
+        [scores[0][order]],
+        groups[order],
+        labels[order].tolist(),
+        **options(),
     )
     assert moved.groups == once.groups
     assert moved.kruskal_p == pytest.approx(once.kruskal_p)
@@ -144,14 +183,14 @@ def test_small_groups_and_rows_without_label_are_left_out_and_named():
     targets, scores, groups, labels = study(7)
     labels = [None if g in (0, 1, 2) else "rare" if g in (3, 4) else x
               for g, x in zip(groups, labels, strict=True)]  # fmt: skip
-    found = by_subgroup(targets, scores, groups, labels, **options(minimum=20))
+    found = by_subgroup(targets, scores, groups, labels, **options())
     unknown = len(set(groups) & {0, 1, 2})
     assert found.left_out == (("rare", len(set(groups) & {3, 4})), ("unknown", unknown))
     assert [g.name for g in found.groups] == ["a", "b", "c"]
     kept = np.array([x in ("a", "b", "c") for x in labels])
     without = by_subgroup(
-        targets[kept], scores[kept], groups[kept], [x for x in labels if x in ("a", "b", "c")],
-        **options(minimum=20),
+        targets[kept], [scores[0][kept]], groups[kept],
+        [x for x in labels if x in ("a", "b", "c")], **options(),
     )  # fmt: skip
     assert found.groups == without.groups
     assert (found.kruskal_h, found.posthoc) == (without.kruskal_h, without.posthoc)
@@ -171,7 +210,7 @@ def test_minimum_is_twenty_patients_not_rows():
     labels = ["many" if g < 20 else "few" for g in groups]
     targets = np.eye(2, dtype=np.int8)[np.arange(156) % 2]
     found = by_subgroup(
-        targets, np.full((156, 2), 0.5), groups, labels, "single-label", variable="x", resamples=9
+        targets, [np.full((156, 2), 0.5)], groups, labels, "single-label", variable="x", resamples=9
     )
     assert [(g.name, g.patients, g.rows) for g in found.groups] == [("many", 20, 80)]
     assert found.left_out == (("few", 19),)
@@ -179,19 +218,33 @@ def test_minimum_is_twenty_patients_not_rows():
     assert found.posthoc == ()
 
 
+def test_groups_of_too_few_patients_whose_truth_is_known_are_not_tested():
+    groups = np.arange(75)
+    labels = np.repeat(["a", "b", "c"], 25).tolist()
+    targets = np.eye(2, dtype=np.int8)[np.arange(75) % 2]
+    targets[50:56] = -1  # of group c 19 are known
+    scores = [np.random.default_rng(0).dirichlet([1, 1], 75)]
+    found = by_subgroup(targets, scores, groups, labels, **options())
+    assert [g.patients for g in found.groups] == [25, 25, 25]
+    assert [pair[:2] for pair in found.posthoc] == [("a", "b")]
+    rows = slice(0, 50)
+    without = by_subgroup(targets[rows], [scores[0][rows]], groups[rows], labels[rows], **options())
+    assert found.kruskal_p == without.kruskal_p
+
+
 def test_a_patient_counts_once_in_the_tests():
-    """Two frontal views and a lateral one: with the frontal, by its rows there alone."""
-    groups = np.repeat(np.arange(30), 3)
-    labels = ["frontal", "frontal", "lateral"] * 20 + ["lateral", "lateral", "frontal"] * 10
-    targets = np.eye(2, dtype=np.int8)[np.arange(90) % 2]
-    given = np.random.default_rng(0).random(90)
+    """Two frontal views and a lateral one: with the frontal, by its rows there."""
+    groups = np.repeat(np.arange(60), 3)
+    labels = ["frontal", "frontal", "lateral"] * 40 + ["lateral", "lateral", "frontal"] * 20
+    targets = np.eye(2, dtype=np.int8)[np.arange(180) % 2]
+    given = np.random.default_rng(0).random(180)
     scores = np.where(targets == 1, given[:, None], 1 - given[:, None])
-    found = by_subgroup(targets, scores, groups, labels, **options(variable="view"))
-    means = given.reshape(30, 3)[:, :2].mean(axis=1)
-    expected = mannwhitneyu(means[:20], means[20:], alternative="two-sided")
+    found = by_subgroup(targets, [scores], groups, labels, **options(variable="view"))
+    means = given.reshape(60, 3)[:, :2].mean(axis=1)
+    expected = mannwhitneyu(means[:40], means[40:], alternative="two-sided")
     ((_, _, u, p),) = found.posthoc
     assert (u, p) == pytest.approx((expected.statistic, expected.pvalue))
-    assert [g.patients for g in found.groups] == [30, 30]
+    assert [g.patients for g in found.groups] == [60, 60]
 
 
 def test_patients_level_between_groups_are_shared_out():
@@ -199,25 +252,25 @@ def test_patients_level_between_groups_are_shared_out():
     labels = ["frontal", "lateral"] * 400
     targets = np.eye(2, dtype=np.int8)[np.arange(800) % 2]
     scores = np.random.default_rng(0).dirichlet([1, 1], 800)
-    ((_, _, u, _),) = by_subgroup(targets, scores, groups, labels, **options()).posthoc
+    ((_, _, u, _),) = by_subgroup(targets, [scores], groups, labels, **options()).posthoc
     assert 15_000 < u < 25_000  # about half of 200 × 200; all in one group would be none
 
 
-def test_group_that_can_score_no_class_says_so():
+def test_group_that_can_score_no_class_has_no_value():
     targets, scores, groups, labels = study(9)
     targets[np.array(labels) == "b"] = [1, 0, 0]
     found = by_subgroup(targets, scores, groups, labels, **options())
     group = found.groups[1]
     assert np.isnan([group.value, group.low, group.high]).all()
     assert group.unscored == (0, 1, 2)
-    assert "no class has both a positive and a negative in this group" in group.note
+    assert group.caution == ""
     assert not math.isnan(found.kruskal_p)  # the probability given to the truth exists
 
 
 def test_constant_scores_do_not_differ():
     _, _, groups, labels = study(10)
     targets = np.tile(np.array([[1, 0, 0]], np.int8), (len(groups), 1))
-    scores = np.full(targets.shape, 0.1)  # sums of several 0.1 round in different ways
+    scores = [np.full(targets.shape, 0.1)]  # sums of several 0.1 round in different ways
     for task in ("single-label", "multi-label"):
         found = by_subgroup(targets, scores, groups, labels, **options(task=task))
         assert (found.kruskal_h, found.kruskal_p) == (0, 1)
@@ -228,16 +281,11 @@ def test_constant_scores_do_not_differ():
 def test_nothing_and_one_patient(rows):
     targets = np.resize(np.array([[1, 0], [0, 1]], np.int8), (rows, 2))
     found = by_subgroup(
-        targets, np.full((rows, 2), 0.5), np.full(rows, "p"), ["a"] * rows, **options(minimum=1)
+        targets, [np.full((rows, 2), 0.5)], np.full(rows, "p"), ["a"] * rows, **options()
     )
-    assert [g.name for g in found.groups] == ["a"] * (rows > 0)
+    assert found.groups == ()
+    assert found.left_out == ((("a", 1),) if rows else ())
     assert np.isnan([found.kruskal_h, found.kruskal_p]).all()
-    assert np.isnan([end for g in found.groups for end in (g.low, g.high)]).all()
-    few = by_subgroup(
-        targets, np.full((rows, 2), 0.5), np.full(rows, "p"), ["a"] * rows, **options()
-    )
-    assert few.groups == ()
-    assert few.left_out == ((("a", 1),) if rows else ())
 
 
 def test_rows_without_a_known_label_have_no_probability():
@@ -247,11 +295,10 @@ def test_rows_without_a_known_label_have_no_probability():
     np.testing.assert_allclose(single, [0.7, np.nan, np.nan])
     multi = probability_of_truth(targets, scores, "multi-label")
     np.testing.assert_allclose(multi, [(0.7 + 0.8) / 2, np.nan, (0.3 + 0.8) / 2])
-    groups = np.arange(30)
     found = by_subgroup(
-        np.full((30, 3), -1), np.full((30, 3), 0.5), groups, ["a", "b"] * 15, **options()
+        np.full((60, 3), -1), [np.full((60, 3), 0.5)], np.arange(60), ["a", "b"] * 30, **options()
     )
-    assert [g.patients for g in found.groups] == [15, 15]
+    assert [g.patients for g in found.groups] == [30, 30]
     assert math.isnan(found.kruskal_p)
 
 
@@ -286,9 +333,7 @@ def test_arguments_that_do_not_fit_are_refused():
         by_subgroup(targets, scores, groups, labels[1:], **options())
     with pytest.raises(BenchmdError, match=r"groups have shape \(399,\), expected \(400,\)"):
         by_subgroup(targets, scores, groups[1:], labels, **options())
-    with pytest.raises(BenchmdError, match="minimum must be at least 1 patient, but got 0"):
-        by_subgroup(targets, scores, groups, labels, **options(minimum=0))
     with pytest.raises(BenchmdError, match=r"probabilities within 0 to 1, but .* are not"):
-        by_subgroup(targets, 9 * scores, groups, labels, **options())
+        by_subgroup(targets, [9 * scores[0]], groups, labels, **options())
     with pytest.raises(BenchmdError, match="unknown task 'single'"):
         by_subgroup(targets, scores, groups, labels, **options(task="single"))

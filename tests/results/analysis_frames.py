@@ -88,7 +88,7 @@ class Invented:
                 change = value - values["scratch"]
                 self.add(
                     "changes", key, metric="auroc", value=change, p=0.01, p_delong=0.02,
-                    low=change - width, high=change + width,
+                    low=change - width, high=change + width, caution="",
                 )  # fmt: skip
         self.comparisons(place, values, width)
         return values
@@ -105,7 +105,8 @@ class Invented:
         ):
             self.add(
                 "scores", key, **shared, metric=metric, value=at, low=at - width, high=at + width,
-                paper=paper if (name, metric) == ("mean", "auroc") else np.nan, **{"class": name},
+                paper=paper if (name, metric) == ("mean", "auroc") else np.nan, caution="",
+                **{"class": name},
             )  # fmt: skip
 
     def groups(self, key, value, width):
@@ -115,7 +116,7 @@ class Invented:
                 at = value - 0.02 * number * (p < 0.05)
                 self.add(
                     "subgroups", key, variable=variable, group=group, records=300, patients=250,
-                    value=at, low=at - 2 * width, high=at + 2 * width, kruskal_p=p,
+                    value=at, low=at - 2 * width, high=at + 2 * width, kruskal_p=p, caution="",
                 )  # fmt: skip
             if p < 0.05:
                 for a, b in combinations(groups, 2):
@@ -147,13 +148,13 @@ class Invented:
             p = float(np.exp(-((gap / width) ** 2) * 2))
             self.rows["pairs"].append(
                 {**place, "a": a, "b": b, "difference": gap, "low": gap - width,
-                 "high": gap + width, "p": p, "p_holm": min(1.0, 3 * p)}
+                 "high": gap + width, "p": p, "p_holm": min(1.0, 3 * p), "caution": ""}
             )  # fmt: skip
         for name in values:
             rank = order.index(name) + 1
             self.add(
                 "ranking", {**place, "technique": name}, rank=rank, low=max(1, rank - 1),
-                high=min(len(values), rank + 1), tau=0.7, tau_low=0.3, tau_high=1.0,
+                high=min(len(values), rank + 1), tau=0.7, caution="",
             )  # fmt: skip
 
     def gaps(self, place, ours, values):
@@ -163,7 +164,8 @@ class Invented:
             self.rows["gaps"].append(
                 {**{k: place[k] for k in kept}, "technique": name, "metric": "auroc",
                  "in_distribution": ours[name], "target": value, "gap": gap,
-                 "low": gap - 0.04, "high": gap + 0.04}
+                 "low": gap - 0.04, "high": gap + 0.04,
+                 "p": 0.01 if abs(gap) > 0.04 else 0.4, "caution": ""}
             )  # fmt: skip
 
     def training(self, kind, source, technique, setting):
@@ -223,7 +225,9 @@ def invented(kinds=("ecg",), **choice):
 
 
 def without_intervals(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(low=np.nan, high=np.nan)
+    """As of too few patients."""
+    p = {name: np.nan for name in table if name in ("p", "p_delong", "p_holm")}
+    return table.assign(low=np.nan, high=np.nan, caution="no interval: 8 patients", **p)
 
 
 __all__ = ["KEY", "PLACE", "SOURCES", "Invented", "invented", "made", "without_intervals"]

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from stores import make_transfer, predict_all
 
 from benchmd_ray.cli import main
-from benchmd_ray.results.report.against_paper import COLUMNS, against_paper, summary
+from benchmd_ray.results.report.against_paper import COLUMNS, against_paper, shown, summary
 from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.results.store import runs
 
@@ -60,12 +60,29 @@ def test_the_summary_counts_and_averages(compared):
     inside = int(fair["inside"].sum())
     first, by_technique, *left_out = summary(compared)
     assert first.startswith(f"{len(fair)} comparable cells of BenchMD v2, tables 1 and 2: ")
-    assert f"in {inside} ({inside / len(fair):.0%})" in first
-    assert first.endswith(f"{fair['difference'].mean():+.3f}.")
+    held = f"of {len(fair)} with an interval of ours, it holds the paper's number in {inside};"
+    assert held in first
+    assert f"mean difference (ours minus the paper's) {fair['difference'].mean():+.3f}." in first
     for technique, rows in fair.groupby("technique"):
         expected = f"{technique} {np.mean(rows['value'] - rows['paper']):+.3f} ({len(rows)})"
         assert expected in by_technique
     assert sum(int(line.split()[2].rstrip(":")) for line in left_out) == len(compared) - len(fair)
+
+
+def test_without_an_interval_nothing_is_said_to_be_outside_of_it(tmp_path):
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": {"validation": 16}})  # of 8 patients
+    (row,) = against_paper(runs([tmp_path / "runs"])).to_dict("records")
+    assert np.isnan(row["low"])
+    assert pd.isna(row["inside"])
+    assert row["caution"] == "no interval: 8 patients"
+    frame = against_paper(runs([tmp_path / "runs"]))
+    (line,) = shown(frame).to_dict("records")
+    assert line["paper inside"] == "–"
+    assert line["ours [95 % interval]"] == f"{row['value']:.3f}"
+    assert line["caution"] == "no interval: 8 patients"
+    fair = frame.assign(reason="")
+    assert "of 0 with an interval of ours, it holds the paper's number in 0" in summary(fair)[0]
 
 
 def invoke(*arguments):

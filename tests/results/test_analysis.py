@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import kruskal
+from scipy.stats import kruskal, t
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -25,6 +25,7 @@ from stores import (
     write_predictions,
 )
 
+from benchmd_ray.evaluation.comparison import delong, exchange_p
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.integrity import line
@@ -130,7 +131,9 @@ def test_values_of_each_seed_are_scikit_learns(report_analysis, predicted):
         assert row["value"] == pytest.approx(np.mean(values))
         assert row["sd"] == pytest.approx(np.std(values, ddof=1))
         assert row["seeds"] == 2
-        assert row["low"] < row["value"] < row["high"]
+        assert (row["low"] < row["value"] < row["high"]) == (name != "auprc")
+        few = "no interval: 7 of 7 classes have fewer than 100 patients on the rarer side"
+        assert row["caution"] == (few if name == "auprc" else "")
 
 
 def test_values_of_multi_label_classes_leave_out_unknown_targets(report_analysis, predicted):
@@ -166,10 +169,10 @@ def slow_draws(groups, resamples):
 def slow_auroc(target, score):
     """Mean over the classes that have both."""
     values = []
-    for t, s in zip(target.T, score.T, strict=True):
-        known = t >= 0
-        if 0 < (t[known] == 1).sum() < known.sum():
-            values.append(roc_auc_score(t[known], s[known]))
+    for truth, s in zip(target.T, score.T, strict=True):
+        known = truth >= 0
+        if 0 < (truth[known] == 1).sum() < known.sum():
+            values.append(roc_auc_score(truth[known], s[known]))
     return np.mean(values)
 
 
@@ -182,10 +185,18 @@ def test_a_change_is_drawn_on_the_same_resamples_of_the_patients(report_analysis
     ]
     row = one(report_analysis.changes, **CXR_KEY, technique="imagenet", metric="auroc")
     assert row["value"] == pytest.approx(slow_auroc(target, better) - slow_auroc(target, base))
-    assert (row["low"], row["high"]) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))))
-    assert row["p"] == pytest.approx(2 / (RESAMPLES + 1))  # no draw at or below 0
-    assert min(drawn) > 0
-    assert 0 < row["p_delong"] < 0.01
+    names = rows["group_id"].to_numpy()
+    counts = np.array([
+        min(len(set(names[own == side])) for side in (0, 1)) for own in target.T
+    ])  # fmt: skip
+    assert counts.min() >= 10
+    half = np.std(drawn, ddof=1) * t.ppf(0.975, 79)  # 80 patients, and more degrees of classes
+    assert (row["low"], row["high"]) == pytest.approx(
+        (row["value"] - half, row["value"] + half), rel=0.01
+    )
+    assert row["p"] == exchange_p(target, base, better, names)
+    assert row["p"] < 0.01
+    assert row["p_delong"] == pytest.approx(delong(target, base, better, names).p)
     pair = one(report_analysis.pairs, **CXR_KEY, a="scratch", b="imagenet")
     assert tuple(pair[["difference", "low", "high", "p"]]) == pytest.approx(
         tuple(row[["value", "low", "high", "p"]])
@@ -204,6 +215,13 @@ def test_a_change_over_seeds_is_the_difference_of_their_means(report_analysis):
         assert row.value == pytest.approx(mean[key] - mean[tuple(base)])
         if row.metric != "auroc" or row.technique in ("shed", "mae"):  # two seeds
             assert np.isnan(row.p_delong)
+        if row.metric in ("auprc", "calibration_error"):
+            assert np.isnan([row.low, row.high, row.p]).all()
+            assert row.caution.startswith("no interval, no p: ")
+        else:
+            assert row.low < row.value < row.high
+            assert 0 < row.p <= 1
+            assert (row.p < 0.05) == (not row.low <= 0 <= row.high) or row.metric == "auroc"
     assert set(changes["protocol"]) == {"fixed"}  # custom and shuffled have scratch alone
 
 
@@ -226,7 +244,10 @@ def test_gaps_are_the_sources_validation_minus_the_target(report_analysis):
         other = one(mean, dataset=row.dataset, **same)["value"]
         assert (row.in_distribution, row.target) == pytest.approx((own, other))
         assert row.gap == pytest.approx(own - other)
-        assert row.low < row.gap < row.high
+        given = row.metric not in ("auprc", "calibration_error")
+        assert (row.low < row.gap < row.high) == given
+        assert (row.caution == "") == given
+        assert not given or (row.p < 0.05) == (not row.low <= 0 <= row.high)
 
 
 def test_ranks_follow_the_values(report_analysis):

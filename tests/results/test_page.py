@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_frames import invented, made
+from analysis_frames import invented, made, without_intervals
 
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.results.canvas import new_figure, styled
@@ -281,14 +281,31 @@ def test_a_chosen_text_chooses_the_first_rows():
     assert [a for a in parsed.of("option") if "selected" in a] == [{"value": "1", "selected": None}]
 
 
-def test_intervals_that_leave_out_zero_are_marked():
+def test_differences_are_marked_where_a_test_says_so_and_not_by_their_interval():
     changes = Column(
-        "c", [0.2, -0.2, 0.1, math.nan], "change",
-        low=[0.1, -0.3, -0.1, math.nan], high=[0.3, -0.1, 0.3, math.nan],
+        "c", [0.2, -0.2, 0.1, math.nan, 0.3, 0.4], "change",
+        low=[0.1, -0.3, -0.1, math.nan, math.nan, 0.1],
+        high=[0.3, -0.1, 0.3, math.nan, math.nan, 0.7],
+        differs=[True, True, False, False, True, False],
     )  # fmt: skip
     parsed = Parsed(html(Table("t", "Some.", (changes,))))
-    assert [a["class"] for a in parsed.of("td")] == ["n up", "n down", "n", "n"]
-    assert parsed.of("/tbody")[0].endswith("+0.100 [−0.100, +0.300]–")
+    assert [a["class"] for a in parsed.of("td")] == ["n up", "n down", "n", "n", "n up", "n"]
+    assert parsed.of("/tbody")[0].endswith("+0.100 [−0.100, +0.300]–+0.300+0.400 [+0.100, +0.700]")
+
+
+def test_marks_follow_p_and_the_tables_say_what_is_missing(analysis):
+    few = analysis.changes.assign(p=0.2)
+    few.loc[few.index[0], ["low", "high", "p"]] = np.nan
+    few["caution"] = ["no interval, no p: 8 patients"] + [""] * (len(few) - 1)
+    table = sections.changes(few)
+    column = next(c for c in table.columns if c.title.startswith("technique −"))
+    assert not any(column.differs)
+    said = next(c for c in table.columns if c.title == "caution")
+    assert said.values[0] == "no interval, no p: 8 patients"
+    assert all(c.title != "caution" for c in sections.changes(analysis.changes).columns)
+    marked = sections.pairs(analysis.pairs)
+    column = next(c for c in marked.columns if c.title.startswith("b −"))
+    assert list(column.differs) == [p < 0.05 for p in analysis.pairs["p_holm"]]
 
 
 def test_columns_of_one_text_are_said_once():
@@ -350,9 +367,11 @@ def told(analysis):
 
 def test_findings_on_changes_are_counted_from_the_frame(analysis):
     changes, text = analysis.changes, told(analysis)["Against scratch"]
-    up, down = (changes["low"] > 0).sum(), (changes["high"] < 0).sum()
-    assert f"of {len(changes)} differences {up} are above zero" in text
-    assert f"{down} below, {len(changes) - up - down} cannot" in text
+    clear = changes[changes["p"] < 0.05]
+    up, down = (clear["value"] > 0).sum(), (clear["value"] < 0).sum()
+    assert f"of {len(changes)} differences tested, {up} are above zero and {down} below" in text
+    open_ = told(replace(analysis, changes=changes.assign(p=0.4)))["Against scratch"]
+    assert f"0 are above zero and 0 below zero at p < 0.05; {len(changes)} cannot be told" in open_
     best = changes.sort_values("value").iloc[-1]
     assert f"The largest gain: +{best['value']:.3f} [" in text
     assert best["technique"] in text
@@ -383,9 +402,36 @@ def test_findings_on_gaps_paper_and_pairs(analysis):
     held = analysis.scores[analysis.scores["paper"].notna()]
     inside = [low <= p <= high for low, p, high in held[["low", "paper", "high"]].to_numpy()]
     assert f"{len(held)} results stand beside" in text["The paper"]
-    assert f"interval of {sum(inside)} holds it" in text["The paper"]
-    clear = sum(p < 0.05 for p in analysis.pairs["p_holm"])
-    assert text["Pairs of techniques"].startswith(f"{clear} of {len(analysis.pairs)} differences")
+    assert f"of {sum(inside)} of the {len(held)} that have one holds it" in text["The paper"]
+    clear = analysis.pairs[analysis.pairs["p_holm"] < 0.05]
+    up, down = (clear["difference"] > 0).sum(), (clear["difference"] < 0).sum()
+    assert text["Pairs of techniques"].startswith(
+        f"Of {len(analysis.pairs)} differences tested, {up} {'is' if up == 1 else 'are'} in favour "
+        f"of the later technique (b) and {down} of the earlier one (a) at p < 0.05 after Holm's"
+    )
+    gaps = analysis.gaps[analysis.gaps["p"] < 0.05]
+    said = f"{(gaps['gap'] > 0).sum()} are falls and {(gaps['gap'] < 0).sum()} gains at p < 0.05"
+    assert said in text["Shift to targets"]
+
+
+def test_findings_of_few_patients_say_that_nothing_is_tested(analysis):
+    names = ("scores", "gaps", "changes", "pairs", "ranking")
+    few = {name: without_intervals(getattr(analysis, name)) for name in names}
+    text = told(replace(analysis, **few))
+    for topic, name in (
+        ("Against scratch", "changes"),
+        ("Pairs of techniques", "pairs"),
+        ("Shift to targets", "gaps"),
+    ):
+        count = len(few[name])
+        assert f"{count} differences are not tested: too few patients" in text[topic]
+    everything = " ".join(text.values())
+    assert "significant" not in everything
+    assert "differ at" not in everything.replace(text["Subgroups"], "")
+    assert "p < 0.05" not in everything.replace(text["Subgroups"], "")
+    assert "[" not in everything
+    assert "(no interval)" in text["Best results"]
+    assert "0 of the 0 that have one" in text["The paper"]
 
 
 def test_the_best_result_is_the_highest_on_the_validation_split(analysis):

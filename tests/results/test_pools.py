@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,6 +24,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import Record
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.evaluation.predict import predict
+from benchmd_ray.evaluation.resampling import resampled
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
@@ -146,16 +149,83 @@ def test_one_patient_gives_values_without_intervals(tmp_path):
     assert np.isnan(row["high"])
 
 
-def test_an_interval_of_the_calibration_error_holds_the_value_that_resampling_would_raise(tmp_path):
+def test_the_calibration_error_has_no_interval_as_resampling_would_raise_it(tmp_path):
     run = make_transfer(tmp_path)
     predict_all(run, {"ptb-xl": {"validation": 80}})
     scores = analyse([run], resamples=200).scores
     errors = scores[scores["metric"] == "calibration_error"]
     assert len(errors) == 1 + len(ECG.classes)
-    assert (errors["low"] <= errors["value"]).all()
-    assert (errors["value"] <= errors["high"]).all()
+    assert errors["value"].notna().all()
+    assert errors[["low", "high"]].isna().all(axis=None)
+    assert set(errors["caution"]) == {"no interval: few records raise the metric"}
     (whole,) = measured(read_scored(run).scored, ["calibration_error"], 200)
-    assert whole.resampled["calibration_error"][:, 0].mean() > errors["value"].iloc[0]
+    assert whole.resampled["calibration_error"].shape == (0, 1 + len(ECG.classes))
+    drawn = resampled(
+        "calibration_error", whole.targets, whole.scores, whole.groups, ECG.task, resamples=200
+    )
+    assert drawn[:, 0].mean() > errors["value"].iloc[0]
+
+
+def test_few_patients_and_rare_classes_have_no_interval_and_no_p(tmp_path):
+    made = [make_transfer(tmp_path), make_transfer(tmp_path, "mae")]
+    for run in made:
+        predict_all(run, {"ptb-xl": {"validation": 400}, "georgia": {"test": 30}})
+    analysis = analyse(made, resamples=50)
+    for name in ("scores", "changes", "pairs", "ranking"):
+        frame = getattr(analysis, name)
+        few = frame[frame["dataset"] == "georgia"]  # 15 patients
+        many = frame[frame["dataset"] == "ptb-xl"]
+        assert len(few) == len(many) > 0
+        for column in {"p", "p_holm", "p_delong"} & set(frame):
+            assert few[column].isna().all(), (name, column)
+            assert many[column].notna().any(), (name, column)
+    georgia = analysis.scores[analysis.scores["dataset"] == "georgia"]
+    row = georgia[(georgia["metric"] == "auroc") & (georgia["class"] == "mean")].iloc[0]
+    assert np.isnan(row["low"])
+    assert "classes have fewer than 5 patients on the rarer side" in row["caution"]
+    accuracy = georgia[(georgia["metric"] == "accuracy") & (georgia["class"] == "mean")].iloc[0]
+    assert accuracy["low"] < accuracy["value"] < accuracy["high"]
+    change = analysis.changes[analysis.changes["metric"] == "accuracy"].set_index("dataset")
+    assert change.loc["georgia", "caution"] == "no p: 15 patients"
+    assert analysis.gaps["p"].isna().all()
+    assert "georgia (test): 15 patients; with fewer than 20 nothing is tested." in analysis.notes
+
+
+def test_one_seed_is_tested_with_rare_classes_where_several_are_not(tmp_path):
+    """The exchange test needs no interval; Student's t, over seeds, does."""
+    for seeds in (1, 2):
+        made = []
+        for seed in range(seeds):
+            for technique in ("scratch", "mae"):
+                run = make_transfer(tmp_path / str(seeds), technique, seed=seed)
+                predict_all(run, {"ptb-xl": {"validation": 60}})  # 30 patients, seven classes
+                made.append(run)
+        (row,) = analyse(made, resamples=50).pairs.to_dict("records")
+        assert np.isnan(row["low"])
+        assert np.isnan(row["p"]) == (seeds == 2)
+        missing = "no interval, no p" if seeds == 2 else "no interval"
+        assert row["caution"].startswith(f"{missing}: ")
+
+
+def test_a_rank_without_an_interval_says_why(tmp_path):
+    """Two seeds and classes of 5 to 9 patients: an interval that is rough, and no p."""
+    made = []
+    for seed in (0, 1):
+        for technique in ("scratch", "mae"):
+            run = make_transfer(tmp_path, technique, seed=seed)
+            predict_all(run, {"ptb-xl": {"validation": 110}})
+            made.append(run)
+    analysis = analyse(made, resamples=50)
+    (pair,) = analysis.pairs.to_dict("records")
+    assert "rough interval" in pair["caution"]
+    assert pair["low"] < pair["high"]
+    assert np.isnan(pair["p"])
+    assert analysis.ranking["low"].isna().all()
+    (said,) = set(analysis.ranking["caution"])
+    assert re.fullmatch(
+        r"no interval: \d of 7 classes ha(s|ve) fewer than 10 patients on the rarer side", said
+    )
+    assert analysis.ranking["tau"].notna().all()
 
 
 def test_patients_of_the_source_in_a_target_and_remarks_of_its_build_are_named(tmp_path):

@@ -33,11 +33,17 @@ from benchmd_ray.results.report.figures_curves import (
 from benchmd_ray.results.report.figures_groups import draw_subgroups, letters
 from benchmd_ray.results.report.figures_labels import draw_label_efficiency
 from benchmd_ray.results.report.figures_pairs import draw_pairs
-from benchmd_ray.results.report.figures_parts import Report, in_distribution, over_targets, studies
+from benchmd_ray.results.report.figures_parts import (
+    Report,
+    Titled,
+    in_distribution,
+    over_targets,
+    studies,
+)
 from benchmd_ray.results.report.figures_ranks import draw_critical_differences, draw_rankings
 from benchmd_ray.results.report.figures_scores import draw_results
 from benchmd_ray.results.report.figures_training import draw_training
-from benchmd_ray.results.report.figures_wording import differences
+from benchmd_ray.results.report.figures_wording import differences, judged
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.report_figures import draw, figures
 
@@ -222,10 +228,18 @@ def test_significance_shows_differences_with_stars_where_holm_and_interval_agree
         text = written[names.index(row["a"]), names.index(row["b"]) - 1]
         number, stars = text.split("\n")
         assert float(number.replace("−", "-")) == pytest.approx(row["difference"], abs=6e-4)
-        clear = row["low"] > 0 or row["high"] < 0
         p = row["p_holm"]
         expected = "***" if p < 0.001 else "**" if p < 0.01 else "*" if p < 0.05 else ""
-        assert stars.strip() == (expected if clear else "")
+        assert stars.strip() == expected
+
+
+def test_pairs_of_too_few_patients_have_no_stars_and_no_verdict(images):
+    few = replace(images, pairs=without_intervals(images.pairs))
+    for titled in only(draw_pairs, few).values():
+        assert "too few patients to test whether techniques differ" in titled.title
+        texts = [one.get_text() for axes in titled.figure.axes for one in axes.texts]
+        assert len(texts) >= 15
+        assert not [text for text in texts if "*" in text]
 
 
 def test_a_pair_is_turned_when_the_frame_has_it_the_other_way_round(images):
@@ -243,7 +257,19 @@ def test_ranks_are_the_frame_s_best_on_top_with_tau_below(drawn, images):
     assert line(axes, "mae").get_ydata() == pytest.approx(rows["rank"])
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
     labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert all("τ\u00a00.70\n[0.30,\u00a01.00]" in label for label in labels)
+    assert len(labels) == 5
+    assert all(label.endswith("\nτ\u00a00.70") for label in labels)
+
+
+def test_the_title_of_ranks_counts_the_first_that_tests_put_ahead(images):
+    ranking = images.ranking
+    title = only(draw_rankings, images)["ranking-cxr-mimic-cxr"].title
+    ahead = int((ranking["high"] == 1).sum())
+    cells = len(ranking.drop_duplicates(["dataset", "setting"]))
+    assert f"ahead of all others in {ahead}\u00a0of\u00a0{cells}" in title
+    few = replace(images, ranking=without_intervals(ranking))
+    title = only(draw_rankings, few)["ranking-cxr-mimic-cxr"].title
+    assert "too few patients to test whether techniques differ" in title
 
 
 def test_critical_difference_diagram_is_that_of_the_cells():
@@ -253,20 +279,37 @@ def test_critical_difference_diagram_is_that_of_the_cells():
     names = ["scratch", "e-mix", "shed", "mae"]
     rows = auroc(analysis, role="target")
     table = rows[rows["technique"].isin(names)].pivot_table(
-        index=["dataset", "setting"], columns="technique", values="value"
+        index=["source", "dataset", "setting"], columns="technique", values="value"
     )[names]
-    expected = critical_difference(table.to_numpy(), names)
+    sources = table.index.get_level_values("source").tolist()
+    expected = critical_difference(table.to_numpy(), names, sources)
     (axes,) = titled.figure.axes
     for name, rank in zip(expected.names, expected.mean_ranks, strict=True):
         marks = line(axes, name)
         assert marks.get_xdata() == pytest.approx([rank])
         assert marks.get_marker() == TECHNIQUE_LOOKS[name].marker
-    assert f"{expected.datasets} cells" in titled.title
+    assert f"{expected.cells} cells of 3 sources" in titled.title
+    assert "nothing can be concluded" in titled.title
     bars = [one for one in axes.lines if one.get_linewidth() > 3]
     assert len(bars) == len(expected.cliques)
     # ImageNet is for images alone: its diagram has their cells alone
     images = found["critical-difference-targets-all-techniques"]
-    assert "over 4 cells" in images.caption.replace("Mean rank by AUROC (1 is best) ", "")
+    assert "over 4 cells of 1 source" in images.caption
+
+
+def test_a_critical_difference_of_enough_sources_joins_what_is_not_shown_to_differ():
+    parts = []
+    for number in range(9):
+        scores = invented(("ecg",), settings=("linear", "finetune-full"), draw=number).scores
+        own = scores[scores["role"] == "source"]
+        parts.append(own.assign(source=f"s{number}", dataset=f"s{number}"))
+    analysis = made(scores=pd.concat(parts, ignore_index=True))
+    found = only(draw_critical_differences, analysis)
+    titled = found["critical-difference-distribution"]
+    assert "18 cells of 9 sources" in titled.title
+    assert "nothing can be concluded" not in titled.title
+    assert "Bars join techniques of which no pair is shown to differ" in titled.caption
+    assert "the mean over its cells" in titled.caption
 
 
 def test_techniques_that_one_modality_alone_lacks_do_not_empty_the_diagram():
@@ -373,20 +416,22 @@ def test_mean_of_long_roc_curves_has_few_points_and_the_mean_area():
     assert np.trapezoid(y, x) == pytest.approx(np.mean(areas), abs=0.005)
 
 
-def test_title_of_roc_names_no_class_of_few_positives_or_negatives(small):
+def test_title_of_roc_names_no_class_of_few_patients(small):
     scores = small.scores
-    rare, common = scores["class"] == "n1", scores["class"] == "n2"
+    rare, few = scores["class"] == "n1", scores["class"] == "n2"
     scores = scores.assign(
-        value=scores["value"].mask(rare, 0.0).mask(common, 1.0),
-        positives=scores["positives"].mask(rare, 9).mask(common, scores["records"] - 9),
+        value=scores["value"].mask(rare, 0.0).mask(few, 1.0),
+        caution=scores["caution"]
+        .mask(rare, "no interval: 3 patients on the rarer side")
+        .mask(few, "rough interval: 9 patients on the rarer side"),
     )
     title = only(draw_rocs, replace(small, scores=scores))["roc-eeg-shhs-isruc-test"].title
     assert "areas under the curves" in title
     assert "(n1," not in title
     assert "(n2," not in title
-    none = replace(small, scores=scores.assign(positives=9))
+    none = replace(small, scores=scores.assign(caution="no interval: 8 patients"))
     title = only(draw_rocs, none)["roc-eeg-shhs-isruc-test"].title
-    assert title.endswith("no class has 10 positives")
+    assert title.endswith("no class has 10 patients on either side")
 
 
 def test_title_of_pairs_names_patients_rare_classes_and_the_correction(small):
@@ -404,7 +449,8 @@ def test_title_of_pairs_names_patients_rare_classes_and_the_correction(small):
 def test_captions_say_that_intervals_cover_several_seeds_only_where_they_do(drawn, small):
     name = "significance-cxr-mimic-cxr-chexpert-test"
     assert "widened to cover training seeds too" in drawn["auroc"].caption
-    assert "widened to cover training seeds where both" in drawn[name].caption
+    assert "widened to cover training seeds too" in drawn[name].caption
+    assert "over training seeds where both have the same" in drawn[name].caption
     assert "widened" not in drawn["ranking-cxr-mimic-cxr"].caption
     for topic in (draw_results, draw_pairs):
         for one in only(topic, small).values():
@@ -452,18 +498,21 @@ def test_training_curves_are_means_over_seeds(drawn, images):
 
 
 def frame_of(*rows):
-    columns = ["technique", "dataset", "setting", "value", "low", "high"]
-    return pd.DataFrame([("mae", "georgia", "linear", *row) for row in rows], columns=columns)
+    columns = ["technique", "dataset", "setting", "value", "low", "high", "p"]
+    found = [("mae", "georgia", "linear", *row) for row in rows]
+    return judged(pd.DataFrame(found, columns=columns))
 
 
-def test_a_difference_is_shown_only_when_its_interval_leaves_out_zero():
-    held = differences(frame_of((0.3, -0.01, 0.6), (0.04, -0.1, 0.2)), "change", "gains", "losses")
+def test_a_difference_is_shown_only_when_its_test_says_so():
+    held = differences(
+        frame_of((0.3, -0.01, 0.6, 0.05), (0.04, 0.01, 0.07, 0.2)), "change", "gains", "losses"
+    )
     assert held == (
-        "change: none is shown, all 2 intervals hold zero; largest "
+        "change: none of 2 is shown, largest "
         "+0.300\u00a0[−0.010,\u00a00.600] (mae, georgia, linear)"
     )
     clear = differences(
-        frame_of((0.3, -0.01, 0.6), (0.04, 0.01, 0.07), (-0.03, -0.05, -0.01)),
+        frame_of((0.3, -0.01, 0.6, 0.06), (0.04, 0.01, 0.07, 0.049), (-0.03, -0.05, -0.01, 0.001)),
         "change",
         "gains",
         "losses",
@@ -472,10 +521,15 @@ def test_a_difference_is_shown_only_when_its_interval_leaves_out_zero():
         "change: 2 of 3 shown (1 gains, 1 losses), largest "
         "+0.040\u00a0[0.010,\u00a00.070] (mae, georgia, linear)"
     )
-    touching = differences(frame_of((0.3, 0.0, 0.6)), "change", "gains", "losses")
-    assert "none is shown, the interval holds zero" in touching
-    nothing = differences(frame_of((0.3, np.nan, np.nan)), "change", "gains", "losses")
-    assert nothing == "change: nothing is shown, no interval is there"
+    one = differences(frame_of((0.3, 0.0, 0.6, 0.05)), "change", "gains", "losses")
+    assert one.startswith("change: no difference is shown, largest +0.300")
+    few = (0.3, np.nan, np.nan, np.nan)
+    assert differences(frame_of(few), "change", "gains", "losses") == (
+        "change: not tested, too few patients"
+    )
+    some = differences(frame_of((0.3, 0.1, 0.5, 0.01), few), "change", "gains", "losses")
+    assert "change: 1 of 1 shown (1 gains), largest" in some
+    assert some.endswith("; 1 with too few patients not tested")
 
 
 CLAIMS = re.compile(
@@ -483,29 +537,47 @@ CLAIMS = re.compile(
 )
 
 
-def test_no_title_claims_a_difference_where_all_intervals_hold_zero(images):
-    def wide(table, value):
-        return table.assign(low=-abs(table[value]) - 0.1, high=abs(table[value]) + 0.1)
+def titles_of(analysis):
+    topics = (draw_results, draw_label_efficiency, draw_critical_differences, draw_pairs)
+    found = [one for topic in (*topics, draw_subgroups) for one in only(topic, analysis).values()]
+    return [one.title for one in found if isinstance(one, Titled)]
 
-    scores = images.scores.assign(low=0.0, high=1.0)
-    groups = images.subgroups.assign(kruskal_p=0.4)
+
+def test_no_title_claims_a_difference_where_no_test_shows_one(images):
+    def open_(table, value):
+        return table.assign(low=-abs(table[value]) - 0.1, high=abs(table[value]) + 0.1, p=0.4)
+
     bare = replace(
         images,
-        scores=scores.assign(value=0.7),
-        gaps=wide(images.gaps, "gap"),
-        changes=wide(images.changes, "value"),
-        pairs=wide(images.pairs, "difference"),
-        subgroups=groups,
+        scores=images.scores.assign(low=0.0, high=1.0, value=0.7),
+        gaps=open_(images.gaps, "gap"),
+        changes=open_(images.changes, "value"),
+        pairs=open_(images.pairs, "difference").assign(p_holm=1.0),
+        subgroups=images.subgroups.assign(kruskal_p=0.4),
     )
-    topics = (draw_results, draw_label_efficiency, draw_critical_differences, draw_pairs)
-    found = [one for topic in (*topics, draw_subgroups) for one in only(topic, bare).values()]
-    for one in found:
-        assert not CLAIMS.search(one.title), one.title
-    told = " ".join(one.title for one in found)
-    assert told.count("none is shown") == 4
+    found = titles_of(bare)
+    for title in found:
+        assert not CLAIMS.search(title), title
+    told = " ".join(found)
+    assert len(re.findall(r"none of \d+ is shown, largest", told)) == 4
     assert "AUROC from 8 to all labels per class: the intervals at both ends of all" in told
     assert "none of 75 pairs of techniques is shown to differ" in told
     assert "no difference between groups is shown by age, sex and device" in told
+
+
+def test_no_title_claims_anything_of_too_few_patients(images):
+    few = {
+        name: without_intervals(getattr(images, name))
+        for name in ("scores", "gaps", "changes", "pairs", "ranking")
+    }
+    few["scores"] = few["scores"].assign(patients=8)
+    found = titles_of(replace(images, **few, subgroups=images.subgroups.iloc[:0]))
+    for title in found:
+        assert not CLAIMS.search(title), title
+        assert not re.search(r"shown|significant|\bp [=<]|\bdiffer;", title), title
+    told = " ".join(found)
+    assert told.count("not tested, too few patients") == 4
+    assert "no curve has intervals of 20 patients at both ends" in told
 
 
 def test_titles_do_claim_what_is_shown(drawn):
@@ -516,7 +588,9 @@ def test_titles_do_claim_what_is_shown(drawn):
 def test_captions_say_intervals_patients_resamples_and_seeds(drawn):
     for name, one in drawn.items():
         if one.section not in ("Training",) and not name.startswith("critical"):
-            assert "95 % interval from a bootstrap over patients (1,000 resamples)" in one.caption
+            drawn_from = "95 % interval from a bootstrap over patients (1,000 resamples)"
+            without = name.startswith(("ranking", "reliability"))
+            assert (drawn_from in one.caption) != without, name
             assert "2,400 records of 2,100 patients" in one.caption, name
             assert "2 training seeds" in one.caption, name
 

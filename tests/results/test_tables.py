@@ -1,4 +1,5 @@
 import csv
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -98,7 +99,8 @@ def test_windows_of_one_scan_count_as_one_record(tmp_path):
     expected = [roc_auc_score(pairs[0][:, c], pairs[1][:, c]) for c in range(6)]
     assert [value for _, value, _, _ in cell.classes[:6]] == pytest.approx(expected)
     assert (cell.records, cell.patients) == (150, 150)
-    assert cell.positives == tuple(pairs[0].sum(axis=0))
+    counts = pairs[0].sum(axis=0)  # each scan is a patient's only one
+    assert cell.support.rarer == pytest.approx(np.minimum(counts, 150 - counts))
 
 
 def test_a_class_that_cannot_be_scored_is_named(tmp_path):
@@ -219,10 +221,9 @@ def test_options_of_the_builds_are_named(tmp_path):
 
 def test_what_is_scored_of_ct_is_called_a_scan(tmp_path):
     (cell,) = cells(make_run(tmp_path, dataset="lndb", modality="ldct")[0])
-    few = replace(cell, positives=(20, 20, 3, 20, 20, 20, 0))
+    few = replace(cell, support=replace(cell.support, rarer=(20, 20, 3, 20, 20, 20, 0)))
     expected = [
         "ldct: the records of the table are scans.",
-        "Fewer than 10 positive scans in lndb (test): myocardial infarction (3).",
         "Not scored in lndb (test), no positive or no negative scans: hypertrophy.",
     ]
     assert [note for note in notes([few]) if "scan" in note] == expected
@@ -258,13 +259,15 @@ def test_tables_hold_what_the_frames_hold(report_analysis, tmp_path):
     tables.write_tables(report_analysis, tmp_path)
     for name in ("gaps", "changes", "pairs", "ranking", "subgroups"):
         frame = getattr(report_analysis, name)
-        written = pd.read_csv(tmp_path / f"{name}.csv")
+        written = pd.read_csv(tmp_path / f"{name}.csv").fillna({"caution": ""})
         pd.testing.assert_frame_equal(written, frame, check_dtype=False)
     shown = tables.pairs_shown(report_analysis)
     frame = report_analysis.pairs
     assert len(shown) == len(frame)
     for column, row in enumerate(frame.itertuples()):
-        expected = f"{row.difference:+.3f} [{row.low:+.3f}, {row.high:+.3f}]"
+        expected = f"{row.difference:+.3f}"
+        if not np.isnan(row.low):
+            expected += f" [{row.low:+.3f}, {row.high:+.3f}]"
         assert shown["b minus a [95 % interval]"][column] == expected
     wide = tables.metrics_shown(report_analysis)
     scores = report_analysis.scores
@@ -317,16 +320,36 @@ def test_an_analysis_without_results_gives_no_tables_but_their_columns(tmp_path)
     assert tables.write_tables(nothing, tmp_path) == []
 
 
-def test_classes_with_few_positives_are_named(tmp_path):
-    run, targets, _ = make_run(tmp_path)
+def test_classes_that_rest_on_few_patients_are_named(tmp_path):
+    run, *_ = make_run(tmp_path)
     (cell,) = cells(run)
-    assert cell.positives == tuple(targets.sum(axis=0))
     assert not any("Fewer than" in note for note in notes([cell]))
-    few = replace(cell, positives=(1, 20, 3, 20, 20, 20, 0))
-    expected = (
-        "Fewer than 10 positive records in georgia (test): myocardial infarction (3), normal (1)."
-    )
-    assert expected in notes([few])
+    few = replace(cell, support=replace(cell.support, rarer=(1, 20, 4.5, 5, 9.25, 10, 0)))
+    found = [note for note in notes([few]) if "Fewer than" in note]
+    names = [name for name, *_ in cell.classes]
+    assert found == [
+        "Fewer than 5 patients on the rarer side (positive or negative) in georgia (test), so no "
+        f"interval of the class or of a mean over classes: {names[0]} (1), {names[2]} "
+        "(effectively 4.5).",
+        "Fewer than 10 patients on the rarer side (positive or negative) in georgia (test), so the "
+        f"interval is rough: {names[3]} (5), {names[4]} (effectively 9.25).",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("patients", "note"),
+    [
+        (9, "9 patients; fewer than 10 have no interval, and nothing about them is tested."),
+        (10, "10 patients; with fewer than 20 nothing is tested."),
+        (19.9, "19 effective patients; with fewer than 20 nothing is tested."),
+        (20, ""),
+    ],
+)
+def test_splits_of_few_patients_are_named(tmp_path, patients, note):
+    (cell,) = cells(make_run(tmp_path)[0])
+    few = replace(cell, support=replace(cell.support, effective=patients))
+    found = [one for one in notes([few]) if one.startswith("georgia (test): ")]
+    assert found == ([f"georgia (test): {note}"] if note else [])
 
 
 def test_unfinished_runs_are_left_out_and_named(tmp_path):
@@ -348,3 +371,32 @@ def test_runs_without_predictions_are_refused(tmp_path):
     run = open_run(tmp_path, "r", described())
     with pytest.raises(BenchmdError, match="none of the 1 runs is finished and has predictions"):
         analyse([run])
+
+
+def test_names_that_are_formulas_are_inert_in_every_csv(tmp_path):
+    formula = '=HYPERLINK("http://x.example","more")'
+    run = make_transfer(tmp_path / "runs", options={"split": "@SUM(1)"})
+    base = make_transfer(tmp_path / "runs", "mae", options={"split": "@SUM(1)"})
+    rng = np.random.default_rng(0)
+    targets = np.eye(2, dtype=np.int8)[rng.integers(0, 2, 200)]
+    held = people(200) | {"site": ["+1"] * 100 + ["-1+1"] * 60 + ["\t=1"] * 40}
+    for each in (run, base):
+        scores = rng.dirichlet(np.ones(2), 200)
+        write_predictions(
+            each,
+            "=1+1",
+            {"test": (held, targets, scores)},
+            classes=(formula, "normal"),
+            options={"=2": "5"},
+        )
+    analysis = analyse([run, base], resamples=20)
+    paths = [p for p in tables.write_tables(analysis, tmp_path / "out") if p.suffix == ".csv"]
+    cells = set()
+    for path in paths:
+        with path.open(newline="", encoding="utf-8") as file:
+            cells |= {cell for row in csv.reader(file) for cell in row}
+    assert {f"'{formula}", "'+1", "'-1+1", "'=1+1"} <= cells
+    assert any("@SUM(1)" in cell for cell in cells)
+    numbers = {cell for cell in cells if re.fullmatch(r"-[\d.]+(e-\d+)?", cell)}
+    assert numbers
+    assert not [cell for cell in cells - numbers if cell.startswith(("=", "+", "-", "@", "\t"))]

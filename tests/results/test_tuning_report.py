@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from scipy.stats import t
 from sklearn.metrics import roc_auc_score
 from stores import (
     SEARCH,
@@ -31,7 +32,8 @@ from test_written import rows_of
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.intervals import resampled
+from benchmd_ray.evaluation.comparison import exchange_p
+from benchmd_ray.evaluation.resampling import resampled
 from benchmd_ray.integrity import write_hash, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.canvas import styled
@@ -124,10 +126,18 @@ def test_the_difference_is_the_paired_one_of_tuned_and_start(made, analysis):
         resampled("auroc", truth, one, groups, ECG.task, resamples=RESAMPLES)[:, 0]
         for one in (ours, first)
     ]
-    ends = np.percentile(draws[0] - draws[1], [2.5, 97.5])
-    assert (row["difference_low"], row["difference_high"]) == pytest.approx(tuple(ends))
-    assert row["difference"] == pytest.approx(values[0] - values[1])
-    assert 0 < row["p_delong"] < 1
+    counts = [min(len({g for g, t in zip(groups, own, strict=True) if t == s}) for s in (0, 1))
+              for own in truth.T if 0 < sum(own) < len(own)]  # fmt: skip
+    assert min(counts) >= 5
+    patients = len(set(groups))
+    share = (1 / np.array(counts)) / sum(1 / np.array(counts))
+    degrees = min(1 / (share**2 / (np.array(counts) - 1)).sum(), patients - 1)
+    half = (draws[0] - draws[1]).std(ddof=1) * t.ppf(0.975, degrees)
+    difference = values[0] - values[1]
+    ends = (row["difference_low"], row["difference_high"])
+    assert ends == pytest.approx((difference - half, difference + half), rel=0.05)
+    assert row["difference"] == pytest.approx(difference)
+    assert row["p"] == exchange_p(truth, first, ours, groups)
 
 
 def test_the_resamples_are_paired_by_patient(made, analysis):
@@ -305,17 +315,18 @@ def test_the_page_has_a_section_of_tuning_with_its_figures(analysis):
     assert numbers == list(range(1, len(figures) + 1))
 
 
-def test_sentences_call_a_difference_what_its_interval_shows(analysis):
-    clear = analysis.tuned.assign(difference=0.1, difference_low=0.05, difference_high=0.15)
-    lines = " ".join(tuning_sentences(replace(analysis, tuned=clear)))
-    assert (
-        "on targets, on the same rows: of 1 difference the whole 95 % interval is above zero in 1"
-        in lines
-    )
-    open_ = clear.assign(difference_low=-0.05)
-    lines = " ".join(tuning_sentences(replace(analysis, tuned=open_)))
-    assert "above zero in 0, below zero in 0; 1 cannot be told" in lines
+def test_sentences_call_a_difference_what_its_test_says(analysis):
+    def said(**changed):
+        rows = analysis.tuned.assign(difference=0.1, **changed)
+        return " ".join(tuning_sentences(replace(analysis, tuned=rows)))
+
+    lines = said(p=0.01)
+    assert "on targets, on the same rows: of 1 difference tested, 1 is above zero and 0" in lines
+    lines = said(p=0.05)
+    assert "0 are above zero and 0 below zero at p < 0.05; 1 cannot be told" in lines
     assert "12 trials" in lines
+    lines = said(p=np.nan)
+    assert "on targets, on the same rows: 1 difference is not tested: too few patients, in" in lines
 
 
 def test_without_a_search_nothing_speaks_of_tuning(made, tmp_path):

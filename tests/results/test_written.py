@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
+import benchmd_ray
 from benchmd_ray.results.report import tables
 from benchmd_ray.results.report.frames import TUNING
-from benchmd_ray.results.report.written import LATEX, latex, latex_text, markdown, text
+from benchmd_ray.results.report.written import (
+    LATEX,
+    csv_text,
+    latex,
+    latex_text,
+    markdown,
+    text,
+)
 
 ODD = r"50 % of a_b & c #1 {x} ~ ^ $ \ <0.001 | −0.1 ± – τ → …"
 FRAME = pd.DataFrame({"name": ["a", ODD], "gap [95 % interval]": ["[-0.1, 2]", "-3"], "n": [1, 22]})
@@ -82,3 +93,51 @@ def test_text_has_numbers_to_the_right():
     lines = text(FRAME).splitlines()
     assert [line[-2:] for line in lines[2:]] == [" 1", "22"]
     assert len(lines) == 4
+
+
+HOSTILE = (
+    '=HYPERLINK("http://x.example","MI")',
+    "+1+cmd|' /C calc'!A0",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+)
+SPLIT = ("a;=1+1", "a\t=1+1", "a\r=1+1", 'a"\n=1+1')
+
+
+@pytest.mark.parametrize("cell", HOSTILE)
+def test_no_text_of_a_csv_begins_as_a_formula(cell):
+    frame = pd.DataFrame({"class": [cell, "normal = 1", ""], "value": [-0.5, 1e-7, float("nan")]})
+    head, *rows = csv.reader(io.StringIO(csv_text(frame), newline=""))
+    assert head == ["class", "value"]
+    assert rows == [[f"'{cell}", "-0.5"], ["normal = 1", "1e-07"], ["", ""]]
+    (head, *_) = csv.reader(io.StringIO(csv_text(pd.DataFrame({cell: [1]})), newline=""))
+    assert head == [f"'{cell}"]
+
+
+@pytest.mark.parametrize("cell", SPLIT)
+def test_what_separates_elsewhere_begins_no_cell(cell):
+    written = csv_text(pd.DataFrame({"class": [cell]}))
+    quoted = cell.replace('"', '""')
+    assert written == f'"class"\n"{quoted}"\n'
+
+
+def test_numbers_of_a_csv_stay_numbers_in_a_column_of_mixed_types():
+    frame = pd.DataFrame({"value": [-1, -2.5, None, "-3"]}, dtype=object)
+    assert csv_text(frame) == '"value"\n-1\n-2.5\n""\n"\'-3"\n'
+
+
+def test_tables_for_people_are_made_into_csv_in_one_place():
+    package = Path(benchmd_ray.__file__).parent
+    writers = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r"\.to_csv\(|csv\.(Dict)?[wW]riter\(", path.read_text("utf-8"))
+    }
+    own_formats = {path for path in writers if path.startswith("data/synthetic/")}
+    assert writers - own_formats == {
+        "results/report/written.py",
+        "evaluation/medmnist.py",  # MedMNIST's result files: numbers only
+    }

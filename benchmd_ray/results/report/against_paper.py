@@ -13,7 +13,14 @@ from benchmd_ray.results.report.cells import with_predictions
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.paper import SOURCE
 from benchmd_ray.results.report.protocols import protocols
-from benchmd_ray.results.report.table_cells import INTERVAL, number, scored, signed, spanned
+from benchmd_ray.results.report.table_cells import (
+    INTERVAL,
+    cautions,
+    number,
+    scored,
+    signed,
+    spanned,
+)
 from benchmd_ray.results.store import Run
 
 COLUMNS = {
@@ -21,11 +28,13 @@ COLUMNS = {
     **dict.fromkeys(("paper", "value", "low", "high"), "float64"),
     "seeds": "int64",
     "difference": "float64",
-    "inside": "bool",
+    "inside": "boolean",
+    "caution": "str",
     "reason": "str",
 }
-"""``value`` is ours; ``difference`` is ours minus the paper's; ``inside``: the paper's number lies
-in our interval; ``reason``: why the two are not comparable, empty where they are."""
+"""``value`` is ours; ``difference`` is ours minus the paper's; ``inside``: the paper's number is in
+our interval, missing where there is none; ``caution``: why there is none, or why it is rough;
+``reason``: why the two are not comparable, empty where they are."""
 
 
 def against_paper(found: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
@@ -62,7 +71,8 @@ def _rows(block: Block) -> Iterator[dict[str, Any]]:
             "high": pooled.high,
             "seeds": pooled.seeds,
             "difference": pooled.mean - published,
-            "inside": pooled.low <= published <= pooled.high,
+            "inside": pooled.low <= published <= pooled.high if pooled.low <= pooled.high else None,
+            "caution": pooled.caution,
             "reason": "; ".join(sorted(reasons)),
         }
 
@@ -77,8 +87,9 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
         "paper": frame["paper"].map(number),
         f"ours {INTERVAL}": spanned(frame, "value"),
         "difference": frame["difference"].map(signed),
-        "paper inside": ["yes" if inside else "no" for inside in frame["inside"]],
+        "paper inside": frame["inside"].map({True: "yes", False: "no"}).fillna("–"),
         "seeds": frame["seeds"],
+        **cautions(frame),
         "policy": frame["policy"],
     }
     if (frame["reason"] != "").any():
@@ -91,11 +102,13 @@ def summary(frame: pd.DataFrame) -> list[str]:
     comparable = frame[frame["reason"] == ""]
     lines = []
     if len(comparable):
-        count, inside = len(comparable), int(comparable["inside"].sum())
+        count, spans = len(comparable), int(comparable["inside"].count())
+        inside = int(comparable["inside"].sum())
         lines.append(
-            f"{count} comparable {'cell' if count == 1 else 'cells'} of {SOURCE}: the paper's "
-            f"number lies in our 95 % interval in {inside} ({inside / count:.0%}); mean "
-            f"difference (ours minus the paper's) {signed(comparable['difference'].mean())}."
+            f"{count} comparable {'cell' if count == 1 else 'cells'} of {SOURCE}: of {spans} with "
+            f"an interval of ours, it holds the paper's number in {inside}; mean difference (ours "
+            f"minus the paper's) {signed(comparable['difference'].mean())}. The paper's numbers "
+            "vary too, and their intervals are not known."
         )
         means = comparable.groupby("technique", sort=False)["difference"].agg(["mean", "size"])
         each = ", ".join(

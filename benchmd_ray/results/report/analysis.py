@@ -20,10 +20,9 @@ from benchmd_ray.results.report.cells import Cell, cell, cell_order, unfinished,
 from benchmd_ray.results.report.compared import (
     apart,
     change_rows,
+    contest_rows,
     gap_rows,
     other_seeds,
-    pair_rows,
-    ranking_rows,
     shared_patients,
 )
 from benchmd_ray.results.report.curves import calibration_frame, roc_frame
@@ -63,7 +62,7 @@ class Analysis:
     pairs: pd.DataFrame = field(default_factory=partial(frame, "pairs", ()))
     """Pairs of techniques on the same records: AUROC of b minus that of a."""
     ranking: pd.DataFrame = field(default_factory=partial(frame, "ranking", ()))
-    """Rank of each technique among those on the same records, and how stable the ranking is."""
+    """Rank of each technique among those on the same records, and what the ranking is worth."""
     subgroups: pd.DataFrame = field(default_factory=partial(frame, "subgroups", ()))
     """AUROC of groups of people and devices."""
     posthoc: pd.DataFrame = field(default_factory=partial(frame, "posthoc", ()))
@@ -189,15 +188,13 @@ def _by_source(runs: Sequence[Run]) -> list[list[Run]]:
 def _frames_of(block: Block, resamples: int, *, curves: bool) -> dict[str, pd.DataFrame]:
     """The frames of one block, but those of the training."""
     held, metrics = block.pools, tuple(METRICS)
-    people = subgroup_rows(held, resamples)
+    several = {**subgroup_rows(held, resamples), **contest_rows(held)}
     drawn = held if curves else ()
     return {
         "scores": frame("scores", score_rows(block, metrics)),
         "gaps": frame("gaps", gap_rows(held, metrics)),
         "changes": frame("changes", change_rows(held, metrics)),
-        "pairs": frame("pairs", pair_rows(held)),
-        "ranking": frame("ranking", ranking_rows(held)),
-        **{name: frame(name, rows) for name, rows in people.items()},
+        **{name: frame(name, rows) for name, rows in several.items()},
         "roc": roc_frame(drawn),
         "calibration": calibration_frame(drawn),
     }
@@ -227,4 +224,5 @@ def score_rows(block: Block, metrics: Sequence[str]) -> Iterator[Row]:
                     "patients": pool.first.patients,
                     "positives": int(positives[column - 1] if column else positives.sum()),
                     "paper": block.paper(pool) if beside else float("nan"),
+                    "caution": pooled.caution,
                 }

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.intervals import interval
+from benchmd_ray.evaluation.seeds import pooled_seeds
+from benchmd_ray.evaluation.support import Support
 from benchmd_ray.results.report.paper import paper_auroc, unlike_paper
 from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.results.store import Run
@@ -41,9 +42,11 @@ class Cell:
     auroc: float
     """Unweighted mean over the classes that could be scored."""
     low: float
-    """Lower end of the 95 % interval, bootstrap over patients."""
+    """Lower end of the 95 % interval over patients; NaN where there is none."""
     high: float
     """Upper end."""
+    caution: str
+    """Why there is no interval, or why it is rough."""
     paper: float | None
     """The paper's AUROC of this cell, where the two may stand beside each other."""
     unlike: str | None
@@ -52,8 +55,8 @@ class Cell:
     """Classes without a positive or without a negative record."""
     classes: tuple[tuple[str, float, float, float], ...]
     """Per class: name, AUROC, low, high."""
-    positives: tuple[int, ...]
-    """Positive records of each class."""
+    support: Support
+    """Patients that the values rest on."""
     raw: tuple[int, int]
     """Raw records that the catalog was built from, and those of the whole dataset."""
     options: tuple[str, ...]
@@ -76,12 +79,16 @@ def cell(scored: Scored, protocol: str) -> Cell:
         scored: The predictions with the metric ``auroc``.
         protocol: The run's protocol, as `protocols` names it.
     """
-    value = scored.values["auroc"]
-    (low, high), *per_class = (interval(column) for column in scored.resampled["auroc"].T)
+    value, held = scored.values["auroc"], scored.support
+    mean, *per_class = (
+        pooled_seeds([each], [draws], held.basis("auroc", column))
+        for column, (each, draws) in enumerate(
+            zip((value.mean, *value.per_class), scored.resampled["auroc"].T, strict=True)
+        )
+    )
     about, run = scored.about, scored.run.description
     unlike = _unlike(scored, protocol)
     published = paper_auroc().get((scored.dataset, run["setting"], run["technique"]))
-    classes = zip(scored.classes, value.per_class, per_class, strict=True)
     return Cell(
         modality=about["modality"],
         source=run["source"],
@@ -95,14 +102,18 @@ def cell(scored: Scored, protocol: str) -> Cell:
         seed=run["seed"],
         records=len(scored.targets),
         patients=scored.patients,
-        auroc=value.mean,
-        low=low,
-        high=high,
+        auroc=mean.mean,
+        low=mean.low,
+        high=mean.high,
+        caution=mean.caution,
         paper=published if unlike is None else None,
         unlike=unlike,
         unscored=tuple(scored.classes[i] for i in value.unscored),
-        classes=tuple((name, each, *ends) for name, each, ends in classes),
-        positives=tuple((scored.targets == 1).sum(axis=0).tolist()),
+        classes=tuple(
+            (name, one.mean, one.low, one.high)
+            for name, one in zip(scored.classes, per_class, strict=True)
+        ),
+        support=held,
         raw=_raw(scored),
         options=_options(scored),
         remarks=tuple(

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.evaluation.comparison import Difference, delong, holm, unpaired
-from benchmd_ray.evaluation.seeds import difference_over_seeds
+from benchmd_ray.evaluation.comparison import delong, exchange_p, holm, unpaired
+from benchmd_ray.evaluation.seeds import Difference, difference_over_seeds
 from benchmd_ray.evaluation.stability import ranking_stability
+from benchmd_ray.evaluation.support import Basis, caution, weaker
 from benchmd_ray.results.report.cells import SPLITS
 from benchmd_ray.results.report.frames import PLACE
 from benchmd_ray.results.report.pools import Pool
 from benchmd_ray.results.report.protocols import comparable_with, letters_of, same_transfer
 
-BOUNDS = (-1.0, 1.0)
-"""Differences of metrics, which lie between 0 and 1."""
 SCRATCH = "scratch"
 """The technique that the others are compared with."""
 Row = dict[str, Any]
@@ -41,15 +40,15 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
         if home is None or pool.key["dataset"] == pool.key["source"]:
             continue
         for metric in metrics:
-            gap = difference(home, pool, metric, unpaired)
+            basis = weaker(home.basis(metric), pool.basis(metric))
+            gap = dict(vars(_over_seeds(home, pool, metric, basis, subtract=unpaired)))
             yield {
                 **pool.key,
                 "metric": metric,
                 "in_distribution": home.value(metric),
                 "target": pool.value(metric),
-                "gap": gap.value,
-                "low": gap.low,
-                "high": gap.high,
+                "gap": gap.pop("value"),
+                **gap,
             }
 
 
@@ -99,10 +98,28 @@ def change_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
                     }
 
 
-def difference(
-    a: Pool, b: Pool, metric: str, subtract: Callable[[Floats, Floats], Floats] = np.subtract
+def difference(a: Pool, b: Pool, metric: str) -> Difference:
+    """Metric of a minus that of b on the same records, over the seeds.
+
+    With one seed on both sides the p of AUROC is that of the exchange test, otherwise Student's.
+    """
+    exact = None
+    if metric == "auroc" and len(a.members) == len(b.members) == 1:
+        one = a.first
+        exact = exchange_p(one.targets, b.first.scores, one.scores, one.groups)
+    return _over_seeds(a, b, metric, a.basis(metric), exact=exact)
+
+
+def _over_seeds(
+    a: Pool,
+    b: Pool,
+    metric: str,
+    basis: Basis,
+    *,
+    subtract: Callable[[Floats, Floats], Floats] = np.subtract,
+    exact: float | None = None,
 ) -> Difference:
-    """Metric of a minus that of b, over the seeds.
+    """Metric of a minus that of b, the mean over classes.
 
     With the same seeds on both sides the difference is taken seed by seed. Otherwise it is that of
     the means over the seeds, and its interval says nothing about seeds.
@@ -110,58 +127,53 @@ def difference(
     Args:
         a: Results of one technique.
         b: Results of another on the same records, or of the same on others.
-        metric: The metric whose mean over classes is compared.
+        metric: The metric.
+        basis: What the difference rests on.
         subtract: Resamples of a minus those of b; for other records `unpaired`.
+        exact: p of a test that needs no interval.
     """
     if a.seeds == b.seeds:
         values = a.values(metric)[:, 0] - b.values(metric)[:, 0]
         drawn = [subtract(x, y) for x, y in zip(a.drawn(metric), b.drawn(metric), strict=True)]
-        return difference_over_seeds(values.tolist(), drawn, bounds=BOUNDS)
+        return difference_over_seeds(values.tolist(), drawn, basis, exact=exact)
     value = a.value(metric) - b.value(metric)
     drawn = [subtract(a.resampled(metric), b.resampled(metric))]
-    return difference_over_seeds([value], drawn, bounds=BOUNDS)
+    return difference_over_seeds([value], drawn, basis, exact=exact)
 
 
 def p_delong(a: Pool, b: Pool) -> float:
-    """Smallest p of DeLong's test over the classes, corrected by Holm.
+    """P-value of DeLong's test of the mean AUROC.
 
-    NaN where a technique has several seeds: the test compares two single models.
+    NaN where a technique has several seeds, as the test compares two single models, and where there
+    are too few patients for a test or for an interval that is not rough.
     """
-    if len(a.members) > 1 or len(b.members) > 1:
+    basis = a.basis("auroc")
+    several = len(a.members) > 1 or len(b.members) > 1
+    if several or basis.no_test or basis.no_interval or basis.rough:
         return float("nan")
     one, other = a.first, b.first
-    found = delong(one.targets, one.scores, other.scores, one.groups)
-    corrected = holm([test.p for test in found])
-    return float("nan") if np.isnan(corrected).all() else float(np.nanmin(corrected))
+    return delong(one.targets, one.scores, other.scores, one.groups).p
 
 
-def pair_rows(pools: Sequence[Pool]) -> Iterator[Row]:
-    """Every pair of techniques on the same records in AUROC, Holm over the pairs of a place."""
+def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
+    """Rows of the frames ``pairs`` and ``ranking``: techniques on the same records in AUROC.
+
+    Every pair, with Holm's correction over the pairs of a place, and the rank of each technique, 1
+    the best.
+    """
+    rows: dict[str, list[Row]] = {"pairs": [], "ranking": []}
     for place, members in contests(pools):
         pairs = list(combinations(members, 2))
         found = [difference(b, a, "auroc") for a, b in pairs]
-        corrected = holm([each.p for each in found])
-        for (a, b), each, p in zip(pairs, found, corrected, strict=True):
-            yield {
-                **place,
-                "a": a.key["technique"],
-                "b": b.key["technique"],
-                "difference": each.value,
-                "low": each.low,
-                "high": each.high,
-                "p": each.p,
-                "p_holm": float(p),
-            }
-
-
-def ranking_rows(pools: Sequence[Pool]) -> Iterator[Row]:
-    """Rank of each technique in AUROC among those on the same records, 1 the best."""
-    for place, members in contests(pools):
-        values = {pool.key["technique"]: pool.value("auroc") for pool in members}
-        drawn = {pool.key["technique"]: pool.resampled("auroc") for pool in members}
-        if np.isnan(list(values.values())).any():
-            continue
-        yield from _stability_rows(place, values, drawn)
+        corrected = holm([each.p for each in found]).tolist()
+        names = [(a.key["technique"], b.key["technique"]) for a, b in pairs]
+        for (a, b), each, p in zip(names, found, corrected, strict=True):
+            held = dict(vars(each))
+            value = {"difference": held.pop("value")}
+            rows["pairs"].append({**place, "a": a, "b": b, **value, **held, "p_holm": p})
+        if not np.isnan([pool.value("auroc") for pool in members]).any():
+            rows["ranking"] += _ranking(place, members, dict(zip(names, corrected, strict=True)))
+    return rows
 
 
 def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Pool]]]:
@@ -244,20 +256,29 @@ def _base_of(scratch: Pool, others: Sequence[Pool]) -> bool:
     )
 
 
-def _stability_rows(
-    place: Mapping[str, str], values: Mapping[str, float], drawn: Mapping[str, Floats]
+def _ranking(
+    place: Mapping[str, str], members: Sequence[Pool], p: Mapping[tuple[str, str], float]
 ) -> Iterator[Row]:
-    stability = ranking_stability(values, drawn)
-    tau, tau_low, tau_high = stability.tau
+    """Rows of the ranking of some techniques, best first.
+
+    Args:
+        place: Where they meet.
+        members: Their results.
+        p: Of each pair, after Holm.
+    """
+    values = {pool.key["technique"]: pool.value("auroc") for pool in members}
+    drawn = {pool.key["technique"]: pool.resampled("auroc") for pool in members}
+    stability, basis = ranking_stability(values, drawn, p), members[0].basis("auroc")
+    why = basis.no_test or basis.no_interval or basis.rough or "the resamples do not differ"
     for technique in stability.order:
         rank, low, high = stability.rank[technique]
+        untested = why if np.isnan(low) else ""
         yield {
             **place,
             "technique": technique,
             "rank": rank,
             "low": low,
             "high": high,
-            "tau": tau,
-            "tau_low": tau_low,
-            "tau_high": tau_high,
+            "tau": np.nan if basis.no_interval else stability.tau,
+            "caution": caution(interval=untested, τ=basis.no_interval),
         }

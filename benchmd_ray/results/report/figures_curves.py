@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmd_ray.evaluation.sums import BINS
+from benchmd_ray.evaluation.support import ROUGH_IN_CLASS
 from benchmd_ray.modalities import find_modality
 from benchmd_ray.results.canvas import TechniqueLook, new_figure
 from benchmd_ray.results.report.figures_panels import (
@@ -49,8 +50,6 @@ Draw = Callable[[Report, Study, tuple[str, str], str], Titled]
 Floats = npt.NDArray[np.float64]
 MOST = 201
 """Most points of the mean of several seeds' curves."""
-ENOUGH = 10
-"""With fewer positives or negatives an area says little: no title names it."""
 
 
 def draw_rocs(report: Report) -> Iterator[Drawn]:
@@ -135,7 +134,8 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
         f"Mean predicted probability and share of positives in {BINS} bins of equal width; on the "
         f"diagonal a model is calibrated. Hollow: fewer than {FEW} {unit} in the bin. Below, "
         f"{unit} per bin, logarithmic. Bins of several seeds are pooled, and counts their mean. In "
-        f"the title the expected calibration error, mean over classes, {how_drawn(report)}.",
+        "the title the expected calibration error, mean over classes, without an interval, as few "
+        f"{unit} raise it.",
         sizes(mean_auroc(scores)),
     )
     name = f"reliability-{study.slug}-{place[0]}-{place[1]}"
@@ -298,16 +298,13 @@ def _class_title(name: str, scores: pd.DataFrame) -> str:
 
 
 def _areas(scores: pd.DataFrame, classes: Sequence[str]) -> str:
-    """The lowest and highest area, as seen, of classes with enough positives and negatives."""
+    """The lowest and highest area, as seen, of classes with enough patients on either side."""
     rows = scores[scores["class"].isin(list(classes))].dropna(subset=["value"])
     if rows.empty:
         return "no area under a curve is known"
-    if (rows["positives"] < ENOUGH).all():
-        return f"no class has {ENOUGH} positives"
-    fewest = np.minimum(rows["positives"], rows["records"] - rows["positives"])
-    rows = rows[fewest >= ENOUGH]
+    rows = rows[rows["caution"] == ""]
     if rows.empty:
-        return f"no class has {ENOUGH} positives and {ENOUGH} negatives"
+        return f"no class has {ROUGH_IN_CLASS} patients on either side"
     ends = []
     for end in ("idxmin", "idxmax"):
         row = rows.loc[rows["value"].agg(end)]
@@ -322,7 +319,7 @@ def _errors(errors: pd.DataFrame) -> str:
     if rows.empty:
         return "no calibration error is known"
     ends = [
-        f"{spanned(row['value'], row['low'], row['high'])} ({row['technique']})"
+        f"{plain(row['value'])} ({row['technique']})"
         for row in (rows.loc[rows["value"].agg(end)] for end in ("idxmin", "idxmax"))
     ]
     if len(rows) == 1:

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmd_ray.evaluation.comparison import LEVEL
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.figures_panels import (
     auroc_limits,
@@ -33,7 +34,7 @@ from benchmd_ray.results.report.figures_parts import (
     places_of,
     techniques_of,
 )
-from benchmd_ray.results.report.figures_wording import LEVEL, how_drawn, joined, listed, sizes
+from benchmd_ray.results.report.figures_wording import caveat, how_drawn, joined, listed, sizes
 
 SECTION = "Subgroups"
 VARIABLES = ("age", "sex", "site", "device", "view")
@@ -96,6 +97,7 @@ def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: s
     technique_legend(figure, techniques, report.looks, extra=[chance_mark()])
     caption = joined(
         f"Mean AUROC over the classes that a group can score, {how_drawn(report)}; n: patients.",
+        caveat(groups),
         TESTS,
         _left_out(left_out),
         _not_drawn(groups, parts),

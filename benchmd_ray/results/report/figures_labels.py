@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmd_ray.evaluation.support import TEST_PATIENTS
 from benchmd_ray.results.canvas import TechniqueLook
 from benchmd_ray.results.report.figures_panels import (
     FAINT,
@@ -106,11 +107,12 @@ def _curves(
 
 
 def _finding(scores: pd.DataFrame) -> str:
-    """In how many curves the first and last interval lie apart: a description, not a test."""
+    """In how many curves the first and last interval do not meet: a description, not a test."""
     settings = [s for s in LABELS if s in set(scores["setting"])]
     span = f"from {LABELS[settings[0]][1]} to {LABELS[settings[-1]][1]} labels per class"
     curves = up = down = 0
-    for _, rows in scores.dropna(subset=["low", "high"]).groupby(["dataset", "split", "technique"]):
+    spans = scores[scores["patients"] >= TEST_PATIENTS].dropna(subset=["low", "high"])
+    for _, rows in spans.groupby(["dataset", "split", "technique"]):
         ends = rows.set_index("setting")
         if {settings[0], settings[-1]} <= set(ends.index):
             low, high = ends["low"].astype(float), ends["high"].astype(float)
@@ -118,7 +120,7 @@ def _finding(scores: pd.DataFrame) -> str:
             up += bool(low[settings[-1]] > high[settings[0]])
             down += bool(high[settings[-1]] < low[settings[0]])
     if not curves:
-        return f"AUROC {span}: no curve has intervals at both ends"
+        return f"AUROC {span}: no curve has intervals of {TEST_PATIENTS} patients at both ends"
     if not up + down:
         which = "of the curve" if curves == 1 else f"of all {curves} curves"
         return f"AUROC {span}: the intervals at both ends {which} overlap"

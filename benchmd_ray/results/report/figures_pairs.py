@@ -12,6 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
+from benchmd_ray.evaluation.comparison import EXCHANGES, LEVEL
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.cells import TECHNIQUES
 from benchmd_ray.results.report.figures_panels import (
@@ -34,7 +35,6 @@ from benchmd_ray.results.report.figures_parts import (
     settings_of,
 )
 from benchmd_ray.results.report.figures_wording import (
-    LEVEL,
     how_drawn,
     joined,
     p_value,
@@ -43,7 +43,6 @@ from benchmd_ray.results.report.figures_wording import (
     sizes,
     spanned,
 )
-from benchmd_ray.results.report.frames import BOOTSTRAP
 
 SECTION = "Significance"
 STARS = ((0.001, "***"), (0.01, "**"), (LEVEL, "*"))
@@ -95,8 +94,8 @@ def draw_matrices(report: Report, study: Study, place: tuple[str, str], spread: 
     caption = joined(
         "Each cell: AUROC of its row's technique minus that of its column's on the same rows. "
         f"Stars: p adjusted by Holm for all pairs of one matrix, {_tested(here)}, "
-        "below 0.05 (*), 0.01 (**), 0.001 (***), where the interval leaves out zero too. Without "
-        f"stars no difference is shown. In the title: {how_drawn(report)}.",
+        "below 0.05 (*), 0.01 (**), 0.001 (***). Without stars no difference is shown. In the "
+        f"title: {how_drawn(report)}.",
         _smallest(report, pairs),
         sizes(mean_auroc(here)),
     )
@@ -162,15 +161,17 @@ def _ink(share: float) -> str:
 def _smallest(report: Report, pairs: pd.DataFrame) -> str:
     """The smallest adjusted p that the resamples can give, where that matters."""
     most = int(pairs.groupby("setting").size().max())
-    smallest = 2 * most / (report.resamples + 1) if report.resamples else 0.0
-    if smallest < 0.001:
+    draws, least = EXCHANGES, 1 / (EXCHANGES + 1)
+    if several_seeds(report.analysis.scores) and report.resamples:
+        draws, least = report.resamples, 2 / (report.resamples + 1)
+    if least * most < 0.001:
         return ""
-    return f"The smallest p that {report.resamples:,} resamples can give is {smallest:.2g}."
+    return f"The smallest p that {draws:,} draws can give is {least * most:.2g}."
 
 
 def is_shown(row: pd.Series) -> bool:
-    """Whether a pair differs: by the adjusted p, and by the interval."""
-    return bool(row["p_holm"] < LEVEL and (row["low"] > 0 or row["high"] < 0))
+    """Whether a pair differs, by the adjusted p."""
+    return bool(row["p_holm"] < LEVEL)
 
 
 def stars(row: pd.Series) -> str:
@@ -182,12 +183,13 @@ def stars(row: pd.Series) -> str:
 
 def _tested(scores: pd.DataFrame) -> str:
     """Where the p values come from."""
+    exchange = "by exchange of the two techniques within patients"
     if several_seeds(scores):
         return (
-            f"paired {BOOTSTRAP}, widened to cover training seeds where both techniques "
-            "have the same"
+            f"{exchange} where both have one seed, else by Student's t over patients, and over "
+            "training seeds where both have the same"
         )
-    return f"paired {BOOTSTRAP}"
+    return exchange
 
 
 def _rows(scores: pd.DataFrame) -> str:
@@ -205,10 +207,13 @@ def _rows(scores: pd.DataFrame) -> str:
 
 def _finding(pairs: pd.DataFrame, rows: str) -> str:
     clear = pairs[[is_shown(row) for _, row in pairs.iterrows()]]
-    total = len(pairs)
+    total = int(pairs["p_holm"].count())
+    if not total:
+        return f"too few patients to test whether techniques differ{rows}"
     if clear.empty:
         if total == 1:
-            return f"{pairs['a'].iloc[0]} and {pairs['b'].iloc[0]} are not shown to differ{rows}"
+            (tested,) = pairs.dropna(subset="p_holm")[["a", "b"]].to_numpy()
+            return f"{tested[0]} and {tested[1]} are not shown to differ{rows}"
         return f"none of {total} pairs of techniques is shown to differ{rows}"
     row = clear.iloc[int(clear["difference"].abs().to_numpy().argmax())]
     better, worse, low, high = row["b"], row["a"], row["low"], row["high"]

@@ -63,7 +63,8 @@ def dodged(
 
     Args:
         axes: Drawn into.
-        frame: ``column``, technique, value, low, high, and paper where there is one.
+        frame: ``column``, technique, value, low, high, caution, and paper where there is one.
+            Rough intervals are dotted.
         at: What stands at x = 0, 1, ….
         column: Which holds what stands at x.
         techniques: All of the figure, so that each keeps its place.
@@ -76,7 +77,17 @@ def dodged(
             continue
         x = np.array([at.index(place) for place in rows.index]) + dodge(number, len(techniques))
         look = looks[technique]
-        axes.vlines(x, rows["low"], rows["high"], color=look.colour, linewidth=1.2, zorder=2)
+        rough = rows["caution"].str.contains("rough").to_numpy(bool)
+        for dotted, line in ((False, "-"), (True, ":")):
+            axes.vlines(
+                x[rough == dotted],
+                rows["low"][rough == dotted],
+                rows["high"][rough == dotted],
+                color=look.colour,
+                linewidth=1.2,
+                linestyle=line,
+                zorder=2,
+            )
         axes.plot(x, rows["value"], label=technique, **points(look))
         if "paper" in rows and rows["paper"].notna().any():
             hollow = {**points(look), "markerfacecolor": "white", "zorder": 2.5}

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
 
 STUDY = ("modality", "source", "policy", "protocol")
+OVER_TARGETS = (
+    *("setting", "technique", "value", "low", "high", "paper", "tested", "differs", "caution"),
+)
+"""Columns of `over_targets`."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +177,12 @@ def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
     Intervals over several seeds hold the seeds' spread too, which targets share; then the ends are
     averaged, which is right for estimates that go up and down together and too wide for others.
     A technique that lacks a target which another has in the same setting is left out: its mean
-    would be of other datasets.
+    would be of other datasets. A mean is tested where all its targets are, and differs from zero
+    where its interval does not hold zero.
 
     Args:
-        frame: Rows of one study with setting, technique, value, low, high, and paper if known.
+        frame: Rows of one study with setting, technique, value, low, high, caution, paper if known,
+            and tested where they are differences.
         one_seed: Whether all values are of one training seed.
     """
     rows = []
@@ -190,20 +196,26 @@ def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
             value = float(found["value"].mean())
             below = np.maximum((found["value"] - found["low"]).to_numpy(float), 0) ** power
             above = np.maximum((found["high"] - found["value"]).to_numpy(float), 0) ** power
+            low = value - float(below.sum() ** (1 / power)) / whole
+            high = value + float(above.sum() ** (1 / power)) / whole
+            tested = "tested" in found and bool(found["tested"].all()) and low <= high
+            cautions = [caution for caution in found["caution"] if caution]
             rows.append(
                 {
                     "setting": setting,
                     "technique": technique,
                     "value": value,
-                    "low": value - float(below.sum() ** (1 / power)) / whole,
-                    "high": value + float(above.sum() ** (1 / power)) / whole,
+                    "low": low,
+                    "high": high,
                     "paper": float(found["paper"].mean(skipna=False))
                     if "paper" in found
                     else np.nan,
+                    "tested": tested,
+                    "differs": tested and not low <= 0 <= high,
+                    "caution": cautions[0] if cautions else "",
                 }
             )
-    columns = ["setting", "technique", "value", "low", "high", "paper"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=list(OVER_TARGETS))
 
 
 def places_of(study: Study, frame: pd.DataFrame) -> list[tuple[str, str]]:

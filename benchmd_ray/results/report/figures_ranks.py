@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmd_ray.evaluation.comparison import LEVEL
 from benchmd_ray.evaluation.stability import CriticalDifference, critical_difference
 from benchmd_ray.results.canvas import TechniqueLook
 from benchmd_ray.results.report.figures_panels import (
@@ -34,8 +35,6 @@ from benchmd_ray.results.report.figures_parts import (
 )
 from benchmd_ray.results.report.figures_wording import (
     GLUE,
-    LEVEL,
-    how_drawn,
     joined,
     listed,
     p_value,
@@ -45,13 +44,13 @@ from benchmd_ray.results.report.figures_wording import (
 SECTION = "Significance"
 CELL = ["dataset", "setting"]
 DEPENDENT = (
-    "Settings of one dataset share its patients, and targets share the source's model: the cells "
-    "are not independent, and the p values smaller than they should be."
+    "Settings and targets of one source share its patients and its pretrained models, so the tests "
+    "take one value of each source: the mean over its cells."
 )
 
 
 def draw_critical_differences(report: Report) -> Iterator[Drawn]:
-    """Mean ranks over (dataset × setting) cells: source validation, and targets."""
+    """Mean ranks over sources and their (dataset × setting) cells: validation, and targets."""
     bases = list(dict.fromkeys(study.protocol.split()[0] for study in report.studies))
     for base in bases:
         chosen: dict[tuple[str, str], Study] = {}
@@ -113,28 +112,31 @@ def draw_critical_difference(
         at: Where the AUROCs were measured, for the title.
         name: Of the figure.
     """
-    parts = [
-        table[table["technique"].isin(names)]
+    parts = {
+        study.label: table[table["technique"].isin(names)]
         .pivot_table(index=CELL, columns="technique", values="value", dropna=False)
         .reindex(columns=[t for t in techniques_of(table) if t in names])
-        for table in tables.values()
+        for study, table in tables.items()
         if len(table)
-    ]
+    }
     whole = pd.concat(parts).dropna()
     order = techniques_of(pd.DataFrame({"technique": list(names)}))
     if whole.empty:
         return LeftOut(name, f"no dataset and setting has all of {', '.join(order)} {at}")
-    found = critical_difference(whole[order].to_numpy(float), order, LEVEL)
+    sources = whole.index.get_level_values(0)
+    found = critical_difference(whole[order].to_numpy(float), order, list(sources))
     title = _finding(found, at)
     figure, (axes,) = grid(title, 1, columns=1, row=0.9 + 0.24 * len(order), extra=0.3)
     diagram(axes, found, report.looks)
     caption = joined(
-        f"Mean rank by AUROC (1 is best) over {found.datasets} cells, each one setting on one "
-        f"dataset {at} ({listed(sorted({s.modality for s in tables}))}), all seeds "
-        "pooled. Bars join techniques of which "
-        f"no pair differs (Wilcoxon's signed-rank test, p adjusted by Holm, level {LEVEL}).",
+        f"Mean rank by AUROC (1 is best) over {_cells(found)}, each one setting on one "
+        f"dataset {at} ({listed(sorted({s.modality for s in tables}))}), all seeds pooled.",
+        ""
+        if found.note
+        else "Bars join techniques of which no pair is shown to differ (Wilcoxon's signed-rank "
+        f"test, p adjusted by Holm, level {LEVEL}).",
         f"Friedman's test over all: {p_value(found.p)}." if not np.isnan(found.p) else "",
-        found.note.replace("dataset", "cell"),
+        found.note,
         DEPENDENT,
     )
     return Titled(name, SECTION, title, caption, figure)
@@ -193,7 +195,7 @@ def _rank_axis(axes: Axes, count: int, depth: float) -> None:
 def _finding(found: CriticalDifference, at: str) -> str:
     best, rank = found.names[0], found.mean_ranks[0]
     lead = f"lowest mean rank {best} {rank:.2f}"
-    cells = f"{found.datasets} cell{'s' * (found.datasets != 1)}"
+    cells = _cells(found)
     if found.note:
         return f"Ranks {at}: nothing can be concluded from {cells}; {lead}"
     clear = [(a, b) for a, b, p in found.pairs if p <= LEVEL]
@@ -204,6 +206,13 @@ def _finding(found: CriticalDifference, at: str) -> str:
     return (
         f"Ranks {at}: {len(clear)} of {len(found.pairs)} pairs of techniques differ over {cells}; "
         f"{lead}{over}"
+    )
+
+
+def _cells(found: CriticalDifference) -> str:
+    return (
+        f"{found.cells} cell{'s' * (found.cells != 1)} of {found.sources} "
+        f"source{'s' * (found.sources != 1)}"
     )
 
 
@@ -241,10 +250,10 @@ def draw_ranking(report: Report, study: Study) -> Drawn:
         axes.set_ylabel("rank (1 is best)")
     technique_legend(figure, techniques, report.looks)
     caption = joined(
-        f"Rank by mean AUROC, {how_drawn(report, over_seeds=False)}: in each resample all "
-        "techniques are ranked anew. τ: Kendall's τ-b of the resamples' rankings with that of all "
-        "patients, mean and 95 % interval; 1 is the same order, 0 no relation. The trained "
-        "models are held fixed: another seed may rank otherwise.",
+        "Rank by mean AUROC. Its interval holds the ranks that no test of two techniques, adjusted "
+        "by Holm for all pairs of a dataset and setting, rules out; without one, too few patients "
+        "are scored for a test. τ: mean Kendall's τ-b of the rankings of resampled patients with "
+        "that of all; 1 is the same order, 0 no relation.",
         sizes(study.of(mean_auroc(report.analysis.scores))),
     )
     return Titled(name, SECTION, title, caption, figure)
@@ -254,22 +263,22 @@ def _tick(setting: str, rows: pd.DataFrame) -> str:
     """A setting with the τ of its ranking."""
     label = SETTING_LABELS.get(setting, setting)
     found = rows[rows["setting"] == setting]
-    return f"{label}\n{_tau(found.iloc[0], chr(10))}" if len(found) else label
+    return f"{label}\n{_tau(found.iloc[0])}" if len(found) else label
 
 
-def _tau(row: pd.Series, between: str = GLUE) -> str:
-    if np.isnan(row["tau"]):
-        return "τ –"
-    ends = f"[{row['tau_low']:.2f},{GLUE}{row['tau_high']:.2f}]".replace("-", "−")
-    return f"τ{GLUE}{row['tau']:.2f}".replace("-", "−") + between + ends
+def _tau(row: pd.Series) -> str:
+    return "τ –" if np.isnan(row["tau"]) else f"τ{GLUE}{row['tau']:.2f}".replace("-", "−")
 
 
 def _stability(ranking: pd.DataFrame) -> str:
     """The firmest and loosest ranking, and how often the first place is certain."""
     cells = ranking.drop_duplicates(["dataset", "split", "setting"])
-    certain = ranking[(ranking["rank"] == 1) & (ranking["high"] == 1)]
-    count = f"{len(certain)}{GLUE}of{GLUE}{len(cells)}"
-    first = f"one technique is first throughout its interval in {count}"
+    tested = cells["low"].notna().sum()
+    certain = ranking[ranking["high"] == 1]
+    count = f"{len(certain)}{GLUE}of{GLUE}{tested}"
+    first = f"tests put one technique ahead of all others in {count}"
+    if not tested:
+        first = "too few patients to test whether techniques differ"
     usable = cells.dropna(subset=["tau"])
     if usable.empty:
         return f"no ranking has a τ; {first}"

@@ -21,6 +21,7 @@ from benchmd_ray.results.report.figures_panels import (
     zero_line,
 )
 from benchmd_ray.results.report.figures_parts import (
+    OVER_TARGETS,
     Drawn,
     LeftOut,
     Report,
@@ -39,9 +40,11 @@ from benchmd_ray.results.report.figures_parts import (
 )
 from benchmd_ray.results.report.figures_wording import (
     by_chance,
+    caveat,
     differences,
     how_drawn,
     joined,
+    judged,
     sizes,
     spanned,
     where,
@@ -98,6 +101,7 @@ def draw_auroc(report: Report, studies: tuple[Study, ...]) -> Drawn:
     technique_legend(figure, techniques_of(whole), report.looks, extra=marks)
     caption = joined(
         f"Mean AUROC over classes, {how_drawn(report)}.",
+        caveat(whole),
         QUADRATURE if _one_seed(report) else AVERAGED,
         _rows_of(scores, studies),
         "That intervals of two techniques overlap or not is no test of their difference: that is "
@@ -109,7 +113,7 @@ def draw_auroc(report: Report, studies: tuple[Study, ...]) -> Drawn:
 def draw_changes(report: Report, studies: tuple[Study, ...]) -> Drawn:
     """Change of each technique against scratch; a row per study."""
     name = _name("change", studies, report)
-    changes = of_metric(report.analysis.changes)
+    changes = judged(of_metric(report.analysis.changes))
     halves = _halves(changes, studies, report)
     whole = _stacked(halves)
     if whole["value"].dropna().empty:
@@ -129,8 +133,9 @@ def draw_changes(report: Report, studies: tuple[Study, ...]) -> Drawn:
     technique_legend(figure, techniques_of(whole), report.looks)
     caption = joined(
         f"AUROC of a technique minus that of {BASELINE} on the same rows, {how_drawn(report)}.",
+        caveat(whole),
         QUADRATURE if _one_seed(report) else AVERAGED,
-        by_chance(len(whole)),
+        by_chance(int(whole["tested"].sum())),
         _rows_of(mean_auroc(report.analysis.scores), studies),
     )
     return Titled(name, SECTION, title, caption, figure)
@@ -139,7 +144,7 @@ def draw_changes(report: Report, studies: tuple[Study, ...]) -> Drawn:
 def draw_changes_by_dataset(report: Report, study: Study) -> Drawn:
     """Change against scratch on each dataset of a study."""
     name = f"change-by-dataset-{study.slug}"
-    changes = study.of(of_metric(report.analysis.changes)).dropna(subset=["value"])
+    changes = judged(study.of(of_metric(report.analysis.changes))).dropna(subset=["value"])
     places = places_of(study, changes)
     if len(places) < 2:
         return LeftOut(name, "one dataset or none is compared: the figure of changes shows it")
@@ -159,7 +164,8 @@ def draw_changes_by_dataset(report: Report, study: Study) -> Drawn:
     technique_legend(figure, techniques, report.looks)
     caption = joined(
         f"AUROC of a technique minus that of {BASELINE} on the same rows, {how_drawn(report)}.",
-        by_chance(len(changes)),
+        caveat(changes),
+        by_chance(int(changes["tested"].sum())),
         sizes(study.of(mean_auroc(report.analysis.scores))),
     )
     return Titled(name, SECTION, title, caption, figure)
@@ -168,7 +174,7 @@ def draw_changes_by_dataset(report: Report, study: Study) -> Drawn:
 def draw_gaps(report: Report, study: Study) -> Drawn:
     """In-distribution AUROC minus that of each target."""
     name = f"gap-{study.slug}"
-    gaps = study.of(of_metric(report.analysis.gaps)).dropna(subset=["gap"])
+    gaps = judged(study.of(of_metric(report.analysis.gaps))).dropna(subset=["gap"])
     if gaps.empty:
         return LeftOut(name, "no target is scored by a run whose own validation split is scored")
     gaps = gaps.rename(columns={"gap": "value"})
@@ -191,7 +197,8 @@ def draw_gaps(report: Report, study: Study) -> Drawn:
         f"AUROC on {study.source}'s validation split minus that on the target, "
         f"{how_drawn(report)}, the two drawn independently, as if no patient were in both. "
         "Above zero: the target is harder.",
-        by_chance(len(gaps)),
+        caveat(gaps),
+        by_chance(int(gaps["tested"].sum())),
         sizes(study.of(mean_auroc(report.analysis.scores))),
     )
     return Titled(name, SECTION, title, caption, figure)
@@ -230,13 +237,12 @@ def _stacked(halves: Halves) -> pd.DataFrame:
         for half, part in enumerate(both)
         if not part.empty
     ]
-    columns = ["modality", "setting", "technique", "value", "low", "high", "half"]
+    columns = ["modality", *OVER_TARGETS, "half"]
     if not parts:
-        return pd.DataFrame(columns=[*columns, "paper"])
-    whole = pd.concat(
-        [part[[c for c in (*columns, "paper") if c in part]] for part in parts], ignore_index=True
+        return pd.DataFrame(columns=columns)
+    return pd.concat(
+        [part.reindex(columns=columns) for part in parts if len(part)], ignore_index=True
     )
-    return whole if "paper" in whole else whole.assign(paper=float("nan"))
 
 
 def _short(study: Study, halves: Halves) -> str:

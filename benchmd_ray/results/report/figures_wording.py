@@ -1,7 +1,8 @@
 """Sentences of the report's figures: what the numbers show, and never more than that.
 
-A difference is called shown when its interval leaves out zero. Everything else is said to be not
-shown, whatever the size of the number.
+A difference is called shown when its test says so. Everything else is said to be not shown,
+whatever the size of the number, and where too few patients are scored, in all or in a class, to be
+not tested.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from benchmd_ray.evaluation.comparison import LEVEL
 from benchmd_ray.modalities import find_modality
 from benchmd_ray.results.report.figures_parts import Report
 from benchmd_ray.results.report.frames import BOOTSTRAP
 
-LEVEL = 0.05
-"""p values below it are called significant."""
 GLUE = "\u00a0"
 """A space at which no line is broken."""
 INTERVAL = f"95 % interval from a {BOOTSTRAP}"
+ROUGH = (
+    "Dotted intervals are rough, of a class with fewer than 10 patients on its rarer side; values "
+    "without an interval rest on too few patients for one."
+)
 
 
 def plain(value: float) -> str:
@@ -50,9 +54,9 @@ def p_value(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
-def shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows whose interval leaves out zero; without an interval nothing is shown."""
-    return frame[(frame["low"] > 0) | (frame["high"] < 0)]
+def judged(frame: pd.DataFrame, p: str = "p") -> pd.DataFrame:
+    """Differences with whether they were tested, and whether they differ from zero by that test."""
+    return frame.assign(tested=frame[p].notna(), differs=frame[p] < LEVEL)
 
 
 def where(row: pd.Series) -> str:
@@ -65,23 +69,25 @@ def differences(frame: pd.DataFrame, what: str, up: str, down: str) -> str:
     """Says how many differences are shown, and the largest of them.
 
     Args:
-        frame: value, low, high and the columns that `where` names.
+        frame: value, low, high, tested and differs (`judged`), and the columns that `where` names.
         what: What the differences are: ``Change over scratch on targets``.
         up: What positive ones are: ``gains``.
         down: What negative ones are.
     """
-    usable = frame.dropna(subset=["value", "low", "high"])
-    if usable.empty:
-        return f"{what}: nothing is shown, no interval is there"
-    clear, total = shown(usable), len(usable)
-    row = _largest(usable if clear.empty else clear)
+    usable = frame.dropna(subset="value")
+    tested = usable[usable["tested"]]
+    if tested.empty:
+        return f"{what}: not tested, too few patients"
+    clear, total, few = tested[tested["differs"]], len(tested), len(usable) - len(tested)
+    row = _largest(tested if clear.empty else clear)
     largest = f"{spanned(row['value'], row['low'], row['high'], signed)} ({where(row)})"
+    untested = f"; {few} with too few patients not tested" if few else ""
     if clear.empty:
-        holds = "the interval holds" if total == 1 else f"all {total} intervals hold"
-        return f"{what}: none is shown, {holds} zero; largest {largest}"
-    parts = (((clear["low"] > 0).sum(), up), ((clear["high"] < 0).sum(), down))
+        which = "no difference is shown" if total == 1 else f"none of {total} is shown"
+        return f"{what}: {which}, largest {largest}{untested}"
+    parts = (((clear["value"] > 0).sum(), up), ((clear["value"] < 0).sum(), down))
     counts = ", ".join(f"{count} {name}" for count, name in parts if count)
-    return f"{what}: {len(clear)} of {total} shown ({counts}), largest {largest}"
+    return f"{what}: {len(clear)} of {total} shown ({counts}), largest {largest}{untested}"
 
 
 def _largest(frame: pd.DataFrame) -> pd.Series:
@@ -89,26 +95,25 @@ def _largest(frame: pd.DataFrame) -> pd.Series:
     return frame.iloc[int(frame["value"].abs().to_numpy().argmax())]
 
 
-def by_chance(intervals: int) -> str:
-    """How many of many intervals leave out zero where nothing differs."""
-    if intervals < 2:
+def by_chance(tests: int) -> str:
+    """How many of many tests say that something differs where nothing does."""
+    if tests < 2:
         return ""
-    expected = 0.05 * intervals
     return (
-        f"The intervals are not adjusted for their number: of {intervals:,}, about "
-        f"{expected:.2g} would leave out zero by chance alone."
+        f"The tests are not adjusted for their number: of {tests:,}, about {LEVEL * tests:.2g} "
+        "would show a difference by chance alone."
     )
 
 
-def how_drawn(report: Report, *, over_seeds: bool = True) -> str:
-    """What the intervals are, with the number of resamples.
+def caveat(frame: pd.DataFrame) -> str:
+    """What dotted and missing intervals are, where a figure has any."""
+    return ROUGH if frame["caution"].any() else ""
 
-    Args:
-        report: What is drawn from.
-        over_seeds: Whether they cover training seeds too, where there are several.
-    """
+
+def how_drawn(report: Report) -> str:
+    """What the intervals are, with the number of resamples, and whether they cover seeds."""
     drawn = f"{INTERVAL} ({report.resamples:,} resamples)" if report.resamples else INTERVAL
-    if over_seeds and several_seeds(report.analysis.scores):
+    if several_seeds(report.analysis.scores):
         return f"{drawn}, widened to cover training seeds too"
     return drawn
 

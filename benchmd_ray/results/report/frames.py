@@ -46,30 +46,36 @@ FRAMES: dict[str, dict[str, str]] = {
         "seed_values": "object",
         **_whole("records", "patients", "positives"),
         **_real("paper"),
+        **_text("caution"),
     },
     "gaps": {
         **_text(
             *("modality", "source", "dataset", "policy", "setting", "technique", "protocol"),
             "metric",
         ),
-        **_real("in_distribution", "target", "gap", "low", "high"),
+        **_real("in_distribution", "target", "gap", "low", "high", "p"),
+        **_text("caution"),
     },
     "changes": {
         **_text(*KEY, "metric"),
         **_real("value", "low", "high", "p", "p_delong"),
+        **_text("caution"),
     },
     "pairs": {
         **_text(*PLACE, "a", "b"),
         **_real("difference", "low", "high", "p", "p_holm"),
+        **_text("caution"),
     },
     "ranking": {
         **_text(*PLACE, "technique"),
-        **_real("rank", "low", "high", "tau", "tau_low", "tau_high"),
+        **_real("rank", "low", "high", "tau"),
+        **_text("caution"),
     },
     "subgroups": {
         **_text(*KEY, "variable", "group"),
         **_whole("records", "patients"),
         **_real("value", "low", "high", "kruskal_p"),
+        **_text("caution"),
     },
     "posthoc": {**_text(*KEY, "variable", "a", "b"), **_real("p_bonferroni")},
     "left_out": {**_text(*KEY, "variable", "group"), **_whole("patients")},
@@ -112,6 +118,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_text("start_protocol"),
         **_real("start", "start_low", "start_high", "paper"),
         **_real("difference", "difference_low", "difference_high", "p", "p_delong"),
+        **_text("caution"),
         **_text("search"),
         "trials": "Int64",
         **_real("device_hours"),
@@ -120,7 +127,8 @@ FRAMES: dict[str, dict[str, str]] = {
 """Columns of each frame and their types, in order.
 
 `KEY` comes first where a frame has one row or more of each result. ``class`` is ``mean`` or the
-name of a class. A frame without rows has its columns all the same.
+name of a class; ``caution`` says why an interval or a p is missing, or why the interval is rough. A
+frame without rows has its columns all the same.
 """
 TUNING = ("searches", "tuned")
 """Frames that are empty where nothing was searched."""

@@ -26,10 +26,11 @@ from benchmd_ray.integrity import Damaged, is_whole, write_hash
 
 Floats = npt.NDArray[np.float64]
 CODE = (
-    "evaluation/intervals.py",
     "evaluation/metrics.py",
     "evaluation/ranking.py",
+    "evaluation/resampling.py",
     "evaluation/sums.py",
+    "evaluation/support.py",
     "results/report/scored.py",
 )
 """Source files that say what metrics and resamples are, and how they are kept."""

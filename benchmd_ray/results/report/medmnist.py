@@ -26,6 +26,7 @@ from benchmd_ray.results.report.hardware_notes import different_hardware
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.report.table_cells import number
+from benchmd_ray.results.report.written import csv_text
 from benchmd_ray.results.store import Run
 from benchmd_ray.settings import BASELINES
 from benchmd_ray.tuning.records import SearchRecord
@@ -289,7 +290,7 @@ def write(
     for name, table in tables.items():
         paths.append(folder / f"{name}.csv")
         with replacing(paths[-1]) as partial:
-            partial.write_text(table.to_csv(index=False), "utf-8")
+            partial.write_text(csv_text(table), "utf-8")
     return paths + write_results(found, folder / "results")
 
 

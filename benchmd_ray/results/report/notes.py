@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmd_ray.evaluation.metrics import METRICS
+from benchmd_ray.evaluation.support import (
+    INTERVAL_PATIENTS,
+    ROUGH_IN_CLASS,
+    TEST_PATIENTS,
+)
 from benchmd_ray.modalities import modality
 from benchmd_ray.results.report.cells import Cell
 from benchmd_ray.results.report.frames import BOOTSTRAP
 from benchmd_ray.results.report.paper import SOURCE
 from benchmd_ray.results.report.protocols import is_tuned
 
-FEW = 10
-"""A class with fewer positive records is named: its AUROC says little."""
-
 
 def notes(found: Sequence[Cell]) -> list[str]:
     """Notes on results of runs."""
     lines = [
         "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % interval "
-        f"by {BOOTSTRAP}, with several seeds over patients and seeds.",
+        f"by Student's t from a {BOOTSTRAP}, with several seeds over patients and seeds.",
         *_notes_on_seeds(found),
         *_notes_on_paper(found),
     ]
@@ -58,7 +61,7 @@ def notes(found: Sequence[Cell]) -> list[str]:
     lines += [f"{option}, an option of the build; the default is another." for option in options]
     remarks = sorted({(c.dataset, remark) for c in found for remark in c.remarks})
     lines += [f"{dataset}: {remark}." for dataset, remark in remarks]
-    return [*lines, *_notes_on_classes(found)]
+    return [*lines, *_notes_on_patients(found), *_notes_on_classes(found)]
 
 
 def _notes_on_seeds(found: Sequence[Cell]) -> list[str]:
@@ -85,19 +88,41 @@ def _notes_on_paper(found: Sequence[Cell]) -> list[str]:
     return lines
 
 
+def _notes_on_patients(found: Sequence[Cell]) -> list[str]:
+    """Splits of too few patients."""
+    bases = {(c.dataset, c.split): c.support.basis("accuracy") for c in found}
+    return [
+        f"{dataset} ({split}): {basis.no_test}; "
+        + (
+            f"fewer than {INTERVAL_PATIENTS} have no interval, and nothing about them is tested."
+            if basis.no_interval
+            else f"with fewer than {TEST_PATIENTS} nothing is tested."
+        )
+        for (dataset, split), basis in sorted(bases.items(), key=lambda item: item[0])
+        if basis.no_test
+    ]
+
+
 def _notes_on_classes(found: Sequence[Cell]) -> list[str]:
-    """Classes of which there are few positives, or none or nothing else."""
-    few = {
-        (c.dataset, c.split, modality(c.modality).scored, f"{name} ({count})")
-        for c in found
-        for (name, *_), count in zip(c.classes, c.positives, strict=True)
-        if 0 < count < FEW
-    }
-    lines = []
-    for where in sorted({entry[:3] for entry in few}):
-        dataset, split, scored = where
-        names = ", ".join(entry[3] for entry in sorted(few) if entry[:3] == where)
-        lines.append(f"Fewer than {FEW} positive {scored} in {dataset} ({split}): {names}.")
+    """Classes that rest on few patients, and those of no positives or of nothing else."""
+    lines, enough = [], METRICS["auroc"].least
+    for least, most, so in (
+        (1, enough, "so no interval of the class or of a mean over classes"),
+        (enough, ROUGH_IN_CLASS, "so the interval is rough"),
+    ):
+        few: dict[tuple[str, str], dict[str, None]] = {}
+        for c in found:
+            for (name, *_), count in zip(c.classes, c.support.rarer, strict=True):
+                if least <= count < most:
+                    patients = (
+                        f"{count:.3g}" if count == round(count) else f"effectively {count:.3g}"
+                    )
+                    few.setdefault((c.dataset, c.split), {})[f"{name} ({patients})"] = None
+        lines += [
+            f"Fewer than {most:g} patients on the rarer side (positive or negative) in {dataset} "
+            f"({split}), {so}: {', '.join(names)}."
+            for (dataset, split), names in sorted(few.items())
+        ]
     missing = {
         (c.dataset, c.split, modality(c.modality).scored, c.unscored) for c in found if c.unscored
     }

@@ -33,7 +33,8 @@ NAME = "report.html"
 ABOUT = (
     "How well encoders pretrained by modality-agnostic techniques recognise findings in medical "
     "data, on the dataset that they were trained on and on others that they never saw (BenchMD). "
-    "Every number is computed from stored predictions, with 95 % intervals."
+    "Every number is computed from stored predictions, with a 95 % interval where there are enough "
+    "patients for one."
 )
 HYPHENATED = re.compile(r"\b\w{1,12}(?:-\w{1,12}){1,2}\b")
 LEAD = 40

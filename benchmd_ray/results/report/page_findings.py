@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from benchmd_ray.evaluation.comparison import LEVEL
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.figures_parts import ordered
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
 
 ORDERS = {"techniques": TECHNIQUES, "settings": SETTINGS, "modalities": tuple(MODALITIES)}
-LEVEL = 0.05
-"""Of significance."""
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
@@ -65,7 +64,48 @@ def interval_text(row: pd.Series, value: str, *, sign: bool = False) -> str:
     """A value with its interval, such as ``0.873 [0.851, 0.894]``."""
     kind: Kind = "change" if sign else "interval"
     numbers = [shown(row[name], kind) for name in (value, "low", "high")]
+    if pd.isna(row["low"]):
+        return f"{numbers[0]} (no interval)"
     return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+
+
+def judged(
+    rows: pd.DataFrame, value: str, names: tuple[str, str], *, p: str = "p", corrected: str = ""
+) -> str:
+    """How many differences a test calls different from zero, and how many were not tested.
+
+    Args:
+        rows: A difference each, with its p.
+        value: Column of the differences.
+        names: What those above and below zero are called: ``above zero``.
+        p: Column of p.
+        corrected: Says by what p is corrected for the number of tests; empty if it is not.
+    """
+    tested = rows.dropna(subset=p)
+    few = len(rows) - len(tested)
+    untested = (
+        f"{count_of(few, 'difference')} {_is(few)} not tested: too few patients, in all or in a "
+        "class."
+    )
+    if tested.empty:
+        return untested
+    differs = tested[tested[p] < LEVEL]
+    up, down = (int((sign * differs[value] > 0).sum()) for sign in (1, -1))
+    said = (
+        f"of {count_of(len(tested), 'difference')} tested, {up} {_is(up)} {names[0]} and {down} "
+        f"{names[1]} at p < {LEVEL}{corrected}"
+    )
+    rest = len(tested) - up - down
+    said += f"; {rest} cannot be told from zero." if rest else "."
+    if not corrected:
+        said += (
+            f" By chance alone about {shown(LEVEL * len(tested), 'number', 1)} would reach that."
+        )
+    return f"{said} {untested}" if few else said
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _kinds(ran: pd.DataFrame) -> str:
@@ -146,16 +186,12 @@ def _leaders(ranking: pd.DataFrame) -> list[str]:
 
 def _changes(changes: pd.DataFrame) -> list[str]:
     """How often pretraining helps."""
-    held = changes.dropna(subset=["value", "low", "high"])
+    held = changes.dropna(subset="value")
     if held.empty:
         return ["Nothing was compared with training from scratch on the same rows."]
-    up, down = held[held["low"] > 0], held[held["high"] < 0]
     lines = [
-        f"AUROC of a technique minus scratch on the same rows: of "
-        f"{count_of(len(held), 'difference')} {len(up)} are above zero with their whole 95 % "
-        f"interval, {len(down)} below, {len(held) - len(up) - len(down)} cannot be told from "
-        f"zero. By chance alone about "
-        f"{shown(LEVEL * len(held), 'number', 1)} of them would leave out zero."
+        "AUROC of a technique minus scratch on the same rows: "
+        f"{judged(held, 'value', ('above zero', 'below zero'))}"
     ]
     for name, row in (
         ("largest gain", largest(held, "value")),
@@ -172,14 +208,13 @@ def _changes(changes: pd.DataFrame) -> list[str]:
 
 
 def _pairs(pairs: pd.DataFrame) -> list[str]:
-    held = pairs.dropna(subset="p_holm")
+    held = pairs.dropna(subset="difference")
     if held.empty:
         return []
-    clear = int((held["p_holm"] < LEVEL).sum())
-    return [
-        f"{clear} of {count_of(len(held), 'difference')} in AUROC are significant at "
-        f"{LEVEL * 100:.0f} % after Holm's correction within each dataset and setting."
-    ]
+    corrected = " after Holm's correction within each dataset and setting"
+    names = ("in favour of the later technique (b)", "of the earlier one (a)")
+    said = judged(held, "difference", names, p="p_holm", corrected=corrected)
+    return [said[0].upper() + said[1:]]
 
 
 def _ranking(ranking: pd.DataFrame) -> list[str]:
@@ -187,26 +222,25 @@ def _ranking(ranking: pd.DataFrame) -> list[str]:
     taus = ranking.dropna(subset="tau").drop_duplicates(list(PLACE))
     if taus.empty:
         return []
-    firm = ranking[(ranking["high"] < 1.5)]
+    firm = ranking[(ranking["high"] == 1)]
     return [
         f"In resamples of patients the order agrees with the order found by a "
         f"Kendall's τ of {shown(taus['tau'].median(), 'number', 2)} in the median of {len(taus)} "
         f"comparisons (from {shown(taus['tau'].min(), 'number', 2)} to "
         f"{shown(taus['tau'].max(), 'number', 2)}; 1 is always the same order). In "
-        f"{len(firm)} of them one technique is first throughout the 95 % interval of its rank."
+        f"{len(firm)} of them the tests of pairs put one technique ahead of all others."
     ]
 
 
 def _gaps(gaps: pd.DataFrame) -> list[str]:
-    held = gaps.dropna(subset=["gap", "low", "high"])
+    held = gaps.dropna(subset="gap")
     if held.empty:
         return []
-    lost, won = int((held["low"] > 0).sum()), int((held["high"] < 0).sum())
     worst = largest(held, "gap")
     return [
         f"From the source's validation split to a target, AUROC falls by "
-        f"{shown(held['gap'].median(), 'number')} in the median of {len(held)} results; the fall "
-        f"is above zero with its whole 95 % interval in {lost}, below zero in {won}. The largest: "
+        f"{shown(held['gap'].median(), 'number')} in the median of {len(held)} results: "
+        f"{judged(held, 'gap', ('falls', 'gains'))} The largest: "
         f"{interval_text(worst, 'gap', sign=True)}, {text_of(worst['technique'])} on "
         f"{text_of(worst['dataset'])} with {text_of(worst['setting'])}."
     ]
@@ -216,11 +250,12 @@ def _paper(scores: pd.DataFrame) -> list[str]:
     held = scores.dropna(subset=["paper", "value"])
     if held.empty:
         return ["No result may stand beside a number of the paper; the notes say why."]
-    within = int(((held["low"] <= held["paper"]) & (held["paper"] <= held["high"])).sum())
+    spans = held.dropna(subset="low")
+    within = int(((spans["low"] <= spans["paper"]) & (spans["paper"] <= spans["high"])).sum())
     differences = held["value"] - held["paper"]
     return [
         f"{count_of(len(held), 'result')} stand beside a number of the paper; the 95 % interval of "
-        f"{within} holds it; ours minus the paper's is "
+        f"{within} of the {len(spans)} that have one holds it; ours minus the paper's is "
         f"{shown(differences.mean(), 'signed')} on average, from "
         f"{shown(differences.min(), 'signed')} to {shown(differences.max(), 'signed')}."
     ]

@@ -5,21 +5,39 @@ Those of the metrics are with the metrics, `benchmd_ray.evaluation.metrics.METRI
 
 from __future__ import annotations
 
+from benchmd_ray.evaluation.metrics import METRICS
+from benchmd_ray.evaluation.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS
 from benchmd_ray.results.report.paper import SOURCE
 
 METHODS: tuple[tuple[str, str], ...] = (
     (
         "95 % interval",
-        "From 2.5 % to 97.5 % of a bootstrap that draws patients with replacement, all records of "
-        "a patient together, so that repeated records do not feign certainty. Of one seed it is "
-        "for the trained model: how far another sample of patients would move its number.",
+        "The standard error is that of a bootstrap that draws patients with replacement, all "
+        "records of a patient together, so that repeated records do not feign certainty. The "
+        "width is Student's t, with degrees of freedom by the patients of the rarest classes, for "
+        "a value on the logit scale; a value of exactly 1 or 0 has the interval of Clopper and "
+        "Pearson for these patients. Of one seed it is for the trained model: how far another "
+        "sample of patients would move its number.",
+    ),
+    (
+        "Few patients, caution",
+        "A class has as many patients as its rarer side: those with a positive record or those "
+        "with a negative one. Where some have many more records than others, all count as fewer "
+        f"(Kish's effective number). With fewer than {INTERVAL_PATIENTS} patients, or a class with "
+        f"fewer than {METRICS['auroc'].least}, there is no interval, as simulations show that none "
+        "of those tried holds the truth as often as it says; the value stands by itself. With a "
+        f"class of {METRICS['auroc'].least} to {ROUGH_IN_CLASS - 1} the interval is rough. With "
+        f"fewer than {TEST_PATIENTS} patients nothing is tested and nothing is said to differ. "
+        f"AUPRC, which few positives raise, takes {METRICS['auprc'].least} in each class; the "
+        "calibration error, which few records always raise, has no interval. docs/statistics.md "
+        "of the project has the simulations.",
     ),
     (
         "Seeds",
         "Runs that differ by their seed alone are one row: value is their mean, sd the standard "
         "deviation between them (n − 1). The interval is then for patients and seeds together "
-        "(Obuchowski and Rockette 1995, Hillis 2007), and wide for two or three seeds, which say "
-        "little about how seeds vary.",
+        "(Obuchowski and Rockette 1995, with the quantile of Cochran and Cox 1957), and wide for "
+        "two or three seeds, which say little about how seeds vary.",
     ),
     (
         "In distribution, target, gap",
@@ -34,14 +52,23 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Technique − scratch, b − a",
         "The difference of two techniques on the same rows, each draw of patients used for both, "
         "so that what both find hard cancels out; with the same seeds on both sides seed by seed, "
-        "otherwise of the means, and then the interval says nothing about seeds. p is two-sided. "
-        "▲ and ▼ mark intervals that leave out zero; they are not corrected for their number.",
+        "otherwise of the means, and then the interval says nothing about seeds. ▲ and ▼ mark p "
+        "below 0.05, of pairs after Holm's correction; elsewhere they are not corrected for their "
+        "number.",
+    ),
+    (
+        "p",
+        "Two-sided, of no difference. For AUROC with one seed on both sides: the share of ways to "
+        "let the two techniques trade places in some patients that give a difference as large "
+        "(a permutation test of ranks, Bandos et al. 2005), which holds its level with rare "
+        "classes too, so that there can be a p where there is no interval. Otherwise, and for "
+        "gaps, by Student's t from the interval's standard error.",
     ),
     (
         "p (DeLong)",
-        "A second test of the difference in AUROC, by the variance of DeLong et al. (1988), "
-        "clustered by patient (Obuchowski 1997). It is of single classes: shown is the smallest p "
-        "over the classes after Holm's correction. Only where both techniques have one seed.",
+        "A second test of the difference in AUROC, mean over classes, by the covariance of DeLong "
+        "et al. (1988) of all classes, clustered by patient (Obuchowski 1997), with Student's t. "
+        "Only where both techniques have one seed and the difference has an interval.",
     ),
     (
         "p (Holm)",
@@ -50,8 +77,10 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Rank and Kendall's τ",
-        "In each draw of patients the techniques are ranked anew, ties averaged. The interval of a "
-        "rank is over these draws; τ-b compares each draw's order with the order found.",
+        "1 is the highest AUROC, ties averaged. The interval of a rank holds the ranks that no "
+        "test of a pair, after Holm's correction, rules out (Mogstad et al. 2024). In each draw of "
+        "patients the techniques are ranked anew; τ is the mean of τ-b, which compares a draw's "
+        "order with the order found. It describes, and has no interval.",
     ),
     (
         "Subgroups",

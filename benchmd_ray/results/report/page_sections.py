@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmd_ray.evaluation.comparison import LEVEL
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
@@ -18,22 +19,24 @@ ORDERS = {"setting": SETTINGS, "technique": TECHNIQUES, "a": TECHNIQUES, "b": TE
 FILTERED = ("modality", "trained on", "dataset", "setting", "technique", "protocol", "variable")
 ABOUT = {
     "AUROC [95 %]": "One against the rest, mean over the classes that could be scored; interval "
-    f"by {BOOTSTRAP}, pooled over seeds",
+    f"from a {BOOTSTRAP}, pooled over seeds",
     "sd": "Standard deviation between seeds",
     "paper": "AUROC of the BenchMD paper for this cell, where the two may be compared",
     "ours − paper": "Difference to the paper's number",
-    "p": f"Two-sided, from the {BOOTSTRAP}",
+    "p": "Two-sided; of AUROC with one seed by exchange of the techniques within patients, else "
+    "by Student's t",
     "p (Holm)": "p after Holm's correction within one dataset and setting",
-    "p (DeLong)": "Two-sided test of the difference in AUROC by DeLong's variance",
+    "p (DeLong)": "Two-sided test of the difference in mean AUROC by DeLong's covariance",
     "p (Kruskal)": "Kruskal-Wallis test that all groups are alike",
     "p (Bonferroni)": "Mann-Whitney test of two groups, times the number of pairs",
-    "rank [95 %]": "1 is the highest AUROC; interval over resamples of patients",
-    "Kendall's τ [95 %]": "Agreement of the order in resamples with the order found; 1 is the same",
+    "rank [95 %]": "1 is the highest AUROC; the interval holds the ranks that no test rules out",
+    "Kendall's τ": "Agreement of the order in resamples with the order found; 1 is the same",
     "gap [95 %]": "In distribution minus target; above zero the target is harder",
     "tuned [95 %]": "AUROC of the settings that a search found, trained on the whole training "
     "split",
     "start [95 %]": "AUROC of the settings that the search started from, trained alike",
     "tuned − start [95 %]": "On the same rows, each draw of patients used for both",
+    "caution": "Why an interval or a p is missing, or why the interval is rough; see the methods",
     "catalog": "Digest of the catalog's content",
     "hardware": "Model of the CPU or GPU that trained, of all where sessions or workers differ",
     "instructions": "What PyTorch and NumPy chose; of a GPU its compute capability",
@@ -52,6 +55,7 @@ def results(scores: pd.DataFrame) -> Table | None:
         column_of("paper", rows["paper"], "number"),
         column_of("ours − paper", rows["value"] - rows["paper"], "signed"),
         *_sizes(rows),
+        *cautions(rows),
     )
     caption = "AUROC of each technique, mean over classes, with its 95 % interval."
     return table_of("results", caption, columns, rows)
@@ -86,6 +90,7 @@ def metrics(scores: pd.DataFrame) -> Table | None:
         column_of("sd", rows["sd"], "number"),
         column_of("positives", rows["positives"], "integer"),
         *_sizes(rows),
+        *cautions(rows),
     )
     caption = "Every metric, over all classes and of each class. Choose metric and class above."
     return table_of("metrics", caption, columns, rows)
@@ -98,7 +103,9 @@ def gaps(rows: pd.DataFrame) -> Table | None:
         _metric(rows),
         column_of("in distribution", rows["in_distribution"], "number"),
         column_of("target", rows["target"], "number"),
-        interval_of("gap [95 %]", rows, "gap", "change"),
+        interval_of("gap [95 %]", rows, "gap", "change", p="p"),
+        column_of("p", rows["p"], "p", about="Two-sided, by Student's t"),
+        *cautions(rows),
     )
     caption = "The source's own validation split against each target, and the difference."
     return table_of("gaps", caption, columns, rows)
@@ -109,9 +116,10 @@ def changes(rows: pd.DataFrame) -> Table | None:
     columns = (
         *key_columns(rows),
         _metric(rows),
-        interval_of("technique − scratch [95 %]", rows, "value", "change"),
+        interval_of("technique − scratch [95 %]", rows, "value", "change", p="p"),
         column_of("p", rows["p"], "p"),
         column_of("p (DeLong)", rows["p_delong"], "p"),
+        *cautions(rows),
     )
     caption = "Each technique minus training from scratch, on the same rows."
     return table_of("changes", caption, columns, rows)
@@ -122,9 +130,10 @@ def pairs(rows: pd.DataFrame) -> Table | None:
     columns = (
         *key_columns(rows),
         *(column_of(name, rows[name], "text", filtered=True) for name in ("a", "b")),
-        interval_of("b − a [95 %]", rows, "difference", "change"),
+        interval_of("b − a [95 %]", rows, "difference", "change", p="p_holm"),
         column_of("p", rows["p"], "p"),
         column_of("p (Holm)", rows["p_holm"], "p"),
+        *cautions(rows),
     )
     caption = "Difference in AUROC of two techniques on the same rows."
     return table_of("pairs", caption, columns, rows)
@@ -132,16 +141,12 @@ def pairs(rows: pd.DataFrame) -> Table | None:
 
 def ranking(rows: pd.DataFrame) -> Table | None:
     """Ranks of techniques."""
-    tau = Column(
-        "Kendall's τ [95 %]",
-        list(rows["tau"]),
-        "interval",
-        low=list(rows["tau_low"]),
-        high=list(rows["tau_high"]),
-        digits=2,
-        about=ABOUT["Kendall's τ [95 %]"],
+    columns = (
+        *key_columns(rows),
+        interval_of("rank [95 %]", rows, "rank", digits=1),
+        column_of("Kendall's τ", rows["tau"], "number", digits=2),
+        *cautions(rows),
     )
-    columns = (*key_columns(rows), interval_of("rank [95 %]", rows, "rank", digits=1), tau)
     return table_of("ranking", "Rank of each technique by AUROC, 1 is best.", columns, rows)
 
 
@@ -154,6 +159,7 @@ def subgroups(rows: pd.DataFrame) -> Table | None:
         interval_of("AUROC [95 %]", rows, "value"),
         column_of("p (Kruskal)", rows["kruskal_p"], "p"),
         *_sizes(rows),
+        *cautions(rows),
     )
     return table_of("subgroups", "AUROC within groups of patients.", columns, rows)
 
@@ -239,6 +245,11 @@ def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
     return (*found, *(column_of(name, rows[name], "text") for name in others if name in rows))
 
 
+def cautions(rows: pd.DataFrame) -> tuple[Column, ...]:
+    """The column that says what is missing or rough, where anything is."""
+    return (column_of("caution", rows["caution"], "text"),) if rows["caution"].any() else ()
+
+
 def _sizes(rows: pd.DataFrame) -> tuple[Column, ...]:
     return tuple(column_of(name, rows[name], "integer") for name in ("records", "patients"))
 
@@ -258,15 +269,31 @@ def _metric_title(name: str) -> str:
 
 
 def interval_of(
-    title: str, rows: pd.DataFrame, value: str, kind: Any = "interval", *, digits: int = 3
+    title: str,
+    rows: pd.DataFrame,
+    value: str,
+    kind: Any = "interval",
+    *,
+    digits: int = 3,
+    p: str = "",
 ) -> Column:
-    """A column of values with their intervals, ``low`` and ``high`` of the rows."""
+    """A column of values with their intervals, ``low`` and ``high`` of the rows.
+
+    Args:
+        title: Of the column.
+        rows: Of the frame.
+        value: Column of the values.
+        kind: ``interval`` or ``change``.
+        digits: After the point.
+        p: Of a ``change``, column of the p that says whether it is not zero.
+    """
     return Column(
         title,
         list(rows[value]),
         kind,
         low=list(rows["low"]),
         high=list(rows["high"]),
+        differs=list(rows[p] < LEVEL) if p else (),
         digits=digits,
         about=ABOUT.get(title, ""),
     )

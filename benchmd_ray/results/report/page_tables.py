@@ -27,9 +27,11 @@ class Column:
     values: Sequence[Any]
     kind: Kind = "text"
     """``interval`` and ``change`` show value, low and high; ``change`` with a sign, and marked
-    where the interval leaves out zero."""
+    where it differs from zero."""
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    differs: Sequence[bool] = ()
+    """Of a ``change``, whether a test says that it is not zero."""
     digits: int = 3
     order: tuple[str, ...] = ()
     """Texts in the order that sorting keeps; others follow in alphabetical order."""
@@ -189,6 +191,7 @@ def _content(column: Column) -> dict[str, Any]:
     parts = {"values": column.values}
     if column.kind in ("interval", "change"):
         parts |= {"low": column.low, "high": column.high}
+    tested = {"differs": list(map(bool, column.differs))} if column.kind == "change" else {}
     return {
         "title": column.title,
         "kind": column.kind,
@@ -197,26 +200,23 @@ def _content(column: Column) -> dict[str, Any]:
             name: [rounded(value, column.kind, column.digits) for value in part]
             for name, part in parts.items()
         },
+        **tested,
     }
 
 
 def _cell(column: Column, data: dict[str, Any], row: int) -> str:
     if column.kind == "text":
         return f"<td>{escape(data['levels'][data['codes'][row]])}</td>"
-    value = shown(data["values"][row], column.kind, column.digits)
-    if column.kind not in ("interval", "change") or data["values"][row] is None:
+    number = data["values"][row]
+    value = shown(number, column.kind, column.digits)
+    if column.kind not in ("interval", "change") or number is None:
         return f'<td class="n">{escape(value)}</td>'
-    low, high = data["low"][row], data["high"][row]
-    ends = ", ".join(shown(end, column.kind, column.digits) for end in (low, high))
-    mark = _mark(low, high) if column.kind == "change" else ""
-    return f'<td class="n{mark}"><b>{value}</b> <span>[{ends}]</span></td>'
-
-
-def _mark(low: float | None, high: float | None) -> str:
-    """Class of a cell whose interval leaves out zero."""
-    if low is None or high is None:
-        return ""
-    return " up" if low > 0 else " down" if high < 0 else ""
+    ends = [shown(data[end][row], column.kind, column.digits) for end in ("low", "high")]
+    span = "" if data["low"][row] is None else f" <span>[{', '.join(ends)}]</span>"
+    mark = ""
+    if column.kind == "change" and data["differs"][row]:
+        mark = " up" if number > 0 else " down"
+    return f'<td class="n{mark}"><b>{value}</b>{span}</td>'
 
 
 def _head(column: Column) -> str:

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from benchmd_ray.results.report.cells import dataset_text
-from benchmd_ray.results.report.page_findings import LEVEL, count_of, interval_text, largest
+from benchmd_ray.results.report.page_findings import (
+    count_of,
+    interval_text,
+    judged,
+    largest,
+)
 from benchmd_ray.results.report.page_sections import (
+    cautions,
     column_of,
     interval_of,
     key_columns,
@@ -35,7 +41,7 @@ TITLES = {
 def tuning_sentences(analysis: Analysis) -> list[str]:
     """What searches found and cost, and whether the tuned settings are better; none without any."""
     lines = _searched(analysis.searches)
-    held = analysis.tuned.dropna(subset=["difference", "difference_low", "difference_high"])
+    held = analysis.tuned.dropna(subset="difference")
     targets = held["role"] == "target"
     for where, rows in (
         ("the source's own splits", held[~targets]),
@@ -54,12 +60,13 @@ def tuning_sentences(analysis: Analysis) -> list[str]:
 
 def tuned(rows: pd.DataFrame) -> Table | None:
     """Tuned settings beside those that the search started from."""
+    difference = part(rows, "difference").assign(p=rows["p"])
     columns = (
         *key_columns(rows),
         interval_of("tuned [95 %]", rows, "value"),
         interval_of("start [95 %]", part(rows, "start"), "start"),
         column_of("paper", rows["paper"], "number"),
-        interval_of("tuned − start [95 %]", part(rows, "difference"), "difference", "change"),
+        interval_of("tuned − start [95 %]", difference, "difference", "change", p="p"),
         column_of("p", rows["p"], "p"),
         column_of("p (DeLong)", rows["p_delong"], "p"),
         column_of("seeds", rows["seeds"], "integer"),
@@ -67,6 +74,7 @@ def tuned(rows: pd.DataFrame) -> Table | None:
         column_of("trials", rows["trials"].astype("float64"), "integer"),
         _column("device hours", rows["device_hours"], "number", digits=2),
         column_of("search", rows["search"], "text"),
+        *cautions(rows),
     )
     caption = (
         "Settings that a search found against those that it started from, AUROC, mean over "
@@ -144,19 +152,14 @@ def _spread(values: pd.Series) -> str:
 
 
 def _differences(where: str, rows: pd.DataFrame) -> list[str]:
-    """How often tuning is shown to change AUROC, and the largest difference."""
+    """How often tuning changes AUROC, and the largest difference."""
     if rows.empty:
         return []
-    up, down = int((rows["difference_low"] > 0).sum()), int((rows["difference_high"] < 0).sum())
     row = largest(rows.assign(size=rows["difference"].abs()), "size")
-    span = row[["difference", "difference_low", "difference_high"]].set_axis(
-        ["difference", "low", "high"]
-    )
+    span = part(row.to_frame().T, "difference").iloc[0]
     return [
-        f"Tuned minus start in AUROC on {where}, on the same rows: of "
-        f"{count_of(len(rows), 'difference')} the whole 95 % interval is above zero in {up}, below "
-        f"zero in {down}; {len(rows) - up - down} cannot be told from zero. By chance alone about "
-        f"{shown(LEVEL * len(rows), 'number', 1)} would leave out zero. The largest: "
+        f"Tuned minus start in AUROC on {where}, on the same rows: "
+        f"{judged(rows, 'difference', ('above zero', 'below zero'))} The largest: "
         f"{interval_text(span, 'difference', sign=True)}, of {text_of(row['technique'])} on "
         f"{dataset_text(*row[['source', 'dataset', 'role', 'split']])} with "
         f"{text_of(row['setting'])}."

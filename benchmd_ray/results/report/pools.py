@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.evaluation.seeds import Pooled, pooled_seeds
+from benchmd_ray.evaluation.support import Basis
 from benchmd_ray.results.report.cells import place
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.scored import Scored
@@ -44,15 +43,12 @@ class Pool:
         return float(self.values(metric)[:, 0].mean())
 
     def drawn(self, metric: str, column: int = 0) -> list[Floats]:
-        """(resamples,) of each seed in the same draws; column 0 is the mean over classes.
+        """(resamples,) of each seed in the same draws; column 0 is the mean over classes."""
+        return [member.resampled[metric][:, column] for member in self.members]
 
-        The draws of a metric that resampling moves are moved back to the value.
-        """
-        drawn = [member.resampled[metric][:, column] for member in self.members]
-        if not METRICS[metric].biased:
-            return drawn
-        values = self.values(metric)[:, column]
-        return [_centred(each, value) for each, value in zip(drawn, values, strict=True)]
+    def basis(self, metric: str, column: int = 0) -> Basis:
+        """What its values rest on."""
+        return self.first.support.basis(metric, column)
 
     def resampled(self, metric: str) -> Floats:
         """Mean over the seeds of the mean over classes, (resamples,), in the same draws."""
@@ -66,23 +62,12 @@ class Pool:
             column: 0 for the mean over classes, then each class.
         """
         values = self.values(metric)[:, column].tolist()
-        return pooled_seeds(values, self.drawn(metric, column), bounds=(0.0, 1.0))
-
-    @cached_property
-    def mean_scores(self) -> Floats:
-        """Scores averaged over the seeds, (units, classes)."""
-        return np.asarray(np.mean([member.scores for member in self.members], axis=0))
+        return pooled_seeds(values, self.drawn(metric, column), self.basis(metric, column))
 
     def where(self) -> str:
         """Its place for messages."""
         names = ("source", "dataset", "split", "policy", "setting", "technique", "protocol")
         return " ".join(self.key[name] for name in names)
-
-
-def _centred(drawn: Floats, value: float) -> Floats:
-    """Draws moved so that their mean is the value, NaN left out."""
-    scored = drawn[~np.isnan(drawn)]
-    return np.asarray(drawn - scored.mean() + value) if scored.size else drawn
 
 
 def pools(found: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[Pool], list[str]]:

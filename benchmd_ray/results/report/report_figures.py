@@ -2,7 +2,7 @@
 
 Colour, marker and line of a technique are the same in all figures (`canvas.TECHNIQUE_LOOKS`), and
 each can be told apart without colour. A title states what the numbers show and calls a difference
-shown only when its interval leaves out zero; the caption says what the marks and intervals are.
+shown only when its test says so; the caption says what the marks and intervals are.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.intervals import resampled, usual_threads
 from benchmd_ray.evaluation.metrics import Values, metric
 from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.evaluation.resampling import resampled, usual_threads
+from benchmd_ray.evaluation.support import Support, support
 from benchmd_ray.modalities import Task, modality
 from benchmd_ray.results.report.kept import kept
 from benchmd_ray.results.store import Run
@@ -49,7 +50,8 @@ class Scored:
     values: Mapping[str, Values]
     """By metric, of all units."""
     resampled: Mapping[str, Floats]
-    """By metric: (resamples, 1 + classes), the mean over classes first."""
+    """By metric: (resamples, 1 + classes), the mean over classes first. None of a metric without an
+    interval, of which they would not be used: (0, 1 + classes)."""
 
     @cached_property
     def groups(self) -> npt.NDArray[np.intp]:
@@ -68,9 +70,14 @@ class Scored:
         return modality(self.about["modality"]).task
 
     @cached_property
+    def support(self) -> Support:
+        """Its patients, counted."""
+        return support(self.targets, self.groups)
+
+    @property
     def patients(self) -> int:
         """How many there are."""
-        return int(self.units["group_id"].nunique())
+        return self.support.patients
 
     @cached_property
     def rows_digest(self) -> str:
@@ -156,13 +163,16 @@ def _compute(
         whole = metric(name, one.targets, one.scores, one.task)
         made[f"{name} values"] = np.array([whole.mean, *whole.per_class])
         made[f"{name} unscored"] = np.isin(np.arange(len(one.classes)), whole.unscored) * 1.0
-        made[name] = resampled(
-            name,
-            one.targets,
-            one.scores,
-            one.groups,
-            one.task,
-            resamples=resamples,
-            threads=threads,
-        )
+        columns = 1 + len(one.classes)
+        made[name] = np.empty((0, columns))
+        if not all(one.support.basis(name, column).no_interval for column in range(columns)):
+            made[name] = resampled(
+                name,
+                one.targets,
+                one.scores,
+                one.groups,
+                one.task,
+                resamples=resamples,
+                threads=threads,
+            )
     return made

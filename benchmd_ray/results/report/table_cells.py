@@ -32,11 +32,16 @@ def p_value(value: float) -> str:
 
 
 def spanned(frame: pd.DataFrame, value: str, write: Callable[[float], str] = number) -> list[str]:
-    """Column of values with their intervals: ``0.712 [0.690, 0.731]``."""
+    """Column of values with their intervals, where they have one: ``0.712 [0.690, 0.731]``."""
     return [
-        f"{write(v)} [{write(low)}, {write(high)}]"
+        write(v) if math.isnan(low) else f"{write(v)} [{write(low)}, {write(high)}]"
         for v, low, high in zip(frame[value], frame["low"], frame["high"], strict=True)
     ]
+
+
+def cautions(frame: pd.DataFrame) -> dict[str, pd.Series]:
+    """The column that says what is missing or rough, where anything is."""
+    return {"caution": frame["caution"]} if frame["caution"].any() else {}
 
 
 def scored(frame: pd.DataFrame) -> list[str]:

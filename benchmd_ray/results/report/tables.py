@@ -13,14 +13,16 @@ from pathlib import Path
 import pandas as pd
 
 from benchmd_ray.evaluation.metrics import METRICS
+from benchmd_ray.evaluation.support import INTERVAL_PATIENTS
 from benchmd_ray.files import replacing
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.cells import Cell
-from benchmd_ray.results.report.frames import BOOTSTRAP, KEY
+from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.table_cells import (
     ABOUT,
     INTERVAL,
     about,
+    cautions,
     number,
     p_value,
     protocol_of,
@@ -29,7 +31,7 @@ from benchmd_ray.results.report.table_cells import (
     spanned,
 )
 from benchmd_ray.results.report.tables_tuning import searches_shown, tuned_shown
-from benchmd_ray.results.report.written import latex, markdown
+from benchmd_ray.results.report.written import csv_text, latex, markdown
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def display_frame(analysis: Analysis) -> pd.DataFrame:
             "classes": frame["classes"],
             "records": frame["records"],
             "patients": frame["patients"],
-            "policy": frame["policy"],
-            "protocol": frame["protocol"],
+            **cautions(frame),
+            **protocol_of(frame),
         }
     )
 
@@ -87,7 +89,7 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
 
 def runs_frame(analysis: Analysis) -> pd.DataFrame:
     """AUROC of every single run."""
-    hidden = ("classes", "unscored", "raw", "positives", "options", "unlike")
+    hidden = ("classes", "unscored", "raw", "support", "options", "unlike")
     return pd.DataFrame(
         {
             **{name: value for name, value in vars(c).items() if name not in hidden},
@@ -113,7 +115,9 @@ def metrics_shown(analysis: Analysis) -> pd.DataFrame:
     columns = {
         METRICS[name].title: spanned(_mean(analysis.scores, name), "value") for name in METRICS
     }
-    return pd.DataFrame({**about(base, *ABOUT, "technique"), **columns, **protocol_of(base)})
+    return pd.DataFrame(
+        {**about(base, *ABOUT, "technique"), **columns, **cautions(base), **protocol_of(base)}
+    )
 
 
 def classes_shown(analysis: Analysis) -> pd.DataFrame:
@@ -125,6 +129,7 @@ def classes_shown(analysis: Analysis) -> pd.DataFrame:
             f"AUROC {INTERVAL}": spanned(frame, "auroc"),
             "positives": frame["positives"],
             "records": frame["records"],
+            **cautions(frame),
             **protocol_of(frame),
         }
     )
@@ -139,6 +144,8 @@ def gaps_shown(analysis: Analysis) -> pd.DataFrame:
             "in distribution": frame["in_distribution"].map(number),
             "on the dataset": frame["target"].map(number),
             f"gap {INTERVAL}": spanned(frame, "gap", signed),
+            "p": frame["p"].map(p_value),
+            **cautions(frame),
             **protocol_of(frame),
         }
     )
@@ -154,6 +161,7 @@ def changes_shown(analysis: Analysis) -> pd.DataFrame:
             f"minus scratch {INTERVAL}": spanned(frame, "value", signed),
             "p": frame["p"].map(p_value),
             "p (DeLong)": frame["p_delong"].map(p_value),
+            **cautions(frame),
             **protocol_of(frame),
         }
     )
@@ -170,6 +178,7 @@ def pairs_shown(analysis: Analysis) -> pd.DataFrame:
             f"b minus a {INTERVAL}": spanned(frame, "difference", signed),
             "p": frame["p"].map(p_value),
             "p (Holm)": frame["p_holm"].map(p_value),
+            **cautions(frame),
             **protocol_of(frame),
         }
     )
@@ -178,15 +187,12 @@ def pairs_shown(analysis: Analysis) -> pd.DataFrame:
 def ranking_shown(analysis: Analysis) -> pd.DataFrame:
     """Ranks of the techniques on the same records, and how stable the ranking is."""
     frame = analysis.ranking
-    ends = frame[["tau", "tau_low", "tau_high"]].set_axis(["tau", "low", "high"], axis=1)
     return pd.DataFrame(
         {
             **about(frame, *ABOUT, "technique"),
-            f"rank {INTERVAL}": [
-                f"{rank:g} [{low:g}, {high:g}]"
-                for rank, low, high in frame[["rank", "low", "high"]].itertuples(index=False)
-            ],
-            f"Kendall's τ {INTERVAL}": spanned(ends, "tau"),
+            f"rank {INTERVAL}": spanned(frame, "rank", "{:g}".format),
+            "Kendall's τ": frame["tau"].map(number),
+            **cautions(frame),
             **protocol_of(frame),
         }
     )
@@ -202,6 +208,7 @@ def subgroups_shown(analysis: Analysis) -> pd.DataFrame:
             "records": frame["records"],
             "patients": frame["patients"],
             "p (Kruskal)": frame["kruskal_p"].map(p_value),
+            **cautions(frame),
             **protocol_of(frame),
         }
     )
@@ -231,7 +238,10 @@ TABLES = (
     Table("auroc_per_class", "AUROC of each class against the rest.", classes_shown, _per_class),
     Table(
         "metrics",
-        "All metrics over all classes.",
+        "All metrics over all classes, with 95 % intervals. AUPRC has one where each class has "
+        f"{METRICS['auprc'].least} patients on its rarer side, accuracy and Brier score where "
+        f"{INTERVAL_PATIENTS} patients are scored, the calibration error never; the caution is for "
+        "AUROC, balanced accuracy and F1.",
         metrics_shown,
         lambda a: a.scores.drop(columns=["seed_values", "paper"]),
     ),
@@ -249,15 +259,16 @@ TABLES = (
     ),
     Table(
         "pairs",
-        f"Differences in AUROC between techniques on the same records; p by a paired {BOOTSTRAP}, "
-        "corrected by Holm over the pairs of a dataset and setting.",
+        "Differences in AUROC between techniques on the same records, and p, also after Holm's "
+        "correction over the pairs of a dataset and setting.",
         pairs_shown,
         lambda a: a.pairs,
     ),
     Table(
         "ranking",
-        "Ranks of the techniques in AUROC on the same records, and how well the rankings of "
-        "resampled patients agree with that of all.",
+        "Ranks of the techniques in AUROC on the same records: the interval holds those that no "
+        "test of a pair rules out; τ is how well rankings of resampled patients agree with that "
+        "of all.",
         ranking_shown,
         lambda a: a.ranking,
     ),
@@ -320,7 +331,7 @@ def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
     for name, make in LISTS.items():
         held = make(analysis)
         if len(held):
-            contents[f"{name}.csv"] = held.to_csv(index=False)
+            contents[f"{name}.csv"] = csv_text(held)
     for name, content in contents.items():
         with replacing(folder / name) as partial:
             partial.write_text(content, "utf-8")
@@ -335,7 +346,7 @@ def _files(
         lines += ["", *(f"- {note}" for note in notes)]
     label = f"tab:{table.name.replace('_', '-')}"
     return {
-        f"{table.name}.csv": data.to_csv(index=False),
+        f"{table.name}.csv": csv_text(data),
         f"{table.name}.md": "\n".join(lines) + "\n",
         f"{table.name}.tex": latex(*_narrowed(shown, table.caption), label, notes),
     }

@@ -8,6 +8,7 @@ from benchmd_ray.results.report.table_cells import (
     ABOUT,
     INTERVAL,
     about,
+    cautions,
     number,
     p_value,
     protocol_of,
@@ -55,6 +56,7 @@ def tuned_shown(frame: pd.DataFrame) -> pd.DataFrame:
             "trials": frame["trials"].map(whole),
             "device hours": frame["device_hours"].map(hours),
             "search": frame["search"],
+            **cautions(frame),
             **protocol_of(frame),
         }
     )

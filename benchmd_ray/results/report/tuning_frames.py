@@ -173,7 +173,7 @@ def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
     ours = pool.pooled("auroc", 0)
     row = {
         **pool.key,
-        **{name: getattr(ours, name) for name in ("low", "high", "seeds")},
+        **{name: getattr(ours, name) for name in ("low", "high", "seeds", "caution")},
         "value": ours.mean,
     }
     lost = ("start", "start_low", "start_high", "paper", "p", "p_delong")
@@ -190,4 +190,5 @@ def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
         **dict(zip(differing, (found.value, found.low, found.high), strict=True)),
         "p": found.p,
         "p_delong": p_delong(start, pool),
+        "caution": found.caution,
     }

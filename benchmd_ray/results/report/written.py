@@ -1,7 +1,8 @@
-"""A frame of texts as aligned text, as Markdown and as LaTeX."""
+"""A frame as aligned text, as Markdown, as LaTeX and as CSV."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Sequence
 
@@ -35,6 +36,26 @@ LATEX = {
     "”": "''",
 }
 """What stands for characters that LaTeX reads in another way or has in no font."""
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection")."""
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A frame as CSV with a header, of which a spreadsheet executes nothing.
+
+    Names of classes, sites and options come from data and settings, and people open tables in
+    spreadsheets. So a text that begins like a formula gets a leading apostrophe, and all texts are
+    quoted, so that no other separator or line end within them begins a cell. Numbers stay numbers,
+    also those in a column of mixed types.
+    """
+    safe = frame.map(_inert).rename(columns=_inert)
+    return str(safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
+
+
+def _inert(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
 def text(frame: pd.DataFrame) -> str:

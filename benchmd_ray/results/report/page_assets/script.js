@@ -33,15 +33,16 @@ function cell(column, row) {
   }
   const low = column.low[row];
   const high = column.high[row];
-  if (column.kind === "change" && low !== null && high !== null) {
-    if (low > 0) made.className = "n up";
-    else if (high < 0) made.className = "n down";
+  if (column.kind === "change" && column.differs[row]) {
+    made.className = value > 0 ? "n up" : "n down";
   }
   const bold = document.createElement("b");
   bold.textContent = text;
+  made.append(bold);
+  if (low === null) return made;
   const ends = document.createElement("span");
   ends.textContent = "[" + [low, high].map((v) => shown(v, column.kind, column.digits)).join(", ") + "]";
-  made.append(bold, " ", ends);
+  made.append(" ", ends);
   return made;
 }
 
