@@ -87,8 +87,13 @@ def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
 
 def write_hashed_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object with the hash of its content, whole or not at all."""
+    write_json(path, hashed(content))
+
+
+def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON-serialisable object with the hash of its content."""
     plain = json.loads(json.dumps(content))  # as it is read again
-    write_json(path, {**plain, HASH: digest(plain)})
+    return {**plain, HASH: digest(plain)}
 
 
 def read_hashed_json(path: Path, remedy: str, kinds: Kinds | None = None) -> dict[str, Any]:
@@ -102,13 +107,22 @@ def read_hashed_json(path: Path, remedy: str, kinds: Kinds | None = None) -> dic
     Raises:
         Damaged: It is missing, or another one than was written.
     """
-    content = read_json(path, remedy)
-    stated = content.pop(HASH, None)
-    if not has_digest(content, stated):
-        why = "its content is not what was written: its SHA-256 is another"
-        raise Damaged(path, why if stated else f"it has no {HASH}", remedy)
+    content = without_hash(read_json(path, remedy), path, remedy)
     require_kinds(content, kinds or {}, path, remedy)
     return content
+
+
+def without_hash(content: Mapping[str, Any], path: object, remedy: str) -> dict[str, Any]:
+    """What `hashed` was made of.
+
+    Raises:
+        Damaged: It is another object than was written.
+    """
+    plain = {name: held for name, held in content.items() if name != HASH}
+    if not has_digest(plain, content.get(HASH)):
+        why = "its content is not what was written: its SHA-256 is another"
+        raise Damaged(path, why if content.get(HASH) else f"it has no {HASH}", remedy)
+    return plain
 
 
 def has_digest(content: Mapping[str, Any], stated: object) -> bool:

@@ -25,6 +25,7 @@ from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.records import RecordError, schema
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import json_bytes
+from benchmd_ray.integrity import Damaged, hashed, parsed_json, without_hash
 from benchmd_ray.storage.location import Location, delete, location, read, write
 
 PARTS = "parts"
@@ -66,7 +67,7 @@ class Chunk:
         return f"the records {self.items[0].record_id} to {self.items[-1].record_id}"
 
     def finished(self, shards: Mapping[str, int], retry_quarantined: bool) -> dict[str, Any] | None:
-        """Its part when it was built before, from the same inputs and whole.
+        """Its part when it was built before, from the same inputs and whole; a damaged one is not.
 
         Args:
             shards: Bytes of the shards that are there.
@@ -75,7 +76,10 @@ class Chunk:
         held = read(self.part)
         if held is None:
             return None
-        part: dict[str, Any] = json.loads(held)
+        try:
+            part = without_hash(parsed_json(held, self.part, ""), self.part, "")["part"]
+        except Damaged:
+            return None
         whole = part["rows"] == 0 or shards.get(self.shard.name) == part["bytes"]
         again = retry_quarantined and part["quarantined"]
         return part if part["plan"] == self.plan and whole and not again else None
@@ -136,7 +140,7 @@ def build_chunk(chunk: Chunk) -> dict[str, Any]:
     delete([chunk.part])  # a part of other inputs must never stand beside the new shard
     if part["rows"]:
         part |= shard_part(table, chunk.shard, card)
-    write(chunk.part, json_bytes(part))
+    write(chunk.part, json_bytes(hashed({"part": part})))
     return part
 
 

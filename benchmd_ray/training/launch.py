@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import signal
@@ -23,7 +22,8 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, first_line
-from benchmd_ray.files import remove, write_json
+from benchmd_ray.files import remove
+from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.repeating import repeating
 from benchmd_ray.settings import ExecutionSettings
 from benchmd_ray.telemetry import Measured
@@ -42,6 +42,8 @@ Core = Callable[[Any, Worker, Reporter], None]
 
 CORES: dict[type[Job], Core] = {PretrainJob: pretrain, TransferJob: transfer}
 ERROR = "error.json"
+SAID = {"message": str}
+"""What it holds."""
 STOP = "stop"
 """In a run's folder: its workers are to write a checkpoint and stop."""
 LOOK_SECONDS = 0.5
@@ -250,7 +252,7 @@ def _attempt(job: Job, gpus: int) -> Lost | None:
     except ray.train.TrainingFailedError as error:
         _stop_if_noted()  # the machine that ends may take the workers with it
         if (job.folder / ERROR).is_file():
-            failed = json.loads((job.folder / ERROR).read_text("utf-8"))
+            failed = read_hashed_json(job.folder / ERROR, "Run the command again.", SAID)
             raise BenchmdError(failed["message"]) from error
         return lost(error, job.settings.execution.workers)
     except Exception as error:  # whatever becomes of Ray Train's own processes
@@ -386,7 +388,7 @@ def worker_loop(config: dict[str, Any]) -> int | None:
     except Transient:
         raise  # as a worker that is lost: it is started again
     except BenchmdError as error:
-        write_json(job.folder / ERROR, {"message": str(error)})
+        write_hashed_json(job.folder / ERROR, {"message": str(error)})
         raise
     return None
 

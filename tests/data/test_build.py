@@ -360,6 +360,19 @@ def test_a_new_shard_never_ends_beside_an_older_part(films, raw, tmp_path, monke
     assert built.digest == whole.digest
 
 
+@pytest.mark.parametrize(
+    "damaged", [lambda b: b[: len(b) // 2], lambda b: b.replace(b"rows", b"rowz")]
+)
+def test_a_shard_with_a_damaged_part_is_built_again(films, raw, tmp_path, monkeypatch, damaged):
+    whole = build("films", raw, tmp_path / "whole")
+    killed_before_the_manifest(monkeypatch, raw, tmp_path / "out")
+    for part in (tmp_path / "out" / "parts").iterdir():
+        held = part.read_bytes()
+        part.write_bytes(damaged(held))
+        assert part.read_bytes() != held
+    assert build("films", raw, tmp_path / "out").digest == whole.digest
+
+
 def test_chunks_that_never_came_back_are_noticed(films, raw, tmp_path, monkeypatch):
     whole = building._map
     chunks_of(monkeypatch, 2)
