@@ -289,8 +289,8 @@ class ExecutionSettings:
     """`benchmd run`: how often a run is tried again that failed of a lost process, an outage or
     another accident, not of what was asked for."""
     keep: Literal["checkpoints", "models", "predictions"] = "models"
-    """What stays of a finished run: also its last training checkpoint, its weights, or predictions,
-    metrics and settings alone (`benchmd run`: once nothing planned needs the weights)."""
+    """What stays of a finished run: also its last two training checkpoints, its weights, or only
+    predictions, metrics and settings (`benchmd run`: once nothing planned needs the weights)."""
 
     def __post_init__(self) -> None:
         for name in (

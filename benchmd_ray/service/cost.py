@@ -235,10 +235,10 @@ class Disk:
 
     kept: int
     """What stays when it is done: metrics, predictions and, as `ExecutionSettings.keep` says,
-    weights and a checkpoint. Weights that go count as long as the run works, not until the last run
+    weights and checkpoints. Weights that go count as long as the run works, not until the last run
     that needs them is done."""
     working: int = 0
-    """What it has beside that while it works: two checkpoints, while the newer is written."""
+    """What it has beside that while it works: two checkpoints, and one that is being written."""
 
 
 def disk_of(
@@ -260,13 +260,13 @@ def disk_of(
         lines = settings.pretrain.steps // settings.execution.log_every if stage != "export" else 0
     # Weights and AdamW's two moments; fine-tuning also keeps the weights of its best epoch.
     checkpoint = {"pretrain": 3, "finetune": 4}.get(stage, 0) * size * FLOAT
-    kept, working = lines * METRICS_BYTES + FILES_BYTES, 2 * checkpoint
+    kept, working = lines * METRICS_BYTES + FILES_BYTES, 3 * checkpoint
     if upstream is None:
         kept += _prediction_bytes(chosen, source.scored_rows)
     keep = settings.execution.keep
     if keep == "predictions":
         return Disk(kept, working + size * FLOAT)
-    left = checkpoint if keep == "checkpoints" else 0
+    left = 2 * checkpoint if keep == "checkpoints" else 0
     return Disk(kept + size * FLOAT + left, working - left)
 
 
