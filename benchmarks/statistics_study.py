@@ -17,8 +17,9 @@ They vary between techniques, between training seeds, between patients and betwe
 patient, by stated shares of the variance. The truth of other metrics is that of a sample of a
 million records.
 
-All situations with 1,000 draws take about two hours of one CPU; ``--quick`` takes 100 draws and 200
-resamples, five minutes. ``--only`` chooses situations by a part of their name.
+All situations with 1,000 draws and 500 resamples take about half an hour of one CPU; ``--quick``
+takes 100 draws and 200 resamples, a few minutes. ``--only`` chooses situations by a part of their
+name.
 """
 
 from __future__ import annotations

@@ -240,6 +240,11 @@ def test_pairs_of_too_few_patients_have_no_stars_and_no_verdict(images):
         texts = [one.get_text() for axes in titled.figure.axes for one in axes.texts]
         assert len(texts) >= 15
         assert not [text for text in texts if "*" in text]
+        coloured = [axes.images[0].get_array() for axes in titled.figure.axes if axes.images]
+        assert coloured
+        assert not [cells for cells in coloured if cells.count()]
+        assert "Without colour: too few patients for a test." in titled.caption
+        assert "smallest p" not in titled.caption
 
 
 def test_a_pair_is_turned_when_the_frame_has_it_the_other_way_round(images):
@@ -588,7 +593,7 @@ def test_titles_do_claim_what_is_shown(drawn):
 def test_captions_say_intervals_patients_resamples_and_seeds(drawn):
     for name, one in drawn.items():
         if one.section not in ("Training",) and not name.startswith("critical"):
-            drawn_from = "95 % interval from a bootstrap over patients (1,000 resamples)"
+            drawn_from = "by Student's t from a bootstrap over patients (1,000 resamples)"
             without = name.startswith(("ranking", "reliability"))
             assert (drawn_from in one.caption) != without, name
             assert "2,400 records of 2,100 patients" in one.caption, name

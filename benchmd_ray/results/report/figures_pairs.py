@@ -96,6 +96,7 @@ def draw_matrices(report: Report, study: Study, place: tuple[str, str], spread: 
         f"Stars: p adjusted by Holm for all pairs of one matrix, {_tested(here)}, "
         "below 0.05 (*), 0.01 (**), 0.001 (***). Without stars no difference is shown. In the "
         f"title: {how_drawn(report)}.",
+        "Without colour: too few patients for a test." if pairs["p_holm"].isna().any() else "",
         _smallest(report, pairs),
         sizes(mean_auroc(here)),
     )
@@ -119,25 +120,26 @@ def _colour_bar(figure: Figure, panels: Sequence[Axes], spread: float) -> None:
 
 
 def _matrix(axes: Axes, pairs: pd.DataFrame, names: Sequence[str], spread: float) -> None:
-    """Lower triangle: later techniques in rows, earlier ones in columns."""
-    values = np.full((len(names) - 1, len(names) - 1), np.nan)
+    """Lower triangle: later techniques in rows, earlier ones in columns; coloured where tested."""
+    shades = np.full((len(names) - 1, len(names) - 1), np.nan)
     for _, row in pairs.iterrows():
         a, b = names.index(row["a"]), names.index(row["b"])
         sign = 1 if b > a else -1
         down, across = max(a, b) - 1, min(a, b)
-        values[down, across] = sign * row["difference"]
+        value = sign * row["difference"]
+        shades[down, across] = np.nan if np.isnan(row["p_holm"]) else value
         found = stars(row)
         axes.text(
             across,
             down,
-            f"{signed(values[down, across])}\n{found or ' '}",
+            f"{signed(value)}\n{found or ' '}",
             ha="center",
             va="center",
             fontsize=7.0,
             fontweight="bold" if found else "normal",
-            color=_ink(values[down, across] / spread),
+            color="black" if np.isnan(row["p_holm"]) else _ink(value / spread),
         )
-    axes.imshow(values, cmap=COLOURS, vmin=-spread, vmax=spread, aspect="auto")
+    axes.imshow(shades, cmap=COLOURS, vmin=-spread, vmax=spread, aspect="auto")
     axes.set_xticks(
         range(len(names) - 1),
         names[:-1],
@@ -160,7 +162,10 @@ def _ink(share: float) -> str:
 
 def _smallest(report: Report, pairs: pd.DataFrame) -> str:
     """The smallest adjusted p that the resamples can give, where that matters."""
-    most = int(pairs.groupby("setting").size().max())
+    tested = pairs.dropna(subset="p_holm")
+    if tested.empty:
+        return ""
+    most = int(tested.groupby("setting").size().max())
     draws, least = EXCHANGES, 1 / (EXCHANGES + 1)
     if several_seeds(report.analysis.scores) and report.resamples:
         draws, least = report.resamples, 2 / (report.resamples + 1)

@@ -19,7 +19,7 @@ from benchmd_ray.results.report.frames import BOOTSTRAP
 
 GLUE = "\u00a0"
 """A space at which no line is broken."""
-INTERVAL = f"95 % interval from a {BOOTSTRAP}"
+INTERVAL = f"95 % interval by Student's t from a {BOOTSTRAP}"
 ROUGH = (
     "Dotted intervals are rough, of a class with fewer than 10 patients on its rarer side; values "
     "without an interval rest on too few patients for one."
