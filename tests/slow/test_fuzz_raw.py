@@ -34,7 +34,7 @@ MEGABYTES = 4096
 """Address space of the process that reads: libraries and threads alone take about half."""
 
 SLOWEST = 15.0
-"""Seconds that a single input may take."""
+"""Seconds of processor time that a single input may take."""
 
 pytestmark = pytest.mark.slow
 
