@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError, NoRoom
+from benchmd_ray.files import is_disk_full
 from benchmd_ray.head import watched
 from benchmd_ray.interrupts import deferred
 from benchmd_ray.plugins import ALLOWED
@@ -130,14 +131,27 @@ def _start(address: str | None, cpus: int) -> None:
                 object_store_memory=EMBEDDED_STORE_BYTES,
                 **common,
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises that of all kinds, which may have one of the system
         if not address:
-            raise BenchmdError(f"cannot start Ray on this machine: {error}") from error
+            raise BenchmdError(f"cannot start Ray on this machine: {_why(error)}") from error
         raise BenchmdError(
             f"cannot reach Ray at {address}: {error}. Start it with `ray start --head`, set "
             "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what that cluster was started with, or "
             "leave --address out to run embedded."
         ) from error
+
+
+def _why(error: Exception) -> str:
+    """Why Ray does not start: it waits for processes that a full disk has ended."""
+    from ray._common.utils import get_default_system_temp_dir
+
+    folder = Path(get_default_system_temp_dir())
+    if is_disk_full(error, folder):
+        return (
+            f"no space left in {folder}, where it keeps its own files. Free some space, or name "
+            "another folder as RAY_TMPDIR, and run the command again"
+        )
+    return str(error)
 
 
 @contextmanager

@@ -82,7 +82,8 @@ def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]
     if file.attrs.get("format") != FORMAT:
         raise foreign(path, f"its attribute 'format' is not {FORMAT!r}")
     held = _dataset(file, "manifest", path)
-    if held.dtype != np.uint8 or held.ndim != 1 or len(held) > LARGEST_MANIFEST:
+    whole = held.chunks is None  # of chunks there could be one for each byte
+    if not whole or held.dtype != np.uint8 or held.ndim != 1 or len(held) > LARGEST_MANIFEST:
         raise foreign(path, "its manifest is no text")
     stated = json.loads(held[()].tobytes().decode())
     if not isinstance(stated, dict) or stated.get("dataset") not in cards():

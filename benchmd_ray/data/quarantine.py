@@ -15,7 +15,9 @@ from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import BenchmdError
 
 TRANSIENT = {errno.EIO, errno.ESTALE, errno.ENFILE, errno.EMFILE, errno.ENOMEM}
-"""Errors of the system that say nothing of the file: a failing disk or mount, too many files."""
+TRANSIENT |= {errno.ENOSPC, errno.EDQUOT}
+"""Errors of the system that say nothing of the file: a failing disk or mount, too many open files,
+no space for what a reader keeps for a while."""
 
 
 def quarantined(
@@ -36,9 +38,9 @@ def quarantined(
             reason = re.sub(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])", "…", reason)
     if _is_transient(error):
         raise BenchmdError(
-            f"{named(item, card)} cannot be read at the moment: {reason}. See to "
-            "the disk, the mount or the limits of open files and memory, and run the same command "
-            "again: it goes on where it stopped. If it stays so, fetch that file anew."
+            f"{named(item, card)} cannot be read at the moment: {reason}. See to the disks and "
+            "their space, the mount, the limits of open files and memory, and run the same command "
+            "again: it resumes where it stopped. If it stays so, fetch that file anew."
         )
     return {"record": item.record_id, "file": file, "reason": reason}
 

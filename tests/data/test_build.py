@@ -451,7 +451,7 @@ def failing_with(number, wrapped):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("name", ["EIO", "ESTALE", "ENFILE", "EMFILE", "ENOMEM"])
+@pytest.mark.parametrize("name", ["EIO", "ESTALE", "ENFILE", "EMFILE", "ENOMEM", "ENOSPC"])
 def test_a_disk_that_fails_for_now_quarantines_nothing(films, raw, tmp_path, name, wrapped):
     films.reads = {2: failing_with(getattr(errno, name), wrapped)}
     with pytest.raises(

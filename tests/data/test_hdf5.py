@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -391,6 +392,15 @@ def test_a_manifest_that_is_no_text_is_refused(file, tmp_path):
     with h5py.File(file, "a") as found:
         replace(found, "manifest", data=np.zeros(4))
     refused(file, tmp_path / "out", "its manifest is no text")
+
+
+def test_a_manifest_in_millions_of_chunks_is_refused_soon(file, tmp_path):
+    with h5py.File(file, "r+") as opened:
+        del opened["manifest"]
+        opened.create_dataset("manifest", (2**22,), "u1", chunks=(1,))
+    before = sum(os.times()[:4])  # also of processes that have ended
+    refused(file, tmp_path / "out", "its manifest is no text")
+    assert sum(os.times()[:4]) - before < 10
 
 
 def test_a_shard_is_all_that_is_held_at_once(exported, tmp_path, monkeypatch):
