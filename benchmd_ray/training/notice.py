@@ -6,23 +6,19 @@ the whole process, as the thread that trains need not be the one that signals in
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import torch
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import Stopped
+from benchmd_ray.interrupts import SIGNALS, handled
 from benchmd_ray.training.engine import gather
 
-Handler = Callable[[int, FrameType | None], Any]
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK_SECONDS = 1.0
 """About how often several workers ask each other."""
 MOST_STEPS = 1000
@@ -66,26 +62,6 @@ def heeding() -> Iterator[None]:
                 raise Stopped(_noted)
     finally:
         _noted = 0
-
-
-@contextmanager
-def handled(
-    handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any]],
-) -> Iterator[None]:
-    """Handle signals so within, and afterwards as before.
-
-    Outside of the main thread signals cannot be handled, and are not.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # one that was not set from Python cannot be set again
-                signal.signal(number, handler)
 
 
 class Agreement:
