@@ -8,6 +8,7 @@ from one that has imported everything.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -24,8 +25,12 @@ from typing import Any
 import numpy as np
 from raw_mutants import MUTATORS
 
-SECONDS = 60
+SECONDS = 180
 """After these an input ends its job."""
+LOOP_SECONDS = 20
+"""Of processor time, after which a library counts as one that does not return."""
+REFUSED, FAULT = 1, 2
+"""Exit codes of a process that imports an HDF5 file."""
 HUGE = (b"0", b"-1", b"99999999", b"4294967295", b"1e308", b"nan", b"../../x", b"\x00", b"%n")
 
 
@@ -66,6 +71,10 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
             case _:  # bytes that do not belong there
                 data[at:at] = rng.bytes(length)
     return bytes(data)
+
+
+class Ended(Exception):
+    """A library ended its process, which builds and imports turn into a refusal."""
 
 
 def finite(values: Any, *ranks: int) -> None:
@@ -145,11 +154,22 @@ def imported(path: Path) -> None:
     from benchmd_ray.errors import BenchmdError
 
     (path.parent / "catalog").mkdir()
-    # as the process apart does, which takes a second to start
-    failed, _ = hdf5.answer({"path": str(path), "out": str(path.parent / "catalog")})
-    assert "errno" not in failed, failed
-    if failed:
-        raise BenchmdError(failed["error"])
+    # As the process apart does, which takes a second to start: the library may not return.
+    child = os.fork()
+    if not child:
+        code = FAULT
+        with contextlib.suppress(BaseException):
+            resource.setrlimit(resource.RLIMIT_CPU, (LOOP_SECONDS, LOOP_SECONDS + 1))
+            request = {"path": str(path), "out": str(path.parent / "catalog")}
+            failed, _ = hdf5.answer(request)
+            code = FAULT if "errno" in failed else REFUSED if failed else 0
+        os._exit(code)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status != FAULT
+    if status < 0:
+        raise Ended(signal.Signals(-status).name)
+    if status == REFUSED:
+        raise BenchmdError("refused")
 
 
 def rows(path: Path) -> None:
@@ -311,6 +331,8 @@ def outcomes_of(
                 outcomes["read"] += 1
             except (RecordError, RecordLeftOut, BenchmdError):
                 outcomes["refused"] += 1
+            except Ended:
+                outcomes["ended its process"] += 1
             except BaseException as error:
                 outcomes["anything else"] += 1
                 faults.append(f"{group[0].name} #{number}: {type(error).__name__}: {error}"[:300])

@@ -391,9 +391,9 @@ def _require_samples(path: Path) -> tuple[int, int, int]:
             f"it has {z:,} slices and {x * y * z:,} voxels, expected at most {MAX_SLICES:,} and "
             f"{MAX_VOXELS:,}"
         )
-    samples = path.with_name(name)
+    samples, size = path.with_name(name), x * y * z * ELEMENTS[kind]
     held = samples.stat().st_size if samples.is_file() else None
-    if held != x * y * z * ELEMENTS[kind]:
+    if held != size:
         state = "is missing" if held is None else f"has {held:,} bytes"
         raise RecordError(
             f"its samples' file {state}, expected {x * y * z * ELEMENTS[kind]:,} bytes"
