@@ -395,7 +395,5 @@ def _require_samples(path: Path) -> tuple[int, int, int]:
     held = samples.stat().st_size if samples.is_file() else None
     if held != size:
         state = "is missing" if held is None else f"has {held:,} bytes"
-        raise RecordError(
-            f"its samples' file {state}, expected {x * y * z * ELEMENTS[kind]:,} bytes"
-        )
+        raise RecordError(f"its samples' file {state}, expected {size:,} bytes")
     return z, y, x
