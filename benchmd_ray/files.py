@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -123,6 +124,39 @@ def write_json(path: Path, content: Any) -> None:
         partial.write_bytes(json_bytes(content))
 
 
+def append_text(path: Path, text: str) -> None:
+    """Write at the end of a file, which is made where there is none.
+
+    Raises:
+        BenchmdError: It is a link or not a regular file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    with os.fdopen(open_regular(path, flags), "a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open a file that is to be changed: a link in a store could name any file of its user.
+
+    Raises:
+        BenchmdError: It is a link or not a regular file.
+    """
+    try:
+        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise _not_regular(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise _not_regular(path)
+    return opened
+
+
+def _not_regular(path: Path) -> BenchmdError:
+    return BenchmdError(f"{path} is a link or not a regular file, expected a file: remove it.")
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
@@ -158,7 +192,7 @@ def locked(path: Path, what: str, *, wait: bool = False, shared: bool = False) -
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
-    with path.open("r" if shared else "w") as file:
+    with os.fdopen(open_regular(path, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT)) as file:
         try:
             try:
                 fcntl.flock(file, kind)

@@ -12,9 +12,11 @@ import functools
 import json
 import os
 import shutil
+import stat
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,10 @@ REPLACED_SECONDS = 0.2
 """Longer than it takes to replace a file's hash after the file."""
 Kinds = Mapping[str, type | tuple[type, ...]]
 """Types of the values of an object, by name."""
-MAX_JSON_BYTES = 2**28
-"""Largest JSON file that is read. The manifest of a million shards has about as much."""
+MAX_JSON_BYTES = 2**24
+"""Largest JSON file of a run or a search that is read; they have some kB."""
+MAX_LOG_BYTES = 2**28
+"""Largest log that is read."""
 
 
 class Damaged(BenchmdError):
@@ -65,13 +69,24 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     Raises:
         Damaged: It is missing, too large, or no JSON object.
     """
+    if _regular(path, remedy).st_size > MAX_JSON_BYTES:
+        raise Damaged(path, f"it has more than {MAX_JSON_BYTES:,} bytes", remedy)
+    return parsed_json(path.read_bytes(), path, remedy)
+
+
+def _regular(path: Path, remedy: str) -> os.stat_result:
+    """What the system says of a file.
+
+    Raises:
+        Damaged: It is missing, or a pipe, a device or a folder, which might never end.
+    """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise Damaged(path, f"it has more than {MAX_JSON_BYTES:,} bytes", remedy)
-        data = path.read_bytes()
-    except FileNotFoundError as error:
+        held = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise Damaged(path, "it is missing", remedy) from error
-    return parsed_json(data, path, remedy)
+    if not stat.S_ISREG(held.st_mode):
+        raise Damaged(path, "it is not a regular file", remedy)
+    return held
 
 
 def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
@@ -161,6 +176,8 @@ def kinds_fault(content: object, kinds: Kinds, what: str = "it") -> str:
         value, chosen = content[name], kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, chosen) or (isinstance(value, bool) and bool not in chosen):
             return f"{what} has {name} {shown(value)}, which is of another type"
+        if isinstance(value, int | float) and not abs(value) < 2**63:
+            return f"{what} has {name} {shown(value)}, expected a finite number of 64 bits"
     return ""
 
 
@@ -196,7 +213,7 @@ def unchecked(values: Any) -> dict[str, Any] | None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Whole lines of a log: those that were cut off or damaged are skipped; none without a file."""
-    if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+    if not path.is_file() or path.stat().st_size > MAX_LOG_BYTES:
         return []
     texts = path.read_text("utf-8", errors="replace").splitlines()
     return [values for values in map(read_line, texts) if values is not None]
@@ -207,10 +224,23 @@ def _checksum(values: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
+@contextmanager
+def replacing_hashed(path: Path) -> Iterator[Path]:
+    """Write a file and its hash next to it, each whole or not at all; see `files.replacing`."""
+    with replacing(path) as partial:
+        yield partial
+        held = sha256(partial)
+    _write_hash(path, held)
+
+
 def write_hash(path: Path) -> None:
-    """Write a file's hash next to it."""
+    """Write the hash of a file that is there next to it."""
+    _write_hash(path, sha256(path))
+
+
+def _write_hash(path: Path, held: str) -> None:
     with replacing(_hash_path(path)) as partial:
-        partial.write_text(f"{sha256(path)}  {path.name}\n", "utf-8")
+        partial.write_text(f"{held}  {path.name}\n", "utf-8")
 
 
 def require_hash(path: Path, remedy: str) -> None:
@@ -241,12 +271,16 @@ def stated_sha256(path: Path, remedy: str) -> str:
     """The hash next to a file, as it was written; the file is not looked at.
 
     Raises:
-        Damaged: There is none.
+        Damaged: There is none, or it is that of a file of another name.
     """
-    try:
-        return _hash_path(path).read_bytes()[:64].decode("ascii", "replace")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise Damaged(path, f"{path.name}{SUFFIX} is missing", remedy) from error
+    beside = _hash_path(path)
+    if not beside.is_file():
+        raise Damaged(path, f"{beside.name} is missing", remedy)
+    with beside.open("rb") as file:
+        held, _, name = file.read(4096).decode("utf-8", "replace").partition("  ")
+    if name != f"{path.name}\n":
+        raise Damaged(path, f"{beside.name} is not of this file", remedy)
+    return held
 
 
 def require_sha256(path: Path, stated: str, remedy: str) -> None:
@@ -255,11 +289,8 @@ def require_sha256(path: Path, stated: str, remedy: str) -> None:
     Raises:
         Damaged: It is missing, or another one.
     """
-    try:
-        held = sha256_once(path)
-    except FileNotFoundError as error:
-        raise Damaged(path, "it is missing", remedy) from error
-    if held != stated:
+    _regular(path, remedy)
+    if sha256_once(path) != stated:
         raise Damaged(path, "its SHA-256 is not the one that was recorded", remedy)
 
 
@@ -271,8 +302,8 @@ def remove_hashed(path: Path) -> None:
 
 def sha256_once(path: Path) -> str:
     """SHA-256 of a file, computed once per process unless the file changes."""
-    stat = os.stat(path)
-    return _sha256(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    held = os.stat(path)
+    return _sha256(path, held.st_size, held.st_mtime_ns, held.st_ino)
 
 
 @functools.lru_cache(maxsize=100_000)

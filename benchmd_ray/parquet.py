@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,8 +15,10 @@ from benchmd_ray.integrity import Damaged
 
 MAX_ROWS = 2**26
 """Rows of one file: ten times the epochs of all nights of the largest dataset."""
-MAX_BYTES = 2**33
-"""Bytes that one file may claim to hold decoded."""
+MAX_BYTES = 2**32
+"""Bytes that one file may hold decoded; a text that is there often may claim less than it takes."""
+BATCH_ROWS = 4096
+"""Rows that are decoded at a time."""
 
 
 @contextmanager
@@ -33,10 +36,12 @@ def opened(source: Any, path: object, remedy: str) -> Iterator[pq.ParquetFile]:
         Damaged: It is no such file, claims more than `MAX_ROWS` or `MAX_BYTES`, or has a column of
             an extension type or one twice.
     """
+    if isinstance(source, Path) and source.exists() and not source.is_file():
+        raise Damaged(path, "it is not a regular file", remedy)
     try:
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
             _require_bounded(file.metadata, path, remedy)
-            names = file.schema_arrow.names
+            names = _schema(file, path, remedy).names
             if len(set(names)) < len(names):
                 raise Damaged(path, "a column is there twice", remedy)
             for field in file.schema_arrow:
@@ -63,7 +68,21 @@ def read_table(
         missing = [name for name in columns or () if name not in file.schema_arrow.names]
         if missing:
             raise Damaged(path, f"it lacks the columns {', '.join(missing)}", remedy)
-        return file.read(columns=None if columns is None else list(columns))
+        chosen = None if columns is None else [*columns]
+        batches, held = [], 0
+        for batch in file.iter_batches(BATCH_ROWS, columns=chosen):
+            held += batch.nbytes
+            if held > MAX_BYTES:
+                raise Damaged(path, f"it decodes to more than {MAX_BYTES:,} bytes", remedy)
+            batches.append(batch)
+        return pa.Table.from_batches(batches) if batches else file.read(columns=chosen)
+
+
+def _schema(file: pq.ParquetFile, path: object, remedy: str) -> pa.Schema:
+    try:
+        return file.schema_arrow
+    except Exception as error:  # whatever an extension type that is registered raises
+        raise Damaged(path, f"its schema cannot be read ({first_line(error)})", remedy) from error
 
 
 def _require_bounded(metadata: Any, path: object, remedy: str) -> None:

@@ -46,7 +46,7 @@ def allow(*names: str) -> None:
 
 def allowed() -> tuple[str, ...]:
     """Import paths that may be imported."""
-    return tuple(filter(None, os.environ.get(ALLOWED, "").split(",")))
+    return tuple(filter(None, map(str.strip, os.environ.get(ALLOWED, "").split(","))))
 
 
 def plugin(

@@ -15,16 +15,16 @@ SESSIONS = "hardware.jsonl"
 """A line for each session of the training whose work went into the result."""
 
 
-def record_session(folder: Path, workers: Sequence[Hardware], step: int | None) -> None:
+def record_session(folder: Path, workers: Sequence[Hardware], step: int) -> None:
     """Write a line about a session of a run's training; those whose work is lost are dropped.
 
     Args:
         folder: The run's.
         workers: Hardware of each worker of the session.
-        step: Steps or epochs of the checkpoint that the session begins with; None without one.
+        step: Steps or epochs of the checkpoint that the session begins with; 0 without one.
     """
-    earlier = [] if step is None else [one for one in _sessions(folder) if one[0] <= step]
-    sessions = [*earlier, (step or 0, tuple(dict.fromkeys(workers)))]
+    earlier = [one for one in _sessions(folder) if one[0] < step]
+    sessions = [*earlier, (step, tuple(dict.fromkeys(workers)))]
     with replacing(folder / SESSIONS) as partial, partial.open("w", encoding="utf-8") as file:
         for begin, distinct in sessions:
             file.write(line({"from": begin, "workers": [asdict(one) for one in distinct]}))

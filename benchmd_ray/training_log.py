@@ -25,6 +25,8 @@ def last_metrics(folder: Path) -> dict[str, float] | None:
     """The last line of a run's metrics; None without one."""
     path = folder / METRICS
     try:
+        if not path.is_file():  # a pipe has no end
+            return None
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             texts = file.read().decode("utf-8", "replace").splitlines()

@@ -134,9 +134,9 @@ def test_a_description_is_read_back():
 
 def test_the_sessions_of_a_run_are_those_whose_work_went_into_it(tmp_path):
     assert trained_by(tmp_path) == ()
-    record_session(tmp_path, [A, A], None)
+    record_session(tmp_path, [A, A], 0)
     assert trained_by(tmp_path) == (A,)
-    record_session(tmp_path, [B], None)  # the first one left no checkpoint
+    record_session(tmp_path, [B], 0)  # the first one left no checkpoint
     assert trained_by(tmp_path) == (B,)
     record_session(tmp_path, [A, B], 100)
     assert trained_by(tmp_path) == (B, A)
@@ -158,7 +158,7 @@ def test_the_sessions_of_a_run_are_those_whose_work_went_into_it(tmp_path):
     ],
 )
 def test_a_damaged_line_is_passed_over(tmp_path, line):
-    record_session(tmp_path, [A], None)
+    record_session(tmp_path, [A], 0)
     with (tmp_path / SESSIONS).open("a") as file:
         file.write(line + "\n")
     assert trained_by(tmp_path) == (A,)

@@ -30,8 +30,10 @@ from benchmd_ray.cluster import connected
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
+from benchmd_ray.files import remove
 from benchmd_ray.integrity import read_hashed_json, write_hash, write_hashed_json
-from benchmd_ray.results.store import read_run, runs
+from benchmd_ray.results.report.scored import read_scored
+from benchmd_ray.results.store import read_run, read_stores, runs
 from benchmd_ray.tuning.records import read_trials
 
 EVIL = "evil:make"
@@ -180,6 +182,12 @@ def test_a_search_found_nothing_that_is_imported(store, evil, tmp_path):
     wanted = ["settings", "--settings", str(folder / "best.yaml")]
     CliRunner().invoke(main, wanted)
     assert EVIL not in plugins.allowed()
+    (run, *_) = store.glob("transfer-*")
+    for place in (store, store / "searches", folder / "sub" / "x", run / "predictions"):
+        place.mkdir(parents=True, exist_ok=True)
+        theirs = shutil.copy(folder / "best.yaml", place / "s.yaml")
+        CliRunner().invoke(main, ["settings", "--settings", str(theirs)])
+        assert EVIL not in plugins.allowed(), place
     mine = shutil.copy(folder / "best.yaml", tmp_path / "mine.yaml")  # the user's own by now
     CliRunner().invoke(main, ["settings", "--settings", str(mine)])
     assert EVIL in plugins.allowed()
@@ -368,6 +376,46 @@ def test_one_damaged_run_is_named_and_left_out(store, tmp_path):
     pruned = CliRunner().invoke(main, ["prune", str(store), "--keep", "predictions"])
     assert "which of them a damaged run needs is not known" in pruned.output
     assert (transferred[1] / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", [".lock-georgia", "history.jsonl"])
+def test_a_link_in_a_store_changes_no_file_of_its_user(store, ecg_catalogs, tmp_path, name):
+    victim = tmp_path / "thesis.txt"
+    victim.write_text("thesis")
+    run = next(store.glob("transfer-*"))
+    remove(run / "predictions" / "georgia.parquet")
+    remove(run / name)
+    (run / name).symlink_to(victim)
+    command = ["evaluate", str(run), "--catalog", str(ecg_catalogs["georgia"].path)]
+    done = CliRunner().invoke(main, command)
+    CliRunner().invoke(main, ["prune", str(store), "--keep", "predictions"])
+    assert victim.read_text() == "thesis"
+    if name.startswith(".lock"):
+        assert done.exit_code == 1
+        assert "is a link or not a regular file" in done.output
+
+
+@pytest.mark.parametrize("name", ["done.json", "predictions/georgia.parquet.sha256"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pipes_and_devices_are_damaged_files(store, name, kind):
+    path = next(store.glob("transfer-*")) / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    stored = read_stores([store])
+    notes = [*stored.notes, *(note for run in stored.runs for note in read_scored(run).skipped)]
+    assert len([note for note in notes if "is damaged" in note]) == (name != "done.json")
+
+
+@pytest.mark.parametrize("seconds", [10**400, float("inf"), float("nan")])
+def test_numbers_that_no_clock_shows_are_damage(store, seconds):
+    path = next(store.glob("transfer-*")) / "done.json"
+    content = read_hashed_json(path, "")
+    forge_json(path, {**content, "seconds": seconds})
+    (note,) = read_stores([store]).notes
+    assert "expected a finite number of 64 bits" in note
 
 
 def test_a_run_in_a_folder_of_another_name_is_refused(store):

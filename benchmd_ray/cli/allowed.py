@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,25 @@ def _named(params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_back(path: Path) -> bool:
-    """Whether a file is part of a store, whose names are not the user's own."""
+    """Whether a file is in a store, a run, a search or a catalog: its names are not the user's own.
+
+    It is also where it is named by a link that is there.
+    """
+    folders = {*Path(os.path.abspath(path)).parents, *path.resolve().parents}
+    return any(_written(folder) for folder in folders)
+
+
+def _written(folder: Path) -> bool:
+    """Whether a folder is a store, a run, a search or a catalog."""
+    from benchmd_ray.data.catalog import MANIFEST
+    from benchmd_ray.data.manifest_form import SHARDS
     from benchmd_ray.results.storage.mirror import RUN
     from benchmd_ray.tuning.records import SEARCH, SEARCHES
 
-    folder = path.resolve().parent
-    marked = (folder / name for name in (RUN, SEARCH))
-    return folder.parent.name == SEARCHES or any(file.exists() for file in marked)
+    if (folder / MANIFEST).exists() and (folder / SHARDS).exists():
+        return True
+    patterns = (RUN, SEARCH, f"*/{RUN}", f"{SEARCHES}/*/{SEARCH}")
+    return any(True for pattern in patterns for _ in folder.glob(pattern))
 
 
 def _strings(path: Path) -> Iterator[str]:

@@ -35,6 +35,8 @@ from benchmd_ray.parquet import opened
 from benchmd_ray.storage.bucket import Content
 from benchmd_ray.storage.location import Address, Location, entries, read, read_again
 
+MAX_MANIFEST_BYTES = 2**28
+"""Largest manifest that is read: that of a million shards has about as much."""
 FORMAT = 2
 """Version of the catalog's layout."""
 MANIFEST = "manifest.json"
@@ -295,6 +297,8 @@ def open_catalog(path: Location) -> Catalog:
         raise BenchmdError(
             f"{path} holds {state} (no {MANIFEST}). Run `benchmd catalog build` to {what}."
         )
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise Damaged(manifest, f"it has more than {MAX_MANIFEST_BYTES:,} bytes", REBUILD)
     content = parsed_json(text, manifest, REBUILD)
     if content.get("format") != FORMAT:
         raise BenchmdError(

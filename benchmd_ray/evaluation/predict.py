@@ -23,9 +23,8 @@ from benchmd_ray.data.records import METADATA, decode_targets
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import pooled, probabilities
-from benchmd_ray.files import replacing
 from benchmd_ray.hardware import from_json, hardware
-from benchmd_ray.integrity import Damaged, require_hash, write_hash
+from benchmd_ray.integrity import Damaged, replacing_hashed, require_hash
 from benchmd_ray.modalities import UNKNOWN, modality
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.parquet import opened, read_table
@@ -161,9 +160,8 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
     }
     table = pa.concat_tables(parts).replace_schema_metadata(description)
     path = predictions_path(run, catalog.dataset)
-    with replacing(path) as partial:
+    with replacing_hashed(path) as partial:
         pq.write_table(table, partial)
-    write_hash(path)
     return path
 
 
@@ -250,6 +248,8 @@ def _description(schema: pa.Schema, path: Path) -> dict[str, str]:
         for key, kind in (("options", dict), ("remarks", dict), ("classes", list)):
             if not isinstance(json.loads(description[key]), kind):
                 raise ValueError(f"{key} is of another type")
+        if not all(type(count) is int for count in json.loads(description["remarks"]).values()):
+            raise ValueError("a count of its remarks is not one")
         int(description["raw_records"]), int(description["raw_expected"])
         if description["role"] not in ROLES:
             raise ValueError(f"its role is {description['role']!r}")

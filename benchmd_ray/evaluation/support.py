@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.evaluation.metrics import METRICS, checked_groups
+from benchmd_ray.modalities import UNKNOWN
 
 INTERVAL_PATIENTS = 10
 """Patients that an interval takes."""
@@ -37,9 +38,11 @@ class Support:
     """Patients of some rows."""
 
     patients: int
-    """How many there are."""
+    """How many there are with a known label."""
     effective: float
     """How many they count as."""
+    known: tuple[float, ...]
+    """What those count as whose label of each class is known."""
     rarer: tuple[float, ...]
     """Of each class, what patients on its rarer side count as; 0 where it cannot be scored."""
     mirrored: bool
@@ -55,7 +58,8 @@ class Support:
         least = METRICS[metric].least
         scored = tuple(count for count in self.rarer if count)
         counts = (self.rarer[column - 1],) if column else scored[: 1 if self.mirrored else None]
-        return Basis(self.effective, counts if least else (), least)
+        patients = self.known[column - 1] if column else self.effective
+        return Basis(patients, counts if least else (), least)
 
 
 def support(targets: npt.ArrayLike, groups: npt.ArrayLike) -> Support:
@@ -76,8 +80,15 @@ def support(targets: npt.ArrayLike, groups: npt.ArrayLike) -> Support:
     ]
     two = np.flatnonzero(rarer)
     opposite = len(two) == 2 and bool((known[:, two].sum(axis=1) == 1).all())
-    records = np.bincount(patient)
-    return Support(len(records), effective(records), tuple(rarer), opposite)
+    whole = np.bincount(patient[(known != UNKNOWN).any(axis=1)])
+    each = tuple(effective(np.bincount(patient[target != UNKNOWN])) for target in known.T)
+    return Support(
+        patients=int(np.count_nonzero(whole)),
+        effective=effective(whole),
+        known=each,
+        rarer=tuple(rarer),
+        mirrored=opposite,
+    )
 
 
 def effective(records: npt.ArrayLike) -> float:

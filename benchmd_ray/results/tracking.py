@@ -24,7 +24,7 @@ from typing import Any, Literal
 from urllib.parse import urlparse
 
 from benchmd_ray.errors import unknown_name
-from benchmd_ray.files import digest
+from benchmd_ray.files import append_text, digest
 from benchmd_ray.results.store import read_run
 from benchmd_ray.results.tracking_values import (
     shown_of_search,
@@ -241,8 +241,7 @@ class _Following:
         except Exception as error:
             folder = self.store / FOLDER
             folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "errors.log").open("a", encoding="utf-8") as file:
-                file.write(f"{type(error).__name__}: {error}\n")
+            append_text(folder / "errors.log", f"{type(error).__name__}: {error}\n")
 
     def started(self, item: Followed, folder: Path | None) -> None:
         if folder is not None and item.kind != "evaluate":

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmd_ray.files import without_home
+from benchmd_ray.files import open_regular, without_home
 from benchmd_ray.head import last_words
 from benchmd_ray.results.storage.history import now
 from benchmd_ray.results.storage.history import reason as reason_of
@@ -74,7 +74,8 @@ class Log:
         sys.stderr.flush()
 
     def _append(self, line: str) -> None:
-        with self._path.open("ab+") as file:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        with os.fdopen(open_regular(self._path, flags), "ab+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = file.seek(0, os.SEEK_END)
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":

@@ -17,11 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import cache_folder, locked, remove, remove_partial, replacing
 from benchmd_ray.storage.bucket import SCHEME, Bucket, BucketError, Content, normal, open_bucket
 from benchmd_ray.storage.bucket import local_name as local_name
 from benchmd_ray.storage.lease import Lease
 
+MAX_BYTES = 2**33
+"""Of a file that is read whole; a shard has less than 100 MB."""
 PATIENCE_SECONDS = 60.0
 """For which reading and writing wait for a server that is away."""
 Result = TypeVar("Result")
@@ -77,12 +80,17 @@ def read(file: Location) -> bytes | None:
 
     Raises:
         BucketError: The bucket cannot be reached.
+        BenchmdError: The file has more than `MAX_BYTES`.
     """
     if isinstance(file, Address):
         bucket, name = _bucket(file.parent), file.name
         content = _patiently(lambda: bucket.read(name))
         return None if content is None else content.data
-    return file.read_bytes() if file.is_file() else None
+    if not file.is_file():
+        return None
+    if file.stat().st_size > MAX_BYTES:
+        raise BenchmdError(f"{file} has more than {MAX_BYTES:,} bytes, expected a file of ours.")
+    return file.read_bytes()
 
 
 def read_again(file: Address, held: Content | None) -> Content | None:

@@ -44,6 +44,8 @@ from benchmd_ray.training.state import differences, listed
 CHECKPOINT = "checkpoint.json"
 KEPT = 2
 """Checkpoints that are kept."""
+STEP = f"step_{'[0-9]' * 9}"
+"""Pattern of their names."""
 MODEL = "model.safetensors"
 ASIDE = f"{TEMPORARY}old-"
 """Prefix of a checkpoint that another one takes the place of."""
@@ -118,8 +120,8 @@ def _replace_oldest(partial: Path, final: Path) -> None:
     if final.exists():  # of the same step, such as in an epoch that was begun again
         _aside(final)
     partial.rename(final)
-    before = sorted(p for p in final.parent.glob("step_*") if p.name < final.name)
-    kept = [final, *before[len(before) - KEPT + 1 :]]
+    before = sorted(p for p in final.parent.glob(STEP) if p.name < final.name)
+    kept = [final, *before[1 - KEPT :]]
     for other in final.parent.iterdir():
         if other not in kept:
             # What is half removed must not look whole.
@@ -159,7 +161,7 @@ def checkpoints(run: Path) -> list[Path]:
     """
     found: dict[int, Path] = {}
     for prefix in (ASIDE, ""):
-        for path in (run / "checkpoints").glob(f"{prefix}step_*/{CHECKPOINT}"):
+        for path in (run / "checkpoints").glob(f"{prefix}{STEP}/{CHECKPOINT}"):
             found[_step_of(path.parent)] = path.parent
     return [found[step] for step in sorted(found, reverse=True)]
 
@@ -345,7 +347,7 @@ def load_encoder(folder: Path) -> Encoder:
     if size.network in NETWORKS:  # nothing is allocated that the weights do not fill
         with torch.device("meta"):
             _fill(make_encoder(kind, size), tensors, path, "encoder.")
-    encoder = make_encoder(kind, size, recorded=description["network_source"])
+    encoder = make_encoder(kind, size, recorded=description["network_source"] or "unknown")
     _fill(encoder, tensors, path, "encoder.")
     return encoder
 

@@ -9,7 +9,7 @@ import torch
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.hardware import Hardware, from_json, hardware
 from benchmd_ray.sessions import record_session
-from benchmd_ray.training.checkpoints import checkpoint_step, latest_checkpoint
+from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import gather
 
 LONGEST = 2048
@@ -20,8 +20,7 @@ def record_hardware(folder: Path, worker: Worker) -> None:
     """Write down with what a session computes that is about to begin; every worker calls it."""
     workers = hardware_of_workers(worker)
     if worker.rank == 0:
-        resumes = latest_checkpoint(folder) is not None
-        record_session(folder, workers, checkpoint_step(folder) if resumes else None)
+        record_session(folder, workers, checkpoint_step(folder))
 
 
 def hardware_of_workers(worker: Worker) -> list[Hardware]:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import replacing
+from benchmd_ray.files import append_text, replacing
 from benchmd_ray.integrity import line
 from benchmd_ray.progress import Progress, SilentProgress, progress
 from benchmd_ray.training_log import METRICS, read_metrics
@@ -53,8 +53,7 @@ class RunReporter:
         now = time.monotonic()
         rate = (done - self._before[0]) / max(now - self._before[1], 1e-9)
         self._before = (done, now)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line({"done": done, **values, "per_second": float(f"{rate:.4g}")}))
+        append_text(self._path, line({"done": done, **values, "per_second": float(f"{rate:.4g}")}))
         self._display.update(done, values)
 
     def finish(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmd_ray.errors import first_line
+from benchmd_ray.files import append_text
 from benchmd_ray.progress import above
 
 RESTARTS = "restarts.jsonl"
@@ -68,8 +69,7 @@ def record(folder: Path, event: str, line: str, **values: Any) -> None:
         values: What else the line in `RESTARTS` holds.
     """
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
-    with (folder / RESTARTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"event": event, "time": time, **values}) + "\n")
+    append_text(folder / RESTARTS, json.dumps({"event": event, "time": time, **values}) + "\n")
     with above():
         sys.stderr.write(f"{time} {line}\n")
         sys.stderr.flush()

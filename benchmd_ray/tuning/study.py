@@ -396,6 +396,8 @@ def _mend(path: Path) -> None:
     """Remove what a killed process left of a journal: its lock, and a line that was cut off."""
     for leftover in path.parent.glob(f"{path.name}.lock*"):
         remove(leftover)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise Damaged(path, "it is a link or not a regular file", JOURNAL_REMEDY)
     if path.is_file():
         whole = path.read_bytes().rfind(b"\n") + 1
         if whole < path.stat().st_size:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from benchmd_ray.files import replacing
-from benchmd_ray.integrity import write_hash, write_hashed_json
+from benchmd_ray.integrity import replacing_hashed, write_hashed_json
 from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.tuning.records import AUROC_OF, BEST, RESULT, STATES, TRIALS, trials_schema
 from benchmd_ray.tuning.search import Limits
@@ -61,9 +61,8 @@ def write_trials(folder: Path, study: Study, work: Work) -> None:
     modalities = [arm.modality for arm in work.arms] if len(work.arms) > 1 else []
     schema = trials_schema(study.space.as_dict(), modalities)
     rows = [trial_row(trial, work) for trial in study.trials()]
-    with replacing(folder / TRIALS) as partial:
+    with replacing_hashed(folder / TRIALS) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial)
-    write_hash(folder / TRIALS)
 
 
 def write_result(

@@ -25,8 +25,9 @@ def test_patients_of_each_side_are_counted(seed, rows, patients):
     targets = rng.choice([1, 0, -1], size=(rows, 3)).astype(np.int8)
     groups = np.array([f"p{n}" for n in rng.integers(0, patients, rows)])
     found = support(targets, groups)
-    assert found.patients == len(set(groups))
-    assert found.effective == pytest.approx(effective(list(Counter(groups.tolist()).values())))
+    known = groups[(targets != -1).any(axis=1)]
+    assert found.patients == len(set(known))
+    assert found.effective == pytest.approx(effective(list(Counter(known.tolist()).values())))
     for index, rarer in enumerate(found.rarer):
         sides = [Counter(groups[targets[:, index] == side].tolist()).values() for side in (0, 1)]
         assert rarer == pytest.approx(min(effective(list(held)) for held in sides))
@@ -193,3 +194,17 @@ def test_groups_that_do_not_fit_are_refused():
     with pytest.raises(BenchmdError, match=r"groups have shape \(5,\), expected \(6,\)"):
         support(targets, groups[1:])
     assert support(np.empty((0, 2), np.int8), []).rarer == (0, 0)
+
+
+def test_patients_without_a_known_label_do_not_count():
+    rng = np.random.default_rng(0)
+    targets = np.full((100, 2), -1)
+    targets[:12, 0] = np.arange(12) % 2
+    targets[:50, 1] = rng.integers(0, 2, 50)
+    people = np.arange(100)
+    held = support(targets, people)
+    assert (held.patients, held.effective, held.known) == (50, 50, (12, 50))
+    own, same = held.basis("auroc", 1), support(targets[:12, :1], people[:12]).basis("auroc", 1)
+    assert own == same
+    assert own.no_test == "12 patients"
+    assert held.basis("auroc", 2).no_test == ""

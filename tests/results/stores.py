@@ -76,7 +76,7 @@ def _description(
 def _finished(run: Run, lines: Sequence[Mapping[str, float]], finished: bool) -> Run:
     text = "".join(line({"per_second": 10.0, **values}) for values in lines)
     (run.folder / "metrics.jsonl").write_text(text)
-    record_session(run.folder, [HARDWARE], None)
+    record_session(run.folder, [HARDWARE], 0)
     if finished:
         write_done(run)
     return run

@@ -35,7 +35,7 @@ def noted(*found):
 def transferred(store, technique="scratch", *, trained=HARDWARE, **about):
     """A transfer with predictions, trained on some hardware."""
     run = make_transfer(store, technique, **about)
-    record_session(run.folder, [trained], None)
+    record_session(run.folder, [trained], 0)
     predict_all(run, DATA)
     return run
 
@@ -70,12 +70,12 @@ def test_compared_techniques_on_different_hardware_are_noted(tmp_path):
     upstreams = {t: make_pretraining(tmp_path, t) for t in ("mae", "shed")}
     found = [transferred(tmp_path)]
     found += [transferred(tmp_path, t, upstream=run) for t, run in upstreams.items()]
-    record_session(upstreams["mae"].folder, [GPU], None)
+    record_session(upstreams["mae"].folder, [GPU], 0)
     everything = [*found, *upstreams.values()]
     assert noted(*everything) == [note("pretrained", GPU, HARDWARE)]
-    record_session(upstreams["shed"].folder, [GPU], None)
+    record_session(upstreams["shed"].folder, [GPU], 0)
     assert noted(*everything) == []  # scratch, which has no pretraining, was trained as the others
-    record_session(found[0].folder, [OTHER], None)
+    record_session(found[0].folder, [OTHER], 0)
     assert noted(*everything) == [note("trained", OTHER, HARDWARE)]
 
 
@@ -103,7 +103,7 @@ def test_predictions_on_other_hardware_are_noted(tmp_path):
         splits = {"test": (people(rows), targets, scores)}
         write_predictions(run, "georgia", splits, hardware=hardware)
     assert noted(*found) == [note("scored", HARDWARE, OTHER)]
-    record_session(found[1].folder, [OTHER], None)
+    record_session(found[1].folder, [OTHER], 0)
     assert noted(*found) == [note("trained and scored", HARDWARE, OTHER)]
 
 

@@ -7,6 +7,7 @@ import pytest
 from stores import ECG_DATA, make_transfer, predict_all
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.integrity import write_hash
 from benchmd_ray.results.report import kept as module
 from benchmd_ray.results.report import scored
 from benchmd_ray.results.report.kept import kept
@@ -30,13 +31,17 @@ class Counted:
         return {"a": np.array([1.5, np.nan]), "b c": np.zeros((2, 3))}
 
 
+def fits(held):
+    return {name: array.shape for name, array in held.items()} == {"a": (2,), "b c": (2, 3)}
+
+
 INPUTS = {"x": np.arange(6).reshape(2, 3), "y": np.array([0.5])}
 
 
 def test_what_was_computed_before_is_not_computed_again():
     compute = Counted()
-    first = kept(INPUTS, {"n": 1}, compute)
-    second = kept({name: array.copy() for name, array in INPUTS.items()}, {"n": 1}, compute)
+    first = kept(INPUTS, {"n": 1}, compute, fits)
+    second = kept({name: array.copy() for name, array in INPUTS.items()}, {"n": 1}, compute, fits)
     assert compute.times == 1
     assert first.keys() == second.keys() == {"a", "b c"}
     for name, array in first.items():
@@ -55,17 +60,17 @@ def test_what_was_computed_before_is_not_computed_again():
 )
 def test_anything_that_differs_is_computed(inputs, how):
     compute = Counted()
-    kept(INPUTS, {"n": 1}, compute)
-    kept(inputs, how, compute)
+    kept(INPUTS, {"n": 1}, compute, fits)
+    kept(inputs, how, compute, fits)
     assert compute.times == 2
 
 
 @pytest.mark.parametrize(("name", "other"), [("__version__", "another"), ("_code", lambda: "x")])
 def test_another_version_or_other_code_computes_anew(monkeypatch, name, other):
     compute = Counted()
-    kept(INPUTS, {}, compute)
+    kept(INPUTS, {}, compute, fits)
     monkeypatch.setattr(module, name, other)
-    kept(INPUTS, {}, compute)
+    kept(INPUTS, {}, compute, fits)
     assert compute.times == 2
 
 
@@ -90,7 +95,7 @@ def test_a_cache_that_cannot_be_written_costs_no_report(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "file"))
     compute = Counted()
     for times in (1, 2):
-        assert kept(INPUTS, {}, compute)["a"][0] == 1.5
+        assert kept(INPUTS, {}, compute, fits)["a"][0] == 1.5
         assert compute.times == times
 
 
@@ -99,7 +104,7 @@ def test_a_full_disk_costs_no_report(monkeypatch):
         raise BenchmdError("no space left")
 
     monkeypatch.setattr(module, "_keep", full)
-    assert kept(INPUTS, {}, Counted())["a"][0] == 1.5
+    assert kept(INPUTS, {}, Counted(), fits)["a"][0] == 1.5
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 1), (8, 4), (64, 4)])
@@ -121,12 +126,12 @@ def test_the_threads_are_shared_by_the_predictions_at_hand(tmp_path, monkeypatch
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut off", b"\x93NUMPY"])
 def test_a_damaged_file_is_computed_again(cache, damage):
     compute = Counted()
-    kept(INPUTS, {}, compute)
+    kept(INPUTS, {}, compute, fits)
     (path,) = cache.glob("*.npz")
     path.write_bytes(damage)
-    assert kept(INPUTS, {}, compute)["a"][0] == 1.5
+    assert kept(INPUTS, {}, compute, fits)["a"][0] == 1.5
     assert compute.times == 2
-    kept(INPUTS, {}, compute)
+    kept(INPUTS, {}, compute, fits)
     assert compute.times == 2
 
 
@@ -141,3 +146,24 @@ def test_measured_from_the_cache_equals_measured_anew(tmp_path, cache):
         for name in names:
             np.testing.assert_array_equal(one.resampled[name], other.resampled[name])
             np.testing.assert_equal(vars(one.values[name]), vars(other.values[name]))
+
+
+def test_a_result_of_another_form_is_computed_again(cache):
+    compute = Counted()
+    kept(INPUTS, {}, compute, fits)
+    (path,) = cache.glob("*.npz")
+    for other in ({"other": np.zeros(2)}, {"a": np.zeros(3), "b c": np.zeros((2, 3))}):
+        np.savez(path, allow_pickle=False, **other)
+        write_hash(path)
+        assert kept(INPUTS, {}, compute, fits)["a"][0] == 1.5
+    assert compute.times == 3
+
+
+def test_a_result_that_was_exchanged_with_another_is_computed_again(cache):
+    kept(INPUTS, {"n": 1}, Counted(), fits)
+    (first,) = cache.glob("*.npz")
+    kept(INPUTS, {"n": 2}, lambda: {"a": np.zeros(2), "b c": np.zeros((2, 3))}, fits)
+    (second,) = set(cache.glob("*.npz")) - {first}
+    for suffix in ("", ".sha256"):
+        first.with_name(f"{second.name}{suffix}").replace(first.with_name(f"{first.name}{suffix}"))
+    assert kept(INPUTS, {"n": 1}, Counted(), fits)["a"][0] == 1.5

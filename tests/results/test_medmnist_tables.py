@@ -107,7 +107,7 @@ def test_seeds_on_different_hardware_are_noted(tmp_path):
     assert not [note for note in medmnist.notes(found, frame) if "hardware" in note]
     other = replace(HARDWARE, model="Another processor")
     (second,) = (r for r in found if r.settings.seed == 1)
-    record_session(second.folder, [other], None)
+    record_session(second.folder, [other], 0)
     (note,) = (note for note in medmnist.notes(found, frame) if "hardware" in note)
     assert note == (
         "breastmnist: results that are pooled or compared were trained on different hardware, "

@@ -135,9 +135,10 @@ def _decode(header: Path) -> Any:
     lines[0] = lines[0].replace(name, "record", 1)
     try:
         with tempfile.TemporaryDirectory() as folder:
+            # The header comes first: a link of its name then fails and changes no raw file.
+            Path(folder, "record.hea").write_text("\n".join(lines) + "\n", encoding="utf-8")
             for file in files:
                 Path(folder, file).symlink_to(header.with_name(file).resolve())
-            Path(folder, "record.hea").write_text("\n".join(lines) + "\n", encoding="utf-8")
             return wfdb.rdrecord(str(Path(folder, "record")), physical=False)
     except MemoryError:
         raise

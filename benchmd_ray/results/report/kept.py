@@ -21,8 +21,8 @@ import numpy.typing as npt
 from benchmd_ray import __version__
 from benchmd_ray.arrays import read_archive
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import cache_folder, replacing
-from benchmd_ray.integrity import Damaged, is_whole, write_hash
+from benchmd_ray.files import cache_folder
+from benchmd_ray.integrity import Damaged, is_whole, replacing_hashed
 
 Floats = npt.NDArray[np.float64]
 CODE = (
@@ -40,6 +40,7 @@ def kept(
     inputs: Mapping[str, npt.NDArray[np.generic]],
     how: Mapping[str, object],
     compute: Callable[[], Mapping[str, Floats]],
+    fits: Callable[[Mapping[str, Floats]], bool],
 ) -> dict[str, Floats]:
     """What ``compute`` gives, from the cache where it was computed before.
 
@@ -47,11 +48,14 @@ def kept(
         inputs: Arrays that the result is a function of, of plain numbers.
         how: What else it is a function of; JSON-serialisable.
         compute: Makes the result: arrays by name.
+        fits: Whether arrays have the names and shapes of a result; others are computed anew.
     """
     path = cache_folder() / "report" / f"{_name(inputs, how)}.npz"
     if is_whole(path):
         with suppress(Damaged):
-            return read_archive(path, "")
+            held = read_archive(path, "")
+            if all(array.dtype == np.float64 for array in held.values()) and fits(held):
+                return held
     result = dict(compute())  # it was not computed yet, or was damaged since
     with suppress(OSError, BenchmdError):  # a folder that is read-only or full
         _keep(path, result)
@@ -76,6 +80,5 @@ def _code() -> str:
 
 
 def _keep(path: Path, result: Mapping[str, Floats]) -> None:
-    with replacing(path) as partial, partial.open("wb") as file:
+    with replacing_hashed(path) as partial, partial.open("wb") as file:
         np.savez(file, allow_pickle=False, **result)
-    write_hash(path)

@@ -145,13 +145,31 @@ def _measured(one: Scored, metrics: Sequence[str], resamples: int, threads: int)
         "groups": one.groups,
     }
     how = {"task": one.task, "metrics": list(metrics), "resamples": resamples}
-    held = kept(inputs, how, lambda: _compute(one, metrics, resamples, threads))
+    held = kept(
+        inputs,
+        how,
+        lambda: _compute(one, metrics, resamples, threads),
+        lambda arrays: _fits(arrays, metrics, len(one.classes), resamples),
+    )
     values = {}
     for name in metrics:
         mean, *per_class = held[f"{name} values"].tolist()
         unscored = tuple(np.flatnonzero(held[f"{name} unscored"]).tolist())
         values[name] = Values(mean, tuple(per_class), unscored)
     return replace(one, values=values, resampled={name: held[name] for name in metrics})
+
+
+def _fits(
+    arrays: Mapping[str, Floats], metrics: Sequence[str], classes: int, resamples: int
+) -> bool:
+    """Whether arrays have the names and shapes that `_compute` gives."""
+    columns, shapes = 1 + classes, {name: array.shape for name, array in arrays.items()}
+    return len(shapes) == 3 * len(metrics) and all(
+        shapes.get(f"{name} values") == (columns,)
+        and shapes.get(f"{name} unscored") == (classes,)
+        and shapes.get(name) in ((0, columns), (resamples, columns))
+        for name in metrics
+    )
 
 
 def _compute(

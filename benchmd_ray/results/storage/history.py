@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.files import replacing, without_home
+from benchmd_ray.files import append_text, replacing, without_home
 from benchmd_ray.integrity import line, read_lines
 from benchmd_ray.training_log import METRICS
 
@@ -28,8 +28,7 @@ def now() -> str:
 
 def append(folder: Path, event: str, **values: Any) -> None:
     """Write one line."""
-    with (folder / HISTORY).open("a", encoding="utf-8") as file:
-        file.write(line({"event": event, "time": now(), **values}))
+    append_text(folder / HISTORY, line({"event": event, "time": now(), **values}))
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
@@ -45,7 +44,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 def _is_event(held: dict[str, Any]) -> bool:
     try:
         timed = datetime.fromisoformat(held["time"]).tzinfo is not None
-        return timed and held["event"] in EVENTS and float(held.get("seconds", 0.0)) >= 0
+        return timed and held["event"] in EVENTS and 0 <= held.get("seconds", 0.0) < 2**53
     except (KeyError, TypeError, ValueError):
         return False
 

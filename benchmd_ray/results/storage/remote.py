@@ -317,7 +317,7 @@ def scored(run: Path, dataset: str) -> Iterator[None]:
         yield
         path = run / PREDICTIONS / f"{dataset}.parquet"
         try:
-            for file in (path, path.with_name(f"{path.name}{SUFFIX}")):
+            for file in (path.with_name(f"{path.name}{SUFFIX}"), path):
                 Publication(mirror, lease).push_file(f"{PREDICTIONS}/{file.name}", file)
         except BucketError as error:
             raise Transient(
