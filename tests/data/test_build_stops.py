@@ -39,12 +39,18 @@ def give(raw: Path) -> None:
     (raw.parent / "held-back").rename(first)
 
 
+def heeding_interrupts() -> None:
+    """What runs in the background ignores Ctrl-C, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def started(raw: Path, out: Path) -> subprocess.Popen[str]:
     """A build as a process and a group of its own."""
     return subprocess.Popen(
         [*COMMAND, "--raw", str(raw), "--out", str(out), "--allow-missing"],
         env={key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"},
         start_new_session=True,
+        preexec_fn=heeding_interrupts,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -83,6 +89,9 @@ def stopped(command: subprocess.Popen[str], number: signal.Signals, *, group: bo
     while command.poll() is None and time.monotonic() < until:
         everything += processes_of(command)
         time.sleep(0.05)
+    if command.poll() is None:
+        command.kill()
+        pytest.fail(f"it still ran a minute after {number.name}: {command.communicate()}")
     assert command.returncode == 128 + number, command.communicate()
     assert psutil.wait_procs(everything, timeout=10)[1] == []
     output, errors = command.communicate(timeout=10)
@@ -92,8 +101,15 @@ def stopped(command: subprocess.Popen[str], number: signal.Signals, *, group: bo
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(("moment", "later"), [*((m, 0.0) for m in MOMENTS), ("raylet", 1.0)])
+@pytest.mark.parametrize(
+    ("number", "moment", "later"),
+    [
+        *((signal.SIGTERM, moment, 0.0) for moment in MOMENTS),
+        (signal.SIGTERM, "raylet", 1.0),
+        (signal.SIGINT, "raylet", 0.0),
+        (signal.SIGINT, MOMENTS[-1], 0.0),
+    ],
+)
 def test_a_stopped_build_leaves_nothing_and_resumes(raw, tmp_path, number, moment, later):
     out = tmp_path / "out"
     command = started(raw, out)

@@ -267,7 +267,8 @@ def test_a_cached_split_of_another_length_is_named(catalog, monkeypatch, tmp_pat
     path = tmp_path / f"{catalog.digest[:32]}-train.npy"
     np.save(path, np.zeros((2, 12, 5000), np.int16))
     write_hash(path)
-    with pytest.raises(BenchmdError, match=rf"holds 2 rows, the catalog {ROWS}\. Remove it and"):
+    message = rf"holds int16 \(2, 12, 5000\), expected \({ROWS}, 12, 5000\)\. Remove it and"
+    with pytest.raises(BenchmdError, match=message):
         resident_feed(catalog, "train", seed=0)
 
 

@@ -160,7 +160,8 @@ def test_who_decodes_signals_leaves_columns_alone_that_another_writes(made, monk
     decoding = threading.Thread(target=resident.resident_signals, args=(catalog, "train"))
     with locked(columns.with_suffix(".lock"), "the columns"), replacing(columns) as partial:
         pq.write_table(tables[0], partial)
-        columns.with_name(f"{columns.name}.sha256").write_text(sha256(partial))
+        stated = f"{sha256(partial)}  {columns.name}\n"
+        columns.with_name(f"{columns.name}.sha256").write_text(stated)
         decoding.start()
         decoding.join(0.5)
         assert decoding.is_alive()

@@ -1,7 +1,6 @@
 """How a Ray Train job and its workers end, without a cluster."""
 
 import contextlib
-import json
 import os
 import signal
 from dataclasses import replace
@@ -11,6 +10,7 @@ import pytest
 import ray.train
 
 from benchmd_ray.errors import BenchmdError, Stopped, Transient
+from benchmd_ray.integrity import read_hashed_json
 from benchmd_ray.settings import load_settings
 from benchmd_ray.storage.bucket import BucketError
 from benchmd_ray.training import launch as module
@@ -39,7 +39,7 @@ def test_only_what_another_try_cannot_mend_is_written_for_the_user(job, error, m
     told = job.folder / module.ERROR
     assert told.is_file() == (type(error) is BenchmdError)
     if told.is_file():
-        assert json.loads(told.read_text()) == {"message": "wrong"}
+        assert read_hashed_json(told, "") == {"message": "wrong"}
 
 
 @pytest.mark.parametrize("error", [ray.train.TrainingFailedError("no workers"), ValueError("died")])
