@@ -8,8 +8,6 @@ compared with that and otherwise refused.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
 import os
 import re
@@ -73,7 +71,7 @@ def plugin(
             "source, or train again with the new one."
         )
     try:
-        found = _loaded(entry)
+        found = entry.load()
     except (ImportError, AttributeError) as error:
         raise _not_importable(kind, name, error) from error
     if not callable(found):
@@ -112,7 +110,7 @@ def _entry(kind: str, name: str, known: Iterable[str]) -> EntryPoint:
 
 def _source(kind: str, entry: EntryPoint) -> Path:
     """File of the module that an entry names, found without importing anything."""
-    module = entry.value.partition(":")[0].strip()
+    module = entry.module
     spec, path, found = None, None, ""
     for part in module.split("."):
         found = f"{found}.{part}".lstrip(".")
@@ -136,12 +134,6 @@ def _spec(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
         if spec is not None:
             return spec
     return None
-
-
-def _loaded(entry: EntryPoint) -> Any:
-    module, _, attribute = entry.value.partition(":")
-    loaded: Any = importlib.import_module(module.strip())
-    return functools.reduce(getattr, filter(None, attribute.strip().split(".")), loaded)
 
 
 def _not_importable(kind: str, name: str, why: object) -> BenchmdError:

@@ -56,8 +56,11 @@ def _named(params: Mapping[str, Any]) -> Iterator[str]:
                 yield name
     for key in FILES:
         path = params.get(key)
-        if path is not None and not _read_back(path):
-            yield from _strings(path)
+        if path is None:
+            continue
+        names = [text for text in _strings(path) if ":" in text]
+        if names and not _read_back(path):
+            yield from names
 
 
 def _read_back(path: Path) -> bool:

@@ -27,7 +27,7 @@ class Commands(click.Group):
         except BenchmdError as error:
             click.echo(f"error: {error}", err=True)
         except KeyboardInterrupt as interrupt:
-            click.echo("interrupted: the same command goes on where it stopped", err=True)
+            click.echo("interrupted: the same command resumes where it stopped", err=True)
             number = interrupt.args[0] if isinstance(interrupt, Stopped) else signal.SIGINT
             ctx.exit(128 + number)
         except OSError as error:  # a full disk, a folder that cannot be written, …

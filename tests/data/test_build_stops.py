@@ -116,7 +116,7 @@ def test_a_stopped_build_leaves_nothing_and_resumes(raw, tmp_path, number, momen
     until(moment, command, out)
     time.sleep(later)
     said = stopped(command, number, group=number == signal.SIGINT)
-    assert said.splitlines() == ["interrupted: the same command goes on where it stopped"]
+    assert said.splitlines() == ["interrupted: the same command resumes where it stopped"]
     assert not (out / "manifest.json").exists()
     assert not list(out.rglob(".partial-*"))
     if (moment, number) == (MOMENTS[-1], signal.SIGTERM):

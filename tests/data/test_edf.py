@@ -168,11 +168,15 @@ def test_a_recording_that_was_never_closed_is_as_long_as_its_file(tmp_path, writ
         (184, "1024", "its header of 1 signals says it is 1024 bytes long, the file has"),
         (FIELDS["records"], "99999999", "it is cut off: 4,000 bytes of data, expected 99,999,999"),
         (FIELDS["records"], "9", "it is longer than its header says: 4,000 bytes"),
-        (FIELDS["records"], "ten", "its header is damaged: number of data records is no number"),
+        (FIELDS["records"], "ten", "its header is damaged: number of data records is not a number"),
         (FIELDS["records"], "0", "longer than its header says"),
         (FIELDS["seconds"], "0", "its data records last 0 s; expected a positive duration"),
         (FIELDS["seconds"], "-1", "its data records last -1 s"),
-        (FIELDS["seconds"], "nan", "its header is damaged: duration of a data record is no number"),
+        (
+            FIELDS["seconds"],
+            "nan",
+            "its header is damaged: duration of a data record is not a number",
+        ),
         (192, "EDF+D", r"it is discontinuous \(EDF\+D\); expected a recording without gaps"),
     ],
 )
@@ -189,10 +193,10 @@ def test_a_faulty_header_is_refused(tmp_path, write_edf, noise, at, text, messag
         ("unit", "", "channel C3: unit '' is no voltage"),
         ("physical maximum", "-400", "stand for values from -400 to -400; expected two ranges"),
         ("digital maximum", "-32768", "samples from -32768 to -32768 stand for"),
-        ("physical maximum", "inf", "its header is damaged: physical range is no number"),
+        ("physical maximum", "inf", "its header is damaged: physical range is not a number"),
         ("samples", "0", "a signal has 0 samples in a data record"),
         ("samples", "99999999", "it is cut off"),
-        ("samples", "2e2", "its header is damaged: number of samples is no number"),
+        ("samples", "2e2", "its header is damaged: number of samples is not a number"),
     ],
 )
 def test_a_faulty_channel_is_refused(tmp_path, write_edf, noise, name, text, message):

@@ -185,9 +185,9 @@ def test_annotations_read_with_and_without_a_namespace(annotation, namespace):
         ("<IdriReadMessage/>", "of another kind; expected a LidcReadMessage"),
         ("<LidcReadMessage>", "is no XML"),
         ("", "is no XML"),
-        (message([nodule(point(1, "left"))]), "a edgeMap whose xCoord is no number"),
-        (message([nodule(point(1, "nan"))]), "xCoord is no number"),
-        (message([nodule(point(1, height="low"))]), "a roi whose imageZposition is no number"),
+        (message([nodule(point(1, "left"))]), "a edgeMap whose xCoord is not a number"),
+        (message([nodule(point(1, "nan"))]), "xCoord is not a number"),
+        (message([nodule(point(1, height="low"))]), "a roi whose imageZposition is not a number"),
         (message([nodule(roi(1, [(1, 1)] * 10_001))]), "an outline has 10,001 points"),
     ],
 )

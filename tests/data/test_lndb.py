@@ -319,12 +319,12 @@ def test_device_comes_from_the_table_of_acquisitions(make_raw):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"Volume": "large"}, "'large' is no number"),
-        ({"Volume": "inf"}, "'inf' is no number"),
+        ({"Volume": "large"}, "'large' is not a number"),
+        ({"Volume": "inf"}, "'inf' is not a number"),
         ({"AgrLevel": "1.5"}, "'1.5' is no whole number"),
         ({"LNDbID": -1}, "'-1' is no whole number"),
         ({"RadID": "1,2"}, "RadID is '1,2' and RadFindingID '1'; expected as many"),
-        ({"RadID": ""}, "'' is no number"),
+        ({"RadID": ""}, "'' is not a number"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_named(make_raw, changes, message):

@@ -225,7 +225,7 @@ def test_a_command_that_is_told_to_end_goes_on_where_it_stopped(command, given, 
     folder = told.until("training", lambda: training_in(tmp_path), 60)
     told.process.send_signal(signal.SIGTERM)
     assert told.wait(30) == 128 + signal.SIGTERM
-    assert "interrupted: the same command goes on where it stopped" in told.output
+    assert "interrupted: the same command resumes where it stopped" in told.output
     again = command(*same)
     assert again.wait(180) == 0, again.output
     require_same(folder, alone)

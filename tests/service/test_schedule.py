@@ -616,7 +616,7 @@ def test_a_killed_and_a_stopped_command_go_on_to_the_very_same_predictions(
     output, _ = stopped.communicate(timeout=60)
     assert stopped.returncode == 143, output
     assert time.monotonic() - asked < 30  # "within seconds", on a busy machine too
-    assert "interrupted: the same command goes on where it stopped" in output
+    assert "interrupted: the same command resumes where it stopped" in output
     (folder,) = store.glob("pretrain-*")
     assert not (folder / "done.json").exists()
     plan, uninterrupted = plan_of("pretrain.steps=300"), tmp_path / "uninterrupted"

@@ -347,7 +347,7 @@ def test_jobs_are_listed_and_their_output_printed(head, submitted):
     assert head.command("jobs", "status", job).stdout.startswith("stopped")
     followed = head.command("jobs", "logs", "--follow", job)
     assert followed.returncode == 143
-    assert "interrupted: the same command goes on where it stopped" in followed.stdout
+    assert "interrupted: the same command resumes where it stopped" in followed.stdout
 
 
 @pytest.mark.ray

@@ -268,5 +268,5 @@ def _number(element: Element, wanted: str) -> float:
     except ValueError:
         value = np.nan
     if not np.isfinite(value):
-        raise RecordError(f"the annotation has a {name(element)} whose {wanted} is no number")
+        raise RecordError(f"the annotation has a {name(element)} whose {wanted} is not a number")
     return value

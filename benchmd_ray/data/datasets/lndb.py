@@ -270,5 +270,5 @@ def _number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise BenchmdError(f"LNDb's tables: {shown(text)} is no number. Fetch them again.")
+        raise BenchmdError(f"LNDb's tables: {shown(text)} is not a number. Fetch them again.")
     return value

@@ -326,4 +326,4 @@ def _number(text: bytes, what: str) -> float:
 
 def _faulty(what: str) -> RecordError:
     """Without the bytes: where some are missing before, these are of the patient's field."""
-    return RecordError(f"its header is damaged: {what} is no number. Fetch it again.")
+    return RecordError(f"its header is damaged: {what} is not a number. Fetch it again.")
