@@ -2,8 +2,9 @@
 
 A JSON file holds its own SHA-256, each line of a log its own CRC-32, and any other file has its
 SHA-256 in a file next to it, as ``sha256sum`` writes it. A file is hashed once per process, as long
-as it does not change. Whoever can write the files can write the hashes, too: they protect against
-damage, not against forgery.
+as it does not change. What a run or a search ends with says which one it is of, so that a file that
+was moved between two of them is found, too. Whoever can write the files can write all of this: it
+protects against damage, not against forgery.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from benchmd_ray.files import digest, replacing, sha256, write_json
 
 HASH = "sha256"
 """Key of a JSON file's own hash."""
+OF = "of"
+"""Key of the run or search that a file is of, see `name_of`."""
 CHECK = "crc32"
 """Key of a line's own checksum."""
 SUFFIX = ".sha256"
@@ -100,9 +103,37 @@ def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
     return content
 
 
-def write_hashed_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object with the hash of its content, whole or not at all."""
-    write_json(path, hashed(content))
+def name_of(folder: Path) -> str:
+    """What files of a run or a search call it: the last part of its folder's name, a hash."""
+    return folder.resolve().name.rpartition("-")[2]
+
+
+def require_of(stated: object, folder: Path, path: object, remedy: str) -> None:
+    """Refuse a file of another run or search.
+
+    Args:
+        stated: What it says it is of.
+        folder: The run or search that it was found in.
+        path: The file.
+        remedy: What to do then.
+
+    Raises:
+        Damaged: It is of another one.
+    """
+    if stated != name_of(folder):
+        why = f"it was written for {shown(stated)}, not for {name_of(folder)}"
+        raise Damaged(path, why, remedy)
+
+
+def write_hashed_json(path: Path, content: Mapping[str, Any], of: Path | None = None) -> None:
+    """Write an object with the hash of its content, whole or not at all.
+
+    Args:
+        path: The file.
+        content: The object.
+        of: Folder of the run or search that it says it is of.
+    """
+    write_json(path, hashed(content if of is None else {**content, OF: name_of(of)}))
 
 
 def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,18 +142,23 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, HASH: digest(plain)}
 
 
-def read_hashed_json(path: Path, remedy: str, kinds: Kinds | None = None) -> dict[str, Any]:
-    """The object that `write_hashed_json` wrote, without its hash.
+def read_hashed_json(
+    path: Path, remedy: str, kinds: Kinds | None = None, of: Path | None = None
+) -> dict[str, Any]:
+    """The object that `write_hashed_json` wrote.
 
     Args:
         path: The file.
         remedy: What to do where it is damaged.
         kinds: What it holds at least, and the types of that.
+        of: Folder of the run or search that it must say it is of.
 
     Raises:
-        Damaged: It is missing, or another one than was written.
+        Damaged: It is missing, another one than was written, or of another run or search.
     """
     content = without_hash(read_json(path, remedy), path, remedy)
+    if of is not None:
+        require_of(content.pop(OF, None), of, path, remedy)
     require_kinds(content, kinds or {}, path, remedy)
     return content
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import MANIFEST
 from benchmd_ray.files import digest, json_bytes
-from benchmd_ray.integrity import HASH, checked, read_line, write_hash
+from benchmd_ray.integrity import HASH, OF, checked, name_of, read_line, write_hash
 
 Key = str | int
 
@@ -51,10 +51,24 @@ def forge_json(path: Path, content: dict[str, Any]) -> Path:
     path.write_bytes(json_bytes(sealed))
     if path.name in ("run.json", "search.json") and "determinants" in plain:
         stem = path.parent.name.rpartition("-")[0]
-        return path.parent.rename(
-            path.parent.with_name(f"{stem}-{digest(plain['determinants'])[:12]}")
-        )
+        name = f"{stem}-{digest(plain['determinants'])[:12]}"
+        return _take_over(path.parent.rename(path.parent.with_name(name)))
     return path.parent
+
+
+def _take_over(folder: Path) -> Path:
+    """Let the files of a folder that was renamed say that they are of it."""
+    for path in (*folder.glob("*.json"), *folder.glob("checkpoints/*/checkpoint.json")):
+        content = json.loads(path.read_text("utf-8"))
+        if OF in content:
+            forge_json(path, {**content, OF: name_of(folder)})
+    for path in (*folder.glob("*.parquet"), *folder.glob("predictions/*.parquet")):
+        forge_metadata(path, OF, name_of(folder))
+    for path in folder.glob("study.log"):
+        for number, content in enumerate(log_lines(path)):
+            if OF in content.get("user_attr", ()):
+                forge_line(path, number, {**content, "user_attr": {OF: name_of(folder)}})
+    return folder
 
 
 def forge_line(path: Path, number: int, content: Any) -> None:

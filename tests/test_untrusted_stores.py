@@ -34,7 +34,11 @@ from benchmd_ray.files import remove
 from benchmd_ray.integrity import read_hashed_json, write_hash, write_hashed_json
 from benchmd_ray.results.report.scored import read_scored
 from benchmd_ray.results.store import read_run, read_stores, runs
-from benchmd_ray.tuning.records import read_trials
+from benchmd_ray.training.checkpoints import _description
+from benchmd_ray.training.transfer import transfer_result
+from benchmd_ray.tuning.records import read_searches, read_trials
+from benchmd_ray.tuning.spaces import space_for
+from benchmd_ray.tuning.study import Method, Study
 
 EVIL = "evil:make"
 REPORTED = ("run.json", "georgia.parquet", "ptb-xl.parquet", "search.json", "trials.parquet")
@@ -96,7 +100,7 @@ def test_a_store_as_it_was_written_is_refused_nowhere(made, source):
 
 
 @pytest.mark.slow
-def test_no_name_in_a_store_or_a_catalog_is_imported(store, source, evil):
+def test_no_name_in_a_store_or_a_catalog_is_imported(made, store, source, evil):
     tried = 0
     for path in files_of(store):
         folder, whole = path.parent, path.read_bytes()
@@ -104,7 +108,9 @@ def test_no_name_in_a_store_or_a_catalog_is_imported(store, source, evil):
             renamed = forge(path) or folder
             use(store, source, report=path.name in REPORTED)
             assert not evil.exists(), f"{path.relative_to(store)}, forgery {number}"
-            renamed.rename(folder)
+            if renamed != folder:
+                shutil.rmtree(renamed)
+                shutil.copytree(made / folder.relative_to(store), folder)
             path.write_bytes(whole)
             tried += 1
         if path.suffix == ".parquet":
@@ -349,6 +355,65 @@ def test_a_flipped_bit_in_predictions_never_changes_the_table(made, store, ecg_c
     )
     assert done.exit_code == 0, done.output
     assert path.read_bytes() == whole  # which made it again
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        ("pretrain-*", {"done.json", "checkpoint.json"}),
+        ("transfer-*", {"done.json", "training.json", "ptb-xl.parquet", "georgia.parquet"}),
+        ("searches/*", {"result.json", "trials.parquet", "study.log"}),
+    ],
+)
+def test_a_file_of_another_run_or_search_is_damaged(store, tmp_path, kind, files):
+    mine = next(store.glob(kind))
+    for file in ("run.json", "search.json"):
+        if (mine / file).is_file():
+            other = shutil.copytree(mine, tmp_path / "other" / mine.name)
+            content = json.loads((other / file).read_text())
+            content["determinants"]["seed"] = 7
+            other = forge_json(other / file, content)  # with files that say that they are of it
+    moved = set()
+    for path in sorted(path for path in other.rglob("*") if path.is_file()):
+        place, whole = mine / path.relative_to(other), path.read_bytes()
+        own = place.read_bytes()
+        if path.name in files:
+            place.write_bytes(whole)
+            if path.suffix == ".parquet":
+                write_hash(place)
+            assert own != whole
+            said = " ".join(refusals(store, place))
+            assert f"it was written for '{other.name[-12:]}', not for {mine.name[-12:]}" in said
+            moved.add(path.name)
+            place.write_bytes(own)
+            if path.suffix == ".parquet":
+                write_hash(place)
+    assert moved == files
+    assert not refusals(store, mine)
+
+
+def refusals(store: Path, path: Path) -> list[str]:
+    """What commands say of the files of a run or a search that they refuse or skip."""
+    stored, searched = read_stores([store]), read_searches([store])
+    said = [*stored.notes, *searched.notes]
+    said += [note for run in stored.runs for note in read_scored(run).skipped]
+    reads = {"training.json": transfer_result, "study.log": reopened, "checkpoint.json": state_of}
+    for name, read in reads.items():
+        try:
+            if path.name == name:
+                read(path.parent)
+        except BenchmdError as error:
+            said.append(str(error))
+    return said
+
+
+def reopened(search: Path) -> object:
+    space = space_for("mae", "linear", "ecg", search.parents[2] / "space.yaml")
+    return Study(search / "study.log", space, Method()).trials()
+
+
+def state_of(checkpoint: Path) -> object:
+    return _description(checkpoint)
 
 
 @pytest.mark.slow

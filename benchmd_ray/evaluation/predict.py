@@ -24,7 +24,7 @@ from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import pooled, probabilities
 from benchmd_ray.hardware import from_json, hardware
-from benchmd_ray.integrity import Damaged, replacing_hashed, require_hash
+from benchmd_ray.integrity import OF, Damaged, name_of, replacing_hashed, require_hash, require_of
 from benchmd_ray.modalities import UNKNOWN, modality
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.parquet import opened, read_table
@@ -45,6 +45,7 @@ DESCRIPTION = (
     "remarks",
     "classes",
     "hardware",
+    OF,
 )
 IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
 ROLES = ("source", "target")
@@ -59,7 +60,8 @@ class Predictions:
     description: dict[str, str]
     """What `DESCRIPTION` names.
 
-    ``catalog`` is its digest, ``options`` are `Catalog.options`, ``hardware`` is what scored.
+    ``catalog`` is its digest, ``options`` are `Catalog.options`, ``hardware`` is what scored,
+    ``of`` the run.
     """
 
     @property
@@ -157,6 +159,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         "remarks": json.dumps(catalog.manifest.get("remarks", {})),
         "classes": json.dumps(catalog.card.classes),
         "hardware": hardware(worker.device).to_json(),
+        OF: name_of(run),
     }
     table = pa.concat_tables(parts).replace_schema_metadata(description)
     path = predictions_path(run, catalog.dataset)
@@ -258,6 +261,7 @@ def _description(schema: pa.Schema, path: Path) -> dict[str, str]:
     except (KeyError, ValueError, RecursionError, BenchmdError) as error:
         why = f"it does not say what predictions say ({type(error).__name__}: {error})"
         raise Damaged(path, why, _remedy(path)) from error
+    require_of(description[OF], path.parent.parent, path, _remedy(path))
     return description
 
 

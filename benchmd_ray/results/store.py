@@ -71,6 +71,10 @@ OPTIONAL: Kinds = {
 """What it may hold besides."""
 
 
+ENDED: Kinds = {"finished": str, "seconds": (int, float), "model_sha256": (str, type(None))}
+"""What ``done.json`` holds."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One run of a store."""
@@ -96,12 +100,7 @@ class Run:
         """
         if not self.finished:
             return {}
-        kinds: Kinds = {
-            "finished": str,
-            "seconds": (int, float),
-            "model_sha256": (str, type(None)),
-        }
-        return read_hashed_json(self.folder / DONE, self.remedy, kinds)
+        return read_hashed_json(self.folder / DONE, self.remedy, ENDED, self.folder)
 
     @property
     def model_sha256(self) -> str:
@@ -182,7 +181,7 @@ def working(run: Run, device: str | None = None, keep: Keep = "models") -> Itera
         with _session(run, device):
             yield
         if publication is None:
-            write_hashed_json(folder / DONE, _done(run))
+            write_hashed_json(folder / DONE, _done(run), folder)
         else:
             publication.finish(_done(run), keep_checkpoint=checkpoint)
         if not checkpoint:
@@ -303,7 +302,7 @@ def _publish_rest(run: Run) -> None:
         if (folder / PENDING).is_file() and not run.finished:
             with alone(folder, f"the run {folder}"), remote.published(folder) as publication:
                 if publication is not None and (folder / PENDING).is_file():
-                    done = read_hashed_json(folder / PENDING, run.remedy)
+                    done = read_hashed_json(folder / PENDING, run.remedy, ENDED, folder)
                     checkpoint = (folder / CHECKPOINTS).is_dir() and _keeps(run)
                     publication.finish(done, keep_checkpoint=checkpoint)
         for dataset in remote.unpublished_predictions(folder):

@@ -106,7 +106,7 @@ def save_checkpoint(
     barrier()
     if engine.worker.rank == 0:
         with removed_on_failure(partial, final):
-            _complete(partial, step, engine, position, files or {})
+            _complete(run, partial, step, engine, position, files or {})
             flush(partial)
         _replace_oldest(partial, final)
     barrier()
@@ -135,6 +135,7 @@ def _aside(checkpoint: Path) -> Path:
 
 
 def _complete(
+    run: Path,
     partial: Path,
     step: int,
     engine: Engine,
@@ -151,7 +152,7 @@ def _complete(
         "versions": versions(),
         "files": {path.name: sha256(path) for path in sorted(partial.iterdir())},
     }
-    write_hashed_json(partial / CHECKPOINT, description)
+    write_hashed_json(partial / CHECKPOINT, description, run)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -229,7 +230,8 @@ def _undamaged_step(run: Path) -> int:
 
 
 def _description(checkpoint: Path) -> dict[str, Any]:
-    description = read_hashed_json(checkpoint / CHECKPOINT, "", _STATE)
+    run = checkpoint.parent.parent
+    description = read_hashed_json(checkpoint / CHECKPOINT, "", _STATE, run)
     if description["step"] != _step_of(checkpoint):
         raise Damaged(checkpoint / CHECKPOINT, f"it is of step {description['step']}", "")
     return description

@@ -167,6 +167,7 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
             "validation_auroc": best.auroc,
             "training_records": len(data.rows),
         },
+        job.folder,
     )
 
 
@@ -182,7 +183,7 @@ def transfer_result(folder: Path) -> dict[str, Any]:
         "validation_auroc": float,
         "training_records": int,
     }
-    return read_hashed_json(folder / RESULT, remedy, kinds)
+    return read_hashed_json(folder / RESULT, remedy, kinds, folder)
 
 
 def _finetune(

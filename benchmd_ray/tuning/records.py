@@ -19,10 +19,12 @@ import pyarrow as pa
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import (
+    OF,
     Damaged,
     read_hashed_json,
     require_hash,
     require_kinds,
+    require_of,
 )
 from benchmd_ray.parquet import read_table
 from benchmd_ray.settings import Settings, updated
@@ -302,7 +304,10 @@ def read_trials(path: Path) -> pa.Table:
     """
     remedy = _remedy(path.parent)
     require_hash(path, remedy)
-    return read_table(path, path, remedy)
+    table = read_table(path, path, remedy)
+    stated = (table.schema.metadata or {}).get(OF.encode(), b"")
+    require_of(stated.decode("utf-8", "replace"), path.parent, path, remedy)
+    return table
 
 
 def _read_trials(path: Path, schema: pa.Schema) -> pd.DataFrame:
@@ -345,7 +350,7 @@ def _read_result(path: Path, trials: pd.DataFrame) -> Mapping[str, Any] | None:
     if not path.is_file():
         return None
     remedy = _remedy(path.parent)
-    result = read_hashed_json(path, remedy)
+    result = read_hashed_json(path, remedy, of=path.parent)
     if fault := result_fault(result, set(trials.loc[trials["state"] == "complete", "number"])):
         raise Damaged(path, fault, remedy)
     return result

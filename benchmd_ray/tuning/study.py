@@ -28,7 +28,7 @@ from scipy.stats import rankdata
 
 from benchmd_ray.errors import first_line, shown
 from benchmd_ray.files import remove
-from benchmd_ray.integrity import Damaged, checked, unchecked
+from benchmd_ray.integrity import OF, Damaged, checked, name_of, require_of, unchecked
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.spaces import Space
 
@@ -160,7 +160,8 @@ class Study:
             devices: GPUs, or CPUs, that a trial of this session holds.
 
         Raises:
-            Damaged: The journal is, or has values that the space does not have.
+            Damaged: The journal is, is another search's, or has values that the space does not
+                have.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.method, self.devices = space, method, devices
@@ -177,7 +178,10 @@ class Study:
                     pruner=_pruner(method.stopping, first_rung),
                     load_if_exists=True,
                 )
-                if not self._study.trials:
+                if self._study.trials:
+                    require_of(self._study.user_attrs.get(OF), path.parent, path, JOURNAL_REMEDY)
+                else:
+                    self._study.set_user_attr(OF, name_of(path.parent))
                     self._study.enqueue_trial(space.start)
                 self._require_of_space()
                 self.trials()

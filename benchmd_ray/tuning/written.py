@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from benchmd_ray.files import replacing
-from benchmd_ray.integrity import replacing_hashed, write_hashed_json
+from benchmd_ray.integrity import OF, name_of, replacing_hashed, write_hashed_json
 from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.tuning.records import AUROC_OF, BEST, RESULT, STATES, TRIALS, trials_schema
 from benchmd_ray.tuning.search import Limits
@@ -60,6 +60,7 @@ def write_trials(folder: Path, study: Study, work: Work) -> None:
     """Write ``trials.parquet``, whole or not at all."""
     modalities = [arm.modality for arm in work.arms] if len(work.arms) > 1 else []
     schema = trials_schema(study.space.as_dict(), modalities)
+    schema = schema.with_metadata({OF: name_of(folder)})
     rows = [trial_row(trial, work) for trial in study.trials()]
     with replacing_hashed(folder / TRIALS) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial)
@@ -103,7 +104,7 @@ def write_result(
         "front": front(trials),
         "settings": [as_dict(settings) for settings in found],
     }
-    write_hashed_json(folder / RESULT, content)
+    write_hashed_json(folder / RESULT, content, folder)
     changes = best_settings(folder, work, bases, best)
     with replacing(folder / BEST) as partial:
         partial.write_text(_yaml(changes, work, best, trials[0]), "utf-8")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from benchmd_ray.files import digest
 from benchmd_ray.hardware import Hardware
-from benchmd_ray.integrity import line, write_hash, write_hashed_json
+from benchmd_ray.integrity import line, name_of, write_hash, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.sessions import record_session
@@ -85,7 +85,7 @@ def _finished(run: Run, lines: Sequence[Mapping[str, float]], finished: bool) ->
 def write_done(run: Run, **said: Any) -> Path:
     """Mark a run as finished."""
     done = {"finished": "2025-01-01T00:00:00+00:00", "seconds": 0.0, "model_sha256": None, **said}
-    write_hashed_json(run.folder / "done.json", done)
+    write_hashed_json(run.folder / "done.json", done, run.folder)
     return run.folder / "done.json"
 
 
@@ -230,6 +230,7 @@ def write_predictions(
         "remarks": json.dumps(remarks or {}),
         "classes": json.dumps(list(classes or MODALITIES[modality].classes)),
         "hardware": hardware.to_json(),
+        "of": name_of(run.folder),
     }
     path = run.folder / "predictions" / f"{dataset}.parquet"
     path.parent.mkdir(exist_ok=True)
@@ -416,11 +417,13 @@ def make_search(
     write_hashed_json(folder / "search.json", plan)
     held = make_trials(12) if rows is None else list(rows)
     across = [one["modality"] for one in plan["sources"]] if len(plan["sources"]) > 1 else []
-    table = pa.Table.from_pylist(held, trials_schema(space, across))
+    schema = trials_schema(space, across).with_metadata({"of": name_of(folder)})
+    table = pa.Table.from_pylist(held, schema)
     pq.write_table(table, folder / "trials.parquet")
     write_hash(folder / "trials.parquet")
     if finished:
-        write_hashed_json(folder / "result.json", {**_outcome(held, space), **(result or {})})
+        outcome = {**_outcome(held, space), **(result or {})}
+        write_hashed_json(folder / "result.json", outcome, folder)
     return folder
 
 

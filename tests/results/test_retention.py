@@ -177,5 +177,5 @@ def test_the_command_lists_what_it_removes(tmp_path):
 def test_done_says_when_how_long_and_which_weights(tmp_path):
     run = make(tmp_path, "done")
     done = json.loads((run.folder / "done.json").read_text())
-    assert set(done) == {"finished", "seconds", "model_sha256", "sha256"}
+    assert set(done) == {"finished", "seconds", "model_sha256", "of", "sha256"}
     assert done["model_sha256"] == sha256(run.folder / "model.safetensors")

@@ -535,7 +535,7 @@ def test_a_damaged_folder_is_refused_with_its_file_and_the_remedy(tmp_path, file
     if isinstance(content, str):
         (folder / file).write_text(content)
     else:
-        write_hashed_json(folder / file, content)
+        write_hashed_json(folder / file, content, folder)
     with pytest.raises(BenchmdError, match=match) as caught:
         searches([tmp_path])
     assert str(folder / file) in str(caught.value)

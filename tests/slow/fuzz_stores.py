@@ -63,8 +63,6 @@ MEGABYTES = 6144
 """Address space of a job: libraries and threads take about half of it."""
 SECONDS = 10
 """After these an input hangs."""
-REPORTED = 25
-"""The report is made of one input in so many."""
 Use = Callable[[], list[str]]
 """Does something with what was mutated; returns what it said of files that it skipped."""
 
@@ -212,6 +210,8 @@ class Kind:
     uses: Callable[[Place], Iterator[Use]]
     parts: tuple[str, ...] = ("transfer-*",)
     """Patterns of the parts of the store that are needed, the first match of each."""
+    reported: int = 25
+    """The report is made of one input in so many."""
 
 
 SEARCH = ("searches/*", "transfer-*")
@@ -230,7 +230,9 @@ KINDS = {
     "metrics.jsonl": Kind("transfer-*/metrics.jsonl", mutate_lines, of_logs),
     "history.jsonl": Kind("transfer-*/history.jsonl", mutate_lines, of_logs),
     "hardware.jsonl": Kind("transfer-*/hardware.jsonl", mutate_lines, of_logs),
-    "predictions": Kind("transfer-*/predictions/ptb-xl.parquet", mutate_parquet, of_reports),
+    "predictions": Kind(
+        "transfer-*/predictions/ptb-xl.parquet", mutate_parquet, of_reports, reported=5
+    ),
     "search.json": Kind("searches/*/search.json", mutate_json, of_searches, SEARCH),
     "result.json": Kind("searches/*/result.json", mutate_json, of_searches, SEARCH),
     "trials.parquet": Kind("searches/*/trials.parquet", mutate_parquet, of_searches, SEARCH),
@@ -258,7 +260,7 @@ def outcomes_of(name: str, seed: int, inputs: int, whole: Path) -> dict[str, Any
     faults, slowest = [], 0.0
     for number in range(inputs + 1):
         with tempfile.TemporaryDirectory() as folder:
-            place = copied(kind, whole, Path(folder), reported=number % REPORTED == 0)
+            place = copied(kind, whole, Path(folder), reported=number % kind.reported == 0)
             os.environ["BENCHMD_CACHE"] = str(place.store / "cache")
             path = next(iter(sorted(place.store.glob(kind.file))))
             _unlink(path.parent, place.store)

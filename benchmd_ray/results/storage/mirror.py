@@ -344,7 +344,7 @@ def fetch_weights(run: Path) -> None:
         if there is None or not download(mirror, MODEL, there):
             return
         remedy = f"Remove the run {shown(run)} and do it again."
-        expected = read_hashed_json(run / DONE, remedy).get("model_sha256")
+        expected = read_hashed_json(run / DONE, remedy, of=run).get("model_sha256")
         if expected:
             try:
                 require_sha256(run / MODEL, str(expected), remedy)

@@ -124,7 +124,7 @@ class Publication:
         self.stop()
         self.ended = True
         folder = self._mirror.folder
-        write_hashed_json(folder / PENDING, done)
+        write_hashed_json(folder / PENDING, done, folder)
         try:
             self._lease.renew()
             self.push(checkpoint=keep_checkpoint)
