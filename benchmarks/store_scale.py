@@ -37,7 +37,7 @@ from benchmd_ray.evaluation.predict import predictions_path
 from benchmd_ray.hardware import Hardware
 from benchmd_ray.integrity import line, name_of, write_hash, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
-from benchmd_ray.results.store import Run, open_run, runs
+from benchmd_ray.results.store import Run, open_run, read_stores
 from benchmd_ray.settings import Settings, as_dict, updated
 
 SOURCES = {"ecg": "ptb-xl", "cxr": "mimic-cxr"}
@@ -158,7 +158,7 @@ def measured(store: Path, out: Path, chosen: argparse.Namespace, size: int) -> d
     report = ("report", str(store), "--out", str(out), "--resamples", str(chosen.resamples))
     figures = () if chosen.figures else ("--no-figures",)
     seconds = {
-        "read": seconds_of(lambda: runs([store])),
+        "read": seconds_of(lambda: read_stores([store])),
         "list": seconds_of(lambda: command("list", str(store))),
         "report": seconds_of(lambda: command(*report, *figures)),
     }

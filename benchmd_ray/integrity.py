@@ -18,8 +18,9 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files import digest, replacing, sha256, write_json
@@ -34,6 +35,7 @@ SUFFIX = ".sha256"
 """Ending of the file with another file's hash."""
 REPLACED_SECONDS = 0.2
 """Longer than it takes to replace a file's hash after the file."""
+Item = TypeVar("Item")
 Kinds = Mapping[str, type | tuple[type, ...]]
 """Types of the values of an object, by name."""
 MAX_JSON_BYTES = 2**24
@@ -60,6 +62,33 @@ class Damaged(BenchmdError):
     def __reduce__(self) -> tuple[type[Damaged], tuple[str, str, str]]:
         """Lets it come back from other processes."""
         return type(self), self._said
+
+
+@dataclass(frozen=True)
+class Stored(Generic[Item]):
+    """Runs or searches of some stores."""
+
+    found: list[Item]
+    """Those that can be read, in order of name."""
+    damaged: dict[Path, str]
+    """By folder, why others cannot be read; they are skipped."""
+
+    @property
+    def notes(self) -> list[str]:
+        """One line for each that is skipped."""
+        return [f"Skipped: {why}" for why in self.damaged.values()]
+
+
+def made_again(folder: object) -> str:
+    """What to do where a file of a run is damaged: a sentence.
+
+    Args:
+        folder: Of the run, as commands name it.
+    """
+    return (
+        f"Remove the folder {folder} (or move it out of the store) and run the command again that "
+        "made it."
+    )
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:

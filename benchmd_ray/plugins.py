@@ -121,7 +121,7 @@ def _source(kind: str, entry: EntryPoint) -> Path:
     origin = Path(spec.origin) if spec is not None and spec.origin else None
     if origin is None or origin.suffix != ".py" or not origin.is_file():
         raise BenchmdError(
-            f"the {kind} {entry.name} has no Python source file, by which its runs are told apart: "
+            f"the {kind} {entry.name} has no Python source file, that would distinguish its runs: "
             "define the class or function in a module."
         )
     return origin
@@ -153,6 +153,6 @@ def _require_defined_in(source: Path, found: Callable[..., Any], kind: str, name
     if defined is None or not Path(defined).samefile(source):
         where = f"is defined in {defined}" if defined else "has no Python source file"
         raise BenchmdError(
-            f"the {kind} {name} {where}, and runs are told apart by the source of {source}: name "
-            "the module that defines the class or function."
+            f"the {kind} {name} {where}, and runs are distinguished by the source of {source}: "
+            "name the module that defines the class or function."
         )

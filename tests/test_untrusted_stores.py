@@ -22,6 +22,7 @@ from forging import (
     log_lines,
     with_value,
 )
+from stored import runs
 from untrusted import make_store, use
 
 from benchmd_ray import plugins
@@ -33,7 +34,7 @@ from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import read_hashed_json, write_hash, write_hashed_json
 from benchmd_ray.results.report.scored import read_scored
-from benchmd_ray.results.store import read_run, read_stores, runs
+from benchmd_ray.results.store import read_run, read_stores
 from benchmd_ray.training.checkpoints import _description
 from benchmd_ray.training.transfer import transfer_result
 from benchmd_ray.tuning.records import read_searches, read_trials
@@ -396,7 +397,7 @@ def refusals(store: Path, path: Path) -> list[str]:
     """What commands say of the files of a run or a search that they refuse or skip."""
     stored, searched = read_stores([store]), read_searches([store])
     said = [*stored.notes, *searched.notes]
-    said += [note for run in stored.runs for note in read_scored(run).skipped]
+    said += [note for run in stored.found for note in read_scored(run).skipped]
     reads = {"training.json": transfer_result, "study.log": reopened, "checkpoint.json": state_of}
     for name, read in reads.items():
         try:
@@ -470,7 +471,7 @@ def test_pipes_and_devices_are_damaged_files(store, name, kind):
     else:
         path.symlink_to("/dev/zero")
     stored = read_stores([store])
-    notes = [*stored.notes, *(note for run in stored.runs for note in read_scored(run).skipped)]
+    notes = [*stored.notes, *(note for run in stored.found for note in read_scored(run).skipped)]
     assert len([note for note in notes if "is damaged" in note]) == (name != "done.json")
 
 

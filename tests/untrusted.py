@@ -67,11 +67,11 @@ def uses(store: Path, source: Catalog, *, report: bool) -> Iterator[Callable[[],
     """What commands do with a store, but training; reports, which take longest, if asked for."""
     stored, searched = read_stores([store]), read_searches([store])
     notes = [*stored.notes, *searched.notes]
-    found = stored.runs
+    found = stored.found
     yield lambda: [(listed(run), seconds_worked(run.folder)) for run in found]
     if report:
         yield lambda: analyse(
-            found, searches=searched.records, skipped=notes, resamples=2, curves=False
+            found, searches=searched.found, skipped=notes, resamples=2, curves=False
         )
         yield lambda: against_paper(found, resamples=2)
     yield lambda: measured_runs(store)

@@ -115,7 +115,7 @@ def _print_scores(paths: Sequence[Path], out: Path | None) -> None:
     from benchmd_ray.tuning.records import read_searches
 
     stored, searched = read_stores(list(paths)), read_searches(list(paths))
-    found = stored.runs
+    found = stored.found
     frame = tables.medmnist_frame(found)
     both = tables.beside_published(frame)
     click.echo(text(tables.shown(both)))
@@ -125,7 +125,7 @@ def _print_scores(paths: Sequence[Path], out: Path | None) -> None:
         click.echo("\nMeans over the datasets above, of the methods that have all of them:")
         click.echo(text(tables.averages_shown(means)))
     click.echo()
-    notes = tables.notes(found, frame, searched.records)
+    notes = tables.notes(found, frame, searched.found)
     for note in (*notes, *stored.notes, *searched.notes):
         click.echo(note)
     if out is not None:

@@ -70,8 +70,8 @@ def print_report(
 
     stored, searched = read_stores(paths), read_searches(paths)
     analysis = analyse(
-        stored.runs,
-        searches=searched.records,
+        stored.found,
+        searches=searched.found,
         skipped=[*stored.notes, *searched.notes],
         resamples=resamples,
         curves=figures,
@@ -137,7 +137,7 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
     from benchmd_ray.results.store import read_stores
 
     stored = read_stores(list(paths))
-    frame = against_paper(stored.runs, resamples=resamples)
+    frame = against_paper(stored.found, resamples=resamples)
     chosen = frame if everything else frame[frame["reason"] == ""].reset_index(drop=True)
     if len(chosen):
         click.echo(text(shown(chosen)))

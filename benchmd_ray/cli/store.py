@@ -31,7 +31,7 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...]) -> None:
     from benchmd_ray.results.store import read_stores
 
     stored = read_stores(list(stores))
-    found = [listed(run) for run in stored.runs]
+    found = [listed(run) for run in stored.found]
     for each in found:
         if not states or each.state in states:
             click.echo(each.line)

@@ -31,7 +31,7 @@ from benchmd_ray.storage.location import Location, delete, location, read, write
 PARTS = "parts"
 """Folder of what is known of the shards while others are built."""
 TRIES = 2
-"""Times that a file may end the process that reads it, the last time alone in a new one."""
+"""Times that a file may end the process that reads it, the last time by itself in a new one."""
 OUTSIDE_TRIES = 3
 """Times that the process may be ended from outside while it reads a chunk."""
 PROCESS = Apart("benchmd_ray.data.reading")
@@ -137,7 +137,7 @@ def build_chunk(chunk: Chunk) -> dict[str, Any]:
         "remarks": dict(found.remarks),
         "quarantined": [found.quarantined[place] for place in sorted(found.quarantined)],
     }
-    delete([chunk.part])  # a part of other inputs must never stand beside the new shard
+    delete([chunk.part])  # a part of other inputs must never be next to the new shard
     if part["rows"]:
         part |= shard_part(table, chunk.shard, card)
     write(chunk.part, json_bytes(hashed({"part": part})))
@@ -182,9 +182,9 @@ class _Found:
 def _read(chunk: Chunk, card: DatasetCard) -> _Found:
     """Read the files of a chunk in the process apart, all in one call unless that dies.
 
-    The file at which it died is read again first and alone, in a new process, so that no other file
-    is to blame; if it dies again, the file is quarantined. A process that was ended from outside
-    quarantines nothing.
+    The file at which it died is read again first and by itself, in a new process, so that no other
+    file is to blame; if it dies again, the file is quarantined. A process that was ended from
+    outside quarantines nothing.
 
     Raises:
         BenchmdError: A file cannot be read for now, or the process was ended from outside

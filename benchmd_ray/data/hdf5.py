@@ -189,7 +189,7 @@ def _write_apart(path: Path, out: Path) -> None:
         OSError: The catalog cannot be written.
     """
     try:
-        told, _ = PROCESS.call({"path": str(path), "out": str(out)})
+        reply, _ = PROCESS.call({"path": str(path), "out": str(out)})
     except Died as died:
         if died.outside:
             raise BenchmdError(
@@ -198,10 +198,10 @@ def _write_apart(path: Path, out: Path) -> None:
         raise foreign(path, f"it {died.how}") from None
     finally:
         PROCESS.close()
-    if "errno" in told:
-        raise OSError(told["errno"], told["error"])
-    if "error" in told:
-        raise BenchmdError(told["error"])
+    if "errno" in reply:
+        raise OSError(reply["errno"], reply["error"])
+    if "error" in reply:
+        raise BenchmdError(reply["error"])
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:

@@ -1,6 +1,6 @@
 """Raw files read into records, in a process apart (`apart`): as a module, it is that process.
 
-It alone imports the readers, whose libraries take a second to import.
+Only it imports the readers, whose libraries take a second to import.
 """
 
 from __future__ import annotations

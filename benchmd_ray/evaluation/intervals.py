@@ -28,14 +28,14 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit, stdtrit
 from scipy.stats import norm
 
-LEVEL = 0.95
+COVERAGE = 0.95
 """Nominal coverage of the intervals."""
 _ROUNDING = 1e-12
 """Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
 
 
 @dataclass(frozen=True)
-class Error:
+class StandardError:
     """Standard error of a value, and what its variance is made of."""
 
     se: float
@@ -52,7 +52,7 @@ class Error:
     @property
     def half(self) -> float:
         """Half the width of the 95 % interval."""
-        return self.se * self.quantile(1 - LEVEL)
+        return self.se * self.quantile(1 - COVERAGE)
 
     def p(self, distance: float, smallest: float) -> float:
         """Two-sided p of a distance from the truth, not below the smallest.
@@ -68,7 +68,7 @@ class Error:
 
 
 def value_interval(
-    value: float, error: Error, draws: npt.NDArray[np.float64], fewest: float
+    value: float, error: StandardError, draws: npt.NDArray[np.float64], fewest: float
 ) -> tuple[float, float]:
     """95 % interval of a value between 0 and 1; NaN where value or error say nothing.
 
@@ -78,7 +78,7 @@ def value_interval(
         draws: (resamples,) of the value.
         fewest: Patients that it rests on at least, see `support.Basis.fewest`.
     """
-    tail = ((1 - LEVEL) / 2) ** (1 / fewest)
+    tail = ((1 - COVERAGE) / 2) ** (1 / fewest)
     if value > 1 - _ROUNDING:
         return tail, 1.0
     if value < _ROUNDING:
@@ -102,7 +102,7 @@ def _skewness(value: float, draws: npt.NDArray[np.float64]) -> float:
 
 
 def difference_interval(
-    value: float, error: Error, bounds: Sequence[float] = (-1.0, 1.0)
+    value: float, error: StandardError, bounds: Sequence[float] = (-1.0, 1.0)
 ) -> tuple[float, float]:
     """95 % interval of a difference, cut to its range; NaN where the error says nothing."""
     if not error.se > _ROUNDING:

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.intervals import Error, difference_interval, value_interval
+from benchmd_ray.evaluation.intervals import StandardError, difference_interval, value_interval
 from benchmd_ray.evaluation.support import Basis, caution
 
 Floats = npt.NDArray[np.float64]
@@ -151,7 +151,7 @@ def difference_over_seeds(
     return Difference(mean, low, high, p, said)
 
 
-def _error(point: Floats, draws: Floats, degrees: float) -> Error:
+def _error(point: Floats, draws: Floats, degrees: float) -> StandardError:
     """Standard error of the mean over seeds, as the module says.
 
     Args:
@@ -161,15 +161,15 @@ def _error(point: Floats, draws: Floats, degrees: float) -> Error:
     """
     seeds, resamples = draws.shape
     if resamples < 2:
-        return Error(math.nan, ())
+        return StandardError(math.nan, ())
     covariances = np.atleast_2d(np.cov(draws))
     least = float(covariances.mean())
     if seeds == 1:
-        return Error(math.sqrt(least), ((least, degrees),))
+        return StandardError(math.sqrt(least), ((least, degrees),))
     shared = max(0.0, float(covariances[~np.eye(seeds, dtype=bool)].mean()))
     between = float(point.var(ddof=1)) / seeds
     patients = max(shared, least - between)
-    return Error(math.sqrt(patients + between), ((patients, degrees), (between, seeds - 1)))
+    return StandardError(math.sqrt(patients + between), ((patients, degrees), (between, seeds - 1)))
 
 
 def _checked(values: Sequence[float], resampled: Sequence[npt.ArrayLike]) -> tuple[Floats, Floats]:

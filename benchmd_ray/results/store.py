@@ -24,6 +24,8 @@ from benchmd_ray.files import digest, locked, remove, remove_partial, sha256
 from benchmd_ray.integrity import (
     Damaged,
     Kinds,
+    Stored,
+    made_again,
     read_hashed_json,
     require_kinds,
     require_sha256,
@@ -117,10 +119,7 @@ class Run:
     @property
     def remedy(self) -> str:
         """What to do where a file of it is damaged."""
-        return (
-            f"Remove the folder {shown(self.folder)} (or move it out of the store) and run the "
-            "command again that made it."
-        )
+        return made_again(shown(self.folder))
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -314,34 +313,7 @@ def _keeps(run: Run) -> bool:
     return bool(run.description["settings"]["execution"].get("keep") == "checkpoints")
 
 
-@dataclass(frozen=True)
-class Stored:
-    """The runs of some stores."""
-
-    runs: list[Run]
-    """In order of name."""
-    damaged: dict[Path, str]
-    """Runs that cannot be read, by folder, with the reason; they are skipped."""
-
-    @property
-    def notes(self) -> list[str]:
-        """One line for each run that is skipped."""
-        return [f"Skipped: {why}" for why in self.damaged.values()]
-
-
-def runs(paths: list[Path]) -> list[Run]:
-    """The runs of `read_stores`, all of which can be read.
-
-    Raises:
-        BenchmdError: See `read_stores`; or one cannot be read.
-    """
-    stored = read_stores(paths)
-    for why in stored.damaged.values():
-        raise BenchmdError(why)
-    return stored.runs
-
-
-def read_stores(paths: list[Path]) -> Stored:
+def read_stores(paths: list[Path]) -> Stored[Run]:
     """Runs in these folders, each a run or a store of runs.
 
     Raises:

@@ -1,7 +1,7 @@
 """What a run costs, counted: floating-point operations, parameters and bytes on disk.
 
 A multiplication and an addition count as two operations, as usual; norms, activations, softmax and
-the optimiser are not counted. They are small beside the matrix products.
+the optimiser are not counted. They are small next to the matrix products.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Stage = Literal["pretrain", "export", "linear", "finetune", "evaluate"]
 FLOAT = 4
 """Bytes of a float32."""
 PREDICTION_BYTES = 64
-"""Bytes of a row of predictions beside its scores, about: names, target, metadata."""
+"""Bytes of a row of predictions in addition to its scores, about: names, target, metadata."""
 METRICS_BYTES = 110
 """Bytes of a line of metrics, about."""
 FILES_BYTES = 8192
@@ -49,9 +49,9 @@ class Work:
     unit_flops: float = 0.0
     """Operations of one unit."""
     unit_head_steps: int = 0
-    """Linear evaluation: steps of the head alone in one unit; they cost time, hardly operations."""
+    """Linear evaluation: steps of only the head in one unit; they cost time, hardly operations."""
     once_flops: float = 0.0
-    """Operations beside the units, forward only: encoding, scoring."""
+    """Operations in addition to the units, forward only: encoding, scoring."""
 
     def alike(self, other: Work) -> bool:
         """Whether a unit of the other work is the very same."""
@@ -188,7 +188,7 @@ def features_width(modality: Modality, encoder: EncoderSettings) -> int:
 
 
 def head_parameters(modality: Modality, encoder: EncoderSettings, technique: str | None) -> int:
-    """Parameters beside the encoder's: of a technique's head, or of the classifier (None)."""
+    """Parameters that the encoder lacks: of a technique's head, or of the classifier (None)."""
     width, modality = features_width(modality, encoder), modality.with_patch(encoder.patch_size)
     method = None if technique is None else technique_named(technique).method
     outputs = {"shed": 1, "mae": modality.patch_size, "e-mix": PROJECTION}
@@ -238,7 +238,7 @@ class Disk:
     weights and checkpoints. Weights that go count as long as the run works, not until the last run
     that needs them is done."""
     working: int = 0
-    """What it has beside that while it works: two checkpoints, and one that is being written."""
+    """What it has in addition while it works: two checkpoints, and one that is being written."""
 
 
 def disk_of(

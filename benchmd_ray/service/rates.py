@@ -73,7 +73,7 @@ def measured_runs(store: Path, known: Sequence[Dataset] = ()) -> list[Measured]:
             counted in what they wrote; transfers that wrote nothing yet are left out.
     """
     try:
-        found = read_stores([store]).runs
+        found = read_stores([store]).found
     except BenchmdError:  # none there
         return []
     measured = (_measured(run, known) for run in found)

@@ -30,6 +30,7 @@ from benchmd_ray.files import TEMPORARY, flush, remove, removed_on_failure, repl
 from benchmd_ray.integrity import (
     Damaged,
     Kinds,
+    made_again,
     read_hashed_json,
     require_sha256,
     write_hashed_json,
@@ -142,7 +143,7 @@ def _complete(
     position: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]],
 ) -> None:
-    """Write what a checkpoint holds beside the engine's state, its description last."""
+    """Write what a checkpoint holds in addition to the engine's state, its description last."""
     for name, write in files.items():
         write(partial / name)
     description = {
@@ -273,7 +274,7 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> str:
         SHA-256 of the file.
     """
     floats = {name: value.float().contiguous() for name, value in weights.items()}
-    data = save(floats)  # save_file makes a file that its owner alone can read
+    data = save(floats)  # save_file makes a file that only its owner can read
     with replacing(path) as partial:
         partial.write_bytes(data)
     return hashlib.sha256(data).hexdigest()
@@ -298,10 +299,7 @@ def load_weights(module: nn.Module, path: Path, stated: str, prefix: str = "") -
 
 def _read_weights(path: Path, stated: str) -> dict[str, torch.Tensor]:
     """Finite tensors of a safetensors file with this SHA-256, by name."""
-    remedy = (
-        f"Remove the folder {path.parent} (or move it out of the store) and run the command again "
-        "that made it."
-    )
+    remedy = made_again(path.parent)
     require_sha256(path, stated, remedy)
     try:
         tensors = load_file(path)
@@ -379,5 +377,4 @@ def model_description(folder: Path) -> dict[str, Any]:
             f"{folder} holds no exported model ({DESCRIPTION}): the run has not finished. Run its "
             "command again, which resumes it."
         )
-    remedy = f"Remove the folder {folder} and run the command again that made it."
-    return read_hashed_json(path, remedy, DESCRIBED)
+    return read_hashed_json(path, made_again(folder), DESCRIBED)

@@ -15,7 +15,7 @@ from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.integrity import stated_sha256
+from benchmd_ray.integrity import made_again, stated_sha256
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import (
     NETWORK,
@@ -216,8 +216,7 @@ def _method(job: PretrainJob, encoder: Encoder) -> Any:
         raise BenchmdError(f"the technique {job.technique} takes its weights as they are.")
     if technique.imagenet:
         start = job.folder / START
-        remedy = f"Remove the folder {job.folder} and run the command again."
-        load_weights(encoder, start, stated_sha256(start, remedy))
+        load_weights(encoder, start, stated_sha256(start, made_again(job.folder)))
     made = method_named(technique.method)(encoder, job.settings.pretrain)
     if not isinstance(made, nn.Module) or not hasattr(made, "draw"):
         raise BenchmdError(

@@ -20,7 +20,7 @@ from benchmd_ray.data.batches import Batch, Feed, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.integrity import Kinds, read_hashed_json, write_hashed_json
+from benchmd_ray.integrity import Kinds, made_again, read_hashed_json, write_hashed_json
 from benchmd_ray.modalities import Task
 from benchmd_ray.models.encoder import make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier, classification_loss
@@ -177,13 +177,12 @@ def transfer_result(folder: Path) -> dict[str, Any]:
     Raises:
         Damaged: It is missing, or not what was written.
     """
-    remedy = f"Remove the folder {folder} and run the command again that made it."
     kinds: Kinds = {
         "best_epoch": int,
         "validation_auroc": float,
         "training_records": int,
     }
-    return read_hashed_json(folder / RESULT, remedy, kinds, folder)
+    return read_hashed_json(folder / RESULT, made_again(folder), kinds, folder)
 
 
 def _finetune(

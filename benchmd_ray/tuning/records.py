@@ -21,6 +21,7 @@ from benchmd_ray.files import digest
 from benchmd_ray.integrity import (
     OF,
     Damaged,
+    Stored,
     read_hashed_json,
     require_hash,
     require_kinds,
@@ -205,34 +206,7 @@ def _column_type(name: str, about: Mapping[str, Any]) -> pa.DataType:
     return pa.float64() if kinds and kinds <= {int, float} else pa.string()
 
 
-@dataclass(frozen=True)
-class StoredSearches:
-    """The searches of some stores."""
-
-    records: list[SearchRecord]
-    """In order of name."""
-    damaged: list[str]
-    """Why others cannot be read; they are skipped."""
-
-    @property
-    def notes(self) -> list[str]:
-        """One line for each search that is skipped."""
-        return [f"Skipped: {why}" for why in self.damaged]
-
-
-def searches(stores: Sequence[Path]) -> list[SearchRecord]:
-    """The searches of `read_searches`, all of which can be read.
-
-    Raises:
-        BenchmdError: One cannot be read.
-    """
-    stored = read_searches(stores)
-    for why in stored.damaged:
-        raise BenchmdError(why)
-    return stored.records
-
-
-def read_searches(stores: Sequence[Path]) -> StoredSearches:
+def read_searches(stores: Sequence[Path]) -> Stored[SearchRecord]:
     """Searches of stores, each once; a store or run folder may have none.
 
     Of copies of one search in several stores the one with the most trials is taken.
@@ -243,17 +217,17 @@ def read_searches(stores: Sequence[Path]) -> StoredSearches:
         for path in sorted(store.glob(f"{SEARCHES}/*/{SEARCH}"))
     }
     found: dict[str, SearchRecord] = {}
-    damaged = []
+    damaged: dict[Path, str] = {}
     for folder in folders:
         try:
             record = read_search(folder)
         except (BenchmdError, OSError) as error:
-            damaged.append(str(error))
+            damaged[folder] = str(error)
             continue
         known = found.get(record.name)
         if known is None or len(record.trials) > len(known.trials):
             found[record.name] = record
-    return StoredSearches([found[name] for name in sorted(found)], damaged)
+    return Stored([found[name] for name in sorted(found)], damaged)
 
 
 def read_search(folder: Path) -> SearchRecord:

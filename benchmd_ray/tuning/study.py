@@ -8,9 +8,8 @@ same file, so it goes on as if nothing had happened.
 from __future__ import annotations
 
 import math
-import os
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,14 +21,14 @@ import optuna
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import rankdata
 
 from benchmd_ray.errors import first_line, shown
-from benchmd_ray.files import remove
-from benchmd_ray.integrity import OF, Damaged, checked, name_of, require_of, unchecked
+from benchmd_ray.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.training.seeds import derived_seed
+from benchmd_ray.tuning.journal import FAULTS, REMEDY, Journal, mend
 from benchmd_ray.tuning.spaces import Space
 
 Sampler = Literal["tpe", "random", "gp", "nsga2"]
@@ -52,12 +51,6 @@ STATES: dict[TrialState, State] = {
 }
 GENERATION = "generation"
 """Part of the name under which nsga2 notes a trial's generation."""
-JOURNAL_REMEDY = "Put a copy in its place, or remove the search's folder to begin it anew."
-JOURNAL_FAULTS = (
-    *(ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError),
-    *(OverflowError, RecursionError),
-)
-"""What Optuna raises of lines that it did not write."""
 SECONDS, REASON, AUROCS, STARTED = "seconds", "reason", "aurocs", "started"
 CURVE, CRASHES, HOURS, STOP = "curve", "crashes", "device_hours", "stop"
 """Names of what is noted with a trial."""
@@ -124,26 +117,6 @@ def rungs(most: int) -> tuple[int, ...]:
     return tuple(step for step in (first, first * REDUCTION) if step < most)
 
 
-class _Journal(JournalFileBackend):
-    """Optuna's journal file, each line with its checksum."""
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Write lines."""
-        super().append_logs([checked(log) for log in logs])
-
-    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """Lines from a number on.
-
-        Raises:
-            Damaged: One is not what was written.
-        """
-        for number, log in enumerate(super().read_logs(log_number_from), log_number_from + 1):
-            if (held := unchecked(log)) is None:
-                why = f"line {number} is not what was written"
-                raise Damaged(self._file_path, why, JOURNAL_REMEDY)
-            yield held
-
-
 class Study:
     """The trials of one search. One process at a time may write."""
 
@@ -165,10 +138,10 @@ class Study:
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.method, self.devices = space, method, devices
-        _mend(path)
+        mend(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            backend = _Journal(str(path), lock_obj=JournalFileOpenLock(str(path)))
+            backend = Journal(str(path), lock_obj=JournalFileOpenLock(str(path)))
             self._path = path
             try:
                 self._study = optuna.create_study(
@@ -179,15 +152,15 @@ class Study:
                     load_if_exists=True,
                 )
                 if self._study.trials:
-                    require_of(self._study.user_attrs.get(OF), path.parent, path, JOURNAL_REMEDY)
+                    require_of(self._study.user_attrs.get(OF), path.parent, path, REMEDY)
                 else:
                     self._study.set_user_attr(OF, name_of(path.parent))
                     self._study.enqueue_trial(space.start)
                 self._require_of_space()
                 self.trials()
-            except JOURNAL_FAULTS as error:
+            except FAULTS as error:
                 why = f"{type(error).__name__}: {first_line(error)}"
-                raise Damaged(path, why, JOURNAL_REMEDY) from error
+                raise Damaged(path, why, REMEDY) from error
 
     def _require_of_space(self) -> None:
         """Refuse values that the space does not have: the journal may name no network of its own.
@@ -200,7 +173,7 @@ class Study:
             for name, value in trial.params.items():
                 if name not in parameters or not parameters[name].holds(value):
                     why = f"trial {trial.number} has {name} {shown(value)}, not of the space"
-                    raise Damaged(self._path, why, JOURNAL_REMEDY)
+                    raise Damaged(self._path, why, REMEDY)
 
     def unfinished(self) -> list[Proposal]:
         """Trials that were begun and not told how they ended, in their order.
@@ -394,18 +367,6 @@ def mean_ranks(aurocs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         (trials,).
     """
     return np.asarray(rankdata(-aurocs, axis=0).mean(axis=1), np.float64)
-
-
-def _mend(path: Path) -> None:
-    """Remove what a killed process left of a journal: its lock, and a line that was cut off."""
-    for leftover in path.parent.glob(f"{path.name}.lock*"):
-        remove(leftover)
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise Damaged(path, "it is a link or not a regular file", JOURNAL_REMEDY)
-    if path.is_file():
-        whole = path.read_bytes().rfind(b"\n") + 1
-        if whole < path.stat().st_size:
-            os.truncate(path, whole)
 
 
 def _known(trial: FrozenTrial, rank: float) -> Trial:

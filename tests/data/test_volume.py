@@ -10,7 +10,8 @@ import pytest
 import SimpleITK
 
 from benchmd_ray.data.readers import volume as module
-from benchmd_ray.data.readers.volume import read_mhd, read_series
+from benchmd_ray.data.readers.metaimage import read_mhd
+from benchmd_ray.data.readers.volume import read_series
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.data.transforms import padded_window, resized_slice, window_starts
 

@@ -5,11 +5,11 @@ import pytest
 from scipy.special import expit, logit
 from scipy.stats import beta, binomtest, norm, t
 
-from benchmd_ray.evaluation.intervals import Error, difference_interval, value_interval
+from benchmd_ray.evaluation.intervals import StandardError, difference_interval, value_interval
 
 
 def one(se, df):
-    return Error(se, ((se**2, df),))
+    return StandardError(se, ((se**2, df),))
 
 
 def normal(value, se, draws=999):
@@ -35,16 +35,18 @@ def test_one_part_is_students_t(df):
 def test_two_parts_have_cochran_and_coxs_quantile():
     """Their test of two means with other variances: Cochran & Cox 1957, section 4.14."""
     parts = ((0.0004, 19.0), (0.0009, 2.0))
-    error = Error(math.sqrt(0.0013), parts)
+    error = StandardError(math.sqrt(0.0013), parts)
     expected = (0.0004 * t.ppf(0.975, 19) + 0.0009 * t.ppf(0.975, 2)) / 0.0013
     assert error.quantile(0.05) == pytest.approx(expected)
     assert t.ppf(0.975, 19) < error.quantile(0.05) < t.ppf(0.975, 2)
-    assert Error(0.02, ((0.0004, 7.0), (0.0, 1.0))).quantile(0.05) == pytest.approx(t.ppf(0.975, 7))
+    assert StandardError(0.02, ((0.0004, 7.0), (0.0, 1.0))).quantile(0.05) == pytest.approx(
+        t.ppf(0.975, 7)
+    )
 
 
 @pytest.mark.parametrize("distance", [0.0, 0.01, 0.06, 0.1, 0.4])
 def test_p_is_where_the_interval_would_reach_zero(distance):
-    error = Error(math.sqrt(0.0013), ((0.0004, 19.0), (0.0009, 2.0)))
+    error = StandardError(math.sqrt(0.0013), ((0.0004, 19.0), (0.0009, 2.0)))
     p = error.p(distance, 1e-9)
     assert error.se * error.quantile(p) == pytest.approx(distance, abs=1e-8)
     low, high = difference_interval(distance, error)
@@ -109,13 +111,13 @@ def test_an_interval_stays_between_0_and_1(value):
 @pytest.mark.parametrize("patients", [5, 12, 300])
 def test_a_perfect_value_has_clopper_and_pearsons_interval(patients):
     expected = binomtest(patients, patients).proportion_ci(0.95, "exact")
-    for error in (one(0.0, 10), Error(math.nan, ())):
+    for error in (one(0.0, 10), StandardError(math.nan, ())):
         assert value_interval(1.0, error, np.ones(9), patients) == pytest.approx(tuple(expected))
         low, high = value_interval(0.0, error, np.zeros(9), patients)
         assert (low, high) == pytest.approx((0, beta.ppf(0.975, 1, patients)))
 
 
-@pytest.mark.parametrize("error", [one(0.0, 10), Error(math.nan, ())])
+@pytest.mark.parametrize("error", [one(0.0, 10), StandardError(math.nan, ())])
 def test_without_an_error_there_is_no_interval(error):
     assert np.isnan(value_interval(0.7, error, np.full(9, 0.7), 30)).all()
     assert np.isnan(difference_interval(0.0, error)).all()

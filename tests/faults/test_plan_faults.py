@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 from json_lines import json_lines
 from moto.server import ThreadedMotoServer
+from stored import runs
 
 from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.results.storage.mirror import store_folder
-from benchmd_ray.results.store import runs
 from benchmd_ray.service.live import units_done
 from benchmd_ray.service.logged import LOG
 from benchmd_ray.storage.bucket import open_bucket

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from stored import runs
 from stores import make_report_store
 
 from benchmd_ray.results.report.analysis import Analysis, analyse
-from benchmd_ray.results.store import runs
 
 
 @pytest.fixture(scope="session")

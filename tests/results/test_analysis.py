@@ -14,6 +14,7 @@ from sklearn.metrics import (
     roc_auc_score,
     roc_curve,
 )
+from stored import runs
 from stores import (
     CXR_DATA,
     ECG_DATA,
@@ -33,7 +34,6 @@ from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.analysis import Analysis, analyse
 from benchmd_ray.results.report.curves import POINTS
 from benchmd_ray.results.report.frames import FRAMES, KEY, TUNING
-from benchmd_ray.results.store import runs
 
 ECG = MODALITIES["ecg"]
 RESAMPLES = 100

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from stored import runs
 from stores import (
     HARDWARE,
     make_pretraining,
@@ -19,7 +20,6 @@ from stores import (
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report import page_sections
 from benchmd_ray.results.report.analysis import analyse
-from benchmd_ray.results.store import runs
 from benchmd_ray.sessions import SESSIONS, record_session, trained_by
 
 OTHER = replace(HARDWARE, model="AMD EPYC (family 25, model 17)")

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
+from stored import runs
 from stores import (
     HARDWARE,
     make_pretraining,
@@ -18,7 +19,6 @@ from stores import (
 
 from benchmd_ray.modalities import modality
 from benchmd_ray.results.report import medmnist
-from benchmd_ray.results.store import runs
 from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import as_dict, medmnist_settings
 

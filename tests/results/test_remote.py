@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from stored import runs
 from stores import described, write_done
 
 from benchmd_ray.cli import main
@@ -30,14 +31,7 @@ from benchmd_ray.results.storage.mirror import (
     store_folder,
 )
 from benchmd_ray.results.storage.retention import drop_copies, prune
-from benchmd_ray.results.store import (
-    open_run,
-    read_run,
-    require_weights,
-    runs,
-    scoring,
-    working,
-)
+from benchmd_ray.results.store import open_run, read_run, require_weights, scoring, working
 from benchmd_ray.storage import lease as leases
 from benchmd_ray.storage.bucket import Bucket, BucketError, Content, open_bucket
 from benchmd_ray.storage.lease import Lease, Lost

@@ -2,6 +2,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from stored import runs
 from stores import described
 
 from benchmd_ray.cli import main
@@ -9,7 +10,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import read_history, seconds_worked
 from benchmd_ray.results.storage.retention import drop_copies, prune, release
-from benchmd_ray.results.store import open_run, require_weights, runs, working
+from benchmd_ray.results.store import open_run, require_weights, working
 
 STATE, MODEL, SCORES = b"state" * 100, b"weights" * 10, b"scores"
 

@@ -4,20 +4,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from stored import runs
 from stores import described
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import HISTORY, append, read_history, seconds_worked
-from benchmd_ray.results.store import (
-    Busy,
-    open_run,
-    read_run,
-    require_weights,
-    runs,
-    scoring,
-    working,
-)
+from benchmd_ray.results.store import Busy, open_run, read_run, require_weights, scoring, working
 
 
 def test_equal_determinants_give_the_same_folder_and_others_another(tmp_path):

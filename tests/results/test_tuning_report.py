@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy.stats import t
 from sklearn.metrics import roc_auc_score
+from stored import runs, searches
 from stores import (
     SEARCH,
     SPACE,
@@ -45,9 +46,8 @@ from benchmd_ray.results.report.page_tuning import tuning_sentences
 from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.report_figures import draw
-from benchmd_ray.results.store import runs
 from benchmd_ray.settings import Settings, updated
-from benchmd_ray.tuning.records import COLUMNS, read_search, searches, trials_schema
+from benchmd_ray.tuning.records import COLUMNS, read_search, trials_schema
 
 ECG = MODALITIES["ecg"]
 NAME = SEARCH

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from in_process import build_in_process
 from sklearn.metrics import roc_auc_score
+from stored import runs
 
 from benchmd_ray.data import build as building
 from benchmd_ray.data.cards import dataset_card
@@ -21,7 +22,6 @@ from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.results.report import medmnist
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.tables import write_tables
-from benchmd_ray.results.store import runs
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan

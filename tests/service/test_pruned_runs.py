@@ -1,11 +1,12 @@
 """Real runs, local and on S3, whose weights are removed once nothing needs them."""
 
 import pytest
+from stored import runs
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.storage.mirror import store_folder
 from benchmd_ray.results.storage.retention import prune
-from benchmd_ray.results.store import read_run, runs
+from benchmd_ray.results.store import read_run
 from benchmd_ray.service import keeping
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.keeping import release_unneeded

@@ -15,13 +15,14 @@ import pytest
 import ray
 import torch
 from click.testing import CliRunner
+from stored import runs
 
 from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError, Busy, NoRoom, Transient
 from benchmd_ray.files import locked, sha256
 from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.results.store import read_run, runs
+from benchmd_ray.results.store import read_run
 from benchmd_ray.service import execution, nodes, work
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.live import units_done

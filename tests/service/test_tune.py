@@ -10,12 +10,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from stored import runs
 
 from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError, Busy, Stopped
 from benchmd_ray.files import locked, write_json
-from benchmd_ray.results.store import runs
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.live import duration

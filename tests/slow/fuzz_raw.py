@@ -260,7 +260,8 @@ def readers() -> dict[str, Callable[[Path], Any]]:
     from benchmd_ray.data.datasets.shhs import profusion_stages
     from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled
     from benchmd_ray.data.readers.image import read_image
-    from benchmd_ray.data.readers.volume import read_mhd, read_series
+    from benchmd_ray.data.readers.metaimage import read_mhd
+    from benchmd_ray.data.readers.volume import read_series
     from benchmd_ray.data.readers.wfdb import read_wfdb
     from benchmd_ray.settings import load_settings
     from benchmd_ray.tuning.spaces import space_for

@@ -93,7 +93,7 @@ def of_runs(place: Place) -> Iterator[Use]:
     """What `list`, `prune`, `report` and the next plan do with runs."""
     stored = read_stores([place.store])
     yield lambda: stored.notes
-    for run in stored.runs:
+    for run in stored.found:
         yield lambda run=run: _no(listed(run), seconds_worked(run.folder), require_weights(run))
     yield lambda: _no(measured_runs(place.store), prune(place.store, "predictions", dry_run=True))
     yield from of_reports(place)
@@ -106,11 +106,11 @@ def of_reports(place: Place) -> Iterator[Use]:
         stored, searched = read_stores([place.store]), read_searches([place.store])
         notes = [*stored.notes, *searched.notes]
         if not place.reported:
-            read = [read_scored(run) for run in stored.runs if run.finished]
+            read = [read_scored(run) for run in stored.found if run.finished]
             return [*notes, *(note for each in read for note in each.skipped)]
-        made = analyse(stored.runs, searches=searched.records, skipped=notes, resamples=2)
+        made = analyse(stored.found, searches=searched.found, skipped=notes, resamples=2)
         assert "</html>" in page(made, [])
-        assert searched.notes or not searched.records or figures(made)
+        assert searched.notes or not searched.found or figures(made)
         return [note for note in made.notes if note.startswith("Skipped")]
 
     yield report

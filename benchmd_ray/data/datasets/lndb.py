@@ -18,7 +18,8 @@ import numpy as np
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.ct import LARGE, Labels, scan_windows, size_class
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
-from benchmd_ray.data.readers.volume import Volume, mhd_fields, read_mhd
+from benchmd_ray.data.readers.metaimage import mhd_fields, read_mhd
+from benchmd_ray.data.readers.volume import Volume
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError, shown

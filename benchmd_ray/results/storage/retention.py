@@ -176,7 +176,7 @@ def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
             "nothing was removed."
         )
     stored = read_stores([store])
-    return stored.runs, list(stored.damaged.values())
+    return stored.found, list(stored.damaged.values())
 
 
 def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
