@@ -15,11 +15,12 @@ import torch
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.predict import predictions_path, read_predictions
+from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.modalities import Modality
 from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.results.storage.mirror import PREDICTIONS
 from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.service.cost import Work, forward_flops, training_flops, work_of
 from benchmd_ray.service.datasets import Dataset
@@ -127,11 +128,11 @@ def _rows(run: Run, known: Sequence[Dataset]) -> dict[str, int]:
     for dataset in known:
         if dataset.digest == catalog:
             return dict(dataset.rows)
-    scored = predictions_path(run.folder, str(run.description["source"]))
-    if not scored.is_file():
-        return {}
-    splits = read_predictions(scored).table["split"]
-    return {"validation": int(pc.sum(pc.equal(splits, "validation")).as_py() or 0)}
+    for path in (run.folder / PREDICTIONS).glob("*.parquet"):
+        if path.stem == run.description["source"]:
+            splits = read_predictions(path).table["split"]
+            return {"validation": int(pc.sum(pc.equal(splits, "validation")).as_py() or 0)}
+    return {}
 
 
 def median_start(measured: Iterable[Measured]) -> float:

@@ -268,7 +268,7 @@ def run_folder(store, name, *, kind="pretrain", technique="mae", device="cpu", r
         "setting": "pretrain" if kind == "pretrain" else settings.transfer.setting,
         "device": device,
         "modality": more.get("modality", "ecg"),
-        "source": "ptb-xl",
+        "source": more.get("source", "ptb-xl"),
         "policy": "clean",
         **{"seed": 0, "fixed": False, "raw": [1, 1], "options": {}},
         "settings": as_dict(settings),
@@ -417,6 +417,13 @@ def test_a_damaged_run_is_no_measurement(tmp_path):
     (measured,) = measured_runs(tmp_path)
     assert measured.run.startswith("pretrain-ecg-mae-1-")
     assert measured_runs(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("source", ["x" * 300, "../../elsewhere", "no\0name"])
+def test_the_name_of_a_source_is_no_path(tmp_path, source):
+    (run_folder(tmp_path, "pretrain-ecg-mae-1", source=source) / "predictions").mkdir()
+    (tmp_path / "elsewhere.parquet").write_text("not to be read")
+    assert len(measured_runs(tmp_path)) == 1
 
 
 def test_a_measurement_here_is_the_speed_of_training_steps(monkeypatch):
