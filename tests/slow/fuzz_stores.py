@@ -283,13 +283,14 @@ def outcomes_of(name: str, seed: int, inputs: int, whole: Path) -> dict[str, Any
 
 
 def _unlink(folder: Path, store: Path) -> None:
-    """Make copies of the linked files of a folder and of those above it, which may be changed."""
-    for held in (folder, *(up for up in folder.parents if store in up.parents)):
-        for path in held.iterdir():
-            if path.is_file():
-                data = path.read_bytes()
-                path.unlink()
-                path.write_bytes(data)
+    """Make copies of the linked files that may be changed: in a folder, within and above it."""
+    held = [*folder.rglob("*")]
+    for up in folder.parents:
+        held += up.iterdir() if store in up.parents else ()
+    for path in filter(Path.is_file, held):
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data)
 
 
 def used(uses: Iterator[Use]) -> bool:

@@ -91,7 +91,7 @@ def changed(content: Any, rng: np.random.Generator) -> Any:
             return with_value(
                 content, way, value[:at] + chr(int(rng.integers(1, 300))) + value[at:]
             )
-        case 3 if isinstance(value, int | float):
+        case 3 if isinstance(value, int | float) and abs(value) < 2**63:
             factor = (-1, 0, 1e9, 1e-9)[int(rng.integers(4))]
             return with_value(content, way, type(value)(value * factor))
         case _:
