@@ -14,13 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from wandb.proto import wandb_internal_pb2
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.hardware import hardware
-from benchmd_ray.integrity import write_hash
+from benchmd_ray.integrity import name_of, write_hash
 from benchmd_ray.results import tracking
 from benchmd_ray.results.tracking import Followed, Tracker, chosen_mode, report_files
 from benchmd_ray.results.tracking_values import trials_of
@@ -265,7 +267,10 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
     searched.mkdir(parents=True)
     # Trial 0 ended in an earlier session, which told it.
     earlier = [trial(0, value=0.625, curve=(0.5, 0.625)), trial(1, "unfinished")]
-    pd.DataFrame(earlier).to_parquet(searched / "trials.parquet")
+    table = pa.Table.from_pandas(pd.DataFrame(earlier))
+    pq.write_table(
+        table.replace_schema_metadata({"of": name_of(searched)}), searched / "trials.parquet"
+    )
     write_hash(searched / "trials.parquet")
     said = []
     search = tracked.TrackedSearch(tmp_path, "auto", said.append)
