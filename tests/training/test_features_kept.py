@@ -15,7 +15,7 @@ from benchmd_ray.settings import ENCODERS, LABEL_SETTINGS
 from benchmd_ray.training import features, linear
 from benchmd_ray.training.checkpoints import MODEL
 from benchmd_ray.training.features import FeatureStore, feature_store, weights_digest
-from benchmd_ray.training.transfer import RESULT, TransferJob, transfer
+from benchmd_ray.training.transfer import TransferJob, transfer, transfer_result
 
 CPU = torch.device("cpu")
 
@@ -52,7 +52,7 @@ def test_kept_features_give_the_same_bits_and_are_encoded_once(run, kept, monkey
     again, lines_again = run("again")
     assert lines == lines_first == lines_again
     assert sha256(plain / MODEL) == sha256(first / MODEL) == sha256(again / MODEL)
-    assert (plain / RESULT).read_text() == (again / RESULT).read_text()
+    assert transfer_result(plain) == transfer_result(again)
 
 
 def test_settings_of_the_head_and_dropout_share_the_features(run, kept, monkeypatch):

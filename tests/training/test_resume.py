@@ -14,7 +14,7 @@ from benchmd_ray.training.checkpoints import CHECKPOINT, MODEL, latest_checkpoin
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.reporter import RunReporter
 from benchmd_ray.training.selection import TransferData
-from benchmd_ray.training.transfer import RESULT, TransferJob, transfer
+from benchmd_ray.training.transfer import RESULT, TransferJob, transfer, transfer_result
 from benchmd_ray.training_log import METRICS, read_metrics
 
 DROPPING = ("encoder.dropout=0.1", "encoder.embedding_dropout=0.1")
@@ -197,7 +197,7 @@ def test_resumed_fine_tuning_is_uninterrupted_fine_tuning(run, engine, further):
     assert sha256(broken / MODEL) == sha256(whole / MODEL)
     assert lines(broken) == lines(whole)
     assert [line["done"] for line in lines(broken)] == [1, 2, 3, 4, 5, 6]
-    assert (broken / RESULT).read_text() == (whole / RESULT).read_text()
+    assert transfer_result(broken) == transfer_result(whole)
 
 
 @pytest.mark.parametrize("scores", [[1, 3, 2, 2, 3, 2], [1, 2, 2, 2, 3, 3], [3, 1, 1, 1, 1, 1]])
@@ -213,7 +213,7 @@ def test_the_best_epoch_survives_an_interruption(run, monkeypatch, scores):
     monkeypatch.setattr(TransferData, "score", scoring(3))
     broken = run("broken", *FINETUNE)
     assert json.loads((broken / RESULT).read_text())["best_epoch"] == scores.index(max(scores))
-    assert (broken / RESULT).read_text() == (whole / RESULT).read_text()
+    assert transfer_result(broken) == transfer_result(whole)
     assert sha256(broken / MODEL) == sha256(whole / MODEL)
 
 
