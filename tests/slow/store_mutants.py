@@ -215,6 +215,8 @@ def flip(path: Path, rng: np.random.Generator) -> None:
     """Change some bytes of a file, more of them at its end, or cut it off."""
     data = bytearray(path.read_bytes())
     for _ in range(int(rng.integers(1, 4))):
+        if not data:
+            return
         end = len(data) if rng.random() < 0.5 else min(len(data), 2048)
         at = len(data) - 1 - int(rng.integers(end))
         match int(rng.integers(4)):
