@@ -35,7 +35,7 @@ from benchmd_ray.cli import main as benchmd
 from benchmd_ray.evaluation.metrics import probabilities
 from benchmd_ray.evaluation.predict import predictions_path
 from benchmd_ray.hardware import Hardware
-from benchmd_ray.integrity import line, name_of, write_hash, write_hashed_json
+from benchmd_ray.integrity import OF, line, name_of, write_hash, write_hashed_json
 from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run, read_stores
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -79,7 +79,7 @@ def write_run(store: Path, modality: str, technique: str, setting: str, seed: in
     lines = [{"done": e, "loss": 1 / e, "validation_auroc": 0.7, "per_second": 1} for e in (1, 2)]
     (run.folder / "metrics.jsonl").write_text("".join(map(line, lines)))
     done = {"finished": "2026-01-01T00:00:00+00:00", "seconds": 1.0, "model_sha256": None}
-    write_hashed_json(run.folder / "done.json", done, run.folder)
+    write_hashed_json(run.folder / "done.json", done, of=run.folder)
     return run
 
 
@@ -121,7 +121,7 @@ def write_predictions(run: Run, records: int) -> None:
         "remarks": "{}",
         "classes": json.dumps(list(modality.classes)),
         "hardware": Hardware("a processor", "its instructions", "1").to_json(),
-        "of": name_of(run.folder),
+        OF: name_of(run.folder),
     }
     path = predictions_path(run.folder, run.description["source"])
     path.parent.mkdir(exist_ok=True)
@@ -157,6 +157,8 @@ def measured(store: Path, out: Path, chosen: argparse.Namespace, size: int) -> d
     """Seconds of each reading of a store of ``size`` runs."""
     report = ("report", str(store), "--out", str(out), "--resamples", str(chosen.resamples))
     figures = () if chosen.figures else ("--no-figures",)
+    if damaged := read_stores([store]).damaged:
+        raise AssertionError(damaged)
     seconds = {
         "read": seconds_of(lambda: read_stores([store])),
         "list": seconds_of(lambda: command("list", str(store))),

@@ -97,8 +97,8 @@ def _cpu_instructions() -> list[str]:
     import torch
 
     config: Any = np.show_config(mode="dicts")
-    extensions = config["SIMD Extensions"]  # "found" is missing where it would be empty
-    found = extensions.get("found") or extensions["baseline"]
+    extensions = config.get("SIMD Extensions", {})  # without what would be empty
+    found = extensions.get("found") or extensions.get("baseline") or ["no extensions"]
     chosen = [f"PyTorch {torch.backends.cpu.get_cpu_capability()}", f"NumPy {found[-1]}"]
     limits = ((name, os.environ.get(name, "")) for name in LIMITS)
     return chosen + [f"{k}={v}" for k, v in limits if re.fullmatch(r"[A-Za-z0-9_,]{1,40}", v)]

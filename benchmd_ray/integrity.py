@@ -2,8 +2,8 @@
 
 A JSON file holds its own SHA-256, each line of a log its own CRC-32, and any other file has its
 SHA-256 in a file next to it, as ``sha256sum`` writes it. A file is hashed once per process, as long
-as it does not change. What a run or a search ends with says which one it is of, so that a file that
-was moved between two of them is found, too. Whoever can write the files can write all of this: it
+as it does not change. The files of a run or a search name it, so that one that was moved
+between two of them is found. Whoever can write the files can write all of this: it
 protects against damage, not against forgery.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -29,6 +30,8 @@ HASH = "sha256"
 """Key of a JSON file's own hash."""
 OF = "of"
 """Key of the run or search that a file is of, see `name_of`."""
+NAMED = re.compile(r"-([0-9a-f]{12})$")
+"""End of a run's or search's name: the hash of what determines it."""
 CHECK = "crc32"
 """Key of a line's own checksum."""
 SUFFIX = ".sha256"
@@ -133,8 +136,16 @@ def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
 
 
 def name_of(folder: Path) -> str:
-    """What files of a run or a search call it: the last part of its folder's name, a hash."""
-    return folder.resolve().name.rpartition("-")[2]
+    """What files of a run, a search or one of its trials call it.
+
+    The hash that the folder's name ends in; within a search, that of the search's name and the
+    path from there.
+    """
+    path = folder.resolve()
+    for named in (path, *path.parents):
+        if found := NAMED.search(named.name):
+            return (Path(found[1]) / path.relative_to(named)).as_posix()
+    return path.name
 
 
 def require_of(stated: object, folder: Path, path: object, remedy: str) -> None:
@@ -147,14 +158,14 @@ def require_of(stated: object, folder: Path, path: object, remedy: str) -> None:
         remedy: What to do then.
 
     Raises:
-        Damaged: It is of another one.
+        Damaged: It is of another one, or does not say which.
     """
     if stated != name_of(folder):
-        why = f"it was written for {shown(stated)}, not for {name_of(folder)}"
-        raise Damaged(path, why, remedy)
+        other = f"was written for {shown(stated)}" if stated else "does not say what it is of"
+        raise Damaged(path, f"it {other}, expected {shown(name_of(folder))}", remedy)
 
 
-def write_hashed_json(path: Path, content: Mapping[str, Any], of: Path | None = None) -> None:
+def write_hashed_json(path: Path, content: Mapping[str, Any], *, of: Path | None = None) -> None:
     """Write an object with the hash of its content, whole or not at all.
 
     Args:
@@ -172,7 +183,7 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_hashed_json(
-    path: Path, remedy: str, kinds: Kinds | None = None, of: Path | None = None
+    path: Path, remedy: str, kinds: Kinds | None = None, *, of: Path | None = None
 ) -> dict[str, Any]:
     """The object that `write_hashed_json` wrote.
 

@@ -121,8 +121,8 @@ def _source(kind: str, entry: EntryPoint) -> Path:
     origin = Path(spec.origin) if spec is not None and spec.origin else None
     if origin is None or origin.suffix != ".py" or not origin.is_file():
         raise BenchmdError(
-            f"the {kind} {entry.name} has no Python source file, that would distinguish its runs: "
-            "define the class or function in a module."
+            f"the {kind} {entry.name} has no Python source file, by which its runs are "
+            "distinguished: define the class or function in a module."
         )
     return origin
 

@@ -82,7 +82,8 @@ def test_a_processor_without_a_name_is_named_by_its_architecture(cpu_info, text)
 
 
 def test_instructions_are_those_that_the_libraries_chose():
-    found = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
+    found = np.show_config(mode="dicts")["SIMD Extensions"]
+    found = found.get("found", found["baseline"])
     torch_says = re.search(r"CPU capability usage: (\w+)", torch.__config__.show())[1]
     assert hardware(CPU).instructions == f"PyTorch {torch_says}, NumPy {found[-1]}"
     fewer = described(
@@ -93,6 +94,19 @@ def test_instructions_are_those_that_the_libraries_chose():
     )
     best = found[-2] if len(found) > 1 else "X86_V2"
     assert fewer.instructions == f"PyTorch DEFAULT, NumPy {best}, ONEDNN_MAX_CPU_ISA=AVX2"
+
+
+@pytest.mark.parametrize(
+    ("extensions", "last"),
+    [
+        ({"SIMD Extensions": {"baseline": ["X86_V2"]}}, "X86_V2"),
+        ({"SIMD Extensions": {"found": ["ASIMDDP"]}}, "ASIMDDP"),
+        ({}, "no extensions"),
+    ],
+)
+def test_numpy_says_nothing_of_extensions_that_it_lacks(monkeypatch, extensions, last):
+    monkeypatch.setattr(np, "show_config", lambda mode: extensions)
+    assert hardware(CPU).instructions.partition(", ")[2] == f"NumPy {last}"
 
 
 def test_threads_are_those_of_pytorch_and_of_openmp_where_they_differ():

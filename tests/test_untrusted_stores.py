@@ -32,7 +32,7 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.files import remove
-from benchmd_ray.integrity import read_hashed_json, write_hash, write_hashed_json
+from benchmd_ray.integrity import Damaged, read_hashed_json, write_hash, write_hashed_json
 from benchmd_ray.results.report.scored import read_scored
 from benchmd_ray.results.store import read_run, read_stores
 from benchmd_ray.training.checkpoints import _description
@@ -384,7 +384,7 @@ def test_a_file_of_another_run_or_search_is_damaged(store, tmp_path, kind, files
                 write_hash(place)
             assert own != whole
             said = " ".join(refusals(store, place))
-            assert f"it was written for '{other.name[-12:]}', not for {mine.name[-12:]}" in said
+            assert f"it was written for '{other.name[-12:]}', expected '{mine.name[-12:]}'" in said
             moved.add(path.name)
             place.write_bytes(own)
             if path.suffix == ".parquet":
@@ -393,12 +393,31 @@ def test_a_file_of_another_run_or_search_is_damaged(store, tmp_path, kind, files
     assert not refusals(store, mine)
 
 
+def test_a_file_of_another_trial_is_damaged(tmp_path):
+    searches, within = tmp_path / "searches", "trials/00003/ecg/transfer"
+    mine = searches / "tune-ecg-0123456789ab" / within
+    write_hashed_json(mine / "training.json", {"best_epoch": 1}, of=mine)
+    assert read_hashed_json(mine / "training.json", "", of=mine) == {"best_epoch": 1}
+    others = (mine.parents[2] / "00007/ecg/transfer", searches / "tune-ecg-ba9876543210" / within)
+    for other in others:
+        write_hashed_json(mine / "training.json", {"best_epoch": 1}, of=other)
+        with pytest.raises(Damaged, match=f"expected '0123456789ab/{within}'"):
+            read_hashed_json(mine / "training.json", "", of=mine)
+    write_hashed_json(mine / "training.json", {"best_epoch": 1})
+    with pytest.raises(Damaged, match="does not say what it is of"):
+        read_hashed_json(mine / "training.json", "", of=mine)
+
+
 def refusals(store: Path, path: Path) -> list[str]:
     """What commands say of the files of a run or a search that they refuse or skip."""
     stored, searched = read_stores([store]), read_searches([store])
     said = [*stored.notes, *searched.notes]
     said += [note for run in stored.found for note in read_scored(run).skipped]
-    reads = {"training.json": transfer_result, "study.log": reopened, "checkpoint.json": state_of}
+    reads = {
+        "training.json": transfer_result,
+        "study.log": reopened,
+        "checkpoint.json": _description,
+    }
     for name, read in reads.items():
         try:
             if path.name == name:
@@ -411,10 +430,6 @@ def refusals(store: Path, path: Path) -> list[str]:
 def reopened(search: Path) -> object:
     space = space_for("mae", "linear", "ecg", search.parents[2] / "space.yaml")
     return Study(search / "study.log", space, Method()).trials()
-
-
-def state_of(checkpoint: Path) -> object:
-    return _description(checkpoint)
 
 
 @pytest.mark.slow

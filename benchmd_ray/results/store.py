@@ -5,7 +5,8 @@ A run folder holds ``run.json`` (what it is), what training and evaluation write
 unfinished one is resumed. What is read back is compared with its hash, and the folder's name with
 what determines the run.
 
-A store may lie on S3 (`results.remote`): its folder is then a mirror, and all here holds too.
+A store may lie on S3 (`results.storage.remote`): its folder is then a mirror, and all here
+holds too.
 """
 
 from __future__ import annotations
@@ -71,8 +72,6 @@ OPTIONAL: Kinds = {
     "weights": dict,
 }
 """What it may hold besides."""
-
-
 ENDED: Kinds = {"finished": str, "seconds": (int, float), "model_sha256": (str, type(None))}
 """What ``done.json`` holds."""
 
@@ -102,7 +101,7 @@ class Run:
         """
         if not self.finished:
             return {}
-        return read_hashed_json(self.folder / DONE, self.remedy, ENDED, self.folder)
+        return read_hashed_json(self.folder / DONE, self.remedy, ENDED, of=self.folder)
 
     @property
     def model_sha256(self) -> str:
@@ -180,7 +179,7 @@ def working(run: Run, device: str | None = None, keep: Keep = "models") -> Itera
         with _session(run, device):
             yield
         if publication is None:
-            write_hashed_json(folder / DONE, _done(run), folder)
+            write_hashed_json(folder / DONE, _done(run), of=folder)
         else:
             publication.finish(_done(run), keep_checkpoint=checkpoint)
         if not checkpoint:
@@ -301,7 +300,7 @@ def _publish_rest(run: Run) -> None:
         if (folder / PENDING).is_file() and not run.finished:
             with alone(folder, f"the run {folder}"), remote.published(folder) as publication:
                 if publication is not None and (folder / PENDING).is_file():
-                    done = read_hashed_json(folder / PENDING, run.remedy, ENDED, folder)
+                    done = read_hashed_json(folder / PENDING, run.remedy, ENDED, of=folder)
                     checkpoint = (folder / CHECKPOINTS).is_dir() and _keeps(run)
                     publication.finish(done, keep_checkpoint=checkpoint)
         for dataset in remote.unpublished_predictions(folder):

@@ -49,7 +49,7 @@ class Work:
     unit_flops: float = 0.0
     """Operations of one unit."""
     unit_head_steps: int = 0
-    """Linear evaluation: steps of only the head in one unit; they cost time, hardly operations."""
+    """Linear evaluation: steps of the head only in one unit; they cost time, hardly operations."""
     once_flops: float = 0.0
     """Operations in addition to the units, forward only: encoding, scoring."""
 

@@ -107,7 +107,7 @@ def save_checkpoint(
     barrier()
     if engine.worker.rank == 0:
         with removed_on_failure(partial, final):
-            _complete(run, partial, step, engine, position, files or {})
+            _complete(partial, step, engine, position, files or {})
             flush(partial)
         _replace_oldest(partial, final)
     barrier()
@@ -136,7 +136,6 @@ def _aside(checkpoint: Path) -> Path:
 
 
 def _complete(
-    run: Path,
     partial: Path,
     step: int,
     engine: Engine,
@@ -153,7 +152,7 @@ def _complete(
         "versions": versions(),
         "files": {path.name: sha256(path) for path in sorted(partial.iterdir())},
     }
-    write_hashed_json(partial / CHECKPOINT, description, run)
+    write_hashed_json(partial / CHECKPOINT, description, of=_run_of(partial))
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -177,6 +176,10 @@ def checkpoint_step(folder: Path) -> int:
     """Steps or epochs done at a run's newest checkpoint; 0 where there is none."""
     held = latest_checkpoint(folder)
     return 0 if held is None else _step_of(held)
+
+
+def _run_of(checkpoint: Path) -> Path:
+    return checkpoint.parent.parent
 
 
 def _step_of(checkpoint: Path) -> int:
@@ -231,10 +234,10 @@ def _undamaged_step(run: Path) -> int:
 
 
 def _description(checkpoint: Path) -> dict[str, Any]:
-    run = checkpoint.parent.parent
-    description = read_hashed_json(checkpoint / CHECKPOINT, "", _STATE, run)
+    file = checkpoint / CHECKPOINT
+    description = read_hashed_json(file, "", _STATE, of=_run_of(checkpoint))
     if description["step"] != _step_of(checkpoint):
-        raise Damaged(checkpoint / CHECKPOINT, f"it is of step {description['step']}", "")
+        raise Damaged(file, f"it is of step {description['step']}", "")
     return description
 
 

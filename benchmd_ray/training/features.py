@@ -70,10 +70,10 @@ class FeatureStore:
         name = digest(about)[:32]
         path, shape = self.folder / f"{name}.npy", (len(rows), self.width)
         with locked(self.folder / f"{name}.lock", f"the features {path}", wait=True):
-            held = _kept(path, shape)
+            held = _kept(path, shape, about)
             if held is None:
                 _keep(path, encode(), about)
-                held = _kept(path, shape)
+                held = _kept(path, shape, about)
         if held is None:
             raise RuntimeError(f"{path} is not what was just written")  # a disk that loses data
         return held
@@ -126,11 +126,13 @@ def _keep(path: Path, features: Features, about: dict[str, Any]) -> None:
     write_hashed_json(path.with_suffix(".json"), {"features": held, **about})
 
 
-def _kept(path: Path, shape: tuple[int, int]) -> Features | None:
-    """Features that are kept whole; None where there are none, or damaged ones."""
+def _kept(path: Path, shape: tuple[int, int], about: dict[str, Any]) -> Features | None:
+    """Features that are kept whole; None where there are none, damaged ones or those of others."""
     try:
-        stated = read_hashed_json(path.with_suffix(".json"), "", {"features": str})["features"]
-        require_sha256(path, stated, "")
+        stated = read_hashed_json(path.with_suffix(".json"), "", {"features": str})
+        require_sha256(path, stated.pop("features"), "")
+        if digest(stated) != digest(about):
+            return None
         held: Features = mapped(path, "c", "")
     except Damaged:
         return None

@@ -167,7 +167,7 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
             "validation_auroc": best.auroc,
             "training_records": len(data.rows),
         },
-        job.folder,
+        of=job.folder,
     )
 
 
@@ -182,7 +182,7 @@ def transfer_result(folder: Path) -> dict[str, Any]:
         "validation_auroc": float,
         "training_records": int,
     }
-    return read_hashed_json(folder / RESULT, made_again(folder), kinds, folder)
+    return read_hashed_json(folder / RESULT, made_again(folder), kinds, of=folder)
 
 
 def _finetune(

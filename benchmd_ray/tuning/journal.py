@@ -10,7 +10,7 @@ from typing import Any
 from optuna.storages.journal import JournalFileBackend
 
 from benchmd_ray.files import remove
-from benchmd_ray.integrity import Damaged, checked, unchecked
+from benchmd_ray.integrity import MAX_LOG_BYTES, Damaged, checked, unchecked
 
 REMEDY = "Put a copy in its place, or remove the search's folder to begin it anew."
 FAULTS = (
@@ -47,6 +47,8 @@ def mend(path: Path) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise Damaged(path, "it is a link or not a regular file", REMEDY)
     if path.is_file():
+        if path.stat().st_size > MAX_LOG_BYTES:
+            raise Damaged(path, f"it has more than {MAX_LOG_BYTES:,} bytes", REMEDY)
         whole = path.read_bytes().rfind(b"\n") + 1
         if whole < path.stat().st_size:
             os.truncate(path, whole)

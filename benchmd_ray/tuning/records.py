@@ -31,7 +31,7 @@ from benchmd_ray.parquet import read_table
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault
 
-FORMAT = 1
+FORMAT = 2
 SEARCHES = "searches"
 """Folder of a store that holds its searches."""
 SEARCH, TRIALS, RESULT, BEST = "search.json", "trials.parquet", "result.json", "best.yaml"

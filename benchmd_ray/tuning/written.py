@@ -104,7 +104,7 @@ def write_result(
         "front": front(trials),
         "settings": [as_dict(settings) for settings in found],
     }
-    write_hashed_json(folder / RESULT, content, folder)
+    write_hashed_json(folder / RESULT, content, of=folder)
     changes = best_settings(folder, work, bases, best)
     with replacing(folder / BEST) as partial:
         partial.write_text(_yaml(changes, work, best, trials[0]), "utf-8")

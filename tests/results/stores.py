@@ -19,7 +19,7 @@ from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import Settings, as_dict, updated
-from benchmd_ray.tuning.records import trials_schema
+from benchmd_ray.tuning.records import FORMAT, trials_schema
 
 HARDWARE = Hardware("A processor (family 6, model 85)", "PyTorch AVX512, NumPy X86_V4", "2")
 """Of all runs, unless a test says otherwise."""
@@ -85,7 +85,7 @@ def _finished(run: Run, lines: Sequence[Mapping[str, float]], finished: bool) ->
 def write_done(run: Run, **said: Any) -> Path:
     """Mark a run as finished."""
     done = {"finished": "2025-01-01T00:00:00+00:00", "seconds": 0.0, "model_sha256": None, **said}
-    write_hashed_json(run.folder / "done.json", done, run.folder)
+    write_hashed_json(run.folder / "done.json", done, of=run.folder)
     return run.folder / "done.json"
 
 
@@ -408,7 +408,7 @@ def make_search(
         "patients": {"train": 150, "validation": 50},
     }
     plan = {
-        **{"format": 1, "technique": "mae", "setting": "linear", "sources": [source]},
+        **{"format": FORMAT, "technique": "mae", "setting": "linear", "sources": [source]},
         **{"objectives": ["auroc"], "across": None, "sampler": "tpe", "stopping": "asha"},
         **{"seed": 0, "space": space, "settings": [as_dict(start or Settings())], "device": "cpu"},
         "determinants": SOUGHT,
@@ -423,7 +423,7 @@ def make_search(
     write_hash(folder / "trials.parquet")
     if finished:
         outcome = {**_outcome(held, space), **(result or {})}
-        write_hashed_json(folder / "result.json", outcome, folder)
+        write_hashed_json(folder / "result.json", outcome, of=folder)
     return folder
 
 

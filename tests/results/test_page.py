@@ -401,7 +401,7 @@ def test_findings_on_gaps_paper_and_pairs(analysis):
     ].replace("−", "-")
     held = analysis.scores[analysis.scores["paper"].notna()]
     inside = [low <= p <= high for low, p, high in held[["low", "paper", "high"]].to_numpy()]
-    assert f"{len(held)} results are next to" in text["The paper"]
+    assert f"{len(held)} results can be compared with" in text["The paper"]
     assert f"of {sum(inside)} of the {len(held)} that have one holds it" in text["The paper"]
     clear = analysis.pairs[analysis.pairs["p_holm"] < 0.05]
     up, down = (clear["difference"] > 0).sum(), (clear["difference"] < 0).sum()

@@ -195,7 +195,9 @@ def test_foreign_weights_are_refused(s3, machine):
         train(run)
     s3.write(f"{run.folder.name}/model.safetensors", b"others")
     there = read_run(machine("b") / run.folder.name)
-    with pytest.raises(BenchmdError, match=r"its SHA-256 is not the one .* Remove the run s3://"):
+    with pytest.raises(
+        BenchmdError, match=r"its SHA-256 is not the one .* Remove the folder s3://"
+    ):
         require_weights(there)
     assert not (there.folder / "model.safetensors").exists()
 

@@ -523,8 +523,8 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
         ("search.json", "[]", "it holds list"),
         ("search.json", '{"format": 1}', "it has no sha256"),
         ("search.json", '{"format": 1, "sha256": "0"}', "its SHA-256 is another"),
-        ("search.json", {"format": 2}, "another version of benchmd wrote it"),
-        ("search.json", {"format": 1, "technique": "mae"}, "it lacks setting, sources"),
+        ("search.json", {"format": 3}, "another version of benchmd wrote it"),
+        ("search.json", {"format": 2, "technique": "mae"}, "it lacks setting, sources"),
         ("trials.parquet", "PAR1 cut off", "its SHA-256 is not the one that was recorded"),
         ("result.json", {"best": 3}, "it lacks value, first_value"),
         ("result.json", "", "it is not JSON"),
@@ -535,7 +535,7 @@ def test_a_damaged_folder_is_refused_with_its_file_and_the_remedy(tmp_path, file
     if isinstance(content, str):
         (folder / file).write_text(content)
     else:
-        write_hashed_json(folder / file, content, folder)
+        write_hashed_json(folder / file, content, of=folder)
     with pytest.raises(BenchmdError, match=match) as caught:
         searches([tmp_path])
     assert str(folder / file) in str(caught.value)

@@ -280,7 +280,7 @@ def run_folder(store, name, *, kind="pretrain", technique="mae", device="cpu", r
     (folder / "metrics.jsonl").write_text(text, "utf-8")
     if "seconds" in more:
         done = {"finished": "now", "seconds": more["seconds"], "model_sha256": None}
-        write_hashed_json(folder / "done.json", done, folder)
+        write_hashed_json(folder / "done.json", done, of=folder)
     return folder
 
 

@@ -152,7 +152,14 @@ def other_shape(path):
     path.with_suffix(".json").write_text(json.dumps(said | {"sha256": sha256(path)}))
 
 
-@pytest.mark.parametrize("damage", [cut, flip, pickled, unsaid, other_shape])
+def of_other_weights(path):
+    other = FeatureStore(path.parent / "other", {"weights": "other"}, 2)
+    other.features("train", np.arange(3), lambda: np.ones((3, 2), np.float32), False)
+    for file in other.folder.iterdir():
+        file.replace(path.with_suffix(file.suffix))
+
+
+@pytest.mark.parametrize("damage", [cut, flip, pickled, unsaid, other_shape, of_other_weights])
 def test_damaged_features_are_encoded_again(tmp_path, damage):
     store, calls = FeatureStore(tmp_path, {}, 2), []
 

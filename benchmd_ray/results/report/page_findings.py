@@ -249,14 +249,14 @@ def _gaps(gaps: pd.DataFrame) -> list[str]:
 def _paper(scores: pd.DataFrame) -> list[str]:
     held = scores.dropna(subset=["paper", "value"])
     if held.empty:
-        return ["No result may be shown next to a number of the paper; the notes say why."]
+        return ["No result may be compared with a number of the paper; the notes say why."]
     spans = held.dropna(subset="low")
     within = int(((spans["low"] <= spans["paper"]) & (spans["paper"] <= spans["high"])).sum())
     differences = held["value"] - held["paper"]
     return [
-        f"{count_of(len(held), 'result')} are next to a number of the paper; the 95 % interval of "
-        f"{within} of the {len(spans)} that have one holds it; ours minus the paper's is "
-        f"{shown(differences.mean(), 'signed')} on average, from "
+        f"{count_of(len(held), 'result')} can be compared with a number of the paper; the 95 % "
+        f"interval of {within} of the {len(spans)} that have one holds it; ours minus the paper's "
+        f"is {shown(differences.mean(), 'signed')} on average, from "
         f"{shown(differences.min(), 'signed')} to {shown(differences.max(), 'signed')}."
     ]
 

@@ -1,7 +1,8 @@
 """The local mirror of a store on S3: a folder like any store, filled from the bucket.
 
 What is small is pulled when a run is opened; weights and checkpoints when they are needed. A hidden
-index in each run's folder says which state of the bucket each file has. See `results.remote`.
+index in each run's folder says which state of the bucket each file has. See
+`results.storage.remote`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmd_ray.files import TEMPORARY, cache_folder, flush, locked, remove
 from benchmd_ray.integrity import (
     SUFFIX,
     Damaged,
+    made_again,
     read_hashed_json,
     require_sha256,
     write_hashed_json,
@@ -340,11 +342,11 @@ def fetch_weights(run: Path) -> None:
     with locked(run / SYNC, "the mirror", wait=True):
         if (run / MODEL).is_file():
             return
+        remedy = made_again(shown(run))
+        expected = read_hashed_json(run / DONE, remedy, of=run).get("model_sha256")
         there = mirror.objects().get(MODEL)
         if there is None or not download(mirror, MODEL, there):
             return
-        remedy = f"Remove the run {shown(run)} and do it again."
-        expected = read_hashed_json(run / DONE, remedy, of=run).get("model_sha256")
         if expected:
             try:
                 require_sha256(run / MODEL, str(expected), remedy)

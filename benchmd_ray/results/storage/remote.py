@@ -1,9 +1,9 @@
 """Work on runs of a store on S3: under a lease, published while it goes on.
 
-A store on S3 is mirrored by a folder of each machine (`results.mirror`); all else works on that
-folder. What holds, whatever is killed and whenever:
+A store on S3 is mirrored by a folder of each machine (`results.storage.mirror`); all else works on
+that folder. What holds, whatever is killed and whenever:
 
-1. One session works on a run. It holds the run's lease (`results.lease`), taken and renewed by
+1. One session works on a run. It holds the run's lease (`storage.lease`), taken and renewed by
    conditional puts alone, and the mirror's local lock. Objects are put and deleted only under a
    lease that is certainly held at that moment; a session that lost it publishes nothing more.
 2. Nothing half-written counts. An object is put whole. A checkpoint lies in a folder that one
@@ -124,7 +124,7 @@ class Publication:
         self.stop()
         self.ended = True
         folder = self._mirror.folder
-        write_hashed_json(folder / PENDING, done, folder)
+        write_hashed_json(folder / PENDING, done, of=folder)
         try:
             self._lease.renew()
             self.push(checkpoint=keep_checkpoint)
