@@ -148,4 +148,5 @@ def test_the_project_speaks_of_no_machine():
     assert "README.md" in files
     for name in files:
         content = (ROOT / name).read_text("utf-8")
-        assert str(ROOT.parent) + "/" not in content, name
+        for folder in (ROOT, ROOT.parent / "shared", Path.home()):
+            assert f"{folder}/" not in content, name
