@@ -265,7 +265,7 @@ def images_modality(dataset: str, images: Images, size: int) -> Modality:
 @functools.cache
 def _of_card(name: str) -> Modality | None:
     """The modality of that name that a card of images states."""
-    named = re.fullmatch(r"([a-z0-9]+)(?:-(\d+))?", name)
+    named = re.fullmatch(r"([a-z0-9]{1,64})(?:-([0-9]{1,4}))?", name)
     path = resource_folder("data_catalog") / f"{named[1] if named else ''}.yaml"
     if not named or not path.is_file():
         return None

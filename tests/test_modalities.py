@@ -48,7 +48,12 @@ def test_patches_of_every_dataset_of_medmnist_cut_it_whole(card):
 
 
 @pytest.mark.parametrize(
-    "name", ["breastmnist-28", "breastmnist-32", "breastmnist-", "georgia", "../setup", "x", ""]
+    "name",
+    [
+        *("breastmnist-28", "breastmnist-32", "breastmnist-", "georgia", "../setup", "x", ""),
+        pytest.param(300 * "x", id="longer than a file's name"),
+        pytest.param("breastmnist-" + 5000 * "6", id="longer than a number"),
+    ],
 )
 def test_other_names_are_no_modality(name):
     assert find_modality(name) is None

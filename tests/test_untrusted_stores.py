@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,8 +83,8 @@ def files_of(store: Path) -> list[Path]:
     kinds = {}
     for path in sorted(store.rglob("*")):
         if path.suffix in (".json", ".jsonl", ".log", ".parquet") and "shards" not in path.parts:
-            folder = path.relative_to(store).parts[0].partition("-")[0]
-            kinds.setdefault((folder, path.parent.name.partition("_")[0], path.name), path)
+            parts = path.relative_to(store).parts[:-1]
+            kinds.setdefault((*(re.split("[-_]", part)[0] for part in parts), path.name), path)
     return list(kinds.values())
 
 

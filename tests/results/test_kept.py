@@ -1,5 +1,6 @@
 """What a report keeps for the next one gives the same results, and never stale ones."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,17 @@ def test_a_result_of_another_form_is_computed_again(cache):
         write_hash(path)
         assert kept(INPUTS, {}, compute, fits)["a"][0] == 1.5
     assert compute.times == 3
+
+
+def test_a_member_that_is_no_array_is_computed_again(cache):
+    compute = Counted()
+    kept(INPUTS, {}, compute, fits)
+    (path,) = cache.glob("*.npz")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", b"of another format")
+    write_hash(path)
+    assert kept(INPUTS, {}, compute, fits)["a"][0] == 1.5
+    assert compute.times == 2
 
 
 def test_a_result_that_was_exchanged_with_another_is_computed_again(cache):
