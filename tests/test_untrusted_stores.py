@@ -394,6 +394,18 @@ def test_a_file_of_another_run_or_search_is_damaged(store, tmp_path, kind, files
     assert not refusals(store, mine)
 
 
+def test_predictions_of_another_dataset_are_damaged(store):
+    one, other = (
+        next(store.glob("transfer-*")) / "predictions" / f"{name}.parquet"
+        for name in ("georgia", "ptb-xl")
+    )
+    shutil.copy(one, other)
+    write_hash(other)
+    assert read_predictions(one)
+    with pytest.raises(Damaged, match="it is of the dataset 'georgia'"):
+        read_predictions(other)
+
+
 def test_a_file_of_another_trial_is_damaged(tmp_path):
     searches, within = tmp_path / "searches", "trials/00003/ecg/transfer"
     mine = searches / "tune-ecg-0123456789ab" / within

@@ -21,7 +21,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.records import METADATA, decode_targets
 from benchmd_ray.data.resident import split_table
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.evaluation.metrics import pooled, probabilities
 from benchmd_ray.hardware import from_json, hardware
 from benchmd_ray.integrity import OF, Damaged, name_of, replacing_hashed, require_hash, require_of
@@ -262,6 +262,8 @@ def _description(schema: pa.Schema, path: Path) -> dict[str, str]:
         why = f"it does not say what predictions say ({type(error).__name__}: {error})"
         raise Damaged(path, why, _remedy(path)) from error
     require_of(description[OF], path.parent.parent, path, _remedy(path))
+    if description["dataset"] != path.stem:
+        raise Damaged(path, f"it is of the dataset {shown(description['dataset'])}", _remedy(path))
     return description
 
 

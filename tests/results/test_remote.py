@@ -144,10 +144,21 @@ def test_another_machines_mirror_is_not_taken_for_a_store_of_its_own(machine, s3
 def test_no_object_leads_out_of_a_runs_folder():
     for name in ("../x", "a/../../x", "/etc/x", ".lock", "predictions/.x", "a\\..\\x", ""):
         assert not is_light(name)
+    for name in (300 * "x", f"predictions/{150 * 'é'}.parquet", "a\0b"):  # no file can have it
+        assert not is_light(name)
     for name in ("run.json", "done.json", "predictions/georgia.parquet"):
         assert is_light(name)
     assert not is_light("model.safetensors")
     assert not is_light("lease.json")
+
+
+def test_objects_that_no_file_can_be_named_by_are_passed_over(s3, machine):
+    run = open_run(machine("a"), "r", ABOUT)
+    with working(run):
+        train(run)
+    s3.write(f"{run.folder.name}/{300 * 'x'}", b"{}")
+    s3.write(f"{300 * 'y'}/run.json", b"{}")
+    assert [found.folder.name for found in runs([machine("b")])] == [run.folder.name]
 
 
 def test_without_boto3_the_error_says_what_to_install(machine, monkeypatch):

@@ -54,6 +54,8 @@ STEP = ".checkpoint"
 """In the index: name of the checkpoint that was pulled or published."""
 SYNC = ".sync"
 MIRROR = re.compile(r"s3-[0-9a-f]{16}")
+LONGEST_NAME = 200
+"""Bytes of a file's name: file systems allow 255, of which a file that is being pulled has more."""
 RUN_NAME = re.compile(r".+-[0-9a-f]{12}")
 PULLING = 8
 """Runs of a store that are pulled at once."""
@@ -169,7 +171,11 @@ def is_light(name: str) -> bool:
 
 def _harmless(name: str) -> bool:
     """Whether a name leads nowhere but into the run's folder, to a file that is seen there."""
-    return "\\" not in name and not any(part[:1] in ("", ".") for part in name.split("/"))
+    parts = name.split("/")
+    short = all(len(part.encode("utf-8", "replace")) <= LONGEST_NAME for part in parts)
+    return (
+        short and not {"\\", "\0"} & set(name) and all(part[:1] not in ("", ".") for part in parts)
+    )
 
 
 def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
