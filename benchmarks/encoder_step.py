@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import measure
-from benchmd_ray.modalities import MODALITIES, Modality
+from benchmd_ray.modalities import Modality, modalities
 from benchmd_ray.models.encoder import Block, Encoder
 from benchmd_ray.settings import ENCODERS, EncoderSettings
 
@@ -47,9 +47,14 @@ class EinsumBlock(Block):
         return x + self.mlp(self.mlp_norm(x))
 
 
+def plain_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
+    """Ours."""
+    return Encoder(modality.signal, size)
+
+
 def einsum_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
     """An encoder of the same parameters with einsum attention."""
-    encoder = Encoder(modality, size)
+    encoder = Encoder(modality.signal, size)
     encoder.blocks = nn.ModuleList(EinsumBlock(size) for _ in range(size.depth))
     return encoder
 
@@ -62,7 +67,9 @@ def same_encoders(
     Raises:
         AssertionError: Their features differ.
     """
-    ours, peer = (make(modality, size).to(signals.device) for make in (Encoder, einsum_encoder))
+    ours, peer = (
+        make(modality, size).to(signals.device) for make in (plain_encoder, einsum_encoder)
+    )
     peer.load_state_dict(ours.state_dict())
     with torch.inference_mode():
         expected, got = (encoder.eval()(signals[:4]) for encoder in (ours, peer))
@@ -74,7 +81,7 @@ def flops_per_step(modality: Modality, size: EncoderSettings, batch: int) -> int
     """FLOPs of the matrix products of one forward and backward pass; nothing is computed."""
     with torch.device("meta"):
         model = with_head(einsum_encoder(modality, size), modality)
-        signals = torch.empty(batch, *modality.input_shape)
+        signals = torch.empty(batch, *modality.signal.input_shape)
     counter = FlopCounterMode(display=False)
     with counter:
         model(signals).sum().backward()
@@ -83,7 +90,7 @@ def flops_per_step(modality: Modality, size: EncoderSettings, batch: int) -> int
 
 def with_head(encoder: Encoder, modality: Modality) -> nn.Sequential:
     """Encoder and linear head."""
-    head = nn.Linear(encoder.width, len(modality.classes), device=encoder.cls.device)
+    head = nn.Linear(encoder.width, len(modality.task.classes), device=encoder.cls.device)
     return nn.Sequential(encoder, head)
 
 
@@ -114,7 +121,7 @@ def tasks(
     arguments: argparse.Namespace, modality: Modality, signals: torch.Tensor
 ) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
     """What to measure, by name, and why something is left out."""
-    classes = torch.randint(len(modality.classes), (len(signals),), device=signals.device)
+    classes = torch.randint(len(modality.task.classes), (len(signals),), device=signals.device)
     encoders = same_encoders(modality, ENCODERS[arguments.size], signals)
     ours, peer = (with_head(encoder, modality).to(signals.device) for encoder in encoders)
 
@@ -149,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = measure.parser(__doc__)
     measure.add_device(options)
     options.add_argument("--size", choices=sorted(ENCODERS), default="paper", help="(paper)")
-    options.add_argument("--modality", choices=sorted(MODALITIES), default="ecg", help="(ecg)")
+    options.add_argument("--modality", choices=sorted(modalities()), default="ecg", help="(ecg)")
     options.add_argument("--batch", type=int, help="samples of a step (64; 4 on a CPU)")
     options.add_argument("--steps", type=int, help="steps of a repetition (20; 1 on a CPU)")
     options.add_argument("--peak-tflops", type=float, help="peak of the device, dense bf16")
@@ -158,8 +165,8 @@ def main(arguments: list[str] | None = None) -> None:
     on_gpu = chosen.device == "cuda"
     chosen.batch = chosen.batch or (64 if on_gpu else 4)
     chosen.steps = chosen.steps or (20 if on_gpu else 1)
-    modality, size = MODALITIES[chosen.modality], ENCODERS[chosen.size]
-    signals = torch.randn(chosen.batch, *modality.input_shape, device=chosen.device)
+    modality, size = modalities()[chosen.modality], ENCODERS[chosen.size]
+    signals = torch.randn(chosen.batch, *modality.signal.input_shape, device=chosen.device)
     to_measure, left_out = tasks(chosen, modality, signals)
     seconds = measure.alternating(
         to_measure,
@@ -181,8 +188,8 @@ def main(arguments: list[str] | None = None) -> None:
             for name in seconds
             if "+" not in name and name != "einsum_float32"
         },
-        parameters=sum(p.numel() for p in Encoder(modality, size).parameters()),
-        tokens=modality.tokens + 1,
+        parameters=sum(p.numel() for p in Encoder(modality.signal, size).parameters()),
+        tokens=modality.signal.tokens + 1,
         **figures(seconds, flops, chosen),
         left_out=left_out,
     )

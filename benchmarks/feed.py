@@ -30,7 +30,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from benchmarks import measure
 from benchmd_ray.data.batches import Columns, ResidentFeed, Worker, epoch_order
 from benchmd_ray.data.normalise import NORMALISERS, normaliser
-from benchmd_ray.modalities import MODALITIES, Modality
+from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.signals import Signal
+from benchmd_ray.typed import typed
 
 Signals = Iterator[torch.Tensor]
 """Batches, (batch, *input_shape) float32."""
@@ -39,11 +41,14 @@ Signals = Iterator[torch.Tensor]
 class RawRecords(Dataset[torch.Tensor]):
     """One raw file per record, read when it is asked for."""
 
-    def __init__(self, read: Callable[[Any], Any], items: Sequence[Any], modality: Modality):
+    def __init__(self, read: Callable[[Any], Any], items: Sequence[Any], signal: Signal):
         """Take how an item becomes a stored signal, and the items in row order."""
         self._read, self._items = read, items
-        self._normalise = NORMALISERS[modality.name]  # can be sent to the DataLoader's workers
-        self._sizes = torch.tensor([modality.stored_shape[1:]])
+        # not `normaliser`, whose function cannot be sent to the DataLoader's workers
+        chosen = NORMALISERS[signal.normaliser]
+        self._normalise = chosen.function
+        self._parameters = typed(chosen.parameters, signal.parameters, signal.normaliser)
+        self._sizes = torch.tensor([signal.stored_shape[1:]])
 
     def __len__(self) -> int:
         """Number of records."""
@@ -52,7 +57,8 @@ class RawRecords(Dataset[torch.Tensor]):
     def __getitem__(self, row: int) -> torch.Tensor:
         """The normalised signal of a record."""
         stored = np.asarray(self._read(self._items[row]))
-        return self._normalise(torch.from_numpy(stored)[None], torch.ones(1), self._sizes, {})[0]
+        about = (torch.ones(1), self._sizes, {}, self._parameters)
+        return self._normalise(torch.from_numpy(stored)[None], *about)[0]
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -109,27 +115,28 @@ def array_feeds(
     arguments: argparse.Namespace, folder: Path
 ) -> tuple[Callable[[int], Signals], Callable[[int], Signals]]:
     """Ours and the peer on random arrays."""
-    modality, rows = MODALITIES["ecg"], arguments.records
+    modality, rows = modality_named("ecg"), arguments.records
+    signal = modality.signal
     generator = np.random.default_rng(arguments.seed)
     whole = np.lib.format.open_memmap(
-        folder / "signals.npy", "w+", np.int16, (rows, *modality.stored_shape)
+        folder / "signals.npy", "w+", np.int16, (rows, *signal.stored_shape)
     )
     files = [folder / f"{row:06d}.npy" for row in range(rows)]
     for row, path in enumerate(files):
-        whole[row] = generator.integers(-2000, 2000, modality.stored_shape, np.int16)
+        whole[row] = generator.integers(-2000, 2000, signal.stored_shape, np.int16)
         np.save(path, whole[row])
     whole.flush()
     mapped = np.load(folder / "signals.npy", mmap_mode="r")
     columns = Columns(
-        np.zeros((rows, len(modality.classes)), np.int8),
+        np.zeros((rows, len(modality.task.classes)), np.int8),
         np.full(rows, 0.001, np.float32),
-        np.tile(np.array(modality.stored_shape[1:], np.int32), (rows, 1)),
+        np.tile(np.array(signal.stored_shape[1:], np.int32), (rows, 1)),
     )
     worker = Worker(device=torch.device(arguments.device))
-    normalise = normaliser(modality, None)
+    normalise = normaliser(signal, None)
     feed = ResidentFeed(mapped, columns, normalise, seed=arguments.seed, worker=worker)
     peer = FilesFeed(
-        RawRecords(load_stored, files, modality),
+        RawRecords(load_stored, files, signal),
         lambda epoch: epoch_order(arguments.seed, epoch, rows),
         arguments,
     )
@@ -164,7 +171,7 @@ def catalog_feeds(
     arguments.records = rows
     reader = RawSignals(catalog, raw)
     peer = FilesFeed(
-        RawRecords(reader, reader.items(rows), catalog.modality),
+        RawRecords(reader, reader.items(rows), catalog.signal),
         lambda epoch: epoch_order(arguments.seed, epoch, rows),
         arguments,
     )

@@ -27,7 +27,7 @@ from benchmd_ray.data.batches import Columns, ResidentFeed, Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import read_columns, resident_feed
 from benchmd_ray.data.normalise import normaliser
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import classification_loss
 from benchmd_ray.settings import ENCODERS, Settings, updated
@@ -42,13 +42,13 @@ LR = 1e-2
 
 def random_feed(records: int, seed: int, worker: Worker) -> tuple[ResidentFeed, Any]:
     """The resident feed of random signals, and their targets (records, classes)."""
-    modality, generator = MODALITIES["ecg"], np.random.default_rng(seed)
-    signals = generator.integers(-2000, 2000, (records, *modality.stored_shape), np.int16)
-    classes = len(modality.classes)
+    kind, generator = modality_named("ecg"), np.random.default_rng(seed)
+    signals = generator.integers(-2000, 2000, (records, *kind.signal.stored_shape), np.int16)
+    classes = len(kind.task.classes)
     targets = np.eye(classes, dtype=np.int8)[generator.integers(classes, size=records)]
-    sizes = np.tile(np.array(modality.stored_shape[1:], np.int32), (records, 1))
+    sizes = np.tile(np.array(kind.signal.stored_shape[1:], np.int32), (records, 1))
     columns = Columns(targets, np.full(records, 0.001, np.float32), sizes)
-    normalise = normaliser(modality, None)
+    normalise = normaliser(kind.signal, None)
     return ResidentFeed(signals, columns, normalise, seed=seed, worker=worker), targets
 
 
@@ -69,10 +69,10 @@ class Evaluation:
             },
         )
         self.worker = Worker(device=torch.device(arguments.device))
-        modality = MODALITIES["ecg"]
+        kind = modality_named("ecg")
         if arguments.catalog:
             catalog = open_catalog(arguments.catalog)
-            modality, held = catalog.modality, read_columns(catalog, "train").targets
+            kind, held = catalog.card.kind, read_columns(catalog, "train").targets
             rows = np.arange(min(arguments.records, len(held)))
             self.feed = resident_feed(
                 catalog, "train", seed=arguments.seed, worker=self.worker, subset=rows
@@ -80,11 +80,11 @@ class Evaluation:
             targets = held[rows]
         else:
             self.feed, targets = random_feed(arguments.records, arguments.seed, self.worker)
-        self.task = modality.task
+        self.task = kind.task.kind
         self.targets = torch.from_numpy(targets).to(self.worker.device)
-        encoder = Encoder(modality, self.settings.encoder).requires_grad_(False)
+        encoder = Encoder(kind.signal, self.settings.encoder).requires_grad_(False)
         self.encode = evaluating(encoder, self.worker, "float32")
-        self.first = nn.Linear(encoder.width, len(modality.classes)).state_dict()
+        self.first = nn.Linear(encoder.width, len(kind.task.classes)).state_dict()
 
     def head(self) -> tuple[nn.Linear, torch.optim.Optimizer]:
         """A head with the first weights, and its optimiser."""

@@ -70,11 +70,13 @@ def read_arrays(path: Path, kind: Modality) -> Arrays:
     with np.load(path) as held:
         for split, prefix in SPLITS.items():
             images, labels = held[f"{prefix}_images"], held[f"{prefix}_labels"]
-            images = images[:, None] if kind.stored_shape[0] == 1 else np.moveaxis(images, -1, 1)
-            if images.shape[1:] != kind.stored_shape:
+            images = (
+                images[:, None] if kind.signal.stored_shape[0] == 1 else np.moveaxis(images, -1, 1)
+            )
+            if images.shape[1:] != kind.signal.stored_shape:
                 raise BenchmdError(
                     f"{path.name} has images of the shape {images.shape[1:]}, {kind.name} of "
-                    f"{kind.stored_shape}: name the file's dataset with --dataset."
+                    f"{kind.signal.stored_shape}: name the file's dataset with --dataset."
                 )
             found[split] = np.ascontiguousarray(images), targets_of(labels, kind)
     return found
@@ -82,18 +84,18 @@ def read_arrays(path: Path, kind: Modality) -> Arrays:
 
 def targets_of(labels: npt.NDArray[np.integer[Any]], kind: Modality) -> npt.NDArray[np.int8]:
     """Targets (rows, classes) of labels: numbers of classes (rows, 1), or 0 and 1 of each class."""
-    if kind.task == "multi-label":
+    if kind.task.kind == "multi-label":
         return labels.astype(np.int8)
-    return np.eye(len(kind.classes), dtype=np.int8)[labels.reshape(-1)]
+    return np.eye(len(kind.task.classes), dtype=np.int8)[labels.reshape(-1)]
 
 
 def random_arrays(kind: Modality, records: int, seed: int) -> Arrays:
     """Random images, and for validation a quarter as many; every class is there."""
     generator, found = np.random.default_rng(seed), Arrays()
-    classes = len(kind.classes)
+    classes = len(kind.task.classes)
     for split, rows in (("train", records), ("validation", max(2 * classes, records // 4))):
-        images = generator.integers(0, 256, (rows, *kind.stored_shape), np.uint8)
-        shape = (rows, classes) if kind.task == "multi-label" else rows
+        images = generator.integers(0, 256, (rows, *kind.signal.stored_shape), np.uint8)
+        shape = (rows, classes) if kind.task.kind == "multi-label" else rows
         labels = generator.integers(2, size=shape) if rows != shape else np.arange(rows) % classes
         found[split] = images, targets_of(labels, kind)
     return found
@@ -111,7 +113,9 @@ class Setup:
         self.settings: Settings = updated(
             medmnist_settings(kind, arguments.network, arguments.resize), changes
         )
-        self.model = Classifier(make_encoder(kind, self.settings.encoder), kind)
+        self.model = Classifier(
+            make_encoder(kind.signal, self.settings.encoder), len(kind.task.classes)
+        )
 
     @property
     def rows(self) -> int:
@@ -136,11 +140,11 @@ class Ours:
         columns, targets = self._columns("train"), setup.arrays["validation"][1]
         units = [str(row) for row in range(len(targets))]
         rows = np.arange(setup.rows)
-        self._data = TransferData(setup.kind.task, rows, columns, targets, units)
+        self._data = TransferData(setup.kind.task.kind, rows, columns, targets, units)
         self._best, self._epoch = Best(), 0
 
     def _columns(self, split: str) -> Columns:
-        targets, shape = self._setup.arrays[split][1], self._setup.kind.stored_shape
+        targets, shape = self._setup.arrays[split][1], self._setup.kind.signal.stored_shape
         sizes = np.tile(np.array(shape[1:], np.int32), (len(targets), 1))
         return Columns(targets, np.ones(len(targets), np.float32), sizes)
 
@@ -148,7 +152,7 @@ class Ours:
         setup, seed = self._setup, self._setup.settings.seed
         if setup.catalog:
             return resident_feed(open_catalog(setup.catalog), split, seed=seed, worker=setup.worker)
-        normalise = normaliser(setup.kind, None)
+        normalise = normaliser(setup.kind.signal, None)
         return ResidentFeed(
             setup.arrays[split][0], self._columns(split), normalise, seed=seed, worker=setup.worker
         )
@@ -162,7 +166,7 @@ class Ours:
             self._feed,
             settings,
             self._epoch,
-            setup.kind.task,
+            setup.kind.task.kind,
             begun=[],
             agreement=agreement,
         )
@@ -184,7 +188,7 @@ class Plain:
         self._setup, transfer = setup, setup.settings.transfer
         self._device = setup.worker.device
         self.model = deepcopy(setup.model).to(self._device)
-        self._several = setup.kind.task == "multi-label"
+        self._several = setup.kind.task.kind == "multi-label"
         self._train, self._validation = (self._dataset(split) for split in SPLITS)
         optimiser = transfer.optimiser
         self._optimiser = torch.optim.Adam(self.model.parameters(), lr=optimiser.lr)
@@ -197,7 +201,7 @@ class Plain:
     def _dataset(self, split: str) -> TensorDataset:
         images, targets = (torch.from_numpy(array) for array in self._setup.arrays[split])
         x = images.float() / 255
-        if len(self._setup.kind.axes) == 3:  # images are normalised, volumes are not
+        if len(self._setup.kind.signal.axes) == 3:  # images are normalised, volumes are not
             x = (x - 0.5) / 0.5
         return TensorDataset(x, targets.float() if self._several else targets.argmax(dim=1))
 
@@ -310,7 +314,7 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.catalog and (chosen.records or not chosen.npz):
         options.error("--catalog needs --npz, the file that it was built from, and no --records")
     kind = modality(chosen.dataset)
-    chosen.network = chosen.network or ("resnet18" if len(kind.axes) == 3 else "resnet18-3d")
+    chosen.network = chosen.network or ("resnet18" if len(kind.signal.axes) == 3 else "resnet18-3d")
     arrays = (
         read_arrays(chosen.npz, kind)
         if chosen.npz

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from benchmd_ray.evaluation.metrics import probabilities
 from benchmd_ray.evaluation.predict import predictions_path
 from benchmd_ray.hardware import Hardware
 from benchmd_ray.integrity import OF, line, name_of, write_hash, write_hashed_json
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.results.store import Run, open_run, read_stores
 from benchmd_ray.settings import Settings, as_dict, updated
 
@@ -85,16 +86,16 @@ def write_run(store: Path, modality: str, technique: str, setting: str, seed: in
 
 def write_predictions(run: Run, records: int) -> None:
     """Made-up predictions: all runs of a modality have the same records and targets."""
-    modality = MODALITIES[run.description["modality"]]
-    count = len(modality.classes)
+    modality = modality_named(run.description["modality"])
+    count = len(modality.task.classes)
     same = np.random.default_rng(0)
     own = np.random.default_rng([run.description["seed"], *run.folder.name.encode()])
     targets: npt.NDArray[np.int8]
-    if modality.task == "single-label":
+    if modality.task.exclusive:
         targets = np.eye(count, dtype=np.int8)[same.integers(0, count, records)]
     else:
         targets = (same.random((records, count)) < 0.3).astype(np.int8)
-    scores = probabilities(own.normal(size=targets.shape) + targets, modality.task)
+    scores = probabilities(own.normal(size=targets.shape) + targets, modality.task.kind)
     names = pa.array([f"r{i:06d}" for i in range(records)])
     nothing = pa.nulls(records, pa.string())
     table = pa.table(
@@ -119,7 +120,7 @@ def write_predictions(run: Run, records: int) -> None:
         "raw_expected": "100",
         "options": "{}",
         "remarks": "{}",
-        "classes": json.dumps(list(modality.classes)),
+        "task": json.dumps(asdict(modality.task)),
         "hardware": Hardware("a processor", "its instructions", "1").to_json(),
         OF: name_of(run.folder),
     }

@@ -44,7 +44,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks import measure
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modalities
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.settings import ENCODERS, ExecutionSettings, OptimiserSettings, PretrainSettings
 from benchmd_ray.ssl import METHODS
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     options = measure.parser(__doc__)
     options.add_argument("--size", choices=sorted(ENCODERS), default="paper", help="(paper)")
-    options.add_argument("--modality", choices=sorted(MODALITIES), default="ecg", help="(ecg)")
+    options.add_argument("--modality", choices=sorted(modalities()), default="ecg", help="(ecg)")
     options.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="(2 4)")
     options.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3], help="(0 1 2 3)")
     options.add_argument("--batch", type=int, default=4, help="examples of a step (4)")
@@ -141,7 +141,7 @@ def method(name: str, size: str, arguments: argparse.Namespace) -> nn.Module:
     """A method on an encoder without dropout."""
     torch.manual_seed(arguments.seed)
     chosen = dataclasses.replace(ENCODERS[size], dropout=0.0, embedding_dropout=0.0)
-    encoder = make_encoder(MODALITIES[arguments.modality], chosen)
+    encoder = make_encoder(modalities()[arguments.modality].signal, chosen)
     made: nn.Module = METHODS[name](encoder, PretrainSettings())
     return made
 
@@ -150,7 +150,7 @@ def stepped(
     engine: Engine, batch: int, steps: int, arguments: argparse.Namespace
 ) -> Iterator[float]:
     """Train; gives the loss of each step, mean over the workers."""
-    worker, shape = engine.worker, MODALITIES[arguments.modality].input_shape
+    worker, shape = engine.worker, modalities()[arguments.modality].signal.input_shape
     share = slice(worker.rank * batch // worker.world, (worker.rank + 1) * batch // worker.world)
     for step in range(steps):
         generator = torch.Generator().manual_seed(arguments.seed + step)

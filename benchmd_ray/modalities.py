@@ -1,198 +1,87 @@
-"""Modalities: what a signal is, how it is cut into tokens, what is predicted.
+"""Modalities: a signal, its usual task, and what the fixed protocol trains it with.
 
-The seven of BenchMD are constants (BenchMD v2, section 3 and appendix C; ``docs/differences.md``
-names where this departs). Each dataset of MedMNIST is a modality of its own at each size, which
-its card in ``data_catalog`` states (Yang et al., 2023, table 2).
+Each is a card of ``data_catalog/modalities``, the seven of BenchMD among them (BenchMD v2, section
+3 and appendix C; ``docs/differences.md`` names where this departs). Each dataset of MedMNIST is a
+modality of its own at each size, which its card in ``data_catalog`` states (Yang et al., 2023,
+table 2).
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files import resource_folder
+from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task, TaskKind
 
-Task = Literal["single-label", "multi-label"]
 MedmnistTask = Literal["binary-class", "multi-class", "ordinal-regression", "multi-label"]
-
-UNKNOWN = -1
-"""Target value of a class that is not known; it is masked in losses and metrics."""
-LUNG_WINDOW = (-1350.0, 150.0)
-"""HU of CT that are seen as 0 and as 1: centre −600, width 1500 (decision D5)."""
 
 
 @dataclass(frozen=True)
 class Modality:
-    """One modality: geometry and unit of its signal, and its task."""
+    """A signal with its usual task."""
 
     name: str
-    axes: tuple[str, ...]
-    """Names of the signal's axes; the first is the channel axis."""
-    stored_shape: tuple[int, ...]
-    """Shape of a signal in the catalog."""
-    input_shape: tuple[int, ...]
-    """Shape of a signal as the encoder sees it, channels first."""
-    dtype: Literal["int16", "uint8"]
-    """Type in the catalog: the narrowest that loses nothing."""
-    unit: str
-    """Physical unit of ``stored value × scale``."""
-    patch: tuple[int, ...]
-    """Extent of a patch along each axis but the channel's."""
+    signal: Signal
     task: Task
-    classes: tuple[str, ...]
-    """Class (or label) names in the order of targets, scores and tables."""
-    channels: tuple[str, ...] = ()
-    """Names of the channels in their order, for signals over time."""
-    rate: float | None = None
-    """Sampling rate in Hz, for signals over time."""
-    scored: str = "records"
-    """What is scored, each as one: records, or the scans that windows were cut from."""
-    batch_size: int = 64
+    batch_size: int
     """Examples of a training step in the fixed protocol."""
+    place: int | None = None
+    """Place among the others in tables; those without one come last, by name."""
     medmnist_task: MedmnistTask | None = None
-    """The task in the words of MedMNIST, for its datasets; all but the last are single-label."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of patches the encoder sees, CLS not counted."""
-        return math.prod(s // p for s, p in zip(self.input_shape[1:], self.patch, strict=True))
-
-    @property
-    def patch_size(self) -> int:
-        """Number of values in a patch, all channels together."""
-        return self.input_shape[0] * math.prod(self.patch)
+    """The task in the words of MedMNIST, for its datasets."""
 
     @property
     def dataset(self) -> str:
         """Name of the dataset of MedMNIST, which all sizes of its images share."""
         return self.name.partition("-")[0]
 
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Its groups in search spaces, the widest first, and its own name.
 
-        Datasets of MedMNIST are grouped by their dimensions, and by these with their size:
-        ``medmnist-2d``, ``medmnist-2d-28``.
-        """
-        if not self.medmnist_task:
-            return (self.name,)
-        group = f"medmnist-{len(self.axes) - 1}d"
-        return (group, f"{group}-{self.input_shape[-1]}", self.name)
+@functools.cache
+def modalities() -> dict[str, Modality]:
+    """Those that have a card of their own, by name, in the order of tables.
 
-    def with_patch(self, size: int) -> Modality:
-        """This modality, cut into patches of another extent.
-
-        Args:
-            size: Extent in samples along time, or in pixels along y and x; the extent along z stays
-                as it is. 0 takes the modality's own patches.
-
-        Raises:
-            BenchmdError: The extent does not divide the signal's.
-        """
-        if size == 0:
-            return self
-        kept = self.patch[:-2]  # z, where there is one
-        along = self.input_shape[1 + len(kept) :]
-        if size < 0 or any(extent % size for extent in along):
-            unit = "samples" if self.axes[-1] == "time" else "pixels"
-            raise BenchmdError(
-                f"setting encoder.patch_size is {size}, which does not cut the {along[0]} {unit} "
-                f"of {self.name} along {' and '.join(self.axes[1 + len(kept) :])} into whole "
-                f"patches: expected a divisor, such as {_divisors_near(math.gcd(*along), size)}, "
-                f"or 0 for the modality's own ({self.patch[-1]})."
-            )
-        return replace(self, patch=kept + (size,) * len(along))
+    Raises:
+        BenchmdError: A card cannot be read.
+    """
+    paths = sorted((resource_folder("data_catalog") / "modalities").glob("*.yaml"))
+    held = sorted(map(_read, paths), key=lambda each: (each.place is None, each.place))
+    return {each.name: each for each in held}
 
 
-def _divisors_near(extent: int, size: int) -> str:
-    """Up to two divisors of an extent on either side of a size, for a message."""
-    divisors = [d for d in range(1, extent + 1) if extent % d == 0]
-    below = [d for d in divisors if d < size][-2:]
-    return ", ".join(map(str, below + [d for d in divisors if d > size][:2]))
+def _read(path: Path) -> Modality:
+    # what names no modality needs no YAML
+    from benchmd_ray.plain_yaml import read_yaml_file
+    from benchmd_ray.typed import typed
 
-
-def _image(name: str, channels: int, task: Task, classes: tuple[str, ...]) -> Modality:
-    shape = (channels, 224, 224)
-    axes = ("channel", "y", "x")
-    return Modality(name, axes, shape, shape, "uint8", "grey level", (16, 16), task, classes)
-
-
-MODALITIES: dict[str, Modality] = {
-    m.name: m
-    for m in (
-        Modality(
-            name="ecg",
-            axes=("lead", "time"),
-            stored_shape=(12, 5000),
-            input_shape=(12, 5000),
-            dtype="int16",
-            unit="mV",
-            patch=(25,),
-            task="single-label",
-            classes=(
-                "normal",
-                "conduction disturbance",
-                "myocardial infarction",
-                "ischemic st-t changes",
-                "other",
-                "atrial fibrillation/flutter",
-                "hypertrophy",
-            ),
-            channels=tuple("I II III aVR aVL aVF V1 V2 V3 V4 V5 V6".split()),
-            rate=500.0,
-        ),
-        Modality(
-            name="eeg",
-            axes=("channel", "time"),
-            stored_shape=(2, 3750),
-            input_shape=(2, 3750),
-            dtype="int16",
-            unit="µV",
-            patch=(30,),
-            task="single-label",
-            classes=("wake", "n1", "n2", "n3", "rem"),
-            channels=("C3", "C4"),
-            rate=125.0,
-        ),
-        _image(
-            "cxr",
-            1,
-            "multi-label",
-            ("atelectasis", "cardiomegaly", "consolidation", "edema", "pleural effusion"),
-        ),
-        _image("mammo", 1, "single-label", tuple(f"BI-RADS {i}" for i in range(1, 6))),
-        _image("derm", 3, "single-label", ("mel", "nev", "bcc", "akiec", "other")),
-        _image("fundus", 3, "single-label", tuple(f"ICDR {i}" for i in range(5))),
-        Modality(
-            name="ldct",
-            axes=("channel", "z", "y", "x"),
-            stored_shape=(1, 24, 256, 256),
-            input_shape=(1, 24, 224, 224),
-            dtype="int16",
-            unit="HU",
-            patch=(24, 16, 16),
-            task="multi-label",
-            classes=("small nodule", "large nodule"),
-            scored="scans",
-            batch_size=32,
-        ),
-    )
-}
+    content = read_yaml_file(path, f"the card {path.name}")
+    if not isinstance(content, Mapping) or content.get("name") != path.stem:
+        raise BenchmdError(
+            f"the card {path.name} holds {shown(content)}, expected its keys, with the file's own "
+            "name."
+        )
+    named = dict(content)
+    if isinstance(named.get("signal"), Mapping):
+        named["signal"] = {"name": path.stem, **named["signal"]}
+    held: Modality = typed(Modality, named, f"the card {path.name}")
+    return held
 
 
 IMAGE_PATCHES = {2: {28: 4, 64: 8, 128: 16, 224: 16}, 3: {28: 7, 64: 8}}
 """Datasets of MedMNIST: number of the images' dimensions → their size → extent of a patch."""
-GROUPS = (
-    *MODALITIES,
+IMAGE_GROUPS = (
     *(f"medmnist-{dimensions}d" for dimensions in IMAGE_PATCHES),
     *(f"medmnist-{d}d-{size}" for d, sizes in IMAGE_PATCHES.items() for size in sizes),
 )
-"""What `Modality.groups` may hold, beside the names of MedMNIST's datasets."""
+"""Groups of their signals in search spaces: by dimensions, and by these with their size."""
+IMAGE_RANGES: dict[int, dict[str, Any]] = {2: {"onto_low": -1, "onto_high": 1}, 3: {}}
+"""What the baselines of MedMNIST v2 map grey levels to, by the images' dimensions."""
 IMAGE_BATCH = {2: 128, 3: 32}
 """Batch size of the baselines of MedMNIST v2, by the images' dimensions."""
 PLAIN_SIZE = 28
@@ -202,6 +91,15 @@ PLAIN_SIZE = 28
 def sized_name(dataset: str, size: int) -> str:
     """Name of a dataset of MedMNIST, which is its modality's, at a size: ``breastmnist-64``."""
     return dataset if size == PLAIN_SIZE else f"{dataset}-{size}"
+
+
+TASKS: dict[MedmnistTask, TaskKind] = {
+    "binary-class": "single-label",
+    "multi-class": "single-label",
+    "ordinal-regression": "ordinal",
+    "multi-label": "multi-label",
+}
+"""Tasks of MedMNIST in our words."""
 
 
 @dataclass(frozen=True)
@@ -247,19 +145,22 @@ def images_modality(dataset: str, images: Images, size: int) -> Modality:
             f"{', '.join(map(str, sizes))}."
         )
     shape = (images.channels, *(size,) * images.dimensions)
-    return Modality(
-        name=sized_name(dataset, size),
+    name, group = sized_name(dataset, size), f"medmnist-{images.dimensions}d"
+    signal = Signal(
+        name=name,
         axes=("channel", *("z", "y", "x")[3 - images.dimensions :]),
         stored_shape=shape,
         input_shape=shape,
         dtype="uint8",
         unit="grey level",
         patch=(sizes[size],) * images.dimensions,
-        task="multi-label" if images.task == "multi-label" else "single-label",
-        classes=images.classes,
-        batch_size=IMAGE_BATCH[images.dimensions],
-        medmnist_task=images.task,
+        normaliser="fixed-range",
+        parameters={"low": 0, "high": 255, **IMAGE_RANGES[images.dimensions]},
+        within=(group, f"{group}-{size}"),
     )
+    task = Task(TASKS[images.task], images.classes)
+    batch = IMAGE_BATCH[images.dimensions]
+    return Modality(name, signal, task, batch, medmnist_task=images.task)
 
 
 @functools.cache
@@ -269,7 +170,6 @@ def _of_card(name: str) -> Modality | None:
     path = resource_folder("data_catalog") / f"{named[1] if named else ''}.yaml"
     if not named or not path.is_file():
         return None
-    # the seven modalities need no YAML, nor do measurements of a device
     from benchmd_ray.plain_yaml import read_yaml_file
     from benchmd_ray.typed import typed
 
@@ -284,16 +184,16 @@ def _of_card(name: str) -> Modality | None:
 
 
 def find_modality(name: str) -> Modality | None:
-    """The modality of that name, of the seven or of a dataset of MedMNIST; None without one.
+    """The modality of that name, of a card or of a dataset of MedMNIST; None without one.
 
     Raises:
         BenchmdError: Its card cannot be read.
     """
-    return MODALITIES.get(name) or _of_card(name)
+    return modalities().get(name) or _of_card(name)
 
 
 def modality(name: str) -> Modality:
-    """The modality of that name, of the seven or of a dataset of MedMNIST.
+    """The modality of that name, of a card or of a dataset of MedMNIST.
 
     Raises:
         BenchmdError: There is none; the message lists the valid names.
@@ -301,7 +201,7 @@ def modality(name: str) -> Modality:
     found = find_modality(name)
     if found is None:
         raise BenchmdError(
-            f"{unknown_name('modality', name, MODALITIES)} Or a dataset of MedMNIST, such as "
+            f"{unknown_name('modality', name, modalities())} Or a dataset of MedMNIST, such as "
             "breastmnist or breastmnist-64 (`benchmd catalog list`)."
         )
     return found

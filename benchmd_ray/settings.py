@@ -399,7 +399,8 @@ def baseline_settings(modality: Modality, name: str) -> Settings:
     network, _, size = name.rpartition("-")
     if not size.isdecimal():
         network, size = name, "0"
-    images, extent = len(modality.axes) == 3, modality.input_shape[-1]
+    signal = modality.signal
+    images, extent = len(signal.axes) == 3, signal.input_shape[-1]
     if network not in BASELINES or int(size) not in (0, extent, *(SIZES if images else ())):
         sized = (f"{network}-{size}" for network in BASELINES[:2] for size in SIZES if images)
         raise unknown_name("baseline of MedMNIST", name, (*BASELINES, *sized))
@@ -420,7 +421,7 @@ def medmnist_settings(modality: Modality, network: str, resize: int = 0) -> Sett
         network: A ResNet or a network of MONAI, as ``encoder.network`` names it.
         resize: Extent in pixels that images are resized to, 224 in the paper; 0: as they are.
     """
-    volumes = len(modality.axes) == 4
+    volumes = len(modality.signal.axes) == 4
     encoder = {"network": network, "options": {"resize": resize} if resize else {}}
     optimiser = {"lr": 1e-3, "weight_decay": 0.0, "schedule": "steps"}
     transfer = {

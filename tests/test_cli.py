@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import yaml
 from click.testing import CliRunner
+from kinds import MODALITIES
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.settings import Settings, as_dict, fixed_settings
 
 

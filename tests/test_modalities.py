@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from kinds import MODALITIES
 
 from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES, find_modality, modality
+from benchmd_ray.modalities import find_modality, modality
 
 IMAGES = [card for card in cards().values() if card.collection == "medmnist"]
 
@@ -31,20 +32,21 @@ def test_the_seven_are_constants_without_a_task_of_medmnist(name):
     ],
 )
 def test_a_dataset_of_medmnist_is_a_modality_at_each_size(name, shape, patch, tokens, batch, task):
-    kind = modality(name)
-    assert (kind.stored_shape, kind.input_shape, kind.dtype) == (shape, shape, "uint8")
-    assert (kind.patch, kind.tokens, kind.batch_size) == (patch, tokens, batch)
-    assert (kind.medmnist_task, kind.unit) == (task, "grey level")
-    assert kind.task == ("multi-label" if task == "multi-label" else "single-label")
-    assert kind.axes == (("channel", "y", "x") if len(shape) == 3 else ("channel", "z", "y", "x"))
+    kind, signal = modality(name), modality(name).signal
+    assert (signal.stored_shape, signal.input_shape, signal.dtype) == (shape, shape, "uint8")
+    assert (signal.patch, signal.tokens, kind.batch_size) == (patch, tokens, batch)
+    assert (kind.medmnist_task, signal.unit) == (task, "grey level")
+    kinds = {"multi-label": "multi-label", "ordinal-regression": "ordinal"}
+    assert kind.task.kind == kinds.get(task, "single-label")
+    assert signal.axes == (("channel", "y", "x") if len(shape) == 3 else ("channel", "z", "y", "x"))
 
 
 @pytest.mark.parametrize("card", IMAGES, ids=lambda card: card.name)
 def test_patches_of_every_dataset_of_medmnist_cut_it_whole(card):
     kind = card.kind
     assert kind.name == card.name == card.modality
-    assert kind.tokens * kind.patch_size == math.prod(kind.input_shape)
-    assert len(set(kind.classes)) == len(kind.classes) >= 2
+    assert kind.signal.tokens * kind.signal.patch_size == math.prod(kind.signal.input_shape)
+    assert len(set(kind.task.classes)) == len(kind.task.classes) >= 2
 
 
 @pytest.mark.parametrize(

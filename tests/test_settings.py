@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from kinds import MODALITIES
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES, modality
+from benchmd_ray.modalities import modality
 from benchmd_ray.settings import (
     ENCODERS,
     EncoderSettings,

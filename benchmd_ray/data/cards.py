@@ -15,6 +15,8 @@ from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import Modality, modality
 from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task
 from benchmd_ray.typed import typed
 
 POLICIES = ("clean", "released")
@@ -104,9 +106,19 @@ class DatasetCard:
         return modality(self.modality)
 
     @property
+    def signal(self) -> Signal:
+        """What its records are."""
+        return self.kind.signal
+
+    @property
+    def task(self) -> Task:
+        """What is predicted of them, in the classes of a model."""
+        return self.kind.task
+
+    @property
     def classes(self) -> tuple[str, ...]:
-        """Classes of its targets: the modality's, or those that merge them."""
-        return tuple(self.merged_classes) or self.kind.classes
+        """Classes of its targets: the task's, or those that merge them."""
+        return tuple(self.merged_classes) or self.task.classes
 
 
 def _cards_of(path: Path) -> list[DatasetCard]:
@@ -141,7 +153,7 @@ def _check_classes(card: DatasetCard, path: Path) -> None:
     merged = {name for names in card.merged_classes.values() for name in names}
     named = [
         ("class_mapping", set(card.class_mapping.values()) - {""}, card.classes),
-        ("merged_classes", merged, card.kind.classes),
+        ("merged_classes", merged, card.task.classes),
         *(
             (f"expected, {policy}, {split}", set(counts), card.classes)
             for policy, splits in card.expected.items()

@@ -30,10 +30,11 @@ from benchmd_ray.integrity import (
     require_kinds,
     require_sha256,
 )
-from benchmd_ray.modalities import Modality
 from benchmd_ray.parquet import opened
+from benchmd_ray.signals import Signal
 from benchmd_ray.storage.bucket import Content
 from benchmd_ray.storage.location import Address, Location, entries, read, read_again
+from benchmd_ray.tasks import Task
 
 MAX_MANIFEST_BYTES = 2**28
 """Largest manifest that is read: that of a million shards has about as much."""
@@ -108,9 +109,19 @@ class Catalog:
         return dataset_card(str(self.manifest["dataset"]))
 
     @property
-    def modality(self) -> Modality:
-        """Modality of the dataset."""
-        return self.card.kind
+    def modality(self) -> str:
+        """Name of the dataset's modality."""
+        return self.card.modality
+
+    @property
+    def signal(self) -> Signal:
+        """What its records are."""
+        return self.card.signal
+
+    @property
+    def task(self) -> Task:
+        """What is predicted of them."""
+        return self.card.task
 
     @property
     def digest(self) -> str:

@@ -102,7 +102,7 @@ def chosen_rows_feed(
             statistics=statistics,
         )
     signals = _chosen_signals(catalog, split, rows, settings.execution.resident_gib)
-    normalise = normaliser(catalog.modality, statistics)
+    normalise = normaliser(catalog.signal, statistics)
     return ResidentFeed(signals, columns.at(rows), normalise, seed=settings.seed, worker=worker)
 
 
@@ -117,7 +117,7 @@ def _chosen_signals(
             f"are to be held in memory, {gib:.3g} GiB, and execution.resident_gib is {most_gib:g}: "
             "raise it where the memory is there, or choose a smaller transfer.labels."
         )
-    kind = catalog.modality
+    kind = catalog.signal
     signals = np.empty((len(rows), *kind.stored_shape), kind.dtype)
     start = 0
     for shard in catalog.shards(split):
@@ -157,7 +157,7 @@ def resident_feed(
     return ResidentFeed(
         resident_signals(catalog, split),
         read_columns(catalog, split) if columns is None else columns,
-        normaliser(catalog.modality, statistics),
+        normaliser(catalog.signal, statistics),
         seed=seed,
         worker=worker,
         subset=subset,
@@ -212,7 +212,7 @@ class StreamingFeed:
         self._catalog, self._seed = catalog, seed
         self._worker = worker or Worker()
         self._shuffle_rows = shuffle_rows
-        self._normalise = normaliser(catalog.modality, statistics)
+        self._normalise = normaliser(catalog.signal, statistics)
         self._shards = catalog.shards(split)
         self._starts = np.cumsum([0] + [shard.rows for shard in self._shards])
         self.rows = int(self._starts[-1])
@@ -237,7 +237,7 @@ class StreamingFeed:
         read = 0
         size = max(1, min(256, READ_BYTES // row_bytes(self._catalog)))
         for table in _stream([self._shards[i] for i in own], size):
-            signals = decode_signals(table["signal"], self._catalog.modality)
+            signals = decode_signals(table["signal"], self._catalog.signal)
             own_rows = rows[read : read + len(signals)]
             yield _Block(own_rows, signals, _columns(table))
             read += len(signals)
@@ -375,7 +375,7 @@ def streams(catalog: Catalog, split: str, execution: ExecutionSettings) -> bool:
 
 def row_bytes(catalog: Catalog) -> int:
     """Bytes of a row's signal as stored."""
-    kind = catalog.modality
+    kind = catalog.signal
     return math.prod(kind.stored_shape) * np.dtype(kind.dtype).itemsize
 
 

@@ -73,8 +73,8 @@ def export_hdf5(catalog: Catalog, path: Path) -> None:
         "format": FORMAT,
         "classes": json.dumps(card.classes),
         "options": json.dumps(manifest["options"]),
-        "unit": card.kind.unit,
-        "axes": json.dumps(card.kind.axes),
+        "unit": card.signal.unit,
+        "axes": json.dumps(card.signal.axes),
     } | {key: manifest[key] for key in ("dataset", "card_version", "modality", "policy", "digest")}
     with replacing(path) as partial, h5py.File(partial, "w", libver=("v110", "v110")) as file:
         file.attrs.update(attributes)
@@ -115,10 +115,10 @@ def _widths(catalog: Catalog, split: str) -> dict[str, int]:
 
 def _arrays(table: pa.Table, card: DatasetCard) -> dict[str, npt.NDArray[Any]]:
     """The rows of a shard as they are written."""
-    rows, axes = len(table), len(card.kind.stored_shape) - 1
+    rows, axes = len(table), len(card.signal.stored_shape) - 1
     sizes = table["valid_size"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     found: dict[str, npt.NDArray[Any]] = {
-        "signal": decode_signals(table["signal"], card.kind),
+        "signal": decode_signals(table["signal"], card.signal),
         "target": decode_targets(table["target"]),
         "scale": table["scale"].to_numpy(),
         "valid_size": sizes.reshape(rows, axes),

@@ -54,9 +54,9 @@ class Column:
 
 def columns_of(card: DatasetCard) -> dict[str, Column]:
     """The datasets of a group by their names."""
-    stored = card.kind.stored_shape
+    stored = card.signal.stored_shape
     found = [
-        Column("signal", stored, np.dtype(card.kind.dtype)),
+        Column("signal", stored, np.dtype(card.signal.dtype)),
         Column("target", (len(card.classes),), np.dtype(np.int8)),
         Column("scale", (), np.dtype(np.float32)),
         Column("valid_size", (len(stored) - 1,), np.dtype(np.int32)),

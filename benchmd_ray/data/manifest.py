@@ -19,7 +19,7 @@ from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.raw import Choices, Discovery
 from benchmd_ray.data.records import decode_signals, decode_targets, positives_per_unit, schema
 from benchmd_ray.files import digest
-from benchmd_ray.modalities import Modality
+from benchmd_ray.signals import Signal
 from benchmd_ray.storage.location import Location, write
 
 ROW_GROUP_BYTES = 6 * 2**20
@@ -30,16 +30,16 @@ ORIGIN = ("policy", "options", "layout", "plan", "raw", "left_out", "remarks", "
 
 def shard_part(table: pa.Table, path: Location, card: DatasetCard) -> dict[str, Any]:
     """Write a shard, and give what the manifest has to know of it."""
-    return write_shard(table, path, card.kind) | {
+    return write_shard(table, path, card.signal) | {
         "groups": sorted(set(table["group_id"].to_pylist())),
         "units": len(set(table["unit_id"].to_pylist())),
         "positives": (decode_targets(table["target"]) == 1).sum(axis=0).tolist(),
         "positive_units": positives_per_unit(table).tolist(),
-        "statistics": _sums(table, card.kind),
+        "statistics": _sums(table, card.signal),
     }
 
 
-def write_shard(table: pa.Table, path: Location, modality: Modality) -> dict[str, Any]:
+def write_shard(table: pa.Table, path: Location, signal: Signal) -> dict[str, Any]:
     """Write a shard, whole or not at all. Images hardly compress; time series and CT do.
 
     Returns:
@@ -51,7 +51,7 @@ def write_shard(table: pa.Table, path: Location, modality: Modality) -> dict[str
         table,
         held,
         row_group_size=max(1, ROW_GROUP_BYTES // width),
-        compression="none" if modality.dtype == "uint8" else "lz4",
+        compression="none" if signal.dtype == "uint8" else "lz4",
         use_dictionary=False,
         write_statistics=False,
     )
@@ -60,19 +60,19 @@ def write_shard(table: pa.Table, path: Location, modality: Modality) -> dict[str
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _sums(table: pa.Table, modality: Modality) -> dict[str, list[float]]:
+def _sums(table: pa.Table, signal: Signal) -> dict[str, list[float]]:
     """Per channel: number, sum and sum of squares of the values in physical units.
 
     The padding of images is not counted; it is zero, so the sums do not know of it.
     """
-    signals = decode_signals(table["signal"], modality)
-    channels = modality.stored_shape[0]
-    extents: list[tuple[int, ...]] = [modality.stored_shape[1:]] * len(signals)
-    if modality.dtype == "uint8":
+    signals = decode_signals(table["signal"], signal)
+    channels = signal.stored_shape[0]
+    extents: list[tuple[int, ...]] = [signal.stored_shape[1:]] * len(signals)
+    if signal.dtype == "uint8":
         extents = table["valid_size"].to_pylist()
     total, squares = np.zeros(channels), np.zeros(channels)
-    for signal, scale in zip(signals, table["scale"].to_pylist(), strict=True):
-        values = signal.reshape(channels, -1)
+    for stored, scale in zip(signals, table["scale"].to_pylist(), strict=True):
+        values = stored.reshape(channels, -1)
         total += values.sum(axis=1, dtype=np.int64) * scale
         squares += np.square(values.astype(np.float32)).sum(axis=1, dtype=np.float64) * scale**2
     count = sum(math.prod(extent) for extent in extents)

@@ -53,7 +53,7 @@ def manifest_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
         or _origin_fault(manifest, card)
         or _splits_fault(manifest, card)
         or _shards_fault(manifest)
-        or _statistics_fault(manifest["statistics"], card.kind.stored_shape[0])
+        or _statistics_fault(manifest["statistics"], card.signal.stored_shape[0])
     )
 
 

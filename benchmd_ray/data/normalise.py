@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import LUNG_WINDOW, Modality
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.signals import Signal
+from benchmd_ray.typed import typed
 
 Statistics = Mapping[str, Sequence[float]]
 """``mean`` and ``std`` per channel over the source's training split, in the stored unit."""
@@ -16,170 +19,210 @@ Normalise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(signals (batch, *stored_shape), scales (batch,), valid sizes (batch, axes but the channel's)) →
 float32 (batch, *input_shape)."""
 
-EEG_RANGE = 125.0
-"""µV: from minus to plus this maps to [0, 1] (decision D4)."""
+
+@dataclass(frozen=True)
+class Range:
+    """Values that are mapped onto others, what lies beyond clipped."""
+
+    low: float
+    high: float
+    onto_low: float = 0.0
+    onto_high: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a range that is none."""
+        if not (self.low < self.high and self.onto_low < self.onto_high):
+            raise BenchmdError(
+                f"the range from {self.low:g} to {self.high:g}, onto {self.onto_low:g} to "
+                f"{self.onto_high:g}, is none: expected low below high."
+            )
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of CT: its centre and width, in the signal's unit."""
+
+    centre: float
+    width: float
+
+    @property
+    def range(self) -> Range:
+        """What it shows."""
+        return Range(self.centre - self.width / 2, self.centre + self.width / 2)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """No parameters."""
 
 
 def by_own_range(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, statistics: Statistics
+    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, _: Statistics, __: Plain
 ) -> torch.Tensor:
     """Each record divided by its own max − min, so that the unit cancels.
 
     Args:
-        signals: (batch, channel, time), stored steps of any integer type.
+        signals: (batch, channel, …), stored steps of any integer type.
         scales: Not used.
         sizes: Not used.
-        statistics: Not used.
 
     Returns:
         float32 of the same shape; max − min of each record is 1.
     """
     x = signals.float()
-    span = x.amax(dim=(1, 2), keepdim=True) - x.amin(dim=(1, 2), keepdim=True)
-    return x / span
+    axes = tuple(range(1, x.ndim))
+    return x / (x.amax(dim=axes, keepdim=True) - x.amin(dim=axes, keepdim=True))
 
 
-def microvolts(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, statistics: Statistics
+def fixed_range(
+    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, _: Statistics, to: Range
 ) -> torch.Tensor:
-    """±`EEG_RANGE` µV mapped to [0, 1]; what lies beyond is clipped.
+    """A range in the signal's unit mapped onto another; what lies beyond is clipped.
 
     Args:
-        signals: (batch, channel, time), stored steps.
-        scales: (batch,) µV of a step.
+        signals: (batch, channel, …), stored steps.
+        scales: (batch,) physical unit of a step.
         sizes: Not used.
-        statistics: Not used.
+        to: The range.
     """
-    x = signals.float() * scales[:, None, None]
-    return ((x + EEG_RANGE) / (2 * EEG_RANGE)).clamp(0, 1)
+    x = signals.float() * _each(scales, signals)
+    x = ((x - to.low) / (to.high - to.low)).clamp(0, 1)
+    if (to.onto_low, to.onto_high) == (0, 1):
+        return x
+    return x * (to.onto_high - to.onto_low) + to.onto_low
+
+
+def window(
+    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, _: Statistics, to: Window
+) -> torch.Tensor:
+    """A window of CT mapped to [0, 1]; see `fixed_range`."""
+    return fixed_range(signals, scales, sizes, {}, to.range)
 
 
 def standardised(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, statistics: Statistics
+    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, held: Statistics, _: Plain
 ) -> torch.Tensor:
     """Mean removed and divided by the standard deviation, per channel; the padding is zero.
 
     Args:
-        signals: (batch, channel, y, x), grey levels.
-        scales: Not used.
-        sizes: (batch, 2) valid height and width, centred.
-        statistics: Of the source's training split.
+        signals: (batch, channel, …), stored steps.
+        scales: (batch,) physical unit of a step.
+        sizes: (batch, axes but the channel's) valid extents, centred.
+        held: Of the source's training split.
     """
-    mean, std = _per_channel(statistics, "mean", signals), _per_channel(statistics, "std", signals)
-    return (signals.float() - mean) / std * _valid(sizes, signals)
+    x = signals.float() * _each(scales, signals)
+    mean, std = _per_channel(held, "mean", signals), _per_channel(held, "std", signals)
+    return (x - mean) / std * _valid(sizes, signals)
 
 
 def centred(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, statistics: Statistics
+    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, held: Statistics, to: Range
 ) -> torch.Tensor:
-    """Grey levels as fractions of 255 with the mean removed; the padding is zero.
+    """Mean removed, and divided by the extent of a range; the padding is zero.
 
     Args:
-        signals: (batch, channel, y, x), grey levels.
-        scales: Not used.
-        sizes: (batch, 2) valid height and width, centred.
-        statistics: Of the source's training split.
+        signals: (batch, channel, …), stored steps.
+        scales: (batch,) physical unit of a step.
+        sizes: (batch, axes but the channel's) valid extents, centred.
+        held: Of the source's training split.
+        to: The range, such as 0 to 255.
     """
-    mean = _per_channel(statistics, "mean", signals)
-    return (signals.float() - mean) / 255 * _valid(sizes, signals)
+    x = signals.float() * _each(scales, signals)
+    return (x - _per_channel(held, "mean", signals)) / (to.high - to.low) * _valid(sizes, signals)
 
 
-def lung_window(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, statistics: Statistics
+def as_stored(
+    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, _: Statistics, __: Plain
 ) -> torch.Tensor:
-    """`LUNG_WINDOW` mapped to [0, 1], what lies beyond clipped; the centre 224 × 224 of each slice.
+    """Values in the signal's unit, as they are.
 
     Args:
-        signals: (batch, 1, z, 256, 256), stored steps.
-        scales: (batch,) HU of a step.
+        signals: (batch, channel, …), stored steps.
+        scales: (batch,) physical unit of a step.
         sizes: Not used.
-        statistics: Not used.
     """
-    low, high = LUNG_WINDOW
-    x = signals[..., 16:240, 16:240].float() * scales[:, None, None, None, None]
-    return ((x - low) / (high - low)).clamp(0, 1)
+    return signals.float() * _each(scales, signals)
 
 
-def symmetric(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, statistics: Statistics
-) -> torch.Tensor:
-    """Grey levels 0 to 255 mapped to [−1, 1], as the 2-D baselines of MedMNIST v2 do.
-
-    Args:
-        signals: (batch, channel, y, x), grey levels.
-        scales: Not used.
-        sizes: Not used.
-        statistics: Not used.
-    """
-    return (signals.float() / 255 - 0.5) / 0.5
+def _each(scales: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
+    """(batch, 1, …): one of each record."""
+    return scales.reshape(-1, *(1,) * (signals.ndim - 1))
 
 
-def fractions(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, statistics: Statistics
-) -> torch.Tensor:
-    """Grey levels 0 to 255 mapped to [0, 1], as the 3-D baselines of MedMNIST v2 do.
-
-    Args:
-        signals: (batch, channel, z, y, x), grey levels.
-        scales: Not used.
-        sizes: Not used.
-        statistics: Not used.
-    """
-    return signals.float() / 255
-
-
-def _per_channel(statistics: Statistics, name: str, signals: torch.Tensor) -> torch.Tensor:
-    values = torch.tensor(list(statistics[name]), dtype=torch.float32, device=signals.device)
-    return values[:, None, None]
+def _per_channel(held: Statistics, name: str, signals: torch.Tensor) -> torch.Tensor:
+    values = torch.tensor(list(held[name]), dtype=torch.float32, device=signals.device)
+    return values.reshape(-1, *(1,) * (signals.ndim - 2))
 
 
 def _valid(sizes: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
-    """(batch, 1, y, x): True within the centred valid area."""
-    inside = []
+    """(batch, 1, …): True within the centred valid extents."""
+    whole = torch.ones((), dtype=torch.bool, device=signals.device)
     for axis, extent in enumerate(signals.shape[2:]):
         start = (extent - sizes[:, axis]) // 2
         place = torch.arange(extent, device=signals.device)
-        after, before = place >= start[:, None], place < (start + sizes[:, axis])[:, None]
-        inside.append(after & before)
-    return (inside[0][:, :, None] & inside[1][:, None, :])[:, None]
+        inside = (place >= start[:, None]) & (place < (start + sizes[:, axis])[:, None])
+        shape = [len(sizes), *(1,) * (signals.ndim - 1)]
+        shape[2 + axis] = extent
+        whole = whole & inside.reshape(shape)
+    return whole
 
 
-NORMALISERS: dict[str, Callable[..., torch.Tensor]] = {
-    "ecg": by_own_range,
-    "eeg": microvolts,
-    "cxr": standardised,
-    "mammo": centred,
-    "derm": standardised,
-    "fundus": standardised,
-    "ldct": lung_window,
+@dataclass(frozen=True)
+class Normaliser:
+    """A way to normalise that a card may name."""
+
+    function: Callable[..., torch.Tensor]
+    """(signals, scales, valid sizes, statistics, parameters) → normalised, of the same shape."""
+    parameters: type
+    """Dataclass of its parameters."""
+    by_statistics: bool = False
+    """Whether it needs the source's training statistics."""
+
+
+NORMALISERS: dict[str, Normaliser] = {
+    "record-range": Normaliser(by_own_range, Plain),
+    "fixed-range": Normaliser(fixed_range, Range),
+    "window": Normaliser(window, Window),
+    "source-statistics": Normaliser(standardised, Plain, by_statistics=True),
+    "source-mean": Normaliser(centred, Range, by_statistics=True),
+    "none": Normaliser(as_stored, Plain),
 }
-"""By modality, of the seven."""
-IMAGE_NORMALISERS: dict[int, Callable[..., torch.Tensor]] = {3: symmetric, 4: fractions}
-"""By the number of a signal's axes, of the datasets of MedMNIST."""
-BY_STATISTICS = (standardised, centred)
-"""Those that need the source's training statistics."""
+"""By the names that cards give them."""
 
 
-def normaliser(modality: Modality, statistics: Statistics | None) -> Normalise:
+def normaliser(signal: Signal, statistics: Statistics | None) -> Normalise:
     """The function from stored signals, scales and valid sizes to what the encoder sees.
 
+    What the encoder does not see of a stored signal lies around its centre and is cut off.
+
     Args:
-        modality: The modality.
-        statistics: Of the source's training split; some modalities need none.
+        signal: Names the normaliser and its parameters.
+        statistics: Of the source's training split; some normalisers need none.
 
     Raises:
-        BenchmdError: The modality needs statistics and there are none.
+        BenchmdError: There is no such normaliser, it has other parameters, or needs statistics
+            and there are none.
     """
-    function = NORMALISERS.get(modality.name) or IMAGE_NORMALISERS[len(modality.axes)]
-    if function in BY_STATISTICS and (statistics is None or 0.0 in statistics["std"]):
+    if signal.normaliser not in NORMALISERS:
+        raise unknown_name(f"normaliser of {signal.name}", signal.normaliser, NORMALISERS)
+    chosen = NORMALISERS[signal.normaliser]
+    if chosen.by_statistics and (statistics is None or 0.0 in statistics["std"]):
         raise BenchmdError(
-            f"signals of {modality.name} are normalised by the mean and standard deviation of the "
+            f"signals of {signal.name} are normalised by the mean and standard deviation of the "
             "source's training split, and this source has none or constant ones: build its "
             "catalog with a training split."
         )
+    where = f"the normaliser {signal.normaliser} of {signal.name}"
+    parameters = typed(chosen.parameters, dict(signal.parameters), where)
+    centre: tuple[Any, ...] = (..., *map(_centre, signal.stored_shape[1:], signal.input_shape[1:]))
     held = statistics or {}
 
     def normalise(signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-        return function(signals, scales, sizes, held)
+        return chosen.function(signals[centre], scales, sizes, held, parameters)
 
     return normalise
+
+
+def _centre(stored: int, seen: int) -> slice:
+    start = (stored - seen) // 2
+    return slice(start, start + seen)

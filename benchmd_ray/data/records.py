@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.modalities import Modality
+from benchmd_ray.signals import Signal
 
 METADATA: dict[str, pa.DataType] = {
     "age": pa.float32(),
@@ -56,9 +56,9 @@ class Record:
     unit_id: str
     """What is scored: the scan of a CT window, elsewhere the record itself."""
     signal: npt.NDArray[np.int16] | npt.NDArray[np.uint8]
-    """Shape and type as the modality's ``stored_shape`` and ``dtype``."""
+    """Shape and type as the signal's ``stored_shape`` and ``dtype``."""
     scale: float
-    """Physical value = stored value × scale, in the modality's unit."""
+    """Physical value = stored value × scale, in the signal's unit."""
     valid_size: tuple[int, ...]
     """Extent of the signal along each axis but the channel's; beyond it lies padding."""
     target: Sequence[int]
@@ -83,16 +83,16 @@ def schema(card: DatasetCard) -> pa.Schema:
 
     Signals are fixed-size binary, C order, native little-endian.
     """
-    modality = card.kind
-    width = int(np.prod(modality.stored_shape)) * np.dtype(modality.dtype).itemsize
+    signal = card.signal
+    width = int(np.prod(signal.stored_shape)) * np.dtype(signal.dtype).itemsize
     signal = pa.field(
         "signal",
         pa.binary(width),
         nullable=False,
         metadata={
-            "dtype": modality.dtype,
-            "shape": ",".join(map(str, modality.stored_shape)),
-            "unit": modality.unit,
+            "dtype": signal.dtype,
+            "shape": ",".join(map(str, signal.stored_shape)),
+            "unit": signal.unit,
         },
     )
     return pa.schema(
@@ -103,7 +103,7 @@ def schema(card: DatasetCard) -> pa.Schema:
             pa.field("split", pa.string(), nullable=False),
             signal,
             pa.field("scale", pa.float32(), nullable=False),
-            pa.field("valid_size", pa.list_(pa.int32(), len(modality.stored_shape) - 1)),
+            pa.field("valid_size", pa.list_(pa.int32(), len(signal.stored_shape) - 1)),
             pa.field("target", pa.list_(pa.int8(), len(card.classes)), nullable=False),
             *(pa.field(name, kind) for name, kind in METADATA.items()),
         ]
@@ -116,7 +116,7 @@ def checked(record: Record, card: DatasetCard) -> Record:
     Raises:
         RecordError: Its signal, scale, valid size, target or metadata is not as it must be.
     """
-    shape, dtype = card.kind.stored_shape, np.dtype(card.kind.dtype)
+    shape, dtype = card.signal.stored_shape, np.dtype(card.signal.dtype)
     if record.signal.shape != shape or record.signal.dtype != dtype:
         raise RecordError(
             f"{record.record_id}: signal of shape {record.signal.shape} and type "
@@ -160,7 +160,7 @@ def values_fault(
         target: (rows, classes).
         age: (rows,), zero where it is not known.
     """
-    extent, classes = card.kind.stored_shape[1:], len(card.classes)
+    extent, classes = card.signal.stored_shape[1:], len(card.classes)
     with np.errstate(over="ignore"):
         stored = scale.astype(np.float32)
     if not (np.isfinite(stored) & (stored > 0)).all():
@@ -172,7 +172,7 @@ def values_fault(
         return f"a valid size is not within the signal, {extent}"
     if target.shape[1:] != (classes,) or not np.isin(target, (-1, 0, 1)).all():
         return f"its targets are others than 1, 0 and -1 for each of {classes} classes"
-    if card.kind.task == "single-label" and not ((target == 1).sum(axis=1) == 1).all():
+    if card.task.exclusive and not ((target == 1).sum(axis=1) == 1).all():
         return "a target is not positive in one class alone"
     if not ((age >= 0) & (age <= OLDEST_AGE)).all():
         return f"an age is not within 0 to {OLDEST_AGE:g} years"
@@ -181,9 +181,9 @@ def values_fault(
 
 def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Table:
     """Records of one split, each of them `checked`, as an Arrow table with `schema`."""
-    layout, modality = schema(card), card.kind
-    dtype = np.dtype(modality.dtype)
-    signals = np.empty((len(records), *modality.stored_shape), dtype)
+    layout, signal = schema(card), card.signal
+    dtype = np.dtype(signal.dtype)
+    signals = np.empty((len(records), *signal.stored_shape), dtype)
     for row, record in enumerate(records):
         signals[row] = record.signal
     width = layout.field("signal").type.byte_width
@@ -200,17 +200,15 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)
 
 
-def decode_signals(
-    column: pa.ChunkedArray | pa.Array, modality: Modality
-) -> npt.NDArray[np.generic]:
+def decode_signals(column: pa.ChunkedArray | pa.Array, signal: Signal) -> npt.NDArray[np.generic]:
     """Signals of a table's ``signal`` column, (rows, *stored_shape); zero-copy for one chunk."""
     if isinstance(column, pa.ChunkedArray):
-        chunks = [decode_signals(chunk, modality) for chunk in column.chunks]
+        chunks = [decode_signals(chunk, signal) for chunk in column.chunks]
         if len(chunks) == 1:
             return chunks[0]
-        empty = np.empty((0, *modality.stored_shape), modality.dtype)
+        empty = np.empty((0, *signal.stored_shape), signal.dtype)
         return np.concatenate(chunks) if chunks else empty
-    dtype = np.dtype(modality.dtype)
+    dtype = np.dtype(signal.dtype)
     width = column.type.byte_width
     values = np.frombuffer(
         column.buffers()[1],
@@ -218,7 +216,7 @@ def decode_signals(
         len(column) * width // dtype.itemsize,
         column.offset * width,
     )
-    return values.reshape(len(column), *modality.stored_shape)
+    return values.reshape(len(column), *signal.stored_shape)
 
 
 def positives_per_unit(table: pa.Table) -> npt.NDArray[np.int64]:

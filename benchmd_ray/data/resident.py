@@ -88,8 +88,8 @@ def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
     path = cache_folder() / f"{catalog.digest[:32]}-{split}.npy"
     _keep(path, lambda: _decode_split(catalog, split, path))
     signals: npt.NDArray[np.generic] = mapped(path, "r", REMEDY)
-    expected = (catalog.rows(split), *catalog.modality.stored_shape)
-    if signals.shape != expected or signals.dtype != np.dtype(catalog.modality.dtype):
+    expected = (catalog.rows(split), *catalog.signal.stored_shape)
+    if signals.shape != expected or signals.dtype != np.dtype(catalog.signal.dtype):
         why = f"it holds {signals.dtype} {signals.shape}, expected {expected}"
         raise Damaged(path, why, REMEDY)
     return signals
@@ -98,16 +98,16 @@ def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
 def _decode_split(catalog: Catalog, split: str, path: Path) -> None:
     """Write the signals of a split as one array, and what else was fetched with them."""
     header = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(catalog.modality.dtype)),
+        "descr": np.lib.format.dtype_to_descr(np.dtype(catalog.signal.dtype)),
         "fortran_order": False,
-        "shape": (catalog.rows(split), *catalog.modality.stored_shape),
+        "shape": (catalog.rows(split), *catalog.signal.stored_shape),
     }
     local = isinstance(catalog.path, Path)
     others = []
     with replacing(path) as partial, partial.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for table in catalog.tables(split, [SIGNAL] if local else None):
-            signals = decode_signals(table[SIGNAL], catalog.modality)
+            signals = decode_signals(table[SIGNAL], catalog.signal)
             file.write(np.ascontiguousarray(signals).data)
             others.append(table.drop_columns(SIGNAL))
     if not local:

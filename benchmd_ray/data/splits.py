@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import UNKNOWN, Task
+from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
 TARGET_SPLIT = {"clean": "test", "released": "validation"}
 """Split of the records of a target that are scored, by policy (decision D19)."""
@@ -30,7 +30,7 @@ def hashed_split(dataset: str, key: str) -> str:
 
 
 def label_subset(
-    targets: npt.NDArray[np.int8], per_class: int | None, task: Task, seed: int
+    targets: npt.NDArray[np.int8], per_class: int | None, task: TaskKind, seed: int
 ) -> npt.NDArray[np.int64]:
     """Rows of a label setting, ascending.
 
@@ -55,11 +55,11 @@ def label_subset(
             "setting would be empty. Check the catalog's counts with `benchmd catalog verify`."
         )
     if per_class is None:
-        labelled = positive if task == "single-label" else targets != UNKNOWN
+        labelled = positive if task in EXCLUSIVE else targets != UNKNOWN
         return np.flatnonzero(labelled.any(axis=1))
     order = np.random.default_rng([seed, 0x1AB]).permutation(len(targets))
     positives = [order[column[order]] for column in positive.T]
-    if task == "single-label":
+    if task in EXCLUSIVE:
         return np.sort(np.concatenate([rows[:per_class] for rows in positives]))
     return np.flatnonzero(_filled(positive, positives, per_class))
 

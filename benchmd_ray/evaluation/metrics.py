@@ -19,7 +19,7 @@ import numpy.typing as npt
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.evaluation import ranking, sums
 from benchmd_ray.evaluation.sums import Floats, Targets
-from benchmd_ray.modalities import UNKNOWN, Task
+from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
 _ROUNDING = 1e-6
 """How far a score may lie outside [0, 1]: merged classes have sums of probabilities."""
@@ -53,7 +53,7 @@ class Metric:
     around it does not hold the truth; infinite where it always does."""
 
 
-def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task) -> Values:
+def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskKind) -> Values:
     """A metric over all classes and for each class against the rest.
 
     Args:
@@ -61,7 +61,7 @@ def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task)
         targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
         scores: (rows, classes), probabilities, see `probabilities`; AUROC and AUPRC take any score
             of which higher means more likely positive.
-        task: ``single-label`` or ``multi-label``.
+        task: As `Task.kind`.
 
     Raises:
         BenchmdError: The name or task is unknown, the arrays do not fit together or hold other
@@ -76,17 +76,17 @@ def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task)
 
 
 def checked_metric(
-    name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task
+    name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskKind
 ) -> tuple[ranking.Ranked | sums.Sums, Targets, Floats]:
     """How to compute a metric, and its arguments, checked (see `metric`)."""
     if name not in METRICS:
         raise unknown_name("metric", name, METRICS)
-    if task not in get_args(Task):
-        raise unknown_name("task", task, get_args(Task))
+    if task not in get_args(TaskKind):
+        raise unknown_name("task", task, get_args(TaskKind))
     how = METRICS[name].how
     known, finite = checked_predictions(targets, scores)
     if isinstance(how, sums.Sums):
-        several = np.count_nonzero((known == 1).sum(axis=1) > 1) if task == "single-label" else 0
+        several = np.count_nonzero((known == 1).sum(axis=1) > 1) if task in EXCLUSIVE else 0
         if several:
             raise BenchmdError(
                 f"{several} of {len(known)} rows have several positive classes, but the task is "
@@ -204,7 +204,7 @@ def pooled(
     return np.sort(first), pooled_targets, best
 
 
-def probabilities(logits: npt.ArrayLike, task: Task) -> npt.NDArray[np.float64]:
+def probabilities(logits: npt.ArrayLike, task: TaskKind) -> npt.NDArray[np.float64]:
     """Scores from logits: softmax over classes, or the sigmoid of each label.
 
     Computed in float64 without overflow. The sigmoid rounds to 1 above logits of about 37; such
@@ -221,12 +221,12 @@ def probabilities(logits: npt.ArrayLike, task: Task) -> npt.NDArray[np.float64]:
         BenchmdError: The task is unknown, the shape is wrong, or a logit is not finite.
     """
     values = _finite(logits, "logits")
-    if task == "single-label":
+    if task in EXCLUSIVE:
         shifted = np.exp(values - values.max(axis=1, keepdims=True))
         return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
     if task == "multi-label":
         return np.asarray(np.exp(-np.logaddexp(0.0, -values)))
-    raise unknown_name("task", task, ("single-label", "multi-label"))
+    raise unknown_name("task", task, get_args(TaskKind))
 
 
 def require_scorable(targets: npt.ArrayLike, classes: Sequence[str], where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,15 @@ from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.evaluation.metrics import pooled, probabilities
 from benchmd_ray.hardware import from_json, hardware
 from benchmd_ray.integrity import OF, Damaged, name_of, replacing_hashed, require_hash, require_of
-from benchmd_ray.modalities import UNKNOWN, modality
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.parquet import opened, read_table
 from benchmd_ray.settings import Settings
+from benchmd_ray.signals import differing_in
+from benchmd_ray.tasks import UNKNOWN, Task
 from benchmd_ray.training.augmentation import evaluated
-from benchmd_ray.training.checkpoints import load_classifier, model_description
+from benchmd_ray.training.checkpoints import described, load_classifier, model_description
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
+from benchmd_ray.typed import typed
 
 DESCRIPTION = (
     "dataset",
@@ -43,7 +45,7 @@ DESCRIPTION = (
     "raw_expected",
     "options",
     "remarks",
-    "classes",
+    "task",
     "hardware",
     OF,
 )
@@ -107,7 +109,13 @@ class Predictions:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the columns of scores and targets."""
-        return tuple(json.loads(self.description["classes"]))
+        return self.task.classes
+
+    @property
+    def task(self) -> Task:
+        """What was predicted; of the dataset's classes."""
+        task: Task = typed(Task, json.loads(self.description["task"]), "task")
+        return task
 
 
 def predictions_path(run: Path, dataset: str) -> Path:
@@ -128,28 +136,30 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         The file written.
 
     Raises:
-        BenchmdError: The model is of another modality, or the catalog has nothing to score.
+        BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
     """
     model = load_classifier(run)
-    held = model.encoder.modality.name
-    if held != catalog.modality.name:
+    about = model_description(run)
+    signal, task = described(about, run)
+    if signal != catalog.signal or task != catalog.task:
+        other = "of other classes" if signal == catalog.signal else f"of {catalog.signal.name}"
         raise BenchmdError(
-            f"{run} is a model of {held}, the catalog {catalog.path} is of "
-            f"{catalog.modality.name}: name a catalog of the same modality."
+            f"{run} is a model of {signal.name}, the catalog {catalog.path} is "
+            f"{other}{differing_in(signal, catalog.signal)}: name a catalog of the same signal and "
+            "task."
         )
     if not catalog.evaluation_splits:
         raise BenchmdError(
             f"the catalog {catalog.path} has no record in its evaluation splits "
             f"{', '.join(catalog.card.evaluation_splits[catalog.manifest['policy']])}."
         )
-    about = model_description(run)
     parts = [
         _split_table(model, about, catalog, split, settings, worker)
         for split in catalog.evaluation_splits
     ]
     description = {
         "dataset": catalog.dataset,
-        "modality": catalog.modality.name,
+        "modality": catalog.modality,
         "role": str(catalog.manifest["role"]),
         "policy": str(catalog.manifest["policy"]),
         "catalog": catalog.digest,
@@ -157,7 +167,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         "raw_expected": str(catalog.manifest["raw"]["expected"]),
         "options": json.dumps(catalog.options),
         "remarks": json.dumps(catalog.manifest.get("remarks", {})),
-        "classes": json.dumps(catalog.card.classes),
+        "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
         "hardware": hardware(worker.device).to_json(),
         OF: name_of(run),
     }
@@ -180,7 +190,7 @@ def _split_table(
     feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
     shown = evaluated(forward, about["augmentation"])
     logits = collect(shown, feed, evaluation_batch(model.encoder))
-    scores = probabilities(logits, catalog.modality.task) @ merging(catalog.card)
+    scores = probabilities(logits, catalog.task.kind) @ merging(catalog.card)
     table = split_table(catalog, split, [*IDENTIFIERS, "target", *METADATA])
     classes = scores.shape[1]
     column = pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel(), pa.float64()), classes)
@@ -188,11 +198,11 @@ def _split_table(
 
 
 def merging(card: DatasetCard) -> npt.NDArray[np.float64]:
-    """Scores of the modality's classes to those of a dataset's: (classes, card's classes).
+    """Scores of the task's classes to those of a dataset's: (classes, card's classes).
 
     A class that merges several has the sum of their scores (decision D12).
     """
-    own = card.kind.classes
+    own = card.task.classes
     members = [card.merged_classes.get(name, (name,)) for name in card.classes]
     return np.array([[float(name in merged) for merged in members] for name in own])
 
@@ -248,7 +258,7 @@ def _description(schema: pa.Schema, path: Path) -> dict[str, str]:
     held = schema.metadata or {}
     try:
         description = {key: held[key.encode()].decode() for key in DESCRIPTION}
-        for key, kind in (("options", dict), ("remarks", dict), ("classes", list)):
+        for key, kind in (("options", dict), ("remarks", dict)):
             if not isinstance(json.loads(description[key]), kind):
                 raise ValueError(f"{key} is of another type")
         if not all(type(count) is int for count in json.loads(description["remarks"]).values()):
@@ -256,7 +266,7 @@ def _description(schema: pa.Schema, path: Path) -> dict[str, str]:
         int(description["raw_records"]), int(description["raw_expected"])
         if description["role"] not in ROLES:
             raise ValueError(f"its role is {description['role']!r}")
-        modality(description["modality"])
+        typed(Task, json.loads(description["task"]), "task")
         from_json(description["hardware"])
     except (KeyError, ValueError, RecursionError, BenchmdError) as error:
         why = f"it does not say what predictions say ({type(error).__name__}: {error})"

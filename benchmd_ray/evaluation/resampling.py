@@ -25,7 +25,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import checked_groups, checked_metric
 from benchmd_ray.evaluation.ranking import Places, Ranked, Weights, rank
 from benchmd_ray.evaluation.sums import BLOCK_ROWS, Floats, Sums, Targets, mean_over_classes
-from benchmd_ray.modalities import Task
+from benchmd_ray.tasks import TaskKind
 
 _RANKED_ELEMENTS = 1 << 20
 """Resamples × rows that a thread ranks at a time: about 15 MB, unless one resample needs more."""
@@ -47,7 +47,7 @@ def resampled(
     targets: npt.ArrayLike,
     scores: npt.ArrayLike,
     groups: npt.ArrayLike,
-    task: Task,
+    task: TaskKind,
     *,
     resamples: int = 1000,
     seed: int = 0,
@@ -71,7 +71,7 @@ def resampled(
         targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
         scores: (rows, classes), probabilities, see `metrics.metric`.
         groups: (rows,), the patient of each row, any sortable type.
-        task: ``single-label`` or ``multi-label``.
+        task: As `Task.kind`.
         resamples: Number of resamples.
         seed: Seed of the draws, at least 0.
         threads: Threads to use, at most 8; by default ``OMP_NUM_THREADS`` or the CPUs there are.
@@ -130,7 +130,7 @@ def _ranked(how: Ranked, targets: Targets, scores: Floats, patient: Places, seed
 
 
 def _summed(
-    how: Sums, targets: Targets, scores: Floats, patient: Places, task: Task, seed: int
+    how: Sums, targets: Targets, scores: Floats, patient: Places, task: TaskKind, seed: int
 ) -> Fill:
     """Fill for a metric of sums: weights times the patients' sums of terms.
 

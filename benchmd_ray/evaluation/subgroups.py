@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from benchmd_ray.evaluation.metrics import checked_predictions, metric
 from benchmd_ray.evaluation.resampling import resampled
 from benchmd_ray.evaluation.seeds import pooled_seeds
 from benchmd_ray.evaluation.support import TEST_PATIENTS, support
-from benchmd_ray.modalities import Task
+from benchmd_ray.tasks import EXCLUSIVE, TaskKind
 
 Floats = npt.NDArray[np.float64]
 
@@ -94,7 +95,7 @@ def by_subgroup(
     scores: Sequence[npt.ArrayLike],
     groups: npt.ArrayLike,
     labels: Sequence[str | None],
-    task: Task,
+    task: TaskKind,
     *,
     variable: str,
     resamples: int = 1000,
@@ -113,7 +114,7 @@ def by_subgroup(
         groups: (rows,), the patient of each row.
         labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where it is not
             known.
-        task: ``single-label`` or ``multi-label``.
+        task: As `Task.kind`.
         variable: What the labels are: sex, age.
         resamples: Number of resamples.
         seed: Seed of the draws.
@@ -150,7 +151,7 @@ def by_subgroup(
     )
 
 
-def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: Task) -> Floats:
+def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskKind) -> Floats:
     """Probability that each row's scores give to the truth, (rows,); NaN where nothing is known.
 
     Single-label: the probability of the true class. Multi-label: the mean over the known labels of
@@ -159,7 +160,7 @@ def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: Ta
     Args:
         targets: (rows, classes), integers: 1, 0, or -1 for unknown.
         scores: (rows, classes), probabilities.
-        task: ``single-label`` or ``multi-label``.
+        task: As `Task.kind`.
 
     Raises:
         BenchmdError: The arrays do not fit together, a score is no probability, or the task is
@@ -173,7 +174,7 @@ def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: Ta
             f"({probability[outside][0]:g}): turn logits into them with `probabilities` first"
         )
     found = np.full(len(known), np.nan)
-    if task == "single-label":
+    if task in EXCLUSIVE:
         counted = (known == 1).any(axis=1)
         given = np.where(known == 1, probability, 0.0).sum(axis=1)
         return np.asarray(np.where(counted, given, found))
@@ -182,7 +183,7 @@ def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: Ta
         given = np.where(known == 1, probability, 1 - probability)
         total = np.where(known >= 0, given, 0.0).sum(axis=1)
         return np.asarray(np.divide(total, number, out=found, where=number > 0))
-    raise unknown_name("task", task, ("single-label", "multi-label"))
+    raise unknown_name("task", task, get_args(TaskKind))
 
 
 def _named(labels: Sequence[str | None]) -> npt.NDArray[np.str_]:
@@ -203,7 +204,7 @@ def _subgroup(
     targets: npt.NDArray[np.int8],
     scores: Sequence[Floats],
     patients: npt.NDArray[np.generic],
-    task: Task,
+    task: TaskKind,
     resamples: int,
     seed: int,
 ) -> Subgroup:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.modalities import Task
+from benchmd_ray.tasks import EXCLUSIVE, TaskKind
 
 Floats = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.int8]
@@ -36,9 +36,9 @@ THRESHOLD = 0.5
 class Sums:
     """A metric as terms of the rows and a function of their totals."""
 
-    terms: Callable[[Targets, Floats, Task], Floats]
+    terms: Callable[[Targets, Floats, TaskKind], Floats]
     """Terms of the rows, (rows, classes, terms), from targets and scores (rows, classes)."""
-    values: Callable[[Floats, Task], Floats]
+    values: Callable[[Floats, TaskKind], Floats]
     """Values (draws, 1 + classes), first over all classes, from totals (draws, classes, terms)."""
     needs_probabilities: bool = False
     """Whether scores outside [0, 1] make no sense."""
@@ -63,7 +63,7 @@ def ratio(above: npt.ArrayLike, below: npt.ArrayLike) -> Floats:
     return values
 
 
-def totals_of(how: Sums, targets: Targets, scores: Floats, task: Task) -> Floats:
+def totals_of(how: Sums, targets: Targets, scores: Floats, task: TaskKind) -> Floats:
     """Totals of the terms over all rows, (classes, terms)."""
     total = how.terms(targets[:0], scores[:0], task).sum(axis=0)
     for first in range(0, len(targets), BLOCK_ROWS):
@@ -72,9 +72,9 @@ def totals_of(how: Sums, targets: Targets, scores: Floats, task: Task) -> Floats
     return np.asarray(total)
 
 
-def confusion(targets: Targets, scores: Floats, task: Task) -> Floats:
+def confusion(targets: Targets, scores: Floats, task: TaskKind) -> Floats:
     """True positives, false positives, false negatives and true negatives: (rows, classes, 4)."""
-    if task == "single-label":
+    if task in EXCLUSIVE:
         decided = np.arange(scores.shape[1]) == scores.argmax(axis=1)[:, None]
     else:
         decided = scores >= THRESHOLD
@@ -83,43 +83,43 @@ def confusion(targets: Targets, scores: Floats, task: Task) -> Floats:
     return np.stack(kinds, axis=-1).astype(np.float64)
 
 
-def accuracy(totals: Floats, task: Task) -> Floats:
+def accuracy(totals: Floats, task: TaskKind) -> Floats:
     """Share of right decisions: of the rows' classes, or of each label and their mean."""
     tp, fp, fn, tn = np.moveaxis(totals, -1, 0)
     each = ratio(tp + tn, tp + fp + fn + tn)
-    if task == "single-label":
+    if task in EXCLUSIVE:
         return _with_overall(ratio(tp.sum(axis=1), (tp + fn).sum(axis=1)), each)
     return _with_overall(mean_over_classes(each), each)
 
 
-def balanced_accuracy(totals: Floats, task: Task) -> Floats:
+def balanced_accuracy(totals: Floats, task: TaskKind) -> Floats:
     """Mean recall of the classes present, or the labels' mean of sensitivity and specificity."""
     tp, fp, fn, tn = np.moveaxis(totals, -1, 0)
     recall = ratio(tp, tp + fn)
     each = (recall + ratio(tn, tn + fp)) / 2
-    return _with_overall(mean_over_classes(recall if task == "single-label" else each), each)
+    return _with_overall(mean_over_classes(recall if task in EXCLUSIVE else each), each)
 
 
-def f1(totals: Floats, task: Task) -> Floats:
+def f1(totals: Floats, task: TaskKind) -> Floats:
     """F1 of the classes that have a positive, and its unweighted mean (macro)."""
     tp, fp, fn, _ = np.moveaxis(totals, -1, 0)
     each = np.where(tp + fn > 0, ratio(2 * tp, 2 * tp + fp + fn), np.nan)
     return _with_overall(mean_over_classes(each), each)
 
 
-def squared_errors(targets: Targets, scores: Floats, task: Task) -> Floats:
+def squared_errors(targets: Targets, scores: Floats, task: TaskKind) -> Floats:
     """Squared error of each score and whether its target is known: (rows, classes, 2)."""
     known = targets >= 0
     return np.stack((np.where(known, (scores - targets) ** 2, 0.0), known), axis=-1)
 
 
-def brier(totals: Floats, task: Task) -> Floats:
+def brier(totals: Floats, task: TaskKind) -> Floats:
     """Mean squared error of each class's probability, and its mean over classes (Brier 1950)."""
     each = ratio(totals[..., 0], totals[..., 1])
     return _with_overall(mean_over_classes(each), each)
 
 
-def binned_gaps(targets: Targets, scores: Floats, task: Task) -> Floats:
+def binned_gaps(targets: Targets, scores: Floats, task: TaskKind) -> Floats:
     """Target minus score in the score's bin, then whether it is known: (rows, classes, 16)."""
     known = targets >= 0
     terms = np.zeros((*scores.shape, BINS + 1))
@@ -130,7 +130,7 @@ def binned_gaps(targets: Targets, scores: Floats, task: Task) -> Floats:
     return terms
 
 
-def calibration_error(totals: Floats, task: Task) -> Floats:
+def calibration_error(totals: Floats, task: TaskKind) -> Floats:
     """Mean over the bins, weighted by their rows, of |share of positives − mean probability|.
 
     A bin's share times its gap is the absolute sum of its rows' gaps over all rows.

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.evaluation.metrics import METRICS, checked_groups
-from benchmd_ray.modalities import UNKNOWN
+from benchmd_ray.tasks import UNKNOWN
 
 INTERVAL_PATIENTS = 10
 """Patients that an interval takes."""

@@ -15,12 +15,12 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
 from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import RESNETS, ResNet
 from benchmd_ray.plugins import plugin, plugin_source
 from benchmd_ray.settings import EncoderSettings
+from benchmd_ray.signals import Signal
 
 
 class Block(nn.Module):
@@ -55,28 +55,28 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Signals of one modality to one feature vector each."""
+    """Signals of one kind to one feature vector each."""
 
-    def __init__(self, modality: Modality, size: EncoderSettings) -> None:
+    def __init__(self, signal: Signal, size: EncoderSettings) -> None:
         super().__init__()
-        self.modality = modality = modality.with_patch(size.patch_size)
+        self.signal = signal = signal.with_patch(size.patch_size)
         self.width, self.pooled = size.width, size.pool
-        self.patch_embedding = nn.Linear(modality.patch_size, size.width)
+        self.patch_embedding = nn.Linear(signal.patch_size, size.width)
         self.cls = nn.Parameter(torch.randn(1, 1, size.width))
-        self.positions = nn.Parameter(torch.randn(1, modality.tokens + 1, size.width))
+        self.positions = nn.Parameter(torch.randn(1, signal.tokens + 1, size.width))
         self.dropout = nn.Dropout(size.embedding_dropout)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
         self.norm = nn.LayerNorm(size.width, size.norm_eps) if size.final_norm else nn.Identity()
 
     def patches(self, signals: torch.Tensor) -> torch.Tensor:
         """Raw patches of signals: (batch, tokens, values of a patch)."""
-        return patchify(signals, self.modality.patch)
+        return patchify(signals, self.signal.patch)
 
     def embed(self, signals: torch.Tensor) -> torch.Tensor:
         """Token embeddings without positions: (batch, tokens, width).
 
         Args:
-            signals: (batch, *modality.input_shape), normalised.
+            signals: (batch, *signal.input_shape), normalised.
         """
         tokens: torch.Tensor = self.patch_embedding(self.patches(signals))
         return tokens
@@ -103,28 +103,26 @@ NETWORK = "transformer"
 """Name of the benchmark's own network."""
 KIND = "encoder network"
 """What it is among `plugins.GROUPS`."""
-CONVOLUTIONAL: dict[str, Callable[[Modality, EncoderSettings], nn.Module]] = {
+CONVOLUTIONAL: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **RESNETS,
     **MONAI_NETWORKS,
 }
 """Networks of images and volumes that make maps and have no tokens."""
-NETWORKS: dict[str, Callable[[Modality, EncoderSettings], nn.Module]] = {
+NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     NETWORK: Encoder,
     **CONVOLUTIONAL,
 }
 """Networks that are built in, by the name that ``encoder.network`` takes."""
-NEEDED = ("modality", "width", "patches", "patch_embedding", "embed", "encode", "pool")
+NEEDED = ("signal", "width", "patches", "patch_embedding", "embed", "encode", "pool")
 """What methods and heads use of an encoder beside calling it; of `CONVOLUTIONAL` ones they can use
 the first two alone, see `require_tokens`."""
 
 
-def make_encoder(
-    modality: Modality, size: EncoderSettings, *, recorded: str | None = None
-) -> Encoder:
+def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None = None) -> Encoder:
     """An encoder with random weights: one of `NETWORKS`, or a user's that does what `Encoder` does.
 
     Args:
-        modality: Of its signals. The encoder's ``modality`` has the patches that the settings say,
+        signal: What it encodes. The encoder's ``signal`` has the patches that the settings say,
             a user's network is given that one.
         size: ``network`` names what is made.
         recorded: `network_source` of the weights that it is to take; None for new ones.
@@ -133,10 +131,10 @@ def make_encoder(
         BenchmdError: There is no such network, it is none, the user did not allow it, its source
             is another one, or it or the patches do not fit the signals.
     """
-    modality = modality.with_patch(size.patch_size)
+    signal = signal.with_patch(size.patch_size)
     if size.network in NETWORKS:
-        return NETWORKS[size.network](modality, size)  # type: ignore[return-value]
-    made = plugin(KIND, size.network, NETWORKS, recorded=recorded)(modality, size)
+        return NETWORKS[size.network](signal, size)  # type: ignore[return-value]
+    made = plugin(KIND, size.network, NETWORKS, recorded=recorded)(signal, size)
     missing = [name for name in NEEDED if not hasattr(made, name)]
     if not isinstance(made, nn.Module) or missing:
         raise BenchmdError(
@@ -147,17 +145,17 @@ def make_encoder(
     return made  # type: ignore[return-value]
 
 
-def require_fitting(modality: Modality, size: EncoderSettings) -> None:
+def require_fitting(signal: Signal, size: EncoderSettings) -> None:
     """Refuse settings of an encoder that do not fit the signals; a user's network is not made.
 
     Raises:
         BenchmdError: The patches do not fit, or a network of images is of other signals, has other
             options, or is MONAI's, which is not installed.
     """
-    modality.with_patch(size.patch_size)
+    signal.with_patch(size.patch_size)
     if size.network in CONVOLUTIONAL:
         with torch.device("meta"):
-            make_encoder(modality, size)
+            make_encoder(signal, size)
 
 
 def require_tokens(size: EncoderSettings, technique: str) -> None:
@@ -190,7 +188,7 @@ def values_held(encoder: nn.Module) -> int:
     """
     if isinstance(encoder, ResNet | MonaiNetwork):
         return encoder.largest_map
-    return math.prod(encoder.modality.input_shape)  # type: ignore[union-attr, arg-type]
+    return math.prod(encoder.signal.input_shape)  # type: ignore[union-attr, arg-type]
 
 
 def network_source(size: EncoderSettings) -> str | None:

@@ -6,17 +6,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmd_ray.modalities import UNKNOWN, Modality, Task
 from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
 
 class Classifier(nn.Module):
     """An encoder and a linear head: signals to logits."""
 
-    def __init__(self, encoder: Encoder, modality: Modality) -> None:
+    def __init__(self, encoder: Encoder, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.Linear(encoder.width, len(modality.classes))
+        self.head = nn.Linear(encoder.width, classes)
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Logits: (batch, classes)."""
@@ -24,7 +24,7 @@ class Classifier(nn.Module):
 
 
 def classification_loss(
-    logits: torch.Tensor, targets: torch.Tensor, task: Task, smoothing: float = 0.0
+    logits: torch.Tensor, targets: torch.Tensor, task: TaskKind, smoothing: float = 0.0
 ) -> torch.Tensor:
     """Loss of each example: (batch,); 0 without a gradient where nothing is known of it.
 
@@ -37,7 +37,7 @@ def classification_loss(
             (Szegedy et al., https://arxiv.org/abs/1512.00567, section 7); for multi-label over
             both answers, so that 1 becomes 1 − s/2 and 0 becomes s/2.
     """
-    if task == "single-label":
+    if task in EXCLUSIVE:
         each = functional.cross_entropy(
             logits.float(), targets.argmax(dim=1), reduction="none", label_smoothing=smoothing
         )

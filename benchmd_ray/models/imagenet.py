@@ -22,9 +22,10 @@ from safetensors.torch import load_file
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
-from benchmd_ray.modalities import MODALITIES, Modality
+from benchmd_ray.modalities import modalities
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import ENCODERS, EncoderSettings
+from benchmd_ray.signals import Signal
 
 REPOSITORY = "timm/vit_tiny_patch16_224.augreg_in21k"
 FILE = "model.safetensors"
@@ -76,28 +77,28 @@ class ImageNetWeights:
     """Names of the tensors of the ImageNet classifier, which is not used."""
 
 
-def require_images(modality: Modality) -> None:
+def require_images(signal: Signal) -> None:
     """Refuse signals that are no 2-D images of the weights' size.
 
     Raises:
-        BenchmdError: The modality has another number of axes, or its images another size.
+        BenchmdError: The signal has another number of axes, or its images another size.
     """
-    if not _images(modality):
-        fitting = ", ".join(name for name, kind in MODALITIES.items() if _images(kind))
+    if not _images(signal):
+        fitting = ", ".join(name for name, kind in modalities().items() if _images(kind.signal))
         raise BenchmdError(
-            f"ImageNet weights are for 2-D images ({fitting}), and {modality.name} has the axes "
-            f"{', '.join(modality.axes)}: choose another technique."
+            f"ImageNet weights are for 2-D images ({fitting}), and {signal.name} has the axes "
+            f"{', '.join(signal.axes)}: choose another technique."
         )
-    extent = modality.input_shape[1:]
+    extent = signal.input_shape[1:]
     if extent != (SIDE, SIDE):
         raise BenchmdError(
             f"ImageNet weights are for images of {SIDE} × {SIDE} pixels, and those of "
-            f"{modality.name} have {' × '.join(map(str, extent))}: choose another technique, or "
+            f"{signal.name} have {' × '.join(map(str, extent))}: choose another technique, or "
             f"the dataset at {SIDE} pixels where there is one."
         )
 
 
-def require_imagenet_patches(modality: Modality, encoder: EncoderSettings) -> None:
+def require_imagenet_patches(signal: Signal, encoder: EncoderSettings) -> None:
     """Refuse patches of another size than the weights embed.
 
     Raises:
@@ -106,28 +107,28 @@ def require_imagenet_patches(modality: Modality, encoder: EncoderSettings) -> No
     if encoder.patch_size not in (0, PATCH):
         raise BenchmdError(
             f"ImageNet weights embed patches of {PATCH} × {PATCH} pixels, and encoder.patch_size "
-            f"is {encoder.patch_size} for {modality.name}: leave it out (0), or choose another "
+            f"is {encoder.patch_size} for {signal.name}: leave it out (0), or choose another "
             "technique."
         )
 
 
-def _images(modality: Modality) -> bool:
-    return modality.axes == ("channel", "y", "x")
+def _images(signal: Signal) -> bool:
+    return signal.axes == ("channel", "y", "x")
 
 
-def imagenet_weights(path: Path | None, modality: Modality) -> ImageNetWeights:
-    """ImageNet weights for the images of a modality.
+def imagenet_weights(path: Path | None, signal: Signal) -> ImageNetWeights:
+    """ImageNet weights for the images of a signal.
 
     Args:
         path: The weights file; None takes the hub's, which is downloaded once.
-        modality: One of images.
+        signal: Of images.
 
     Raises:
-        BenchmdError: The modality is none of images, the file is missing or not of this network,
+        BenchmdError: The signal is no image, the file is missing or not of this network,
             or the hub cannot be reached.
     """
-    require_images(modality)
-    return read_imagenet(path or _downloaded(), modality)
+    require_images(signal)
+    return read_imagenet(path or _downloaded(), signal)
 
 
 def _downloaded() -> Path:
@@ -147,12 +148,12 @@ def _downloaded() -> Path:
         ) from error
 
 
-def read_imagenet(path: Path, modality: Modality) -> ImageNetWeights:
-    """Read a weights file in timm's naming, strictly, for the images of a modality.
+def read_imagenet(path: Path, signal: Signal) -> ImageNetWeights:
+    """Read a weights file in timm's naming, strictly, for the images of a signal.
 
     Args:
         path: A safetensors file.
-        modality: One of images. For grey ones the patch embedding is the sum of its three
+        signal: Of images. For grey ones the patch embedding is the sum of its three
             colours' filters, which gives what a grey value in all three channels gives.
 
     Raises:
@@ -169,13 +170,13 @@ def read_imagenet(path: Path, modality: Modality) -> ImageNetWeights:
             f"pickled .bin and .pth, are not read. {GET}"
         ) from error
     with torch.device("meta"):
-        empty = Encoder(modality, ENCODERS["vit-tiny"]).state_dict()
+        empty = Encoder(signal, ENCODERS["vit-tiny"]).state_dict()
     wanted = {_name_in_file(name): tuple(value.shape) for name, value in empty.items()}
-    wanted[PROJECTION] = (len(empty["cls"][0, 0]), COLOURS, *modality.patch)
+    wanted[PROJECTION] = (len(empty["cls"][0, 0]), COLOURS, *signal.patch)
     left_out = tuple(sorted(name for name in held if name.startswith(CLASSIFIER)))
     _require_exactly(path, {k: v for k, v in held.items() if k not in left_out}, wanted)
     tensors = {name: held[_name_in_file(name)].float() for name in empty}
-    tensors["patch_embedding.weight"] = patch_filters(held[PROJECTION], modality.input_shape[0])
+    tensors["patch_embedding.weight"] = patch_filters(held[PROJECTION], signal.input_shape[0])
     return ImageNetWeights(path.name, sha256(path), tensors, left_out)
 
 

@@ -30,9 +30,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
 from benchmd_ray.models.resnet import BatchNorm, ResNetOptions
 from benchmd_ray.settings import EncoderSettings, updated
+from benchmd_ray.signals import Signal
 
 AXES = (("channel", "y", "x"), ("channel", "z", "y", "x"))
 """Of signals that the networks take, with any number of channels."""
@@ -105,24 +105,24 @@ KINDS: dict[str, Kind] = {
 class MonaiNetwork(nn.Module):
     """Images (channel, y, x) or volumes (channel, z, y, x) to one feature vector each."""
 
-    def __init__(self, modality: Modality, size: EncoderSettings, kind: Kind) -> None:
+    def __init__(self, signal: Signal, size: EncoderSettings, kind: Kind) -> None:
         """Make it with random weights, as MONAI draws them.
 
         Args:
-            modality: Of the signals: images or volumes.
+            signal: What it encodes: images or volumes.
             size: Of which ``options`` are read, see `MonaiOptions`.
             kind: One of `KINDS`.
 
         Raises:
-            BenchmdError: The modality has other axes or too few pixels, an option does not exist,
+            BenchmdError: The signal has other axes or too few pixels, an option does not exist,
                 or MONAI is not installed.
         """
         super().__init__()
         options = updated(MonaiOptions(), size.options, "encoder.options.")
-        extents = [options.resize or extent for extent in modality.input_shape[1:]]
-        _require_fitting(modality, size.network, extents, kind.least)
-        self.modality, self._extents, self._resized = modality, extents, bool(options.resize)
-        channels = modality.input_shape[0]
+        extents = [options.resize or extent for extent in signal.input_shape[1:]]
+        _require_fitting(signal, size.network, extents, kind.least)
+        self.signal, self._extents, self._resized = signal, extents, bool(options.resize)
+        channels = signal.input_shape[0]
         self.network, self.width = kind.make(_nets(size.network), len(extents), channels)
         _replace_norms(self.network)
         self.dropout = nn.Dropout(options.dropout)
@@ -134,7 +134,7 @@ class MonaiNetwork(nn.Module):
         """Features: (batch, width).
 
         Args:
-            signals: (batch, *modality.input_shape), normalised.
+            signals: (batch, *signal.input_shape), normalised.
         """
         if self._resized:  # nearest-exact takes the pixel that Pillow takes
             signals = functional.interpolate(signals, self._extents, mode="nearest-exact")
@@ -167,12 +167,12 @@ def _replace_norms(module: nn.Module) -> None:
             _replace_norms(part)
 
 
-def _require_fitting(modality: Modality, network: str, extents: list[int], least: int) -> None:
+def _require_fitting(signal: Signal, network: str, extents: list[int], least: int) -> None:
     """Refuse signals that are no images or volumes, or too small."""
-    if modality.axes not in AXES:
+    if signal.axes not in AXES:
         raise BenchmdError(
-            f"encoder.network is {network}, for images and volumes, and {modality.name} has the "
-            f"axes {', '.join(modality.axes)}: choose encoder.network=transformer."
+            f"encoder.network is {network}, for images and volumes, and {signal.name} has the "
+            f"axes {', '.join(signal.axes)}: choose encoder.network=transformer."
         )
     if min(extents) < least:
         raise BenchmdError(
@@ -182,7 +182,7 @@ def _require_fitting(modality: Modality, network: str, extents: list[int], least
         )
 
 
-MONAI_NETWORKS: dict[str, Callable[[Modality, EncoderSettings], MonaiNetwork]] = {
+MONAI_NETWORKS: dict[str, Callable[[Signal, EncoderSettings], MonaiNetwork]] = {
     name: partial(MonaiNetwork, kind=kind) for name, kind in KINDS.items()
 }
 """By the name that ``encoder.network`` takes."""

@@ -30,8 +30,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
 from benchmd_ray.settings import EncoderSettings, updated
+from benchmd_ray.signals import Signal
 
 Convolution = Callable[[int, int, int, int], nn.Module]
 """Makes a convolution of input channels, output channels, extent of the kernel and stride: without
@@ -166,24 +166,24 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     """Images (channel, y, x) or volumes (channel, z, y, x) to one feature vector each."""
 
-    def __init__(self, modality: Modality, size: EncoderSettings, layers: int, kind: str) -> None:
+    def __init__(self, signal: Signal, size: EncoderSettings, layers: int, kind: str) -> None:
         """Make it with random weights.
 
         Args:
-            modality: Of the signals, with 1 or 3 channels.
+            signal: What it encodes, with 1 or 3 channels.
             size: Of which ``options`` are read, see `ResNetOptions`.
             layers: 18 or 50.
             kind: One of `CONVOLUTIONS`.
 
         Raises:
-            BenchmdError: The modality has other axes or channels, or an option does not exist.
+            BenchmdError: The signal has other axes or channels, or an option does not exist.
         """
         super().__init__()
-        _require_fitting(modality, size.network, kind)
+        _require_fitting(signal, size.network, kind)
         options = updated(ResNetOptions(), size.options, "encoder.options.")
         convolution, expansion = CONVOLUTIONS[kind], EXPANSION if layers == BOTTLENECK else 1
-        self.modality, self._resized = modality, bool(options.resize)
-        self._extents = [options.resize or extent for extent in modality.input_shape[1:]]
+        self.signal, self._resized = signal, bool(options.resize)
+        self._extents = [options.resize or extent for extent in signal.input_shape[1:]]
         small = options.stem == "small"
         if options.stem == "auto":
             small = max(self._extents) <= SMALL_EXTENT
@@ -206,7 +206,7 @@ class ResNet(nn.Module):
         """Features: (batch, width), the mean over all places of the last stage.
 
         Args:
-            signals: (batch, *modality.input_shape), normalised.
+            signals: (batch, *signal.input_shape), normalised.
         """
         x = signals.expand(-1, COLOURS, *signals.shape[2:])
         if self._resized:  # nearest-exact takes the pixel that Pillow takes
@@ -253,36 +253,36 @@ def _draw(weight: torch.Tensor, *, small: bool) -> None:
     weight.copy_(flat if weight.dim() == 4 else flat.unsqueeze(2).expand_as(weight) / depth)
 
 
-def _require_fitting(modality: Modality, network: str, kind: str) -> None:
+def _require_fitting(signal: Signal, network: str, kind: str) -> None:
     """Refuse signals with other axes or channels than a network takes."""
     wanted = ("channel", "z", "y", "x") if kind else ("channel", "y", "x")
-    if modality.axes != wanted:
+    if signal.axes != wanted:
         fitting = {3: "resnet18 or resnet50", 4: "resnet18 or resnet50 with -2.5d, -3d or -acs"}
-        images = modality.axes[-2:] == ("y", "x")
-        instead = fitting[len(modality.axes)] if images else "encoder.network=transformer"
+        images = signal.axes[-2:] == ("y", "x")
+        instead = fitting[len(signal.axes)] if images else "encoder.network=transformer"
         raise BenchmdError(
             f"encoder.network is {network}, for signals with the axes {', '.join(wanted)}, and "
-            f"{modality.name} has {', '.join(modality.axes)}: choose {instead}."
+            f"{signal.name} has {', '.join(signal.axes)}: choose {instead}."
         )
-    if modality.input_shape[0] not in (1, COLOURS):
+    if signal.input_shape[0] not in (1, COLOURS):
         raise BenchmdError(
-            f"{network} takes signals of 1 or {COLOURS} channels, and {modality.name} has "
-            f"{modality.input_shape[0]}: choose encoder.network=transformer."
+            f"{network} takes signals of 1 or {COLOURS} channels, and {signal.name} has "
+            f"{signal.input_shape[0]}: choose encoder.network=transformer."
         )
 
 
-def require_signals(modality: Modality, network: str) -> None:
+def require_signals(signal: Signal, network: str) -> None:
     """Refuse signals that a ResNet does not take, without making it.
 
     Args:
-        modality: Of the signals.
+        signal: What it encodes.
         network: As ``encoder.network`` names it; of others than ResNets nothing is known.
 
     Raises:
-        BenchmdError: The modality has other axes or channels.
+        BenchmdError: The signal has other axes or channels.
     """
     if network in RESNETS:
-        _require_fitting(modality, network, network.partition("-")[2])
+        _require_fitting(signal, network, network.partition("-")[2])
 
 
 def require_option(network: str, name: str, value: object) -> None:
@@ -300,7 +300,7 @@ def require_option(network: str, name: str, value: object) -> None:
         updated(ResNetOptions(), {name: value}, "encoder.options.")
 
 
-RESNETS: dict[str, Callable[[Modality, EncoderSettings], ResNet]] = {
+RESNETS: dict[str, Callable[[Signal, EncoderSettings], ResNet]] = {
     f"resnet{layers}{kind and '-'}{kind}": partial(ResNet, layers=layers, kind=kind)
     for layers in DEPTHS
     for kind in CONVOLUTIONS

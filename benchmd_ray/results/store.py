@@ -32,7 +32,6 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
-from benchmd_ray.modalities import modality
 from benchmd_ray.results.storage import history, remote
 from benchmd_ray.results.storage.mirror import (
     CHECKPOINTS,
@@ -285,7 +284,7 @@ def _read(folder: Path) -> Run:
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder the name that it had. {remedy}")
     try:
-        _ = modality(about["modality"]), run.settings, run.done
+        _ = run.settings, run.done
     except Damaged:
         raise
     except BenchmdError as error:

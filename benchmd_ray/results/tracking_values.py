@@ -15,7 +15,6 @@ from benchmd_ray.evaluation.predict import predictions_path, read_predictions
 from benchmd_ray.evaluation.resampling import resampled
 from benchmd_ray.evaluation.seeds import pooled_seeds
 from benchmd_ray.evaluation.support import support
-from benchmd_ray.modalities import modality
 from benchmd_ray.tuning.records import AUROC_OF, SEARCHES, TRIALS, read_trials
 
 RESAMPLES = 200
@@ -45,7 +44,7 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str) -> None:
     import wandb
 
     predictions = read_predictions(predictions_path(folder, dataset))
-    task = modality(predictions.description["modality"]).task
+    task = predictions.task.kind
     rows: list[Iterable[Any]] = []
     for split in predictions.splits:
         targets, scores, groups = predictions.of_split(split)

@@ -158,7 +158,7 @@ def technique_settings(choice: Choice, modality: str, name: str) -> tuple[Settin
     if name not in TECHNIQUES or not TECHNIQUES[name].imagenet:
         return settings, None
     try:
-        require_images(kind)
+        require_images(kind.signal)
     except BenchmdError:
         return settings, "ImageNet weights are for 2-D images of 224 × 224 pixels"
     size = ENCODERS[protocol_encoder(name)]

@@ -14,10 +14,11 @@ from typing import Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmd_ray.modalities import Modality, modality
+from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import NETWORK, make_encoder
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings, as_dict, updated
+from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.ssl.emix import PROJECTION
 
@@ -83,12 +84,12 @@ def work_of(
         target: Dataset that is scored, for the stage ``evaluate``.
         labelled: Training records of a transfer, where they are known; else `labelled_rows`.
     """
-    chosen, encoder = modality(source.modality), settings.encoder
-    forward = forward_flops(chosen, encoder)
+    signal, encoder = modality(source.modality).signal, settings.encoder
+    forward = forward_flops(signal, encoder)
     batch, units = settings.pretrain.batch_size, settings.pretrain.steps
     unit, once, head_steps = 0.0, 0.0, 0
     if stage == "pretrain":
-        unit = batch * pretrain_flops(chosen, encoder, technique, batch)
+        unit = batch * pretrain_flops(signal, encoder, technique, batch)
     elif stage == "evaluate":
         units, once = 0, forward * (target or source).scored_rows
     elif stage == "export":
@@ -101,7 +102,7 @@ def work_of(
         if stage == "linear":
             once, head_steps = once + forward * (rows + held), -(-rows // batch)
         else:
-            unit = rows * training_flops(chosen, encoder) + held * forward
+            unit = rows * training_flops(signal, encoder) + held * forward
     about = (stage, source.modality, technique, encoder, batch, settings.execution.workers)
     return Work(*about, units, unit, head_steps, once)
 
@@ -111,26 +112,26 @@ def labelled_rows(transfer: TransferSettings, source: Dataset) -> int:
     whole, wanted = source.rows.get("train", 0), transfer.labels_per_class
     if wanted is None:
         return max(1, whole)
-    positives = source.positives or (whole,) * len(modality(source.modality).classes)
+    positives = source.positives or (whole,) * len(modality(source.modality).task.classes)
     return max(1, min(whole, sum(min(wanted, count) for count in positives)))
 
 
-def forward_flops(modality: Modality, encoder: EncoderSettings) -> float:
+def forward_flops(signal: Signal, encoder: EncoderSettings) -> float:
     """Operations of encoding one example; another network than ours is run once to count them."""
     if encoder.network != NETWORK:
-        return _counted(modality, encoder)[0]
-    return patch_flops(modality, encoder) + blocks_flops(modality, encoder)
+        return _counted(signal, encoder)[0]
+    return patch_flops(signal, encoder) + blocks_flops(signal, encoder)
 
 
-def patch_flops(modality: Modality, encoder: EncoderSettings) -> float:
+def patch_flops(signal: Signal, encoder: EncoderSettings) -> float:
     """Operations of embedding the patches of one example."""
-    modality = modality.with_patch(encoder.patch_size)
-    return 2.0 * modality.tokens * modality.patch_size * encoder.width
+    signal = signal.with_patch(encoder.patch_size)
+    return 2.0 * signal.tokens * signal.patch_size * encoder.width
 
 
-def blocks_flops(modality: Modality, encoder: EncoderSettings) -> float:
+def blocks_flops(signal: Signal, encoder: EncoderSettings) -> float:
     """Operations of all transformer blocks on one example, CLS among its tokens."""
-    tokens = modality.with_patch(encoder.patch_size).tokens + 1
+    tokens = signal.with_patch(encoder.patch_size).tokens + 1
     inner = encoder.heads * encoder.head_dim
     projections = 2.0 * tokens * encoder.width * 4 * inner  # queries, keys, values; and back
     attention = 2.0 * 2 * tokens**2 * inner  # scores, and the mixture of the values
@@ -138,69 +139,73 @@ def blocks_flops(modality: Modality, encoder: EncoderSettings) -> float:
     return encoder.depth * (projections + attention + mlp)
 
 
-def training_flops(modality: Modality, encoder: EncoderSettings) -> float:
+def training_flops(signal: Signal, encoder: EncoderSettings) -> float:
     """Operations of training on one example: the backward pass costs two forward passes.
 
     But for the patch embedding, whose input takes no gradient.
     """
-    forward = forward_flops(modality, encoder)
+    forward = forward_flops(signal, encoder)
     own = encoder.network != NETWORK
-    return 3 * forward - (0.0 if own else patch_flops(modality, encoder))
+    return 3 * forward - (0.0 if own else patch_flops(signal, encoder))
 
 
-def pretrain_flops(
-    modality: Modality, encoder: EncoderSettings, technique: str, batch: int
-) -> float:
+def pretrain_flops(signal: Signal, encoder: EncoderSettings, technique: str, batch: int) -> float:
     """Operations of pretraining on one example of a batch.
 
     e-Mix encodes each example and a mixture and compares all mixtures with all examples; ShED and
     MAE have a head on every token. A method of one's own is taken to train on one encoding.
     """
-    modality = modality.with_patch(encoder.patch_size)
-    width, tokens = features_width(modality, encoder), modality.tokens
+    signal = signal.with_patch(encoder.patch_size)
+    width, tokens = features_width(signal, encoder), signal.tokens
     method = technique_named(technique).method
-    one = training_flops(modality, encoder)
+    one = training_flops(signal, encoder)
     if method == "e-mix":
-        embedding = 0.0 if encoder.network != NETWORK else 2 * patch_flops(modality, encoder)
+        embedding = 0.0 if encoder.network != NETWORK else 2 * patch_flops(signal, encoder)
         compared = 2.0 * PROJECTION * (2 * width + batch)
         return 2 * one - embedding + 3 * compared
-    head = {"shed": 1, "mae": modality.patch_size}.get(method or "", 0)
+    head = {"shed": 1, "mae": signal.patch_size}.get(method or "", 0)
     return one + 3 * 2.0 * tokens * width * head
 
 
-def encoder_parameters(modality: Modality, encoder: EncoderSettings) -> int:
+def encoder_parameters(signal: Signal, encoder: EncoderSettings) -> int:
     """Parameters of an encoder."""
     if encoder.network != NETWORK:
-        return _counted(modality, encoder)[1]
-    modality = modality.with_patch(encoder.patch_size)
+        return _counted(signal, encoder)[1]
+    signal = signal.with_patch(encoder.patch_size)
     width, inner = encoder.width, encoder.heads * encoder.head_dim
     norm, bias = 2 * width, 3 * inner if encoder.qkv_bias else 0
     attention = width * 3 * inner + bias + inner * width + width
     mlp = width * encoder.mlp + encoder.mlp + encoder.mlp * width + width
-    ends = (modality.patch_size + 1) * width + width + (modality.tokens + 1) * width
+    ends = (signal.patch_size + 1) * width + width + (signal.tokens + 1) * width
     final = norm if encoder.final_norm else 0
     return ends + encoder.depth * (2 * norm + attention + mlp) + final
 
 
-def features_width(modality: Modality, encoder: EncoderSettings) -> int:
+def features_width(signal: Signal, encoder: EncoderSettings) -> int:
     """Width of the features that an encoder gives a head."""
-    return encoder.width if encoder.network == NETWORK else _counted(modality, encoder)[2]
+    return encoder.width if encoder.network == NETWORK else _counted(signal, encoder)[2]
 
 
-def head_parameters(modality: Modality, encoder: EncoderSettings, technique: str | None) -> int:
-    """Parameters that the encoder lacks: of a technique's head, or of the classifier (None)."""
-    width, modality = features_width(modality, encoder), modality.with_patch(encoder.patch_size)
-    method = None if technique is None else technique_named(technique).method
-    outputs = {"shed": 1, "mae": modality.patch_size, "e-mix": PROJECTION}
-    if technique is None:
-        return (width + 1) * len(modality.classes)
+def head_parameters(signal: Signal, encoder: EncoderSettings, head: str | int) -> int:
+    """Parameters that the encoder lacks: of a technique's head, or of the classifier.
+
+    Args:
+        signal: What the encoder sees.
+        encoder: Its settings.
+        head: The technique, or the number of classes.
+    """
+    width, signal = features_width(signal, encoder), signal.with_patch(encoder.patch_size)
+    if isinstance(head, int):
+        return (width + 1) * head
+    method = technique_named(head).method
+    outputs = {"shed": 1, "mae": signal.patch_size, "e-mix": PROJECTION}
     norm = 2 * width if method == "e-mix" else 0
     return norm + (width + 1) * outputs[method] if method in outputs else 0
 
 
-def _counted(modality: Modality, encoder: EncoderSettings) -> tuple[float, int, int]:
+def _counted(signal: Signal, encoder: EncoderSettings) -> tuple[float, int, int]:
     """Operations and parameters of another network than the transformer, and its width."""
-    return _counted_once(modality.name, json.dumps(as_dict(encoder), sort_keys=True))
+    return _counted_once(signal.name, json.dumps(as_dict(encoder), sort_keys=True))
 
 
 @functools.cache
@@ -213,18 +218,16 @@ def _counted_once(name: str, settings: str) -> tuple[float, int, int]:
     """
     encoder = updated(EncoderSettings(), json.loads(settings))
     try:
-        return _counted_on("meta", modality(name), encoder)
+        return _counted_on("meta", modality(name).signal, encoder)
     except (NotImplementedError, RuntimeError):
-        return _counted_on("cpu", modality(name), encoder)
+        return _counted_on("cpu", modality(name).signal, encoder)
 
 
-def _counted_on(
-    device: str, modality: Modality, encoder: EncoderSettings
-) -> tuple[float, int, int]:
+def _counted_on(device: str, signal: Signal, encoder: EncoderSettings) -> tuple[float, int, int]:
     with torch.device(device), torch.random.fork_rng(devices=[]):
-        module = make_encoder(modality, encoder).eval()
+        module = make_encoder(signal, encoder).eval()
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            module(torch.zeros(1, *modality.input_shape))
+            module(torch.zeros(1, *signal.input_shape))
     parameters = sum(p.numel() for p in module.parameters())
     return float(counter.get_total_flops()), parameters, module.width
 
@@ -250,19 +253,21 @@ def disk_of(
 ) -> Disk:
     """Bytes that a run, or the predictions for one target, take; arguments as in `work_of`."""
     chosen = modality(source.modality)
+    classes = len(chosen.task.classes)
     if stage == "evaluate":
-        return Disk(_prediction_bytes(chosen, (target or source).scored_rows))
-    upstream = technique if stage in ("pretrain", "export") else None
-    size = encoder_parameters(chosen, settings.encoder)
-    size += head_parameters(chosen, settings.encoder, upstream)
+        return Disk(_prediction_bytes(classes, (target or source).scored_rows))
+    headless = stage in ("pretrain", "export")
+    size = encoder_parameters(chosen.signal, settings.encoder)
+    head = technique if headless else classes
+    size += head_parameters(chosen.signal, settings.encoder, head)
     lines = settings.transfer.epochs
-    if stage in ("pretrain", "export"):
+    if headless:
         lines = settings.pretrain.steps // settings.execution.log_every if stage != "export" else 0
     # Weights and AdamW's two moments; fine-tuning also keeps the weights of its best epoch.
     checkpoint = {"pretrain": 3, "finetune": 4}.get(stage, 0) * size * FLOAT
     kept, working = lines * METRICS_BYTES + FILES_BYTES, 3 * checkpoint
-    if upstream is None:
-        kept += _prediction_bytes(chosen, source.scored_rows)
+    if not headless:
+        kept += _prediction_bytes(classes, source.scored_rows)
     keep = settings.execution.keep
     if keep == "predictions":
         return Disk(kept, working + size * FLOAT)
@@ -270,5 +275,5 @@ def disk_of(
     return Disk(kept + size * FLOAT + left, working - left)
 
 
-def _prediction_bytes(modality: Modality, rows: int) -> int:
-    return rows * (8 * len(modality.classes) + PREDICTION_BYTES) + FILES_BYTES
+def _prediction_bytes(classes: int, rows: int) -> int:
+    return rows * (8 * classes + PREDICTION_BYTES) + FILES_BYTES

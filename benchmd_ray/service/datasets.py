@@ -112,7 +112,7 @@ def _of_catalog(catalog: Catalog) -> Dataset:
     classes = splits.get("train", {}).get("classes", {})
     return Dataset(
         name=catalog.dataset,
-        modality=catalog.modality.name,
+        modality=catalog.modality,
         role=catalog.card.role,
         policy=str(catalog.manifest["policy"]),
         rows={split: catalog.rows(split) for split in splits},
@@ -154,7 +154,7 @@ def card_rows(card: DatasetCard, policy: str) -> dict[str, int]:
     if layout.splits:
         return dict(layout.splits)
     counts = card.expected.get(policy, {})
-    countable = card.kind.task == "single-label" and card.kind.scored == "records"
+    countable = card.task.exclusive and card.task.scored == "records"
     published = {split: sum(of.values()) for split, of in counts.items()} if countable else {}
     if published and "total" not in published:
         return published

@@ -37,7 +37,7 @@ def base_settings(catalog: Location, technique: str) -> Settings:
     Raises:
         BenchmdError: There is no such catalog.
     """
-    return fixed_settings(open_catalog(catalog).modality, protocol_encoder(technique))
+    return fixed_settings(open_catalog(catalog).card.kind, protocol_encoder(technique))
 
 
 def pretrain_run(
@@ -72,7 +72,7 @@ def pretrain_run(
         raise BenchmdError(f"the technique {technique} starts from random weights: leave them out.")
     catalog, store = catalog.resolve(), store.resolve()  # workers have folders of their own
     source = open_catalog(catalog)
-    start = imagenet_weights(weights, source.modality) if chosen.imagenet else None
+    start = imagenet_weights(weights, source.signal) if chosen.imagenet else None
     with _place(settings, address, within=within) as (settings, on_cluster):
         job, name, description = pretraining(technique, source, store, settings, start)
         run = open_run(store, name, description, partial(require_pretrainable, job, source))
@@ -88,8 +88,8 @@ def _pretrain(
     """Train by the technique's method, or export the weights to start from where it has none."""
     if start is not None and technique_named(job.technique).method is None:
         weights = {f"encoder.{name}": value for name, value in start.tensors.items()}
-        name, statistics = source.modality.name, source.statistics
-        export_model(job.folder, weights, job.settings.encoder, name, statistics)
+        about = (job.settings.encoder, source.signal, source.statistics)
+        export_model(job.folder, weights, *about)
         return
     if start is not None:
         write_weights(job.folder / START, start.tensors)
@@ -279,8 +279,8 @@ def _require_target(target: Catalog, source: Catalog) -> None:
         )
     if target.modality != source.modality:
         raise BenchmdError(
-            f"{target.path} is a catalog of {target.modality.name}, the source is one of "
-            f"{source.modality.name}: name catalogs of the same modality."
+            f"{target.path} is a catalog of {target.modality}, the source is one of "
+            f"{source.modality}: name catalogs of the same modality."
         )
     _require_same_policy(target, source.manifest["policy"])
 

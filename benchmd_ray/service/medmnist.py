@@ -108,7 +108,7 @@ def file_tuning(
         BenchmdError: There is no such baseline, it does not fit the dataset, or the search cannot
             start there.
     """
-    dimensions = len(card.kind.axes) - 1
+    dimensions = len(card.signal.axes) - 1
     if small and space is None:
         space = resource_folder("search_spaces") / "medmnist-small.yaml"
     own = (*SMALL[dimensions], *SMALL_TRANSFORMER) if small else ()
@@ -120,7 +120,7 @@ def file_tuning(
         baseline=baseline or START[dimensions],
     )
     start, _ = technique_settings(choice, card.modality, SCRATCH)
-    require_fitting(card.kind, start.encoder)
+    require_fitting(card.signal, start.encoder)
     starting_at(space_for(SCRATCH, choice.settings[0], card.modality, space), start, held)
     return Tuning(
         choice,

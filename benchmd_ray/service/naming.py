@@ -68,7 +68,7 @@ def pretraining(
         determinants["weights"] = start.sha256
         about["weights"] = {"file": start.file, "left_out": start.left_out}
     job = PretrainJob(settings, technique, source.path, store)
-    name = f"pretrain-{source.modality.name}-{file_name(technique)}"
+    name = f"pretrain-{source.modality}-{file_name(technique)}"
     return job, name, _description(settings, source, about, determinants)
 
 
@@ -95,7 +95,7 @@ def transferring(
     if pretrained is not None:
         description["fixed"] &= pretrained.description["fixed"]
     folder = None if pretrained is None else pretrained.folder
-    name = f"transfer-{source.modality.name}-{file_name(technique)}-{setting}"
+    name = f"transfer-{source.modality}-{file_name(technique)}-{setting}"
     return TransferJob(settings, source.path, store, folder), name, description
 
 
@@ -187,7 +187,7 @@ def _description(
 ) -> dict[str, Any]:
     """Content of ``run.json``."""
     everything, encoder = as_dict(settings), protocol_encoder(about["technique"])
-    standard = as_dict(fixed_settings(source.modality, encoder))
+    standard = as_dict(fixed_settings(source.card.kind, encoder))
     for key in ("mode", "labels"):  # the protocol's own axes
         standard["transfer"][key] = everything["transfer"][key]
     decisive = [name for name in ("encoder", "pretrain", "transfer") if name in determinants]
@@ -197,7 +197,7 @@ def _description(
     return {
         **about,
         "device": device,
-        "modality": source.modality.name,
+        "modality": source.modality,
         "source": source.dataset,
         "raw": [source.manifest["raw"][name] for name in ("records", "expected")],
         "options": source.options,

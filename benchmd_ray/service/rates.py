@@ -16,7 +16,6 @@ import torch
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
-from benchmd_ray.modalities import Modality
 from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
@@ -25,6 +24,7 @@ from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.service.cost import Work, forward_flops, training_flops, work_of
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.settings import EncoderSettings, Settings
+from benchmd_ray.signals import Signal
 from benchmd_ray.training.engine import TorchEngine, autocast
 from benchmd_ray.training.transfer import RESULT, transfer_result
 from benchmd_ray.training_log import read_metrics
@@ -170,13 +170,14 @@ def measure_here(
         seconds: About how long to measure, half of it each.
     """
     chosen, place = modality_named(modality), torch.device(device)
-    most = SPOT_FLOPS[device] // training_flops(chosen, settings.encoder)
+    signal = chosen.signal
+    most = SPOT_FLOPS[device] // training_flops(signal, settings.encoder)
     batch = max(1, min(settings.pretrain.batch_size, int(most)))
-    model = Classifier(make_encoder(chosen, settings.encoder), chosen)
+    model = Classifier(make_encoder(signal, settings.encoder), len(chosen.task.classes))
     engine = TorchEngine(
         model, settings.pretrain.optimiser, settings.execution, Worker(device=place)
     )
-    signals = torch.randn(batch, *chosen.input_shape, device=place)
+    signals = torch.randn(batch, *signal.input_shape, device=place)
 
     def train() -> None:
         engine.step(engine(signals).square().mean(), 1e-6)
@@ -185,7 +186,7 @@ def measure_here(
         with torch.inference_mode(), autocast(place, settings.execution.precision):
             model(signals)
 
-    costs = _costs(chosen, settings.encoder, batch)
+    costs = _costs(signal, settings.encoder, batch)
     with _threads(settings.execution.cpus_per_worker):
         speeds = [
             cost / _seconds_of(work, place, seconds / 2)
@@ -194,8 +195,8 @@ def measure_here(
     return Spot(device, *speeds)
 
 
-def _costs(modality: Modality, encoder: EncoderSettings, batch: int) -> tuple[float, float]:
-    return batch * training_flops(modality, encoder), batch * forward_flops(modality, encoder)
+def _costs(signal: Signal, encoder: EncoderSettings, batch: int) -> tuple[float, float]:
+    return batch * training_flops(signal, encoder), batch * forward_flops(signal, encoder)
 
 
 def _seconds_of(work: Any, place: torch.device, seconds: float) -> float:

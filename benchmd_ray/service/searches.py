@@ -237,7 +237,7 @@ def _planned(
             raise _LeftOutError(f"{technique}: {reason} ({source.modality}).")
         start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
         _require_one_worker(start)
-        require_fitting(modality_named(source.modality), start.encoder)
+        require_fitting(modality_named(source.modality).signal, start.encoder)
         start = settled(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
         space = space_for(technique, setting, source.modality, tuning.space)
         starts.append(start)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.storage.mirror import RUN, refresh_store
 from benchmd_ray.results.store import Run, read_run, run_folder
 from benchmd_ray.service.execute import is_scored
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
 from benchmd_ray.service.plan import Item
+from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import technique_named
 
 
@@ -65,7 +65,7 @@ def find_run(
         return Found(upstream, is_scored(upstream, catalog))
     settings, store = settled(item.settings, gpu=gpu), store.resolve()
     if item.kind == "pretrain":
-        start = _weights(item.technique, catalog.modality, weights)
+        start = _weights(item.technique, catalog.signal, weights)
         _, name, description = pretraining(item.technique, catalog, store, settings, start)
     else:
         held = None if upstream is None else finished_upstream(upstream.folder, catalog)
@@ -100,8 +100,8 @@ def find_runs(
 
 
 @lru_cache(maxsize=64)
-def _weights(technique: str, modality: Modality, path: Path | None) -> ImageNetWeights | None:
+def _weights(technique: str, signal: Signal, path: Path | None) -> ImageNetWeights | None:
     """What a technique starts from, if it is ImageNet weights; only what names them."""
     if not technique_named(technique).imagenet:
         return None
-    return replace(imagenet_weights(path, modality), tensors={})
+    return replace(imagenet_weights(path, signal), tensors={})

@@ -267,8 +267,8 @@ def _start_weights(tuning: Tuning, plan: SearchPlan, catalog: Catalog, store: Pa
     """File of the ImageNet weights that a searched pretraining starts from."""
     if plan.stage == "transfer" or not technique_named(plan.technique).imagenet:
         return None
-    weights = imagenet_weights(tuning.choice.weights, catalog.modality)
-    path = store / INNER / f"{weights.sha256[:12]}-{catalog.modality.name}.safetensors"
+    weights = imagenet_weights(tuning.choice.weights, catalog.signal)
+    path = store / INNER / f"{weights.sha256[:12]}-{catalog.modality}.safetensors"
     if not is_whole(path):
         write_weights(path, weights.tensors)
         write_hash(path)

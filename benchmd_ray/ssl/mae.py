@@ -35,11 +35,11 @@ class MAE(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.rate = settings.mask_rate
-        self.head = nn.Sequential(nn.ReLU(), nn.Linear(encoder.width, encoder.modality.patch_size))
+        self.head = nn.Sequential(nn.ReLU(), nn.Linear(encoder.width, encoder.signal.patch_size))
 
     def draw(self, batch: int, generator: torch.Generator) -> Draws:
         """Which tokens are masked: the same number in each example."""
-        tokens = self.encoder.modality.tokens
+        tokens = self.encoder.signal.tokens
         count = min(tokens, max(1, round(self.rate * tokens)))
         chosen = torch.rand(batch, tokens, generator=generator).argsort(dim=1)[:, :count]
         return {"masked": torch.zeros(batch, tokens, dtype=torch.bool).scatter(1, chosen, True)}

@@ -43,10 +43,10 @@ class ShED(nn.Module):
 
     def __init__(self, encoder: Encoder, settings: PretrainSettings) -> None:
         super().__init__()
-        if encoder.modality.tokens < 2:
+        if encoder.signal.tokens < 2:
             raise BenchmdError(
                 "shed moves tokens to other places, and these settings make one of a whole signal "
-                f"of {encoder.modality.name}: choose a smaller encoder.patch_size."
+                f"of {encoder.signal.name}: choose a smaller encoder.patch_size."
             )
         self.encoder = encoder
         self.rate = settings.corruption_rate
@@ -54,7 +54,7 @@ class ShED(nn.Module):
 
     def draw(self, batch: int, generator: torch.Generator) -> Draws:
         """Where each token goes."""
-        tokens = self.encoder.modality.tokens
+        tokens = self.encoder.signal.tokens
         source, moved = derangement(batch, tokens, self.rate, generator)
         return {"source": source, "moved": moved}
 

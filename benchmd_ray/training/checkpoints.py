@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -35,12 +35,14 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
-from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder, network_source
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import EncoderSettings, as_dict, updated
+from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task
 from benchmd_ray.training.engine import Engine, barrier, gather
 from benchmd_ray.training.state import differences, listed
+from benchmd_ray.typed import typed
 
 CHECKPOINT = "checkpoint.json"
 KEPT = 2
@@ -56,13 +58,14 @@ DESCRIPTION = "model.json"
 DESCRIBED: Kinds = {
     "encoder": dict,
     "network_source": (str, type(None)),
-    "modality": str,
+    "signal": dict,
+    "task": (dict, type(None)),
     "statistics": (dict, type(None)),
     "augmentation": str,
     "weights": str,
 }
 """What it says: the architecture with the source of a custom network, the signals and what is done
-to them, and the SHA-256 of the weights."""
+to them, the task of a model with a head, and the SHA-256 of the weights."""
 _STATE: Kinds = {"step": int, "position": dict, "files": dict}
 """What `CHECKPOINT` says at least."""
 logger = logging.getLogger(__name__)
@@ -245,8 +248,9 @@ def export_model(
     folder: Path,
     weights: dict[str, torch.Tensor],
     encoder: EncoderSettings,
-    modality_name: str,
+    signal: Signal,
     statistics: Statistics | None,
+    task: Task | None = None,
     augmentation: str = "none",
 ) -> None:
     """Write float32 weights, what architecture they are of and how their input is made.
@@ -255,19 +259,39 @@ def export_model(
         folder: Of the run.
         weights: By name.
         encoder: The architecture.
-        modality_name: Of the signals.
-        statistics: What normalises them.
+        signal: What it encodes.
+        statistics: What normalises that.
+        task: What its head predicts; None where it has none.
         augmentation: What they were trained with, which says what they are evaluated on.
     """
     description = {
         "encoder": as_dict(encoder),
         "network_source": network_source(encoder),
-        "modality": modality_name,
+        "signal": asdict(signal),
+        "task": None if task is None else asdict(task),
         "statistics": statistics,
         "augmentation": augmentation,
         "weights": write_weights(folder / MODEL, weights),
     }
     write_hashed_json(folder / DESCRIPTION, description)
+
+
+def described(description: Mapping[str, Any], folder: Path) -> tuple[Signal, Task | None]:
+    """What a model encodes and what its head predicts, None without one.
+
+    Args:
+        description: What `model_description` gives.
+        folder: Of the run.
+
+    Raises:
+        Damaged: There can be no such signal or task.
+    """
+    path, task = folder / DESCRIPTION, description["task"]
+    try:
+        signal = typed(Signal, description["signal"], "signal")
+        return signal, None if task is None else typed(Task, task, "task")
+    except BenchmdError as error:
+        raise Damaged(path, str(error), made_again(folder)) from error
 
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> str:
@@ -345,12 +369,12 @@ def load_encoder(folder: Path) -> Encoder:
     """
     description = model_description(folder)
     size = updated(EncoderSettings(), description["encoder"])
-    path, kind = folder / MODEL, modality(description["modality"])
+    path, (signal, _) = folder / MODEL, described(description, folder)
     tensors = _read_weights(path, description["weights"])
     if size.network in NETWORKS:  # nothing is allocated that the weights do not fill
         with torch.device("meta"):
-            _fill(make_encoder(kind, size), tensors, path, "encoder.")
-    encoder = make_encoder(kind, size, recorded=description["network_source"] or "unknown")
+            _fill(make_encoder(signal, size), tensors, path, "encoder.")
+    encoder = make_encoder(signal, size, recorded=description["network_source"] or "unknown")
     _fill(encoder, tensors, path, "encoder.")
     return encoder
 
@@ -362,8 +386,15 @@ def load_classifier(folder: Path) -> Classifier:
         BenchmdError: The folder holds no exported model, or one without a head.
     """
     encoder = load_encoder(folder)
-    model = Classifier(encoder, encoder.modality)
-    load_weights(model, folder / MODEL, model_description(folder)["weights"])
+    description = model_description(folder)
+    _, task = described(description, folder)
+    if task is None:
+        raise BenchmdError(
+            f"{folder} is a pretraining: its model has no head. Name a run that `benchmd transfer` "
+            "printed."
+        )
+    model = Classifier(encoder, len(task.classes))
+    load_weights(model, folder / MODEL, description["weights"])
     return model
 
 

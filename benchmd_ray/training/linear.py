@@ -12,9 +12,9 @@ from torch import nn
 from benchmd_ray.data.batches import Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import streams, whole_split_feed
-from benchmd_ray.modalities import Task
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import Settings
+from benchmd_ray.tasks import TaskKind
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import cpu_copy, set_lr
 from benchmd_ray.training.features import Features, feature_store
@@ -59,9 +59,7 @@ def linear_evaluation(
     )
     reporter.start("linear evaluation", transfer.epochs, "epochs", 0)
     for epoch in range(transfer.epochs):
-        loss = head_epoch(
-            head, optimiser, features, targets, settings, epoch, catalog.modality.task
-        )
+        loss = head_epoch(head, optimiser, features, targets, settings, epoch, catalog.task.kind)
         with torch.inference_mode():
             score = data.score(head(held).cpu().numpy())
         best.offer(score, epoch, partial(cpu_copy, head))
@@ -109,7 +107,7 @@ def head_epoch(
     targets: torch.Tensor,
     settings: Settings,
     epoch: int,
-    task: Task,
+    task: TaskKind,
 ) -> float:
     """One epoch of a head on encoded features.
 

@@ -16,7 +16,6 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.integrity import made_again, stated_sha256
-from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import (
     NETWORK,
     Encoder,
@@ -27,6 +26,7 @@ from benchmd_ray.models.encoder import (
 )
 from benchmd_ray.models.imagenet import require_imagenet_patches, require_images
 from benchmd_ray.settings import Settings
+from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
 from benchmd_ray.storage.location import Location
@@ -74,9 +74,9 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     technique = technique_named(job.technique)
     require_source(catalog)
     if technique.imagenet:
-        require_images(catalog.modality)
-        require_imagenet_patches(catalog.modality, job.settings.encoder)
-    require_fitting(catalog.modality, job.settings.encoder)
+        require_images(catalog.signal)
+        require_imagenet_patches(catalog.signal, job.settings.encoder)
+    require_fitting(catalog.signal, job.settings.encoder)
     if technique.method is None:  # nothing is trained
         return
     if job.settings.pretrain.options and not technique.plugged_in:
@@ -87,7 +87,7 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     if technique.method in METHODS:
         require_tokens(job.settings.encoder, job.technique)
     _require_shareable(job, method_named(technique.method))
-    require_whole_batches(job.settings, catalog.modality)
+    require_whole_batches(job.settings, catalog.signal)
     if not 1 <= job.last <= job.settings.pretrain.steps:
         raise BenchmdError(
             f"pretraining is to stop after step {job.last}: expected a step from 1 to "
@@ -113,7 +113,7 @@ def _require_shareable(job: PretrainJob, method: Any) -> None:
         )
 
 
-def require_whole_batches(settings: Settings, modality: Modality) -> None:
+def require_whole_batches(settings: Settings, signal: Signal) -> None:
     """Refuse to cut batches that an encoder normalises as a whole.
 
     Each part would be normalised by itself: the result, and the running statistics that the model
@@ -125,7 +125,7 @@ def require_whole_batches(settings: Settings, modality: Modality) -> None:
     execution, network = settings.execution, settings.encoder.network
     if execution.workers * execution.accumulation == 1 or network == NETWORK:
         return
-    if compares_examples(make_encoder(modality, settings.encoder)):
+    if compares_examples(make_encoder(signal, settings.encoder)):
         raise BenchmdError(
             f"execution.workers is {execution.workers} and execution.accumulation "
             f"{execution.accumulation}, and {network} normalises over the batch, which must stay "
@@ -164,7 +164,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     catalog = open_catalog(job.catalog)
     require_pretrainable(job, catalog)
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
-    method = _method(job, make_encoder(catalog.modality, settings.encoder))
+    method = _method(job, make_encoder(catalog.signal, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
     held = load_checkpoint(job.folder, engine)
     first = 0 if held is None else held.step
@@ -196,8 +196,8 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     reporter.finish()
     weights = engine.weights()
     if worker.rank == 0:
-        name, statistics = catalog.modality.name, catalog.statistics
-        export_model(job.folder, weights, settings.encoder, name, statistics)
+        about = (settings.encoder, catalog.signal, catalog.statistics)
+        export_model(job.folder, weights, *about)
 
 
 def _require_ahead(job: PretrainJob, first: int) -> None:

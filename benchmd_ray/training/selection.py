@@ -21,8 +21,8 @@ from benchmd_ray.data.feed import (
 )
 from benchmd_ray.data.splits import label_subset
 from benchmd_ray.evaluation.metrics import auroc, pooled, probabilities, require_scorable
-from benchmd_ray.modalities import Task
 from benchmd_ray.settings import Settings
+from benchmd_ray.tasks import TaskKind
 
 Weights = dict[str, torch.Tensor]
 
@@ -45,7 +45,7 @@ class Best:
 class TransferData:
     """The labels that a run trains and selects on."""
 
-    task: Task
+    task: TaskKind
     rows: Rows
     """Rows of the training split that the run trains on, ascending."""
     columns: Columns
@@ -77,7 +77,7 @@ def transfer_data(settings: Settings, catalog: Catalog) -> TransferData:
     rows = label_subset(
         targets,
         settings.transfer.labels_per_class,
-        catalog.modality.task,
+        catalog.task.kind,
         settings.seed,
     )
     if settings.transfer.shuffle_labels:
@@ -86,9 +86,9 @@ def transfer_data(settings: Settings, catalog: Catalog) -> TransferData:
     validation = read_columns(catalog, "validation").targets
     units = read_units(catalog, "validation")
     _, scored, _ = pooled(units, validation, np.zeros(validation.shape))
-    require_scorable(scored, catalog.modality.classes, f"{catalog.path}, split validation")
+    require_scorable(scored, catalog.task.classes, f"{catalog.path}, split validation")
     labelled = replace(columns, targets=targets)
-    return TransferData(catalog.modality.task, rows, labelled, validation, units)
+    return TransferData(catalog.task.kind, rows, labelled, validation, units)
 
 
 def training_streams(catalog: Catalog, settings: Settings, data: TransferData) -> bool:

@@ -21,14 +21,16 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.integrity import Kinds, made_again, read_hashed_json, write_hashed_json
-from benchmd_ray.modalities import Task
 from benchmd_ray.models.encoder import make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
+from benchmd_ray.signals import differing_in
 from benchmd_ray.storage.location import Location
+from benchmd_ray.tasks import TaskKind
 from benchmd_ray.training.augmentation import augmented, evaluated
 from benchmd_ray.training.checkpoints import (
     MODEL,
+    described,
     export_model,
     load_checkpoint,
     load_weights,
@@ -82,14 +84,14 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     """
     require_source(catalog)
     catalog.require_split("validation")
-    require_fitting(catalog.modality, job.settings.encoder)
+    require_fitting(catalog.signal, job.settings.encoder)
     if job.settings.transfer.mode == "linear" and job.settings.execution.workers > 1:
         raise BenchmdError(
             "linear evaluation encodes each record once and runs on one worker: use "
             "--set execution.workers=1."
         )
     if job.settings.transfer.mode == "finetune":
-        require_whole_batches(job.settings, catalog.modality)
+        require_whole_batches(job.settings, catalog.signal)
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
     return transfer_data(job.settings, catalog)
@@ -97,14 +99,16 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
 
 def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalog) -> None:
     held = model_description(upstream)
-    if held["modality"] != catalog.modality.name:
+    signal, _ = described(held, upstream)
+    if signal != catalog.signal:
         raise BenchmdError(
-            f"{upstream} was pretrained on {held['modality']}, the catalog {catalog.path} is of "
-            f"{catalog.modality.name}: name a run of the same modality."
+            f"{upstream} was pretrained on signals of {signal.name}, the catalog {catalog.path} "
+            f"holds {catalog.signal.name}{differing_in(signal, catalog.signal)}: name a run on the "
+            "same signal."
         )
     wanted = as_dict(job.settings.encoder)
     encoder = as_dict(updated(EncoderSettings(), held["encoder"]))
-    own = catalog.modality.patch[-1]
+    own = catalog.signal.patch[-1]
     for size in (wanted, encoder):
         size["patch_size"] = size["patch_size"] or own  # 0 is another word for the same patches
     differing = [
@@ -134,12 +138,12 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     catalog = open_catalog(job.catalog)
     data = require_transferable(job, catalog)
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
-    encoder = make_encoder(catalog.modality, settings.transfer_encoder)
+    encoder = make_encoder(catalog.signal, settings.transfer_encoder)
     if job.upstream is not None:
         stated = model_description(job.upstream)["weights"]
         load_weights(encoder, job.upstream / MODEL, stated, "encoder.")
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
-    model = Classifier(encoder, catalog.modality)
+    model = Classifier(encoder, len(catalog.task.classes))
     if settings.transfer.mode == "linear":
         about = (settings, catalog, data, model, worker, reporter)
         best = linear_evaluation(*about, kept=job.features)
@@ -158,7 +162,7 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
     transfer = job.settings.transfer
     # Linear evaluation encodes each record once: it reads no augmentation.
     augmentation = transfer.augmentation if transfer.mode == "finetune" else "none"
-    about = (job.settings.encoder, catalog.modality.name, catalog.statistics, augmentation)
+    about = (job.settings.encoder, catalog.signal, catalog.statistics, catalog.task, augmentation)
     export_model(job.folder, best.weights, *about)
     write_hashed_json(
         job.folder / RESULT,
@@ -244,7 +248,7 @@ def finetune_epoch(
     feed: Feed,
     settings: Settings,
     epoch: int,
-    task: Task,
+    task: TaskKind,
     *,
     begun: list[float],
     agreement: Agreement,
@@ -286,7 +290,7 @@ def finetune_epoch(
 
 
 def _finetune_step(
-    engine: Engine, batch: Batch, settings: Settings, lr: float, task: Task
+    engine: Engine, batch: Batch, settings: Settings, lr: float, task: TaskKind
 ) -> torch.Tensor:
     """One optimiser step; the summed loss of this worker's examples."""
     parts, smoothing = settings.execution.accumulation, settings.transfer.label_smoothing

@@ -278,20 +278,20 @@ class _Reader:
         return found
 
     def _require_patches(self, sizes: tuple[int, ...]) -> None:
-        kind = modality(self.scope.modality)
+        signal = modality(self.scope.modality).signal
         for size in sizes:
             try:
-                kind.with_patch(size)
+                signal.with_patch(size)
             except BenchmdError as error:
                 raise self.error(f"values: {error}") from error
-            if size == kind.patch[-1] and 0 in sizes:
-                raise self.error(f"{size} and 0 are the same for {kind.name}: leave out one.")
+            if size == signal.patch[-1] and 0 in sizes:
+                raise self.error(f"{size} and 0 are the same for {signal.name}: leave out one.")
 
     def _require_networks(self, names: tuple[str, ...]) -> None:
         for name in names:
             try:
                 network_source(EncoderSettings(network=name))  # refuses one that is not there
-                require_signals(modality(self.scope.modality), name)
+                require_signals(modality(self.scope.modality).signal, name)
             except BenchmdError as error:
                 raise self.error(f"values: {error}") from error
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files import resource_folder
-from benchmd_ray.modalities import GROUPS, find_modality
+from benchmd_ray.modalities import IMAGE_GROUPS, find_modality, modalities
 from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import NETWORK as TRANSFORMER
 from benchmd_ray.models.resnet import require_option
@@ -92,7 +92,7 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
     """Entries of a file with the changes for the scope's modality, setting and technique."""
     written = {str(name): entry for name, entry in content.items() if name not in OVERRIDES}
     entries = dict(written)
-    own = (modality_named(scope.modality).groups, (scope.setting,), (scope.technique,))
+    own = (modality_named(scope.modality).signal.groups, (scope.setting,), (scope.technique,))
     for key, chosen in zip(OVERRIDES, own, strict=True):
         groups = _mapping(content.get(key) or {}, f"{scope.where}, {key}")
         for group, changes in groups.items():
@@ -113,7 +113,7 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
 
 def _require_group(key: str, group: str, scope: Scope) -> None:
     valid: Collection[str] = {
-        "modalities": GROUPS,
+        "modalities": (*modalities(), *IMAGE_GROUPS),
         "settings": SETTINGS,
         "techniques": {*UNTRAINED, *SPACES, scope.technique},
     }[key]

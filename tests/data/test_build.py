@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from in_process import build_in_process
+from kinds import MODALITIES
 
 from benchmd_ray.data import build as building
 from benchmd_ray.data import chunks
@@ -21,7 +22,6 @@ from benchmd_ray.data.raw import Dataset, Discovery, RawItem, Reading
 from benchmd_ray.data.records import Record, RecordError, RecordLeftOut
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError, Busy
-from benchmd_ray.modalities import MODALITIES
 
 CXR = MODALITIES["cxr"]
 LAYOUTS = {"films": Layout(description="Made-up films.", records=6)}
@@ -36,7 +36,7 @@ def image(number):
     """Grey levels of an item within its valid area, zero beyond."""
     height, width = SIZES[number]
     top, left = (224 - height) // 2, (224 - width) // 2
-    signal = np.zeros(CXR.stored_shape, np.uint8)
+    signal = np.zeros(CXR.signal.stored_shape, np.uint8)
     pixels = np.random.default_rng(number).integers(1, 256, (height, width), np.uint8)
     signal[0, top : top + height, left : left + width] = pixels
     return signal
@@ -184,7 +184,7 @@ def test_remarks_and_parts_left_out_are_counted_over_all_files(films, raw, tmp_p
         assert len(held) == splits[split]["records"] == records
         assert len({row["unit_id"] for row in held}) == splits[split]["units"] == units
         assert len({row["group_id"] for row in held}) == splits[split]["patients"] == patients
-        for place, name in enumerate(CXR.classes):
+        for place, name in enumerate(CXR.task.classes):
             positive = sum(row["target"][place] == 1 for row in held)
             assert splits[split]["classes"][name] == positive
     notes = verify(built).notes

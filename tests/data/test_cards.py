@@ -8,12 +8,13 @@ import itertools
 
 import pytest
 import yaml
+from kinds import CLASSES
 
 from benchmd_ray.data import cards
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import resource_folder
-from benchmd_ray.modalities import MODALITIES, modality
+from benchmd_ray.modalities import modality
 
 FOLDER = resource_folder("data_catalog")
 FILES = sorted(FOLDER.rglob("*.yaml"))
@@ -60,7 +61,7 @@ def test_every_dataset_has_its_card():
 def test_expected_counts_sum_to_the_papers_totals(name, split, total):
     card = cards.dataset_card(name)
     counts = card.expected["released"][split]
-    assert tuple(counts) == card.kind.classes
+    assert tuple(counts) == card.task.classes
     assert sum(counts.values()) == total
 
 
@@ -87,7 +88,7 @@ def test_atrial_fibrillation_is_atrial_fibrillation_everywhere(name):
 
 def test_classes_of_a_card_are_the_modalitys_or_those_that_merge_them():
     georgia = cards.dataset_card("georgia")
-    assert georgia.classes == MODALITIES["ecg"].classes
+    assert georgia.classes == CLASSES["ecg"]
     merged = {"normal": ("normal",), "ill": ("other", "hypertrophy")}
     assert dataclasses.replace(georgia, merged_classes=merged).classes == ("normal", "ill")
 

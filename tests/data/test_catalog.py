@@ -82,7 +82,7 @@ def test_catalog_holds_every_record_once_with_its_signal(ecg_catalogs, synthetic
     for split in ("train", "validation", "test"):
         for path, count, *_ in built.shards(split):
             shard = pq.read_table(path)
-            signals = decode_signals(shard["signal"], built.modality)
+            signals = decode_signals(shard["signal"], built.signal)
             assert len(signals) == count
             for row in range(0, count, 7):
                 name = shard["record_id"][row].as_py().removeprefix("HR")
@@ -107,7 +107,7 @@ def test_statistics_are_those_of_the_training_signals_in_mv(ecg_catalogs):
     for path, *_ in built.shards("train"):
         shard = pq.read_table(path)
         scale = shard["scale"].to_numpy()[:, None, None]
-        leads.append(decode_signals(shard["signal"], built.modality) * scale.astype(float))
+        leads.append(decode_signals(shard["signal"], built.signal) * scale.astype(float))
     signals = np.concatenate(leads)
     assert built.manifest["statistics"]["mean"] == pytest.approx(signals.mean(axis=(0, 2)))
     assert built.manifest["statistics"]["std"] == pytest.approx(signals.std(axis=(0, 2)))
@@ -430,9 +430,9 @@ def test_verify_finds_patients_in_two_splits(built):
     values = {name: shard[name] for name in shard.column_names}
     values["split"] = ["train"] * 3
     moved = built.path / "shards" / "train-00000.parquet"
-    write_shard(type(shard).from_pydict(values, shard.schema), moved, built.modality)
+    write_shard(type(shard).from_pydict(values, shard.schema), moved, built.signal)
     positives = np.stack(shard["target"].to_pylist()).sum(axis=0).tolist()
-    classes = dict(zip(built.modality.classes, positives, strict=True))
+    classes = dict(zip(built.task.classes, positives, strict=True))
     stated = {"records": 3, "units": 3, "patients": 3, "classes": classes}
     entry = {"file": "shards/train-00000.parquet", "split": "train", "rows": 3}
     entry |= {"bytes": moved.stat().st_size, "sha256": sha256(moved)}

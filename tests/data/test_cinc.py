@@ -50,7 +50,7 @@ def test_labels_age_and_sex_are_those_of_the_headers(synthetic_raw, name):
         (expected,) = named - {"normal"} or named
         for record in records:
             kept += 1
-            assert card.kind.classes[list(record.target).index(1)] == expected
+            assert card.task.classes[list(record.target).index(1)] == expected
             assert sum(record.target) == 1
             assert record.metadata["age"] == float(field["Age"])
             assert record.metadata["sex"] == field["Sex"].lower()
@@ -69,7 +69,7 @@ def test_labels_age_and_sex_are_those_of_the_headers(synthetic_raw, name):
 def test_codes_of_a_header_give_one_class(tmp_path, write_cinc, ecg_signal, codes, expected):
     write_cinc(tmp_path, "E1", ecg_signal, comments=[f"#Dx: {codes}"])
     (record,) = cinc.read(tmp_path, item("E1.hea"), GEORGIA).records
-    assert GEORGIA.kind.classes[list(record.target).index(1)] == expected
+    assert GEORGIA.task.classes[list(record.target).index(1)] == expected
     assert record.metadata == {"age": None, "sex": None}
 
 
@@ -78,7 +78,7 @@ def test_same_code_can_mean_another_class_elsewhere(tmp_path, write_cinc, ecg_si
     for name, expected in (("georgia", "other"), ("cpsc", "conduction disturbance")):
         card = dataset_card(name)
         (record,) = cinc.read(tmp_path, item("A1.hea"), card).records
-        assert card.kind.classes[list(record.target).index(1)] == expected
+        assert card.task.classes[list(record.target).index(1)] == expected
 
 
 @pytest.mark.parametrize("codes", ["54329005", "999", ""])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import SIGNALS
 
 from benchmd_ray.data.batches import ResidentFeed, Worker, epoch_order, share, step_rows
 from benchmd_ray.data.cards import dataset_card
@@ -27,10 +28,9 @@ from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import cache_folder
 from benchmd_ray.integrity import write_hash
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.settings import ExecutionSettings, Settings
 
-ECG = MODALITIES["ecg"]
+ECG = SIGNALS["ecg"]
 SHARDS = (7, 3, 5, 6, 4)
 ROWS = sum(SHARDS)
 

@@ -38,7 +38,7 @@ def made(request, changed_card, write_catalog, monkeypatch, tmp_path):
     """A catalog in shards of unequal length and its records; scales and valid sizes all differ."""
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
     card = changed_card("rows", modality=request.param, role="source")
-    kind = card.kind
+    kind = card.signal
     generator = np.random.default_rng(9)
     records = []
     for row in range(ROWS):
@@ -143,7 +143,7 @@ def test_rows_are_normalised_by_the_given_statistics(made, feed):
 def test_statistics_are_never_those_of_the_catalog_itself(made, kind):
     catalog, _ = made
     assert catalog.statistics is not None
-    if catalog.modality.name == "eeg":
+    if catalog.modality == "eeg":
         assert kind(catalog, "train", seed=0).rows == ROWS
         return
     with pytest.raises(BenchmdError, match="signals of derm are normalised by the mean"):

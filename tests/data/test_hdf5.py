@@ -112,7 +112,7 @@ def test_missing_values_stay_apart_from_zero_and_empty_texts(small, tmp_path):
         values = (ODD.get(name, [None]) * len(table))[: len(table)]
         place = table.schema.get_field_index(name)
         table = table.set_column(place, table.schema.field(name), pa.array(values, kind))
-    part |= write_shard(table, small.path / part["file"], small.modality)
+    part |= write_shard(table, small.path / part["file"], small.signal)
     export_hdf5(Catalog(small.path, small.manifest), tmp_path / "odd.h5")
     imported = import_hdf5(tmp_path / "odd.h5", tmp_path / "out")
     assert pq.read_table(imported.path / part["file"]).equals(table)

@@ -90,7 +90,7 @@ def test_a_class_of_enough_patients_is_on_both_sides(ecg_source, inner):
 def test_the_statistics_are_those_of_the_inner_training_side_alone(ecg_source, inner):
     def statistics(catalog):
         table = pa.concat_tables([pq.read_table(p) for p, *_ in catalog.shards("train")])
-        signals = decode_signals(table["signal"], catalog.modality).astype(np.float64)
+        signals = decode_signals(table["signal"], catalog.signal).astype(np.float64)
         signals *= np.array(table["scale"], np.float64)[:, None, None]
         return signals.mean(axis=(0, 2)), signals.std(axis=(0, 2))
 
@@ -182,8 +182,8 @@ def test_a_folder_of_another_source_is_refused(ecg_source, inner, tmp_path):
 
 
 def record(name, group, target, card, unit=""):
-    signal = np.zeros(card.kind.stored_shape, card.kind.dtype)
-    extent = card.kind.stored_shape[1:]
+    signal = np.zeros(card.signal.stored_shape, card.signal.dtype)
+    extent = card.signal.stored_shape[1:]
     return Record(name, group, unit or name, signal, 1.0, extent, target)
 
 
@@ -260,7 +260,7 @@ def test_a_record_of_several_classes_goes_by_its_rarest(seed):
 def test_a_rare_class_beside_a_common_one_is_on_both_sides(write_catalog):
     """All records have class 0; five patients have class 1 too, which a plain cut would miss."""
     card = dataset_card("mimic-cxr")
-    assert card.kind.task == "multi-label"
+    assert card.task.kind == "multi-label"
     card_records = []
     for patient in range(50):
         target = [1, int(patient % 10 == 0)] + [0] * (len(card.classes) - 2)

@@ -50,7 +50,7 @@ def require_official(inner: Catalog, source: Catalog, file) -> None:
     names = []
     for split, prefix in SEEN.items():
         assert rows_of(inner, split) == rows_of(source, split)
-        signals = [decode_signals(t["signal"], inner.modality) for t in inner.tables(split)]
+        signals = [decode_signals(t["signal"], inner.signal) for t in inner.tables(split)]
         np.testing.assert_array_equal(np.concatenate(signals)[:, 0], raw[f"{prefix}_images"])
         names += [row["record_id"] for row in rows_of(inner, split)]
     test = rows_of(source, "test")

@@ -97,7 +97,7 @@ def labels(annotation, agreement=3, **changes):
 
 
 def test_labels_stand_in_the_order_of_the_modality():
-    assert CARD.classes == CARD.kind.classes == ("small nodule", "large nodule")
+    assert CARD.classes == CARD.task.classes == ("small nodule", "large nodule")
     assert CARD.classes == dataset_card("lndb").classes
 
 
@@ -474,7 +474,7 @@ def test_catalog_holds_the_slices_of_the_series(ct_catalogs: dict[str, Catalog],
     held = {}
     for path, *_ in built.shards(item.split):
         table = pq.read_table(path)
-        signals = decode_signals(table["signal"], built.modality)
+        signals = decode_signals(table["signal"], built.signal)
         held |= dict(zip(table["record_id"].to_pylist(), signals, strict=True))
     own = sorted(name for name in held if name.startswith(item.record_id))
     assert np.array_equal(held[own[0]][0], expected[:24])

@@ -84,7 +84,7 @@ def test_the_papers_counts_are_those_of_the_file_that_it_used(name):
 def catalog_arrays(catalog: Catalog, split: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Signals, targets and record ids of a split."""
     tables = list(catalog.tables(split))
-    signals = np.concatenate([decode_signals(t["signal"], catalog.modality) for t in tables])
+    signals = np.concatenate([decode_signals(t["signal"], catalog.signal) for t in tables])
     targets = np.concatenate([decode_targets(t["target"]) for t in tables])
     return signals, targets, [name for t in tables for name in t["record_id"].to_pylist()]
 
@@ -95,11 +95,11 @@ def require_same(catalog: Catalog, file: Path) -> None:
     for split, prefix in PREFIXES.items():
         images, labels = raw[f"{prefix}_images"], raw[f"{prefix}_labels"]
         signals, targets, names = catalog_arrays(catalog, split)
-        channels = catalog.modality.stored_shape[0]
+        channels = catalog.signal.stored_shape[0]
         np.testing.assert_array_equal(
             signals, images.transpose(0, 3, 1, 2) if channels == 3 else images[:, np.newaxis]
         )
-        if catalog.modality.task == "single-label":
+        if catalog.task.kind == "single-label":
             labels = np.eye(len(catalog.card.classes), dtype=int)[labels.ravel()]
         np.testing.assert_array_equal(targets, labels)
         assert names == [f"{prefix}-{row:06d}" for row in range(len(images))]
@@ -139,7 +139,7 @@ def test_an_unofficial_file_is_refused_and_marked_where_it_is_allowed(
     )
     require_same(catalog, file)
     assert catalog.dataset == "pneumoniamnist-unofficial"
-    assert catalog.modality.name == "pneumoniamnist"
+    assert catalog.modality == "pneumoniamnist"
     remark = f"of an unofficial file, MD5 {own}; the official one's is {official}"
     assert catalog.manifest["remarks"] == {remark: 5856}
     assert f"5,856 records: {remark}" in verify(catalog).notes
@@ -162,15 +162,15 @@ COUNTS = {"train": 9, "val": 4, "test": 5}
 
 def arrays(name: str) -> dict[str, np.ndarray]:
     """Random images and labels as the dataset of that name has them."""
-    kind, rng = dataset_card(name).kind, np.random.default_rng(11)
-    channels, *extent = kind.stored_shape
+    card, rng = dataset_card(name), np.random.default_rng(11)
+    channels, *extent = card.signal.stored_shape
     shape = (*extent, channels) if channels == 3 else tuple(extent)
     made = {}
     for prefix, count in COUNTS.items():
         made[f"{prefix}_images"] = rng.integers(0, 256, (count, *shape), np.uint8)
-        several = kind.task == "multi-label"
-        size = (count, len(kind.classes)) if several else (count, 1)
-        made[f"{prefix}_labels"] = rng.integers(0, 2 if several else len(kind.classes), size)
+        several = card.task.kind == "multi-label"
+        size = (count, len(card.classes)) if several else (count, 1)
+        made[f"{prefix}_labels"] = rng.integers(0, 2 if several else len(card.classes), size)
     return {key: value.astype(np.uint8) for key, value in made.items()}
 
 
@@ -307,7 +307,7 @@ def test_less_than_the_whole_is_refused_unless_allowed(write, build_here, tmp_pa
     [("pathmnist", [-1.0, 1.0, 2 * 51 / 255 - 1]), ("adrenalmnist3d", [0.0, 1.0, 51 / 255])],
 )
 def test_grey_levels_are_mapped_as_the_baselines_do(name, expected):
-    kind = dataset_card(name).kind
+    kind = dataset_card(name).signal
     levels = torch.tensor([0, 255, 51], dtype=torch.uint8)
     signals = levels.reshape(3, *[1] * len(kind.stored_shape)).expand(3, *kind.stored_shape)
     found = normaliser(kind, None)(signals, torch.ones(3), torch.ones(3, 2))

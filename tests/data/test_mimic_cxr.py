@@ -19,7 +19,7 @@ from benchmd_ray.data.datasets import DATASETS, mimic_cxr
 from benchmd_ray.data.discovery import chosen
 from benchmd_ray.data.records import RecordError, decode_signals, hashed_patient
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import UNKNOWN
+from benchmd_ray.tasks import UNKNOWN
 
 CARD = dataset_card("mimic-cxr")
 COLUMNS = ["Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Pleural Effusion"]
@@ -316,7 +316,7 @@ def test_a_catalog_holds_the_images_and_names_no_patient(copied, build_here, tmp
         resized = image.convert("L").resize(
             (round(image.width * 224 / image.height), 224), Image.Resampling.BILINEAR
         )
-    signal = decode_signals(table["signal"], catalog.modality)[0]
+    signal = decode_signals(table["signal"], catalog.signal)[0]
     left = (224 - resized.width) // 2
     assert np.array_equal(signal[0, :, left : left + resized.width], np.asarray(resized))
     assert table["valid_size"][0].as_py() == [224, resized.width]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from kinds import MODALITIES, SIGNALS
 
-from benchmd_ray.data.normalise import BY_STATISTICS, NORMALISERS, normaliser
+from benchmd_ray.data.normalise import NORMALISERS, normaliser
 from benchmd_ray.data.transforms import fitted
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES
 
 STATISTICS = {
     1: {"mean": [61.5], "std": [40.25]},
@@ -17,13 +17,13 @@ STATISTICS = {
 }
 VALID = [(224, 224), (223, 101), (100, 224), (1, 7), (98, 44), (57, 2)]
 """Odd and even heights and widths."""
-IMAGES = [name for name, kind in MODALITIES.items() if kind.dtype == "uint8"]
+IMAGES = [name for name, signal in SIGNALS.items() if signal.dtype == "uint8"]
 ROWS = len(VALID)
 
 
 def stored(name):
     """Stored signals of random values, padding included; scales and valid sizes of each row."""
-    kind = MODALITIES[name]
+    kind = SIGNALS[name]
     generator = np.random.default_rng([len(name), ROWS])
     rows = ROWS if name != "ldct" else 2
     shape = (rows, *kind.stored_shape)
@@ -64,7 +64,7 @@ def slow(name, signal, scale, valid, statistics):
 
 
 def normalised(name, signals, scales, sizes):
-    kind = MODALITIES[name]
+    kind = SIGNALS[name]
     statistics = STATISTICS[kind.input_shape[0]] if name in IMAGES else None
     normalise = normaliser(kind, statistics)
     return normalise(*(torch.from_numpy(array) for array in (signals, scales, sizes)))
@@ -75,8 +75,8 @@ def test_agrees_with_the_formula_record_by_record(name):
     signals, scales, sizes = stored(name)
     found = normalised(name, signals, scales, sizes)
     assert found.dtype == torch.float32
-    assert found.shape == (len(signals), *MODALITIES[name].input_shape)
-    statistics = STATISTICS.get(MODALITIES[name].input_shape[0])
+    assert found.shape == (len(signals), *SIGNALS[name].input_shape)
+    statistics = STATISTICS.get(SIGNALS[name].input_shape[0])
     for row, signal in enumerate(signals):
         expected = slow(name, signal, float(scales[row]), sizes[row], statistics)
         np.testing.assert_allclose(found[row].numpy(), expected, atol=2e-5)
@@ -96,7 +96,7 @@ def test_padding_is_zero_after_normalisation_whatever_was_stored_there(name):
 @pytest.mark.parametrize("shape", [(300, 101), (101, 300), (224, 224), (50, 49), (3, 448)])
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_padding_of_a_fitted_image_is_where_it_is_looked_for(name, shape):
-    channels = MODALITIES[name].input_shape[0]
+    channels = SIGNALS[name].input_shape[0]
     white = np.full(shape if channels == 1 else (*shape, channels), 255, np.uint8)
     signal, valid = fitted(white, 224)
     arrays = signal[None], np.ones(1, np.float32), np.array([valid], np.int32)
@@ -128,9 +128,9 @@ def test_ct_keeps_the_centre_of_each_slice_in_the_lung_window():
 
 @pytest.mark.parametrize("name", MODALITIES)
 def test_statistics_are_demanded_where_they_are_used(name):
-    kind = MODALITIES[name]
+    kind = SIGNALS[name]
     constant = {"mean": [3.0] * kind.input_shape[0], "std": [0.0] * kind.input_shape[0]}
-    if NORMALISERS[name] not in BY_STATISTICS:
+    if not NORMALISERS[kind.normaliser].by_statistics:
         assert name in ("ecg", "eeg", "ldct")
         normaliser(kind, None)
         normaliser(kind, constant)
@@ -147,6 +147,6 @@ def test_a_split_standardised_by_its_own_statistics_has_mean_0_and_deviation_1(n
     own = {"mean": signals.mean(axis=axes).tolist(), "std": signals.std(axis=axes).tolist()}
     whole = np.full((ROWS, 2), 224, np.int32)
     arrays = (torch.from_numpy(array) for array in (signals, scales, whole))
-    found = normaliser(MODALITIES[name], own)(*arrays).numpy()
+    found = normaliser(SIGNALS[name], own)(*arrays).numpy()
     np.testing.assert_allclose(found.mean(axis=axes), 0, atol=1e-4)
     np.testing.assert_allclose(found.std(axis=axes), 1, atol=1e-4)

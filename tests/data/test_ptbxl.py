@@ -126,7 +126,7 @@ def test_read_gives_the_samples_of_the_file(synthetic_raw):
     samples = np.fromfile((root / item.path).with_suffix(".dat"), "<i2").reshape(-1, 12).T
     assert np.array_equal(record.signal, samples)
     assert record.scale == pytest.approx(0.001)
-    assert CARD.kind.classes[int(np.argmax(record.target))] == item.label
+    assert CARD.task.classes[int(np.argmax(record.target))] == item.label
 
 
 def test_folds_give_the_official_splits():

@@ -33,17 +33,17 @@ ECG, CXR = card_of("ecg"), card_of("cxr")
 
 
 def example(card: DatasetCard, row: int) -> Record:
-    modality = card.kind
+    signal = card.signal
     rng = np.random.default_rng(row)
-    dtype = np.dtype(modality.dtype)
+    dtype = np.dtype(signal.dtype)
     bounds = np.iinfo(dtype)
     return Record(
         record_id=f"r{row}",
         group_id=f"g{row // 2}",
         unit_id=f"u{row}",
-        signal=rng.integers(bounds.min, bounds.max, modality.stored_shape, dtype),
+        signal=rng.integers(bounds.min, bounds.max, signal.stored_shape, dtype),
         scale=0.25 + row,
-        valid_size=tuple(size - row for size in modality.stored_shape[1:]),
+        valid_size=tuple(size - row for size in signal.stored_shape[1:]),
         target=rng.integers(-1, 2, len(card.classes)).tolist(),
         metadata={"age": 40.5 + row, "site": "7"} if row else {},
     )
@@ -52,14 +52,14 @@ def example(card: DatasetCard, row: int) -> Record:
 @pytest.mark.parametrize("name", ["ecg", "cxr", "ldct"])
 def test_round_trip_through_parquet_keeps_every_value(tmp_path, name):
     card = card_of(name)
-    modality = card.kind
+    signal = card.signal
     records = [example(card, row) for row in range(3)]
     path = tmp_path / "shard.parquet"
-    write_shard(to_table(records, "train", card), path, modality)
+    write_shard(to_table(records, "train", card), path, signal)
     assert pq.read_schema(path) == schema(card)
     table = pq.read_table(path)
     assert np.array_equal(
-        decode_signals(table["signal"], modality), np.stack([r.signal for r in records])
+        decode_signals(table["signal"], signal), np.stack([r.signal for r in records])
     )
     assert decode_targets(table["target"]).tolist() == [list(r.target) for r in records]
     assert table["scale"].to_pylist() == [0.25, 1.25, 2.25]

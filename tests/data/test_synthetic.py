@@ -8,13 +8,13 @@ import hashlib
 import numpy as np
 import pytest
 import wfdb
+from kinds import CLASSES
 from scipy.io import loadmat
 
 from benchmd_ray.data.cards import code_classes
 from benchmd_ray.data.synthetic import write_ecg
-from benchmd_ray.modalities import MODALITIES
 
-CLASSES = MODALITIES["ecg"].classes
+CLASSES = CLASSES["ecg"]
 NUMBERS = {"chapman-shaoxing": "JS00001", "georgia": "E00001", "cpsc": "A0001"}
 
 

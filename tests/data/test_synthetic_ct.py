@@ -125,7 +125,7 @@ def by_split(catalogs: dict[str, Catalog]) -> list[tuple[Catalog, str]]:
 def rows(built: Catalog, split: str):
     """Signals (rows, 1, z, y, x), targets and units of a split."""
     parts = [pq.read_table(path) for path, *_ in built.shards(split)]
-    signals = np.concatenate([decode_signals(part["signal"], built.modality) for part in parts])
+    signals = np.concatenate([decode_signals(part["signal"], built.signal) for part in parts])
     targets = np.concatenate([decode_targets(part["target"]) for part in parts])
     return signals, targets, [unit for part in parts for unit in part["unit_id"].to_pylist()]
 

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from kinds import MODALITIES, SIGNALS
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.records import Record
@@ -14,13 +15,12 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import merging, predict, read_predictions
 from benchmd_ray.hardware import from_json, hardware
 from benchmd_ray.integrity import read_hashed_json, write_hashed_json
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import load_settings
 from benchmd_ray.training.checkpoints import export_model
 
-FUNDUS = MODALITIES["fundus"]
+FUNDUS, TASK = SIGNALS["fundus"], MODALITIES["fundus"].task
 MERGED = {
     "ICDR 0": ("ICDR 0",),
     "ICDR 1-2": ("ICDR 1", "ICDR 2"),
@@ -54,7 +54,7 @@ def records():
 def model():
     torch.manual_seed(0)
     size = load_settings(assignments=["encoder=tiny"]).encoder
-    model = Classifier(Encoder(FUNDUS, size), FUNDUS).eval()
+    model = Classifier(Encoder(FUNDUS, size), len(TASK.classes)).eval()
     with torch.no_grad():
         model.head.weight *= 20  # scores that differ
     return model, size
@@ -78,7 +78,7 @@ def slow_scores(model, record, statistics):
 
 def predicted(tmp_path, catalog, model, statistics):
     model, size = model
-    export_model(tmp_path, model.state_dict(), size, "fundus", statistics)
+    export_model(tmp_path, model.state_dict(), size, FUNDUS, statistics, TASK)
     settings = load_settings(assignments=["encoder=tiny", "execution.feed=resident"])
     return read_predictions(predict(tmp_path, catalog, settings, Worker()))
 
@@ -142,7 +142,7 @@ def test_a_model_of_another_modality_is_refused(tmp_path, changed_card, write_ca
     card = changed_card("films", modality="mammo")
     record = Record("r", "p", "r", np.zeros((1, 224, 224), np.uint8), 1.0, (9, 9), [1, 0, 0, 0, 0])
     catalog = write_catalog(card, {"test": [[record]]}, {"mean": [1.0], "std": [1.0]})
-    with pytest.raises(BenchmdError, match=r"is a model of fundus, the catalog .* is of mammo"):
+    with pytest.raises(BenchmdError, match=r"a model of fundus, the catalog .* is of mammo: name"):
         predicted(tmp_path, catalog, model, SOURCE)
 
 
@@ -159,7 +159,7 @@ def test_a_model_of_another_version_is_named(tmp_path, target, write_catalog, re
 
 def test_merged_classes_sum_their_scores(target):
     scores = np.random.default_rng(0).dirichlet(np.ones(5), 20)
-    by_name = dict(zip(FUNDUS.classes, scores.T, strict=True))
+    by_name = dict(zip(TASK.classes, scores.T, strict=True))
     expected = np.stack([sum(by_name[name] for name in names) for names in MERGED.values()], axis=1)
     np.testing.assert_allclose(scores @ merging(target), expected)
     np.testing.assert_array_equal(expected[:, 1], scores[:, 1] + scores[:, 2])

@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
+from kinds import SIGNALS
 from torch.nn import functional
 
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Block, Encoder
 from benchmd_ray.settings import ENCODERS, EncoderSettings, PretrainSettings
 from benchmd_ray.ssl.emix import EMix
@@ -52,7 +52,7 @@ def randomised(module):
 
 def test_the_paper_encoder_with_its_projection_has_9_62_million_parameters():
     with torch.device("meta"):
-        method = EMix(Encoder(MODALITIES["ecg"], ENCODERS["paper"]), PretrainSettings())
+        method = EMix(Encoder(SIGNALS["ecg"], ENCODERS["paper"]), PretrainSettings())
     assert parameters(method) == pytest.approx(9.62e6, rel=0.005)
 
 
@@ -61,7 +61,7 @@ def test_the_paper_encoder_with_its_projection_has_9_62_million_parameters():
 )
 def test_named_sizes_are_as_large_as_they_say(name, millions):
     with torch.device("meta"):
-        encoder = Encoder(MODALITIES["ecg"], ENCODERS[name])
+        encoder = Encoder(SIGNALS["ecg"], ENCODERS[name])
     assert parameters(encoder) == pytest.approx(millions * 1e6, rel=0.01)
 
 
@@ -78,7 +78,7 @@ def test_named_sizes_are_as_large_as_they_say(name, millions):
     ],
 )
 def test_tokens_of_each_modality(name, tokens, values):
-    modality = MODALITIES[name]
+    modality = SIGNALS[name]
     encoder = Encoder(modality, TINY)
     signals = torch.zeros(1, *modality.input_shape)
     assert (modality.tokens, modality.patch_size) == (tokens, values)
@@ -90,7 +90,7 @@ def test_tokens_of_each_modality(name, tokens, values):
 
 def test_positions_and_cls_are_drawn_from_the_standard_normal():
     torch.manual_seed(0)
-    encoder = Encoder(MODALITIES["ecg"], EncoderSettings(width=1024, depth=1))
+    encoder = Encoder(SIGNALS["ecg"], EncoderSettings(width=1024, depth=1))
     assert encoder.positions.shape == (1, 201, 1024)
     assert encoder.cls.shape == (1, 1, 1024)
     for values, tolerance in ((encoder.positions, 0.01), (encoder.cls, 0.1)):
@@ -118,7 +118,7 @@ def test_a_block_agrees_with_attention_written_out(size):
 
 
 def test_the_encoder_agrees_with_its_parts_written_out():
-    modality = MODALITIES["eeg"]
+    modality = SIGNALS["eeg"]
     encoder = randomised(Encoder(modality, TINY)).eval()
     signals = torch.randn(2, *modality.input_shape, dtype=torch.float64)
     rows = []
@@ -136,7 +136,7 @@ def test_the_encoder_agrees_with_its_parts_written_out():
 
 
 def test_eval_mode_is_deterministic_and_train_mode_drops():
-    encoder = Encoder(MODALITIES["eeg"], TINY)
+    encoder = Encoder(SIGNALS["eeg"], TINY)
     signals = torch.randn(2, 2, 3750)
     encoder.eval()
     assert torch.equal(encoder(signals), encoder(signals))
@@ -151,7 +151,7 @@ def test_each_dropout_drops_its_own_place(which):
     block = Block(size).train()
     x = torch.randn(1, 4, 16)
     assert torch.equal(block(x), block(x)) == (which == "embedding_dropout")
-    encoder = Encoder(MODALITIES["eeg"], size).train()
+    encoder = Encoder(SIGNALS["eeg"], size).train()
     dropped = encoder.dropout(torch.ones(10_000))
     share = (dropped == 0).float().mean().item()
     assert share == pytest.approx(values["embedding_dropout"], abs=0.03)
@@ -159,13 +159,13 @@ def test_each_dropout_drops_its_own_place(which):
 
 
 def test_examples_do_not_touch_each_other():
-    encoder = Encoder(MODALITIES["eeg"], TINY).eval()
+    encoder = Encoder(SIGNALS["eeg"], TINY).eval()
     signals = torch.randn(4, 2, 3750)
     alone = torch.cat([encoder(signal[None]) for signal in signals])
     torch.testing.assert_close(encoder(signals), alone, atol=1e-5, rtol=1e-4)
 
 
 def test_pooling_is_the_mean_over_all_tokens():
-    encoder = Encoder(MODALITIES["eeg"], TINY)
+    encoder = Encoder(SIGNALS["eeg"], TINY)
     hidden = torch.randn(2, 126, 32)
     assert torch.allclose(encoder.pool(hidden), functional.avg_pool1d(hidden.mT, 126)[..., 0])

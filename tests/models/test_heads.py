@@ -2,8 +2,8 @@ import math
 
 import pytest
 import torch
+from kinds import CLASSES, SIGNALS
 
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import ENCODERS
@@ -135,9 +135,9 @@ def test_losses_of_bf16_logits_are_float32():
 
 @pytest.mark.parametrize(("name", "classes"), [("ecg", 7), ("ldct", 2)])
 def test_a_classifier_is_a_linear_map_of_the_features(name, classes):
-    modality = MODALITIES[name]
-    model = Classifier(Encoder(modality, ENCODERS["tiny"]), modality).eval()
-    signals = torch.randn(2, *modality.input_shape)
+    signal = SIGNALS[name]
+    model = Classifier(Encoder(signal, ENCODERS["tiny"]), len(CLASSES[name])).eval()
+    signals = torch.randn(2, *signal.input_shape)
     logits = model(signals)
     assert logits.shape == (2, classes)
     expected = model.encoder(signals) @ model.head.weight.T + model.head.bias

@@ -3,13 +3,14 @@ import sys
 
 import pytest
 import torch
+from kinds import MODALITIES, SIGNALS
 from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import ViTConfig, ViTModel
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
-from benchmd_ray.modalities import MODALITIES, modality
+from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.imagenet import (
     imagenet_weights,
@@ -20,7 +21,7 @@ from benchmd_ray.models.imagenet import (
 from benchmd_ray.settings import ENCODERS, PretrainSettings
 from benchmd_ray.ssl import METHODS
 
-DERM, CXR = MODALITIES["derm"], MODALITIES["cxr"]
+DERM, CXR = SIGNALS["derm"], SIGNALS["cxr"]
 IMAGES = ("cxr", "mammo", "derm", "fundus")
 
 
@@ -113,7 +114,7 @@ def test_the_patch_embedding_is_the_convolution(channels):
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_whole_file_is_used_but_for_the_classifier(vit_tiny_file, vit_tiny_tensors, name):
-    weights = read_imagenet(vit_tiny_file, MODALITIES[name])
+    weights = read_imagenet(vit_tiny_file, SIGNALS[name])
     assert (weights.file, weights.sha256) == ("model.safetensors", sha256(vit_tiny_file))
     assert weights.left_out == ("head.bias", "head.weight")
     kept = len(vit_tiny_tensors) - len(weights.left_out)
@@ -228,17 +229,17 @@ def test_a_pickle_is_never_loaded(tmp_path):
 @pytest.mark.parametrize("name", MODALITIES)
 def test_only_two_dimensional_images_have_imagenet_weights(vit_tiny_file, name):
     if name in IMAGES:
-        require_images(MODALITIES[name])
+        require_images(SIGNALS[name])
         return
     with pytest.raises(BenchmdError, match=rf"\(cxr, mammo, derm, fundus\), and {name} has the ax"):
-        imagenet_weights(vit_tiny_file, MODALITIES[name])
+        imagenet_weights(vit_tiny_file, SIGNALS[name])
 
 
 @pytest.mark.parametrize("name", ["breastmnist", "pathmnist-128"])
 def test_only_images_of_the_weights_size_have_imagenet_weights(name):
-    require_images(modality("breastmnist-224"))
+    require_images(modality("breastmnist-224").signal)
     with pytest.raises(BenchmdError, match=rf"of 224 × 224 pixels, and those of {name} have \d"):
-        require_images(modality(name))
+        require_images(modality(name).signal)
 
 
 def test_offline_the_message_says_what_to_download_by_hand(monkeypatch, tmp_path):

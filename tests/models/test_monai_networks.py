@@ -7,12 +7,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from kinds import SIGNALS
 from monai.networks import nets
 from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES, Modality, modality
+from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import (
     compares_examples,
     make_encoder,
@@ -25,6 +26,7 @@ from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS
 from benchmd_ray.models.resnet import BatchNorm
 from benchmd_ray.settings import EncoderSettings, Settings, medmnist_settings, updated
+from benchmd_ray.signals import Signal
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.pretrain import require_whole_batches
 
@@ -38,14 +40,12 @@ PUBLISHED = {
 
 
 def kind(extent, *, channels=1, dimensions=2):
-    """A modality of square images or cubes."""
+    """A signal of square images or cubes."""
     axes = ("channel", *("z", "y", "x")[3 - dimensions :])
     shape, patch = (channels, *[extent] * dimensions), (4,) * dimensions
     if extent % 4:
         patch = (1,) * dimensions
-    return Modality(
-        "made", axes, shape, shape, "uint8", "grey level", patch, "single-label", ("a", "b")
-    )
+    return Signal("made", axes, shape, shape, "uint8", "grey level", patch, "none")
 
 
 def encoder_of(network, images, **options):
@@ -86,7 +86,7 @@ def test_features_are_one_vector_and_the_largest_map_is_known(network, dimension
         for module in encoder.modules():
             if not list(module.children()):
                 module.register_forward_hook(lambda _, __, found: seen.append(found[0].numel()))
-        found = encoder(torch.zeros(3, *encoder.modality.input_shape))
+        found = encoder(torch.zeros(3, *encoder.signal.input_shape))
     assert found.shape == (3, encoder.width) == (3, WIDTHS[network])
     assert values_held(encoder) <= max(seen) < 1.2 * values_held(encoder)  # with the padding
 
@@ -120,7 +120,7 @@ def test_every_weight_of_a_network_of_volumes_gets_a_gradient(network):
 @pytest.mark.data
 @pytest.mark.parametrize("network", NAMES)
 def test_real_images_are_learnt(network, real_data):
-    images = modality("breastmnist")
+    images = modality("breastmnist").signal
     with np.load(real_data / "medmnist" / "breastmnist.npz") as held:
         pixels, labels = (held[f"train_{name}"][:8] for name in ("images", "labels"))
     x = torch.from_numpy(pixels)[:, None].float() / 127.5 - 1
@@ -128,7 +128,7 @@ def test_real_images_are_learnt(network, real_data):
     assert 0 < labels.sum() < 8
     torch.manual_seed(0)
     settings = medmnist_settings(images, network, resize=32)
-    model = Classifier(make_encoder(images, settings.encoder), images)
+    model = Classifier(make_encoder(images, settings.encoder), 2)
     optimiser = torch.optim.Adam(model.parameters(), settings.transfer.optimiser.lr)
     losses = []
     for _ in range(4):
@@ -178,7 +178,7 @@ def test_28_pixels_fit_where_a_network_rounds_up():
 @pytest.mark.parametrize(
     ("images", "options", "message"),
     [
-        (MODALITIES["ecg"], {}, "for images and volumes, and ecg has the axes lead, time: choose"),
+        (SIGNALS["ecg"], {}, "for images and volumes, and ecg has the axes lead, time: choose"),
         (kind(32), {"width": 8}, r"'encoder\.options' 'width'.*resize"),
         (kind(32), {"dropout": 1.0}, r"encoder\.options\.dropout is 1\.0"),
         (kind(32), {"resize": -1}, r"encoder\.options\.resize is -1"),
@@ -213,7 +213,7 @@ def test_batches_stay_whole_and_methods_of_tokens_are_refused(change):
 def test_it_can_be_copied_and_has_no_layers_with_rates_of_their_own():
     with torch.device("meta"):
         encoder = copy.deepcopy(encoder_of("monai-efficientnet-b0", kind(32)))
-        model = Classifier(encoder, kind(32))
+        model = Classifier(encoder, 2)
     assert compares_examples(encoder)
     with pytest.raises(BenchmdError, match=r"monai-efficientnet-b0 has no `blocks`"):
         layer_factors(model, 0.5, "monai-efficientnet-b0")

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kinds import MODALITIES, SIGNALS
 from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models import encoder as module
 from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.imagenet import require_imagenet_patches
@@ -27,9 +27,9 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "size", "patch", "tokens"), CASES)
 def test_patches_of_another_size_are_what_a_convolution_cuts(name, size, patch, tokens):
-    modality = MODALITIES[name]
+    modality = SIGNALS[name]
     encoder = make_encoder(modality, replace(TINY, patch_size=size)).eval()
-    assert (encoder.modality.patch, encoder.modality.tokens) == (patch, tokens)
+    assert (encoder.signal.patch, encoder.signal.tokens) == (patch, tokens)
     assert encoder.positions.shape == (1, tokens + 1, 32)
     signals = torch.randn(2, *modality.input_shape, generator=torch.Generator().manual_seed(0))
     filters = encoder.patch_embedding.weight.unflatten(1, (modality.input_shape[0], *patch))
@@ -43,7 +43,7 @@ def test_patches_of_another_size_are_what_a_convolution_cuts(name, size, patch, 
 
 @pytest.mark.parametrize("name", MODALITIES)
 def test_the_modalitys_own_patches_are_what_nothing_chosen_gives(name):
-    modality = MODALITIES[name]
+    modality = SIGNALS[name]
     assert modality.with_patch(0) is modality
     assert modality.with_patch(modality.patch[-1]) == modality
     other = replace(modality, patch=(2,) * len(modality.patch))
@@ -53,7 +53,7 @@ def test_the_modalitys_own_patches_are_what_nothing_chosen_gives(name):
 
 @pytest.mark.parametrize("technique", METHODS)
 def test_methods_see_the_tokens_of_the_settings(technique):
-    encoder = make_encoder(MODALITIES["eeg"], replace(TINY, patch_size=250))
+    encoder = make_encoder(SIGNALS["eeg"], replace(TINY, patch_size=250))
     method = METHODS[technique](encoder, PretrainSettings(mask_rate=0.4))
     draws = method.draw(3, torch.Generator().manual_seed(0))
     if technique == "mae":
@@ -74,12 +74,12 @@ def test_methods_see_the_tokens_of_the_settings(technique):
 )
 def test_a_size_that_does_not_divide_the_signal_is_refused(name, size, message):
     with pytest.raises(BenchmdError, match=message):
-        make_encoder(MODALITIES[name], replace(TINY, patch_size=size))
+        make_encoder(SIGNALS[name], replace(TINY, patch_size=size))
 
 
 @pytest.mark.parametrize("name", ["ecg", "eeg", "cxr", "ldct"])
 def test_every_divisor_is_taken(name):
-    modality = MODALITIES[name]
+    modality = SIGNALS[name]
     along = modality.input_shape[-1]
     for size in range(1, along + 1):
         if along % size == 0:
@@ -99,21 +99,21 @@ def test_a_network_of_ones_own_is_given_the_patches(monkeypatch):
 
     monkeypatch.setattr(module, "plugin", lambda *_, **__: Own)
     own = EncoderSettings(width=8, depth=1, network="mine:Own", patch_size=125)
-    assert make_encoder(MODALITIES["eeg"], own).modality.tokens == 30
+    assert make_encoder(SIGNALS["eeg"], own).signal.tokens == 30
     assert given == [(125,)]
 
 
 @pytest.mark.parametrize("size", [0, 16])
 def test_imagenet_weights_have_patches_of_16(size):
-    require_imagenet_patches(MODALITIES["cxr"], replace(ENCODERS["vit-tiny"], patch_size=size))
+    require_imagenet_patches(SIGNALS["cxr"], replace(ENCODERS["vit-tiny"], patch_size=size))
 
 
 def test_imagenet_weights_with_other_patches_are_refused():
     with pytest.raises(BenchmdError, match=r"of 16 × 16 pixels, and encoder\.patch_size is 32 for"):
-        require_imagenet_patches(MODALITIES["cxr"], replace(ENCODERS["vit-tiny"], patch_size=32))
+        require_imagenet_patches(SIGNALS["cxr"], replace(ENCODERS["vit-tiny"], patch_size=32))
 
 
 def test_shed_needs_two_tokens():
-    encoder = SimpleNamespace(modality=MODALITIES["eeg"].with_patch(3750), width=8)
+    encoder = SimpleNamespace(signal=SIGNALS["eeg"].with_patch(3750), width=8)
     with pytest.raises(BenchmdError, match=r"one of a whole signal of eeg: choose a smaller"):
         METHODS["shed"](encoder, PretrainSettings())

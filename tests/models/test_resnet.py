@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from kinds import SIGNALS
 from PIL import Image
 from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES, Modality
 from benchmd_ray.models.encoder import (
     compares_examples,
     make_encoder,
@@ -20,18 +20,17 @@ from benchmd_ray.models.encoder import (
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.resnet import RESNETS, AcsConv, BatchNorm
 from benchmd_ray.settings import ENCODERS, EncoderSettings, updated
+from benchmd_ray.signals import Signal
 from benchmd_ray.training.collect import evaluation_batch
 from benchmd_ray.training.decay import layer_factors
 
 
 def kind(extent, *, channels=1, volumes=False):
-    """A modality of square images or cubes."""
+    """A signal of square images or cubes."""
     axes = ("channel", "z", "y", "x") if volumes else ("channel", "y", "x")
     shape = (channels, *[extent] * (len(axes) - 1))
-    patch = (4,) * (len(axes) - 1)
-    return Modality(
-        "made", axes, shape, shape, "uint8", "grey level", patch, "single-label", ("a", "b")
-    )
+    patch = (1 if extent % 4 else 4,) * (len(axes) - 1)
+    return Signal("made", axes, shape, shape, "uint8", "grey level", patch, "none")
 
 
 def resnet(network, modality, **options):
@@ -260,7 +259,7 @@ def test_a_batch_of_one_whose_maps_are_points_takes_the_running_statistics(netwo
 
 def test_layers_have_rates_of_their_own_from_the_stem_up():
     with torch.device("meta"):
-        model = Classifier(resnet("resnet18", kind(28)), kind(28))
+        model = Classifier(resnet("resnet18", kind(28)), 2)
     factors = layer_factors(model, 0.5, "resnet18")
     assert factors["encoder.stem.0.weight"] == 0.5**9
     assert factors["encoder.blocks.0.body.0.weight"] == 0.5**8
@@ -273,7 +272,7 @@ def test_layers_have_rates_of_their_own_from_the_stem_up():
     [
         ("resnet18", kind(28, volumes=True), {}, r"made has channel, z, y, x.*-2.5d, -3d or -acs"),
         ("resnet50-acs", kind(28), {}, r"axes channel, z, y, x, and made.*resnet18 or resnet50\."),
-        ("resnet18", MODALITIES["ecg"], {}, "ecg has lead, time: choose encoder.network=transf"),
+        ("resnet18", SIGNALS["ecg"], {}, "ecg has lead, time: choose encoder.network=transf"),
         ("resnet18", kind(28, channels=2), {}, "1 or 3 channels, and made has 2"),
         ("resnet18", kind(28), {"widht": 8}, "'widht'.*Did you mean 'width'"),
         ("resnet18", kind(28), {"stem": "large"}, "'large'.*Valid: auto, imagenet, small"),
@@ -297,7 +296,7 @@ def test_the_largest_map_is_what_the_network_makes_of_an_example(network, extent
         encoder = resnet(network, kind(extent, volumes="-" in network), width=4, **options)
         for module in (*encoder.stem, *encoder.blocks):
             module.register_forward_hook(lambda _, __, found: seen.append(found[0].numel()))
-        encoder(torch.zeros(2, *encoder.modality.input_shape))
+        encoder(torch.zeros(2, *encoder.signal.input_shape))
     assert values_held(encoder) == encoder.largest_map == max(seen)
 
 

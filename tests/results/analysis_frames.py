@@ -7,8 +7,8 @@ from itertools import combinations
 
 import numpy as np
 import pandas as pd
+from kinds import CLASSES
 
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.frames import FRAMES, KEY, PLACE, VERSIONS, frame
 
@@ -94,7 +94,7 @@ class Invented:
         return values
 
     def scores(self, key, value, width):
-        classes = MODALITIES[key["modality"]].classes
+        classes = CLASSES[key["modality"]]
         paper = value + self.rng.normal(0, 0.03) if key["technique"] != "e-mix" else np.nan
         shared = {"seeds": self.seeds, "seed_values": (value,) * self.seeds, "sd": 0.01}
         shared |= {"records": 2400, "patients": 2100, "positives": 300}
@@ -129,7 +129,7 @@ class Invented:
 
     def curves(self, key, value):
         fpr = np.linspace(0, 1, 60)
-        for name in MODALITIES[key["modality"]].classes:
+        for name in CLASSES[key["modality"]]:
             for seed in range(self.seeds):
                 power = (1 - value) / value * self.rng.uniform(0.8, 1.2)
                 for x in fpr:

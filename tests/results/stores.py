@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from benchmd_ray.files import digest
 from benchmd_ray.hardware import Hardware
 from benchmd_ray.integrity import line, name_of, write_hash, write_hashed_json
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -218,6 +218,7 @@ def write_predictions(
         }
         parts.append(pa.table(columns))
     modality = modality or run.description["modality"]
+    task = modality_named(modality).task
     metadata = {
         "dataset": dataset,
         "modality": modality,
@@ -228,7 +229,7 @@ def write_predictions(
         "raw_expected": str(raw[1]),
         "options": json.dumps(options or {}),
         "remarks": json.dumps(remarks or {}),
-        "classes": json.dumps(list(classes or MODALITIES[modality].classes)),
+        "task": json.dumps(asdict(replace(task, classes=tuple(classes or task.classes)))),
         "hardware": hardware.to_json(),
         "of": name_of(run.folder),
     }
@@ -249,20 +250,20 @@ def predict_all(
 
     All runs have the same records and targets of a dataset; the first dataset is the source.
     """
-    about, modality = run.description, MODALITIES[run.description["modality"]]
+    about, task = run.description, modality_named(run.description["modality"]).task
     own = SKILL[about["technique"]] if skill is None else skill
     own *= {"linear": 1.0, "finetune-small": 0.8, "finetune-full": 1.3}[about["setting"]]
     for number, (dataset, splits) in enumerate(datasets.items()):
         made = {}
         for place, (split, rows) in enumerate(splits.items()):
             seed = 10 * number + place
-            targets = targets_of(modality.classes, rows, modality.task, seed)
+            targets = targets_of(task.classes, rows, task.kind, seed)
             drawn = [seed, about["seed"], sum(run.folder.name.encode())]
             easier = own * (1.0 - 0.2 * number)
             made[split] = (
                 people(rows, seed),
                 targets,
-                scores_of(targets, modality.task, easier, drawn),
+                scores_of(targets, task.kind, easier, drawn),
             )
         write_predictions(run, dataset, made, role="target" if number else "source")
 

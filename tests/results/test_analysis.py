@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from kinds import CLASSES, MODALITIES
 from scipy.stats import kruskal, t
 from sklearn.metrics import (
     accuracy_score,
@@ -30,12 +31,11 @@ from benchmd_ray.evaluation.comparison import delong, exchange_p
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.integrity import line
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report.analysis import Analysis, analyse
 from benchmd_ray.results.report.curves import POINTS
 from benchmd_ray.results.report.frames import FRAMES, KEY, TUNING
 
-ECG = MODALITIES["ecg"]
+ECG = MODALITIES["ecg"].task
 RESAMPLES = 100
 
 
@@ -139,7 +139,7 @@ def test_values_of_each_seed_are_scikit_learns(report_analysis, predicted):
 def test_values_of_multi_label_classes_leave_out_unknown_targets(report_analysis, predicted):
     target, score, _ = rows_of(predicted, **CHEXPERT, technique="imagenet")
     assert (target == -1).any()
-    for index, name in enumerate(MODALITIES["cxr"].classes):
+    for index, name in enumerate(CLASSES["cxr"]):
         known = target[:, index] >= 0
         t, s = target[known, index], score[known, index]
         chosen = CXR_KEY | {"technique": "imagenet", "class": name}
@@ -153,7 +153,7 @@ def test_values_of_multi_label_classes_leave_out_unknown_targets(report_analysis
 def test_every_metric_is_there_for_every_result(report_analysis):
     counts = report_analysis.scores.groupby(list(KEY))["metric"].value_counts().unstack()
     assert set(counts.columns) == set(METRICS)
-    classes = counts.index.get_level_values("modality").map(lambda m: len(MODALITIES[m].classes))
+    classes = counts.index.get_level_values("modality").map(lambda m: len(CLASSES[m]))
     assert (counts.to_numpy() == 1 + classes.to_numpy()[:, None]).all()
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from kinds import CLASSES, MODALITIES
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
@@ -26,7 +27,6 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.canvas import styled
 from benchmd_ray.results.catalogs import contents
 from benchmd_ray.results.catalogs.contents import (
@@ -46,9 +46,9 @@ SCALES = {"ecg": 0.005, "eeg": 0.02}
 
 def signal_of(kind, rng, label, valid):
     """Something that can be told apart by eye, with zeros beyond the valid area."""
-    shape = kind.stored_shape
-    if kind.rate:
-        time = np.arange(shape[1]) / kind.rate
+    shape, rate = kind.signal.stored_shape, kind.signal.rate
+    if rate:
+        time = np.arange(shape[1]) / rate
         wave = np.sin(2 * np.pi * (1 + label) * time + rng.uniform(0, 6, (shape[0], 1)))
         spikes = 3 * np.exp(-(((time + rng.uniform(0, 1)) % 1 - 0.5) ** 2) / 2e-4)
         drawn = 0.4 * wave + spikes + rng.normal(0, 0.1, shape)
@@ -70,16 +70,16 @@ def signal_of(kind, rng, label, valid):
 
 
 def target_of(kind, rng, row):
-    if kind.task == "single-label":
-        return np.eye(len(kind.classes), dtype=int)[row % len(kind.classes)].tolist()
-    return rng.choice([0, 0, 0, 1, -1], len(kind.classes)).tolist()
+    if kind.task.exclusive:
+        return np.eye(len(kind.task.classes), dtype=int)[row % len(kind.task.classes)].tolist()
+    return rng.choice([0, 0, 0, 1, -1], len(kind.task.classes)).tolist()
 
 
 def records_of(kind, split, count):
     rng = np.random.default_rng([len(split), count])
     for row in range(count):
-        valid = kind.stored_shape[1:]
-        if kind.dtype == "uint8":
+        valid = kind.signal.stored_shape[1:]
+        if kind.signal.dtype == "uint8":
             valid = [(224, 180), (150, 224), (224, 224)][row % 3]
         target = target_of(kind, rng, row)
         patient = f"{split}-patient-{row // 2}"
@@ -147,7 +147,7 @@ def test_class_balance_is_that_of_the_rows(made, name):
         assert list(held.positive.values()) == (targets == 1).sum(axis=0).tolist()
         assert list(held.unknown.values()) == (targets == -1).sum(axis=0).tolist()
     unknown = sum(sum(held.unknown.values()) for held in found.values())
-    assert (unknown > 0) == (catalog.modality.task == "multi-label")
+    assert (unknown > 0) == (catalog.task.kind == "multi-label")
 
 
 @pytest.mark.parametrize("name", ["cxr", "eeg"])
@@ -174,7 +174,7 @@ def test_examples_are_the_valid_area_of_rows_of_their_class(made, name):
     catalog = made(name)
     rows = all_rows(catalog).set_index("record_id")
     found = examples(catalog, 3)
-    names = [*catalog.card.classes, *[NO_CLASS] * (catalog.modality.task == "multi-label")]
+    names = [*catalog.card.classes, *[NO_CLASS] * (catalog.task.kind == "multi-label")]
     assert list(found) == names
     for label, chosen in found.items():
         assert len(chosen) == 3
@@ -186,9 +186,9 @@ def test_examples_are_the_valid_area_of_rows_of_their_class(made, name):
             assert label in classes or (label == NO_CLASS and set(row["target"]) == {0})
             assert example.split == row["split"]
             assert example.signal.shape[1:] == tuple(row["valid_size"])
-            stored = np.frombuffer(row["signal"], catalog.modality.dtype)
-            stored = stored.reshape(catalog.modality.stored_shape)
-            if catalog.modality.dtype == "uint8":
+            stored = np.frombuffer(row["signal"], catalog.signal.dtype)
+            stored = stored.reshape(catalog.signal.stored_shape)
+            if catalog.signal.dtype == "uint8":
                 assert (stored > 0).sum() == example.signal.size == (example.signal > 0).sum()
             expected = stored.astype(float).sum() * row["scale"]
             assert example.signal.sum(dtype=float) == pytest.approx(expected, rel=1e-4)
@@ -262,7 +262,7 @@ def drawn(made, tmp_path_factory):
 
 @pytest.mark.parametrize("name", MODALITIES)
 def test_figures_are_drawn(made, drawn, name):
-    kind, files = MODALITIES[name], {path.name: path for path in drawn(name)}
+    files = {path.name: path for path in drawn(name)}
     pictures = {path.stem for path in files.values()}
     assert {"class-balance", "people"} < pictures
     assert len(pictures) == (9 if name == "ecg" else 3)
@@ -274,7 +274,7 @@ def test_figures_are_drawn(made, drawn, name):
         assert len(np.unique(pixels)) > 50
     text = texts(files["class-balance.svg"])
     assert f"Class balance of made-{name} (clean): 60 train, 24 validation, 12 test" in text
-    for label in kind.classes:
+    for label in CLASSES[name]:
         assert label in text
     assert "share of the split's" in text
     people_text = texts(files["people.svg"])

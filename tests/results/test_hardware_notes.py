@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from kinds import CLASSES, MODALITIES
 from stored import runs
 from stores import (
     HARDWARE,
@@ -17,7 +18,6 @@ from stores import (
     write_predictions,
 )
 
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report import page_sections
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.sessions import SESSIONS, record_session, trained_by
@@ -96,10 +96,10 @@ def test_sessions_of_one_run_on_different_hardware_are_noted(tmp_path):
 
 def test_predictions_on_other_hardware_are_noted(tmp_path):
     found = [transferred(tmp_path, seed=seed) for seed in (0, 1)]
-    modality, rows = MODALITIES["ecg"], 60
-    targets = targets_of(modality.classes, rows, modality.task)
+    task, rows = MODALITIES["ecg"].task, 60
+    targets = targets_of(task.classes, rows, task.kind)
     for run, hardware in zip(found, (HARDWARE, OTHER), strict=True):
-        scores = scores_of(targets, modality.task, 1.0, [run.settings.seed])
+        scores = scores_of(targets, task.kind, 1.0, [run.settings.seed])
         splits = {"test": (people(rows), targets, scores)}
         write_predictions(run, "georgia", splits, hardware=hardware)
     assert noted(*found) == [note("scored", HARDWARE, OTHER)]
@@ -114,7 +114,7 @@ def test_predictions_with_a_damaged_description_are_skipped(tmp_path, text):
             return text
 
     run = transferred(tmp_path)
-    targets = targets_of(MODALITIES["ecg"].classes, 60, "single-label")
+    targets = targets_of(CLASSES["ecg"], 60, "single-label")
     splits = {"test": (people(60), targets, scores_of(targets, "single-label", 1.0, [0]))}
     write_predictions(run, "georgia", splits, hardware=Damaged())
     notes = analyse([run], resamples=2, curves=False).notes

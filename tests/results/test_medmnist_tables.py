@@ -47,12 +47,12 @@ def score(store, dataset, network=None, *, mark="", skill=1.0, technique="scratc
     )
     held = people(ROWS)
     held["record_id"] = held["unit_id"] = [f"test-{row:06d}" for row in range(ROWS)]
-    targets = targets_of(kind.classes, ROWS, kind.task)
+    targets = targets_of(kind.task.classes, ROWS, kind.task.kind)
     scores = scores_of(
-        targets, kind.task, skill, [run.settings.seed, sum(run.folder.name.encode())]
+        targets, kind.task.kind, skill, [run.settings.seed, sum(run.folder.name.encode())]
     )
     splits = {"test": (held, targets, scores)}
-    write_predictions(run, source, splits, classes=kind.classes, role="source")
+    write_predictions(run, source, splits, classes=kind.task.classes, role="source")
     return roc_auc_score(targets[:, 1], scores[:, 1])
 
 

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from kinds import MODALITIES
 from sklearn.metrics import roc_auc_score
 from stores import (
     make_pretraining,
@@ -25,7 +26,6 @@ from benchmd_ray.data.records import Record
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.evaluation.predict import predict
 from benchmd_ray.evaluation.resampling import resampled
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.report.analysis import analyse
@@ -41,7 +41,7 @@ def test_predictions_of_other_records_are_left_out_of_the_seeds_and_named(tmp_pa
     for run in made:
         predict_all(run, {"ptb-xl": {"validation": 80}})
     fewer = people(79)
-    targets = targets_of(ECG.classes, 79, "single-label")
+    targets = targets_of(ECG.task.classes, 79, "single-label")
     scores = scores_of(targets, "single-label", 1, [1])
     write_predictions(made[1], "ptb-xl", {"validation": (fewer, targets, scores)}, role="source")
     analysis = analyse(made, resamples=20)
@@ -58,7 +58,7 @@ def test_techniques_on_other_records_are_not_compared_and_named(tmp_path, fault)
     other = make_transfer(tmp_path, "shed", upstream=upstream)
     for run in (base, other):
         rows = 78 if (fault, run) == ("rows", other) else 80
-        held, targets = people(rows), targets_of(ECG.classes, 80, "single-label")[:rows]
+        held, targets = people(rows), targets_of(ECG.task.classes, 80, "single-label")[:rows]
         if run is other and fault == "patients":
             held["group_id"] = [f"x{name}" for name in held["group_id"]]
         if run is other and fault == "targets":
@@ -80,7 +80,7 @@ def test_the_order_of_rows_in_a_file_does_not_matter(tmp_path):
     changes = []
     for order in (np.arange(80), np.random.default_rng(3).permutation(80)):
         for run in (base, other):
-            targets = targets_of(ECG.classes, 80, "single-label")
+            targets = targets_of(ECG.task.classes, 80, "single-label")
             scores = scores_of(targets, "single-label", 1, [len(run.folder.name)])
             held, chosen = people(80), order if run is other else np.arange(80)
             held = {name: [values[i] for i in chosen] for name, values in held.items()}
@@ -137,7 +137,7 @@ def test_another_pretraining_alone_is_compared_with_scratch_of_the_fixed_protoco
 
 def test_one_patient_gives_values_without_intervals(tmp_path):
     run = make_transfer(tmp_path)
-    targets = targets_of(ECG.classes, 40, "single-label")
+    targets = targets_of(ECG.task.classes, 40, "single-label")
     scores = scores_of(targets, "single-label", 1, [1])
     alone = people(40) | {"group_id": ["p"] * 40}
     write_predictions(run, "georgia", {"test": (alone, targets, scores)})
@@ -154,14 +154,14 @@ def test_the_calibration_error_has_no_interval_as_resampling_would_raise_it(tmp_
     predict_all(run, {"ptb-xl": {"validation": 80}})
     scores = analyse([run], resamples=200).scores
     errors = scores[scores["metric"] == "calibration_error"]
-    assert len(errors) == 1 + len(ECG.classes)
+    assert len(errors) == 1 + len(ECG.task.classes)
     assert errors["value"].notna().all()
     assert errors[["low", "high"]].isna().all(axis=None)
     assert set(errors["caution"]) == {"no interval: few records raise the metric"}
     (whole,) = measured(read_scored(run).scored, ["calibration_error"], 200)
-    assert whole.resampled["calibration_error"].shape == (0, 1 + len(ECG.classes))
+    assert whole.resampled["calibration_error"].shape == (0, 1 + len(ECG.task.classes))
     drawn = resampled(
-        "calibration_error", whole.targets, whole.scores, whole.groups, ECG.task, resamples=200
+        "calibration_error", whole.targets, whole.scores, whole.groups, ECG.task.kind, resamples=200
     )
     assert drawn[:, 0].mean() > errors["value"].iloc[0]
 
@@ -230,7 +230,7 @@ def test_a_rank_without_an_interval_says_why(tmp_path):
 
 def test_patients_of_the_source_in_a_target_and_remarks_of_its_build_are_named(tmp_path):
     run = make_transfer(tmp_path)
-    targets = targets_of(ECG.classes, 80, "single-label")
+    targets = targets_of(ECG.task.classes, 80, "single-label")
     scores = scores_of(targets, "single-label", 1, [1])
     own, other = people(80), people(80)
     other["group_id"] = [*own["group_id"][:3], *(f"other-{n}" for n in range(77))]
@@ -248,7 +248,7 @@ def test_patients_of_the_source_in_a_target_and_remarks_of_its_build_are_named(t
 
 def test_remarks_of_a_catalog_reach_the_notes_by_way_of_its_predictions(tmp_path, write_catalog):
     card = cards()["georgia"]
-    rng, whole = np.random.default_rng(3), ECG.stored_shape
+    rng, whole = np.random.default_rng(3), ECG.signal.stored_shape
     records = []
     for row in range(14):
         signal = rng.integers(-500, 500, whole).astype(np.int16)
@@ -258,7 +258,7 @@ def test_remarks_of_a_catalog_reach_the_notes_by_way_of_its_predictions(tmp_path
     remarked = {**catalog.manifest, "remarks": {"it is shorter than 10 s and padded": 2}}
     run = make_transfer(tmp_path / "runs")
     size = load_settings(assignments=["encoder=tiny"]).encoder
-    model = Classifier(Encoder(ECG, size), ECG)
-    export_model(run.folder, model.state_dict(), size, "ecg", None)
+    model = Classifier(Encoder(ECG.signal, size), len(ECG.task.classes))
+    export_model(run.folder, model.state_dict(), size, ECG.signal, None, ECG.task)
     predict(run.folder, Catalog(catalog.path, remarked), load_settings(), Worker())
     assert "georgia: 2 records: it is shorter than 10 s and padded." in analyse([run]).notes

@@ -7,13 +7,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from kinds import MODALITIES
 from sklearn.metrics import roc_auc_score
 from stores import described, make_transfer, people, write_predictions
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import write_hash
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.results.report import tables
 from benchmd_ray.results.report.analysis import Analysis, analyse, blocks
 from benchmd_ray.results.report.cells import unfinished
@@ -23,7 +23,7 @@ from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.written import text
 from benchmd_ray.results.store import open_run
 
-ECG = MODALITIES["ecg"]
+ECG = MODALITIES["ecg"].task
 
 
 def make_run(

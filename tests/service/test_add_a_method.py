@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import SIGNALS
 
 from benchmd_ray import plugins
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.settings import ENCODERS, EncoderSettings, Settings, updated
@@ -124,7 +124,7 @@ def test_a_network_of_ones_own_is_loaded_again_for_its_predictions(ecg_catalogs,
     assert (run.folder / "predictions" / "georgia.parquet").is_file()
     assert not run.description["fixed"]
     weights = torch.nn.Module.state_dict(
-        make_encoder(MODALITIES["ecg"], updated(EncoderSettings(), vars(mixing.encoder)))
+        make_encoder(SIGNALS["ecg"], updated(EncoderSettings(), vars(mixing.encoder)))
     )
     assert any(name.startswith("blocks.0.across") for name in weights)
 
@@ -166,13 +166,13 @@ def test_what_cannot_be_plugged_in_is_named(module, monkeypatch, name, message):
 
 def test_a_network_that_lacks_something_is_refused(module):
     module.write_text(
-        "from torch import nn\nclass Bare(nn.Module):\n    def __init__(self, modality, size):\n"
+        "from torch import nn\nclass Bare(nn.Module):\n    def __init__(self, signal, size):\n"
         "        super().__init__()\n        self.width = size.width\n"
     )
     sys.modules.pop("my_methods", None)
     size = updated(EncoderSettings(), {"network": "my_methods:Bare"})
-    with pytest.raises(BenchmdError, match="without modality, patches, patch_embedding"):
-        make_encoder(MODALITIES["ecg"], size)
+    with pytest.raises(BenchmdError, match="without signal, patches, patch_embedding"):
+        make_encoder(SIGNALS["ecg"], size)
 
 
 @pytest.mark.ray

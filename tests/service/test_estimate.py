@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kinds import MODALITIES, SIGNALS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -13,7 +14,6 @@ from benchmd_ray.data.cards import POLICIES, cards, dataset_card
 from benchmd_ray.data.records import Record
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import line, write_hashed_json
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
@@ -52,7 +52,7 @@ def counted(work):
 @pytest.mark.parametrize("size", ["tiny", "vit-tiny"])
 @pytest.mark.parametrize("name", MODALITIES)
 def test_operations_of_the_encoder_are_those_that_pytorch_counts(name, size):
-    modality, encoder = MODALITIES[name], ENCODERS[size]
+    modality, encoder = SIGNALS[name], ENCODERS[size]
     with torch.device("meta"):
         model, signals = Encoder(modality, encoder), torch.empty(3, *modality.input_shape)
         forward = counted(lambda: model(signals))
@@ -64,7 +64,7 @@ def test_operations_of_the_encoder_are_those_that_pytorch_counts(name, size):
 @pytest.mark.parametrize("technique", METHODS)
 @pytest.mark.parametrize("name", ["ecg", "derm"])
 def test_operations_of_pretraining_are_those_that_pytorch_counts(name, technique):
-    modality, encoder = MODALITIES[name], ENCODERS["tiny"]
+    modality, encoder = SIGNALS[name], ENCODERS["tiny"]
     method = METHODS[technique](Encoder(modality, encoder), PretrainSettings())
     draws = method.draw(3, torch.Generator().manual_seed(0))
     signals = torch.randn(3, *modality.input_shape)
@@ -75,15 +75,15 @@ def test_operations_of_pretraining_are_those_that_pytorch_counts(name, technique
 @pytest.mark.parametrize("size", ENCODERS)
 @pytest.mark.parametrize("name", ["eeg", "fundus", "ldct"])
 def test_parameters_are_those_of_the_modules(name, size):
-    modality, encoder = MODALITIES[name], ENCODERS[size]
+    modality, encoder = SIGNALS[name], ENCODERS[size]
     with torch.device("meta"):
         held = Encoder(modality, encoder)
         modules = {m: make(held, PretrainSettings()) for m, make in METHODS.items()}
-        modules[None] = Classifier(held, modality)
+        modules[3] = Classifier(held, 3)
     own = cost.encoder_parameters(modality, encoder)
     assert own == sum(p.numel() for p in held.parameters())
-    for technique, module in modules.items():
-        head = cost.head_parameters(modality, encoder, technique)
+    for kind, module in modules.items():
+        head = cost.head_parameters(modality, encoder, kind)
         assert own + head == sum(p.numel() for p in module.parameters())
 
 
@@ -92,7 +92,7 @@ PATCHES = [("ecg", 100), ("derm", 56), ("ldct", 32)]
 
 @pytest.mark.parametrize(("name", "patch"), PATCHES)
 def test_operations_and_parameters_follow_the_size_of_the_patches(name, patch):
-    modality, encoder = MODALITIES[name], replace(ENCODERS["tiny"], patch_size=patch)
+    modality, encoder = SIGNALS[name], replace(ENCODERS["tiny"], patch_size=patch)
     with torch.device("meta"):
         model, signals = Encoder(modality, encoder), torch.empty(3, *modality.input_shape)
         assert 3 * cost.training_flops(modality, encoder) == counted(
@@ -102,14 +102,14 @@ def test_operations_and_parameters_follow_the_size_of_the_patches(name, patch):
     own = cost.encoder_parameters(modality, encoder)
     assert own == sum(p.numel() for p in model.parameters())
     assert own != cost.encoder_parameters(modality, ENCODERS["tiny"])
-    for technique, module in modules.items():
-        head = cost.head_parameters(modality, encoder, technique)
+    for kind, module in modules.items():
+        head = cost.head_parameters(modality, encoder, kind)
         assert own + head == sum(p.numel() for p in module.parameters())
 
 
 @pytest.mark.parametrize("technique", METHODS)
 def test_operations_of_pretraining_follow_the_size_of_the_patches(technique):
-    modality, encoder = MODALITIES["ecg"], replace(ENCODERS["tiny"], patch_size=100)
+    modality, encoder = SIGNALS["ecg"], replace(ENCODERS["tiny"], patch_size=100)
     method = METHODS[technique](Encoder(modality, encoder), PretrainSettings())
     draws = method.draw(3, torch.Generator().manual_seed(0))
     real = counted(lambda: method(torch.randn(3, 12, 5000), draws).backward())
@@ -135,7 +135,7 @@ class Lonely(torch.nn.Module):
 def test_a_network_of_ones_own_is_counted_by_running_it(monkeypatch, values):
     monkeypatch.setattr(cost, "make_encoder", Lonely)
     own = EncoderSettings(width=8, network="mine:Lonely", options={"of": values})
-    modality = MODALITIES["eeg"]
+    modality = SIGNALS["eeg"]
     assert cost.forward_flops(modality, own) == 2 * 2 * 3750 * 8
     assert cost.training_flops(modality, own) == 3 * 2 * 2 * 3750 * 8
     assert cost.encoder_parameters(modality, own) == 3750 * 8
@@ -152,19 +152,19 @@ def test_a_network_of_ones_own_is_counted_by_running_it(monkeypatch, values):
     ],
 )
 def test_a_resnet_has_the_parameters_operations_and_bytes_of_its_module(name, network, options):
-    modality = modality_named(name)
+    modality, signal = modality_named(name), modality_named(name).signal
     settings = updated(medmnist_settings(modality, network), {"encoder": {"options": options}})
     encoder, features = settings.encoder, (512 if "18" in network else 2048)
     features = features * options.get("width", 64) // 64
     with torch.device("meta"):
-        model = Classifier(make_encoder(modality, encoder), modality).eval()
-        signals = torch.empty(2, *modality.input_shape)
+        model = Classifier(make_encoder(signal, encoder), 2).eval()
+        signals = torch.empty(2, *signal.input_shape)
         forward = counted(lambda: model.encoder(signals))
-    assert 2 * cost.forward_flops(modality, encoder) == forward
+    assert 2 * cost.forward_flops(signal, encoder) == forward
     held = sum(p.numel() for p in model.parameters())
-    head = cost.head_parameters(modality, encoder, None)
-    assert head == (features + 1) * len(modality.classes)
-    assert cost.encoder_parameters(modality, encoder) + head == held
+    head = cost.head_parameters(signal, encoder, 2)
+    assert head == (features + 1) * 2
+    assert cost.encoder_parameters(signal, encoder) + head == held
     source = Dataset(
         name, name, "source", "clean", {"train": 40, "validation": 8, "test": 9}, ("test",)
     )
@@ -201,7 +201,7 @@ def test_an_epoch_of_finetuning_trains_on_the_labels_and_encodes_the_validation_
     settings = updated(TINY, {"transfer": {"mode": "finetune", "epochs": 7}})
     work = work_of("finetune", "mae", settings, PTB)
     one, three = (
-        f(MODALITIES["ecg"], TINY.encoder) for f in (cost.forward_flops, cost.training_flops)
+        f(SIGNALS["ecg"], TINY.encoder) for f in (cost.forward_flops, cost.training_flops)
     )
     assert (work.units, work.batch) == (7, 64)
     assert work.unit_flops == 100 * three + 30 * one
@@ -212,7 +212,7 @@ def test_linear_evaluation_encodes_once_and_then_steps_its_head():
     work = work_of("linear", "mae", TINY, PTB)
     assert work.unit_flops == 0
     assert work.unit_head_steps == 2
-    assert work.once_flops == (100 + 30 + 30) * cost.forward_flops(MODALITIES["ecg"], TINY.encoder)
+    assert work.once_flops == (100 + 30 + 30) * cost.forward_flops(SIGNALS["ecg"], TINY.encoder)
 
 
 def test_scoring_a_target_encodes_its_scored_splits():
@@ -220,7 +220,7 @@ def test_scoring_a_target_encodes_its_scored_splits():
     work = work_of("evaluate", "mae", TINY, PTB, target)
     assert (work.units, work.once_flops) == (
         0,
-        40 * cost.forward_flops(MODALITIES["ecg"], TINY.encoder),
+        40 * cost.forward_flops(SIGNALS["ecg"], TINY.encoder),
     )
 
 
@@ -315,7 +315,7 @@ def test_a_run_like_a_measured_one_takes_its_speed(tmp_path):
 def test_other_runs_are_scaled_by_their_operations(tmp_path):
     run_folder(tmp_path, "pretrain-ecg-mae-1", rate=4.0)
     estimator = Estimator("cpu", tuple(measured_runs(tmp_path)))
-    ecg = MODALITIES["ecg"]
+    ecg = SIGNALS["ecg"]
     flops = {m: cost.pretrain_flops(ecg, TINY.encoder, m, 64) for m in METHODS}
     paper = Settings()
     flops["larger"] = cost.pretrain_flops(ecg, paper.encoder, "mae", 64)
@@ -342,7 +342,7 @@ def test_a_stated_speed_replaces_what_was_measured(tmp_path):
     run_folder(tmp_path, "pretrain-ecg-mae-1", rate=4.0)
     estimator = Estimator("cpu", tuple(measured_runs(tmp_path)), tflops=2.0)
     work = work_of("pretrain", "mae", TINY, PTB)
-    per_step = 64 * cost.pretrain_flops(MODALITIES["ecg"], TINY.encoder, "mae", 64)
+    per_step = 64 * cost.pretrain_flops(SIGNALS["ecg"], TINY.encoder, "mae", 64)
     assert estimator.seconds(work) == pytest.approx(100_000 * per_step / 2e12)
     assert estimator.basis() == "2 TFLOP/s sustained by each device, as stated."
 
@@ -435,7 +435,7 @@ def test_a_measurement_here_is_the_speed_of_training_steps(monkeypatch):
 
     monkeypatch.setattr(rates.time, "perf_counter", clock)
     assignments = ["encoder=tiny", "pretrain.batch_size=4", "execution.cpus_per_worker=2"]
-    settings, modality = load_settings(assignments=assignments), MODALITIES["eeg"]
+    settings, modality = load_settings(assignments=assignments), SIGNALS["eeg"]
     before = torch.get_num_threads()
     spot = measure_here(
         "eeg", settings, "cpu", seconds=2.0
@@ -531,9 +531,9 @@ def test_a_plan_that_nothing_is_known_for_measures_this_machine(catalog, tmp_pat
 def test_disk_counts_three_checkpoints_of_weights_and_both_moments():
     for stage, copies in (("pretrain", 3), ("finetune", 4), ("linear", 0), ("export", 0)):
         disk = disk_of(stage, "mae", TINY, PTB)
-        weights = cost.encoder_parameters(MODALITIES["ecg"], TINY.encoder)
+        weights = cost.encoder_parameters(SIGNALS["ecg"], TINY.encoder)
         technique = "mae" if stage in ("pretrain", "export") else None
-        weights += cost.head_parameters(MODALITIES["ecg"], TINY.encoder, technique)
+        weights += cost.head_parameters(SIGNALS["ecg"], TINY.encoder, technique)
         assert disk.working == 3 * copies * weights * 4
         assert disk.kept > weights * 4
 

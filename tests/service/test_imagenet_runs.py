@@ -39,10 +39,10 @@ def images(dataset, split, count):
     card = dataset_card(dataset)
     generator = np.random.default_rng(len(split))
     for row in range(count):
-        signal = generator.integers(0, 120, card.kind.stored_shape) + 100 * (row % 2)
+        signal = generator.integers(0, 120, card.signal.stored_shape) + 100 * (row % 2)
         name = f"{split}{row}"
         target = [row % 2] * len(card.classes)
-        if card.kind.task == "single-label":
+        if card.task.kind == "single-label":
             target = np.eye(len(card.classes), dtype=int)[row % len(card.classes)].tolist()
         yield Record(name, name, name, signal.astype(np.uint8), 1.0, (200, 224), target)
 
@@ -89,7 +89,7 @@ def test_the_weights_are_a_finished_run_at_once(source, weights, tmp_path):
     run = read_run(Path(folder))
     assert run.finished
     assert run.folder.name.startswith("pretrain-cxr-imagenet-")
-    expected = read_imagenet(weights, load_encoder(run.folder).modality).tensors
+    expected = read_imagenet(weights, load_encoder(run.folder).signal).tensors
     state = load_encoder(run.folder).state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], value) for name, value in expected.items())
@@ -172,7 +172,7 @@ def test_mae_goes_on_from_the_weights(source, weights, tmp_path):
     assert run.description["technique"] == "imagenet+mae"
     assert run.folder.name.startswith("pretrain-cxr-imagenet-mae-")
     encoder = load_encoder(run.folder)
-    for name, value in read_imagenet(weights, encoder.modality).tensors.items():
+    for name, value in read_imagenet(weights, encoder.signal).tensors.items():
         torch.testing.assert_close(encoder.state_dict()[name], value, atol=1e-9, rtol=1e-6)
     assert "head.1.weight" in load_file(run.folder / MODEL)  # MAE's own
     assert not list(run.folder.glob("start*"))

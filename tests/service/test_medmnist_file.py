@@ -32,7 +32,7 @@ def begun(name, **asked):
 )
 def test_the_search_on_every_file_starts_within_its_space(name, small):
     settings, space = begun(name, small=small)
-    volumes = len(modality(name).axes) == 4
+    volumes = len(modality(name).signal.axes) == 4
     assert settings.encoder.network == ("resnet18-3d" if volumes else "resnet18")
     assert ("width" in settings.encoder.options) == (settings.transfer.epochs < 100) == small
     assert space.start["transfer.augmentation"] == settings.transfer.augmentation

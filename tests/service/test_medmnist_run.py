@@ -50,7 +50,7 @@ NAMES = ("breastmnist", "nodulemnist3d")
 
 def write_bright_and_dark(folder: Path, name: str) -> Path:
     """A file of random images; those of class 1 are brighter."""
-    kind, rng, held = dataset_card(name).kind, np.random.default_rng(2), {}
+    kind, rng, held = dataset_card(name).signal, np.random.default_rng(2), {}
     for prefix, count in COUNTS.items():
         labels = np.arange(count) % 2
         shape = (count, *kind.stored_shape[1:])

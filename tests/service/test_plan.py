@@ -9,9 +9,9 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from kinds import MODALITIES
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.settings import ENCODERS, fixed_settings, load_settings
 

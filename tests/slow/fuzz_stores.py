@@ -167,8 +167,8 @@ def of_catalogs(place: Place) -> Iterator[Use]:
 
 
 def _rows(catalog: Catalog, table: Any) -> None:
-    signals = decode_signals(table["signal"], catalog.modality)
-    assert signals.shape == (len(table), *catalog.modality.stored_shape)
+    signals = decode_signals(table["signal"], catalog.signal)
+    assert signals.shape == (len(table), *catalog.signal.stored_shape)
     assert decode_targets(table["target"]).shape == (len(table), len(catalog.card.classes))
 
 
@@ -178,7 +178,7 @@ def of_cached(place: Place) -> Iterator[Use]:
     def read() -> list[str]:
         catalog = open_catalog(place.catalog)
         signals = resident_signals(catalog, "validation")
-        assert signals.shape == (catalog.rows("validation"), *catalog.modality.stored_shape)
+        assert signals.shape == (catalog.rows("validation"), *catalog.signal.stored_shape)
         return []
 
     yield read

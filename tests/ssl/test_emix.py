@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import EncoderSettings, PretrainSettings
+from benchmd_ray.signals import Signal
 from benchmd_ray.ssl.emix import PROJECTION, EMix, emix_loss
 
-SIGNAL = Modality(
+SIGNAL = Signal(
     name="small",
     axes=("channel", "time"),
     stored_shape=(2, 24),
@@ -17,8 +17,7 @@ SIGNAL = Modality(
     dtype="int16",
     unit="mV",
     patch=(4,),
-    task="single-label",
-    classes=("a", "b"),
+    normaliser="none",
 )
 SIZE = EncoderSettings(
     width=16, depth=2, heads=2, head_dim=8, mlp=32, dropout=0.0, embedding_dropout=0.0

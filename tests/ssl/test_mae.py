@@ -2,11 +2,12 @@ import math
 
 import pytest
 import torch
+from kinds import SIGNALS
 from torch import nn
 
-from benchmd_ray.modalities import MODALITIES, Modality
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import ENCODERS, EncoderSettings, PretrainSettings
+from benchmd_ray.signals import Signal
 from benchmd_ray.ssl.mae import MAE, mae_loss
 
 SIZE = EncoderSettings(
@@ -14,15 +15,15 @@ SIZE = EncoderSettings(
 )
 
 
-def modality(shape, patch):
+def signal(shape, patch):
     axes = ("channel", "z", "y", "x")[: len(shape)]
-    return Modality("small", axes, shape, shape, "int16", "HU", patch, "multi-label", ("a", "b"))
+    return Signal("small", axes, shape, shape, "int16", "HU", patch, "none")
 
 
 SHAPES = {
-    "1-D": modality((2, 40), (4,)),
-    "2-D": modality((3, 8, 12), (4, 3)),
-    "3-D": modality((1, 4, 8, 8), (4, 4, 2)),
+    "1-D": signal((2, 40), (4,)),
+    "2-D": signal((3, 8, 12), (4, 3)),
+    "3-D": signal((1, 4, 8, 8), (4, 4, 2)),
 }
 
 
@@ -77,7 +78,7 @@ def test_only_masked_tokens_count():
     ("name", "count"), [("ecg", 150), ("eeg", 94), ("cxr", 147), ("ldct", 147)]
 )
 def test_three_quarters_of_the_tokens_are_masked_in_every_example(name, count):
-    mae = MAE(Encoder(MODALITIES[name], ENCODERS["tiny"]), PretrainSettings())
+    mae = MAE(Encoder(SIGNALS[name], ENCODERS["tiny"]), PretrainSettings())
     masked = mae.draw(6, torch.Generator().manual_seed(0))["masked"]
     assert masked.sum(dim=1).tolist() == [count] * 6
 

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import EncoderSettings, PretrainSettings
+from benchmd_ray.signals import Signal
 from benchmd_ray.ssl.shed import ShED, derangement
 
-SIGNAL = Modality(
+SIGNAL = Signal(
     name="small",
     axes=("channel", "time"),
     stored_shape=(2, 40),
@@ -18,8 +18,7 @@ SIGNAL = Modality(
     dtype="int16",
     unit="mV",
     patch=(4,),
-    task="single-label",
-    classes=("a", "b"),
+    normaliser="none",
 )
 SIZE = EncoderSettings(
     width=16, depth=2, heads=2, head_dim=8, mlp=32, dropout=0.0, embedding_dropout=0.0

@@ -7,14 +7,14 @@ import made_catalogs
 import numpy as np
 import pytest
 import torch
+from kinds import SIGNALS
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.records import Record
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.settings import load_settings
 
-ECG = MODALITIES["ecg"]
+ECG = SIGNALS["ecg"]
 TRAIN, VALIDATION = 42, 21
 
 
@@ -42,7 +42,7 @@ def write_catalog(path, splits, dataset="ptb-xl", shards=2):
         rows = np.array_split(np.arange(len(records)), shards)
         cut[split] = [[records[i] for i in part] for part in rows]
     card = dataset_card(dataset)
-    channels = card.kind.stored_shape[0]
+    channels = card.signal.stored_shape[0]
     statistics = {"mean": [0.25 * i for i in range(channels)], "std": [1.5] * channels}
     return open_catalog(made_catalogs.write_catalog(path, card, cut, statistics=statistics))
 

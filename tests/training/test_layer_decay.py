@@ -3,25 +3,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kinds import SIGNALS
 from torch import nn
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import ENCODERS, ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
 
-EEG = MODALITIES["eeg"]
+EEG = SIGNALS["eeg"]
 ENGINES = {"torch": TorchEngine, "deepspeed": DeepSpeedEngine}
 OPTIMISER = OptimiserSettings(lr=1e-2, weight_decay=0.1)
 
 
 def classifier(size="tiny", seed=0):
     torch.manual_seed(seed)
-    return Classifier(Encoder(EEG, ENCODERS[size]), EEG).eval()  # without dropout
+    return Classifier(Encoder(EEG, ENCODERS[size]), 5).eval()  # without dropout
 
 
 def slow_rate(name, decay, depth):

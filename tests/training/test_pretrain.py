@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kinds import SIGNALS
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.ssl import METHODS
 from benchmd_ray.ssl.mae import MAE
@@ -141,7 +141,7 @@ def test_what_a_run_leaves(run):
     assert (description["step"], description["workers"]) == (5, 1)
     assert "torch" in description["versions"]
     architecture = json.loads((done.folder / DESCRIPTION).read_text())
-    assert (architecture["modality"], architecture["encoder"]["width"]) == ("ecg", 32)
+    assert (architecture["signal"]["name"], architecture["encoder"]["width"]) == ("ecg", 32)
     assert architecture["statistics"] == {"mean": [0.25 * i for i in range(12)], "std": [1.5] * 12}
 
 
@@ -226,7 +226,7 @@ def test_imagenet_weights_with_other_patches_are_refused_before_anything_starts(
     make_settings, tmp_path, technique
 ):
     catalog = SimpleNamespace(
-        manifest={"role": "source"}, require_split=lambda _: None, modality=MODALITIES["derm"]
+        manifest={"role": "source"}, require_split=lambda _: None, signal=SIGNALS["derm"]
     )
     for size in (0, 16):
         job = PretrainJob(

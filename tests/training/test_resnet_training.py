@@ -7,6 +7,7 @@ import typing
 import numpy as np
 import pytest
 import torch
+from kinds import MODALITIES
 from safetensors.torch import load_file
 
 from benchmd_ray.data import normalise
@@ -18,10 +19,12 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import auroc
 from benchmd_ray.evaluation.predict import predict, read_predictions
 from benchmd_ray.files import sha256
-from benchmd_ray.modalities import MODALITIES, Modality
+from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import EncoderSettings, TransferSettings, medmnist_settings, updated
+from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation import AUGMENTATIONS, augmented
 from benchmd_ray.training.checkpoints import MODEL, load_classifier, model_description
 from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
@@ -30,16 +33,12 @@ from benchmd_ray.training.selection import Best
 from benchmd_ray.training.transfer import TransferJob, require_transferable, transfer
 
 SHAPE = (1, 8, 8, 8)
+AXES = ("channel", "z", "y", "x")
 SHAPES = Modality(
     "shapes",
-    ("channel", "z", "y", "x"),
-    SHAPE,
-    SHAPE,
-    "uint8",
-    "grey level",
-    (4, 4, 4),
-    "single-label",
-    ("ball", "box"),
+    Signal("shapes", AXES, SHAPE, SHAPE, "uint8", "grey level", (4, 4, 4), "fractions"),
+    Task("single-label", ("ball", "box")),
+    batch_size=8,
 )
 TRAIN, VALIDATION, BATCH = 17, 12, 8  # the last batch of an epoch has one example
 SEED = 3
@@ -63,7 +62,8 @@ def volumes(rows, seed):
 def shapes(monkeypatch, changed_card, make_catalog):
     """Catalog of a source of volumes."""
     monkeypatch.setitem(MODALITIES, "shapes", SHAPES)
-    monkeypatch.setitem(normalise.NORMALISERS, "shapes", lambda x, *_: x.float() / 255)
+    fractions = normalise.Normaliser(lambda x, *_: x.float() / 255, normalise.Plain)
+    monkeypatch.setitem(normalise.NORMALISERS, "fractions", fractions)
     splits = {"clean": ("validation",)}
     changed_card("shapes", modality="shapes", role="source", evaluation_splits=splits)
     records = {"train": volumes(TRAIN, 0), "validation": volumes(VALIDATION, 1)}
@@ -106,9 +106,9 @@ def all_of(catalog, split):
 def slow_recipe(catalog, settings):
     """MedMNIST's recipe as a plain loop with Adam and a rate that drops after epochs."""
     torch.manual_seed(derived_seed(WEIGHTS, SEED))
-    encoder = make_encoder(SHAPES, settings.encoder)
+    encoder = make_encoder(SHAPES.signal, settings.encoder)
     torch.manual_seed(derived_seed(WEIGHTS, SEED, 1))
-    model = Classifier(encoder, SHAPES)
+    model = Classifier(encoder, 2)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.001)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [2, 3], gamma=0.1)
     signals, targets = all_of(catalog, "train")

@@ -1,12 +1,13 @@
 import itertools
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from kinds import MODALITIES, SIGNALS
 
 from benchmd_ray.data.batches import Batch, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog
@@ -15,8 +16,7 @@ from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.metrics import auroc, probabilities
 from benchmd_ray.files import sha256
-from benchmd_ray.integrity import read_hashed_json, write_hashed_json
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import LABEL_SETTINGS
@@ -78,11 +78,11 @@ def run(source, make_settings, recorder, tmp_path):
 def fresh_classifier(source, settings, upstream=None):
     """The classifier that a run begins with, in eval mode."""
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
-    encoder = Encoder(source.modality, settings.encoder)
+    encoder = Encoder(source.signal, settings.encoder)
     if upstream is not None:
         encoder = load_encoder(upstream)
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
-    return Classifier(encoder, source.modality).eval()
+    return Classifier(encoder, len(source.task.classes)).eval()
 
 
 def all_of(source, split):
@@ -200,8 +200,8 @@ def test_layer_decay_plays_no_part_in_linear_evaluation(run):
 class Unlayered(Encoder):
     """A network of one's own whose layers are not in ``blocks``."""
 
-    def __init__(self, modality, size):
-        super().__init__(modality, size)
+    def __init__(self, signal, size):
+        super().__init__(signal, size)
         self.layers = self.blocks
         del self.blocks
 
@@ -223,7 +223,7 @@ def test_patches_of_another_size_go_from_pretraining_to_transfer(
     )
     assert load_encoder(upstream).positions.shape == (1, 51, 32)
     done = run(LINEAR, *patches, "transfer.epochs=1", upstream=upstream)
-    assert done.model.encoder.modality.tokens == 50
+    assert done.model.encoder.signal.tokens == 50
     with pytest.raises(BenchmdError, match=r"one: patch_size is 100 there and 25 here\. Use"):
         run(LINEAR, upstream=upstream)
     with pytest.raises(BenchmdError, match=r"encoder\.patch_size is 30, which does not cut"):
@@ -485,8 +485,8 @@ def test_a_model_holds_the_statistics_of_its_source(run, source, mode):
 
 @pytest.mark.parametrize("name", MODALITIES)
 def test_a_step_without_gradients_holds_a_bounded_number_of_values(name):
-    encoder = SimpleNamespace(modality=MODALITIES[name])
-    size, values = evaluation_batch(encoder), math.prod(MODALITIES[name].input_shape)
+    encoder = SimpleNamespace(signal=SIGNALS[name])
+    size, values = evaluation_batch(encoder), math.prod(SIGNALS[name].input_shape)
     assert 1 <= size <= 256
     assert size * values <= 2**26
     assert size == 256 or (size + 1) * values > 2**26
@@ -520,10 +520,21 @@ def copy_of(folder, new, **description):
     return new
 
 
-def test_an_upstream_of_another_modality_is_refused(run, pretrained, tmp_path):
-    foreign = copy_of(pretrained, tmp_path / "foreign", modality="eeg")
-    with pytest.raises(BenchmdError, match=r"pretrained on eeg, the catalog .* is of ecg"):
+def test_an_upstream_of_another_signal_is_refused(run, pretrained, tmp_path):
+    foreign = copy_of(pretrained, tmp_path / "foreign", signal=asdict(SIGNALS["eeg"]))
+    with pytest.raises(BenchmdError, match=r"pretrained on signals of eeg, .* holds ecg: name a"):
         run("encoder.dropout=0.1", upstream=foreign)
+    faster = asdict(replace(SIGNALS["ecg"], rate=250.0))
+    other = copy_of(pretrained, tmp_path / "other", signal=faster)
+    with pytest.raises(BenchmdError, match=r"signals of ecg, .* holds ecg with another rate: name"):
+        run("encoder.dropout=0.1", upstream=other)
+
+
+def test_a_signal_that_cannot_be_is_damage(run, pretrained, tmp_path):
+    impossible = {**asdict(SIGNALS["ecg"]), "input_shape": [12, 10**9]}
+    damaged = copy_of(pretrained, tmp_path / "damaged", signal=impossible)
+    with pytest.raises(Damaged, match="of 5000 stored values along time the centre 1000000000"):
+        run("encoder.dropout=0.1", upstream=damaged)
 
 
 def test_an_upstream_of_another_architecture_is_refused(run, pretrained):

@@ -50,7 +50,7 @@ def proposals(space, count, seed=0):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dataset_and_size_has_its_networks_patches_and_resolutions(name):
-    kind, space = modality_named(name), space_for(*SEARCH, name)
+    kind, space = modality_named(name).signal, space_for(*SEARCH, name)
     by = {parameter.name: parameter for parameter in space.parameters}
     assert set(by[ALL].values) == {NETWORK, *networks_of(name)}
     patches = {kind.with_patch(size).patch for size in by["encoder.patch_size"].values}
@@ -75,7 +75,7 @@ def test_a_search_starts_at_the_protocol_and_at_every_recipe(name):
     fixed = fixed_settings(kind)
     assert applied(fixed, starting_at(space, fixed).start).encoder == fixed.encoder
     for network, resize in itertools.product(networks_of(name), (0, 224)):
-        if resize and (len(kind.axes) == 4 or kind.input_shape[-1] == resize):
+        if resize and (len(kind.signal.axes) == 4 or kind.signal.input_shape[-1] == resize):
             continue
         recipe = medmnist_settings(kind, network, resize)
         began = applied(recipe, starting_at(space, recipe).start)

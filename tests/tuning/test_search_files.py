@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from kinds import MODALITIES
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import write_hashed_json
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.settings import Settings, as_dict, fixed_settings, load_settings, updated
 from benchmd_ray.tuning.records import BEST, FORMAT, RESULT, SEARCH, TRIALS, read_search

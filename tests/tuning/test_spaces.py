@@ -9,10 +9,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kinds import MODALITIES, SIGNALS
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import resource_folder
-from benchmd_ray.modalities import MODALITIES
 from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.settings import Settings, as_dict, fixed_settings, load_settings, updated
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
@@ -42,7 +42,7 @@ BUILT_IN = [
     ("imagenet", "finetune-full"),
 ]
 MEDMNIST = ("breastmnist", "organmnist3d")
-IMAGES = [name for name, modality in MODALITIES.items() if modality.axes == ("channel", "y", "x")]
+IMAGES = [name for name, signal in SIGNALS.items() if signal.axes == ("channel", "y", "x")]
 SEARCHES = [
     (*search, modality)
     for search in BUILT_IN

@@ -41,7 +41,7 @@ def scan_windows(
         card: Card of the dataset.
         least: Positive slices that make a window positive.
     """
-    _, window, size, _ = card.kind.stored_shape
+    _, window, size, _ = card.signal.stored_shape
     slices = np.empty((volume.shape[0], size, size), np.int16)
     for number, values in enumerate(volume.slices()):
         slices[number] = resized_slice(values, size)

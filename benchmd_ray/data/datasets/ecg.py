@@ -20,10 +20,11 @@ from benchmd_ray.data.records import (
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.data.transforms import quantise, resample, segments
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality
 
-ECG = MODALITIES["ecg"]
-LEADS = ECG.channels
+ECG = modality("ecg")
+SIGNAL = ECG.signal
+LEADS = SIGNAL.channels
 PRECEDENCE = (
     "atrial fibrillation/flutter",
     "myocardial infarction",
@@ -76,7 +77,7 @@ def released_labels(path: Path | None, card: DatasetCard) -> dict[str, tuple[str
             f"policy 'released' needs the split table that BenchMD released for {card.name} "
             f"({card.split_table}); name it with --split-table FILE."
         )
-    classes = {str(number): name for number, name in enumerate(ECG.classes)}
+    classes = {str(number): name for number, name in enumerate(ECG.task.classes)}
     rows = read_rows(path, ("patient", "split", "label"), "splits that BenchMD released")
     try:
         return {
@@ -123,11 +124,11 @@ def stored_signal(waveform: Waveform) -> tuple[npt.NDArray[np.int16], float]:
     samples, steps = waveform.samples[rows], waveform.steps_per_mv[rows]
     if (samples.max(axis=1) == samples.min(axis=1)).all():
         raise RecordError("every lead is constant; expected an ECG")
-    assert ECG.rate is not None
+    assert SIGNAL.rate is not None
     fits = int(np.abs(samples).max()) <= 32767
-    if waveform.rate == ECG.rate and (steps == steps[0]).all() and fits:
+    if waveform.rate == SIGNAL.rate and (steps == steps[0]).all() and fits:
         return samples.astype(np.int16), float(1 / steps[0])
-    return quantise(resample(samples / steps[:, None], waveform.rate, ECG.rate))
+    return quantise(resample(samples / steps[:, None], waveform.rate, SIGNAL.rate))
 
 
 def read_records(root: Path, item: RawItem, card: DatasetCard) -> Reading:
@@ -140,7 +141,7 @@ def read_records(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         RecordLeftOut: It is shorter than 10 s.
     """
     signal, scale = stored_signal(read_wfdb(root / item.path))
-    length = ECG.stored_shape[1]
+    length = SIGNAL.stored_shape[1]
     parts = segments(signal, length)
     if not parts:
         raise RecordLeftOut("it is shorter than 10 s")

@@ -16,9 +16,9 @@ from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.edf import Annotation, Recording, plain, read_edf, read_header
 from benchmd_ray.data.records import Record, RecordError, shown_names
 from benchmd_ray.data.transforms import quantise, resample
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality
 
-EEG = MODALITIES["eeg"]
+EEG = modality("eeg").signal
 EPOCH = 30
 """Seconds that a sleep stage is scored for."""
 RATES = (50.0, 20_000.0)

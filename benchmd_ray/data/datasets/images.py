@@ -49,7 +49,7 @@ def image_record(pixels: Pixels, item: RawItem, card: DatasetCard) -> Reading:
     """
     if (pixels == pixels[0, 0]).all():
         raise RecordError(f"every pixel is {pixels[0, 0]}; expected an image")
-    size = card.kind.stored_shape[-1]
+    size = card.signal.stored_shape[-1]
     signal, valid = fitted(pixels, size)
     record = Record(
         record_id=item.record_id,

@@ -80,7 +80,7 @@ def _items(path: Path, card: DatasetCard, split: str, found: str) -> Iterator[Ra
             f"{images.name} has {images.shape[0]:,} rows and {labels.name} {labels.shape[0]:,}, "
             "expected as many"
         )
-    several = card.kind.task == "multi-label"
+    several = card.task.kind == "multi-label"
     for row, values in enumerate(_labels(labels, card).tolist()):
         name = f"{prefix}-{row:06d}"
         yield RawItem(
@@ -96,7 +96,7 @@ def _items(path: Path, card: DatasetCard, split: str, found: str) -> Iterator[Ra
 
 def _raw_shape(card: DatasetCard) -> tuple[int, ...]:
     """Shape of an image in the file: the channels come last, one channel has no axis."""
-    channels, *extent = card.kind.stored_shape
+    channels, *extent = card.signal.stored_shape
     return (*extent, channels) if channels > 1 else tuple(extent)
 
 
@@ -106,7 +106,7 @@ def _labels(labels: Rows, card: DatasetCard) -> npt.NDArray[np.uint8]:
     Raises:
         RecordError: They have another shape or are out of range.
     """
-    several = card.kind.task == "multi-label"
+    several = card.task.kind == "multi-label"
     columns, most = (len(card.classes), 1) if several else (1, len(card.classes) - 1)
     if labels.shape[1:] != (columns,) and (several or labels.shape[1:]):
         raise RecordError(
@@ -129,7 +129,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """
     rows = rows_of(root / item.path, f"{SPLITS[item.split]}_images")
     (pixels,) = rows.read(item.details["row"])
-    channels = card.kind.stored_shape[0]
+    channels = card.signal.stored_shape[0]
     signal = np.moveaxis(pixels, -1, 0) if channels > 1 else pixels[None]
     record = Record(
         record_id=item.record_id,
@@ -137,7 +137,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         unit_id=item.record_id,
         signal=signal,
         scale=1.0,
-        valid_size=card.kind.stored_shape[1:],
+        valid_size=card.signal.stored_shape[1:],
         target=item.target(card),
     )
     reading = Reading([record])

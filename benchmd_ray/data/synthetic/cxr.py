@@ -24,11 +24,11 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets.cxr import finding_columns
 from benchmd_ray.data.synthetic.draw import drawn_labels, generator, texture
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality
 
 Floats = npt.NDArray[np.floating]
 
-CLASSES = MODALITIES["cxr"].classes
+CLASSES = modality("cxr").task.classes
 OFFICIAL_SPLITS = ("train", "validate", "train", "test", "train", "train", "validate", "train",
                    "train", "test")  # fmt: skip
 """MIMIC-CXR: official splits as they are dealt to the patients."""

@@ -20,10 +20,10 @@ from PIL import Image
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.synthetic.draw import drawn_labels, generator, texture
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality
 
 Floats = npt.NDArray[np.float32]
-CLASSES = MODALITIES["derm"].classes
+CLASSES = modality("derm").task.classes
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,7 @@ def _database_row(
 
 
 def _labels(domain: _Domain, records: int, rng: np.random.Generator) -> list[str]:
-    return drawn_labels(ECG.classes, domain.prevalence, records, rng)
+    return drawn_labels(ECG.task.classes, domain.prevalence, records, rng)
 
 
 def _patients(labels: list[str]) -> list[tuple[int, int]]:
@@ -291,7 +291,7 @@ def _patients(labels: list[str]) -> list[tuple[int, int]]:
 
 
 def _codes_by_class(classes: dict[str, str]) -> dict[str, list[str]]:
-    return {name: [c for c, own in classes.items() if own == name] for name in ECG.classes}
+    return {name: [c for c, own in classes.items() if own == name] for name in ECG.task.classes}
 
 
 def _likelihoods(
@@ -304,7 +304,7 @@ def _likelihoods(
     if label == "atrial fibrillation/flutter":
         found = dict.fromkeys(found, 0.0)  # a rhythm: PTB-XL states no likelihood
     if rng.random() < 0.2:
-        weaker = ECG.classes[1 + int(rng.integers(len(ECG.classes) - 1))]
+        weaker = ECG.task.classes[1 + int(rng.integers(len(ECG.task.classes) - 1))]
         found.setdefault(str(rng.choice(codes[weaker])), 15.0)
     if label != "atrial fibrillation/flutter":
         found["SR"] = 0.0
@@ -330,7 +330,7 @@ def _ecg(
         wave[1] *= person.uniform(0.8, 1.3)
         wave[2:] *= person.lognormal(0, 0.3)
     waves["t"][0] *= np.sqrt(interval / 0.8)
-    beside = ECG.classes[person.integers(len(ECG.classes))]
+    beside = ECG.task.classes[person.integers(len(ECG.task.classes))]
     _FINDINGS[beside](waves, person.uniform(0, 0.5), person)  # nobody is a textbook case
     _FINDINGS[label](waves, person.uniform(0.3, 1.1), person)
     beats, early = _beats(label, seconds, interval, rng)

@@ -20,11 +20,11 @@ from pydicom import uid
 from pydicom.dataset import FileDataset, FileMetaDataset
 
 from benchmd_ray.data.synthetic.draw import drawn_labels, generator, texture
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modality
 
 Floats = npt.NDArray[np.floating]
 
-CLASSES = MODALITIES["mammo"].classes
+CLASSES = modality("mammo").task.classes
 HEIGHT, WIDTH = 160, 128
 TISSUE = (0.2, 0.25, 0.3, 0.35, 0.4)
 """Brightness of the breast, by class; the range of grey levels is 1."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import OLDEST_AGE, decode_signals, decode_targets
 from benchmd_ray.data.resident import split_table
-from benchmd_ray.modalities import UNKNOWN
+from benchmd_ray.tasks import UNKNOWN
 
 SPLITS = ("train", "validation", "test")
 """The order in which splits are shown."""
@@ -162,7 +162,7 @@ def examples(catalog: Catalog, per_class: int) -> dict[str, list[Example]]:
 def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, int]]]:
     """Split and row of enough records of each class, the preferred ones first."""
     names = [*catalog.card.classes]
-    if catalog.modality.task == "multi-label":
+    if catalog.task.kind == "multi-label":
         names.append(NO_CLASS)
     best = {name: pd.DataFrame() for name in names}
     for split in splits(catalog):
@@ -210,7 +210,7 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
         while row >= (rows := file.metadata.row_group(number).num_rows):
             number, row = number + 1, row - rows
         table = file.read_row_group(number, columns=columns).slice(row, 1)
-    signal = decode_signals(table["signal"], catalog.modality)[0]
+    signal = decode_signals(table["signal"], catalog.signal)[0]
     held = table.drop_columns("signal").to_pylist()[0]
     physical = valid_area(signal, held["valid_size"]).astype(np.float32) * held["scale"]
     names = zip(catalog.card.classes, held["target"], strict=True)

@@ -12,9 +12,10 @@ from typing import Any
 from benchmd_ray.data.cards import DatasetCard, cards, code_classes, dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modalities
 from benchmd_ray.storage.bucket import SCHEME
 from benchmd_ray.storage.location import location
+from benchmd_ray.tasks import TaskKind
 
 WIDTH = 100
 QUARANTINE_SHOWN = 20
@@ -62,7 +63,7 @@ def _item(content: str, indent: int = 2) -> str:
 
 def unmapped(card: DatasetCard) -> str:
     """What becomes of a record with a label that is none of our classes."""
-    several = card.kind.task == "multi-label"
+    several = card.task.kind == "multi-label"
     return "(no class of its own; the record stays)" if several else "(left out)"
 
 
@@ -77,12 +78,20 @@ def describe_card(card: DatasetCard) -> str:
     return "\n".join(lines)
 
 
+TASKS: dict[TaskKind, str] = {
+    "single-label": "one of these classes",
+    "multi-label": "any of these labels",
+    "ordinal": "one of these classes, in this order",
+}
+"""What is predicted, in words."""
+
+
 def _what(card: DatasetCard) -> list[str]:
-    kind = card.kind
-    rate = f" at {kind.rate:g} Hz" if kind.rate else ""
-    shape = " × ".join(map(str, kind.stored_shape))
-    stored = f"{' × '.join(kind.axes)}: {shape}, {kind.unit}{rate}, stored as {kind.dtype}"
-    task = "any of these labels" if kind.task == "multi-label" else "one of these classes"
+    kind, signal = card.kind, card.signal
+    rate = f" at {signal.rate:g} Hz" if signal.rate else ""
+    shape = " × ".join(map(str, signal.stored_shape))
+    stored = f"{' × '.join(signal.axes)}: {shape}, {signal.unit}{rate}, stored as {signal.dtype}"
+    task = TASKS[card.task.kind]
     if kind.medmnist_task:
         task += f" ({kind.medmnist_task})"
     lines = [
@@ -204,7 +213,7 @@ def _policies(card: DatasetCard) -> list[str]:
 
 def _expected(card: DatasetCard) -> list[str]:
     lines = []
-    total = "labels in all" if card.kind.task == "multi-label" else "in all"
+    total = "labels in all" if card.task.kind == "multi-label" else "in all"
     for policy, splits in card.expected.items():
         rows = {
             name: [counts.get(name, 0) for counts in splits.values()] for name in card.classes
@@ -271,7 +280,7 @@ def list_cards(listed: Iterable[DatasetCard]) -> str:
 
     A dataset of a collection that is there in several sizes has one line.
     """
-    order, sizes = list(MODALITIES), dict[str, list[DatasetCard]]()
+    order, sizes = list(modalities()), dict[str, list[DatasetCard]]()
     for card in listed:
         name = card.kind.dataset if card.collection else card.name
         sizes.setdefault(name, []).append(card)
@@ -337,7 +346,7 @@ def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
     rows = {row: [held[row] for held in splits.values()] for row in ("records", "patients")}
     units = [held.get("units", held["records"]) for held in splits.values()]
     if units != rows["records"]:
-        scored = catalog.modality.scored
+        scored = catalog.task.scored
         rows = {"records": rows["records"], scored: units, "patients": rows["patients"]}
     classes = {
         f"  {name}": [held["classes"][name] for held in splits.values()]
@@ -349,7 +358,7 @@ def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
 def _statistics(catalog: Catalog) -> list[str]:
     """Mean and standard deviation of an image source's training split."""
     held = catalog.statistics
-    if held is None or catalog.modality.dtype != "uint8":
+    if held is None or catalog.signal.dtype != "uint8":
         return []
     mean, std = (" ".join(f"{value:.2f}" for value in held[name]) for name in ("mean", "std"))
     return [f"training split, per channel: mean {mean}, standard deviation {std} of 255"]

@@ -15,7 +15,6 @@ from matplotlib.image import AxesImage
 from scipy.ndimage import minimum_filter1d
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.modalities import LUNG_WINDOW
 from benchmd_ray.results.canvas import named, new_figure
 from benchmd_ray.results.catalogs.contents import Example
 
@@ -29,7 +28,7 @@ def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[st
     """Examples of each class, by the name of the figure's file; none where none is chosen."""
     if not chosen:
         return {}
-    kind = catalog.modality.name
+    kind = catalog.modality
     if kind == "ecg":
         return {
             f"examples-{_file_name(name)}": _draw_ecgs(catalog, name, found)
@@ -57,7 +56,7 @@ def _draw_ecgs(catalog: Catalog, name: str, found: Sequence[Example]) -> Figure:
     panels = figure.subplots(1, len(found), squeeze=False)[0]
     for axes, example, (values, offsets) in zip(panels, found, stacks, strict=True):
         _paper(axes, np.arange(0, seconds + 0.1, 0.2), np.arange(np.floor(lowest), highest, 0.5))
-        _traces(axes, values, offsets, catalog.modality.channels, seconds)
+        _traces(axes, values, offsets, catalog.signal.channels, seconds)
         axes.set_ylim(lowest, highest)
         axes.set_aspect(0.2 / 0.5)
         axes.set_title(f"split {example.split}")
@@ -86,7 +85,7 @@ def _draw_eegs(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         for axes, example, values in zip(row[: len(found)], found, traces[name], strict=True):
             seconds = values.shape[1] / _rate(catalog)
             _paper(axes, np.arange(0, seconds + 0.1, 1), offsets)
-            _traces(axes, values + offsets[:, None], offsets, catalog.modality.channels, seconds)
+            _traces(axes, values + offsets[:, None], offsets, catalog.signal.channels, seconds)
             axes.set_ylim(-3.3 * spread, 1.3 * spread)
             axes.set_title(f"{name} ({example.split})")
         _bar(axes, bar, f"{bar} µV")
@@ -101,7 +100,7 @@ def _about_median(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _rate(catalog: Catalog) -> float:
-    rate = catalog.modality.rate
+    rate = catalog.signal.rate
     assert rate is not None  # signals over time have one
     return rate
 
@@ -165,14 +164,18 @@ def _bar(axes: Axes, height: float, text: str) -> None:
 
 def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
     """Images without their padding, a class in each row; of a CT window the middle slice."""
-    kind = catalog.modality
+    kind = catalog.signal
     volume = len(kind.axes) == 4
-    low, high = LUNG_WINDOW if kind.unit == "HU" else (0, 255)
+    low, high = 0.0, 255.0
     what = "images of each class, without padding"
     if volume:
         what = "the middle slice of volumes of each class"
-    if kind.unit == "HU":
-        what = "the middle slice of windows of each class, lung window −600/1500 HU"
+    windowed = kind.normaliser == "window"
+    if windowed:
+        centre, width = (float(kind.parameters[name]) for name in ("centre", "width"))
+        low, high = centre - width / 2, centre + width / 2
+        said = f"{centre:g}/{width:g} {kind.unit}".replace("-", "−")
+        what = f"the middle slice of volumes of each class, window {said}"
     columns = max(map(len, chosen.values()))
     shapes = [example.signal.shape[-2:] for found in chosen.values() for example in found]
     cell = max(height for height, _ in shapes), max(width for _, width in shapes)
@@ -196,7 +199,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
             text = f"{example.split}; also {', '.join(also)}" if also else example.split
             axes.set_xlabel(textwrap.fill(text, 30), fontsize=7)
     if volume:
-        ends: Literal["both", "neither"] = "both" if kind.unit == "HU" else "neither"
+        ends: Literal["both", "neither"] = "both" if windowed else "neither"
         figure.colorbar(shown, ax=panels, shrink=0.5, label=kind.unit, extend=ends)
     return figure
 

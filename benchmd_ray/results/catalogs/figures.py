@@ -55,7 +55,7 @@ def write_figures(catalog: Catalog, folder: Path) -> list[Path]:
     Raises:
         BenchmdError: A shard is missing or of another size than the manifest states.
     """
-    chosen = examples(catalog, PER_CLASS.get(catalog.modality.name, OTHERWISE_PER_CLASS))
+    chosen = examples(catalog, PER_CLASS.get(catalog.modality, OTHERWISE_PER_CLASS))
     with styled():
         figures = {
             "class-balance": draw_class_balance(catalog, class_balance(catalog)),
@@ -162,7 +162,7 @@ def draw_people(catalog: Catalog, found: dict[str, People]) -> Figure:
 def _whom(catalog: Catalog) -> str:
     """What is counted: patients, or what stands for them where the source names none."""
     grouped_by = str(catalog.manifest["raw"]["grouped_by"])
-    if grouped_by == "record" and catalog.modality.name == "ldct":
+    if grouped_by == "record" and catalog.modality == "ldct":
         return "scans"
     return f"{grouped_by}s"
 
@@ -175,4 +175,4 @@ def _sexes(held: People) -> str:
 
 def _rows(catalog: Catalog) -> str:
     """What a row of the catalog is."""
-    return {"eeg": "epochs", "ldct": "windows"}.get(catalog.modality.name, "records")
+    return {"eeg": "epochs", "ldct": "windows"}.get(catalog.modality, "records")

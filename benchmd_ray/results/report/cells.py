@@ -37,7 +37,9 @@ class Cell:
     a number or letter where several settings share the rest of the key."""
     seed: int
     records: int
-    """What is scored: scans for CT, elsewhere records."""
+    """How many of what is scored."""
+    scored: str
+    """What that is: scans for CT, elsewhere records."""
     patients: int
     auroc: float
     """Unweighted mean over the classes that could be scored."""
@@ -101,6 +103,7 @@ def cell(scored: Scored, protocol: str) -> Cell:
         protocol=protocol,
         seed=run["seed"],
         records=len(scored.targets),
+        scored=scored.predicted.scored,
         patients=scored.patients,
         auroc=mean.mean,
         low=mean.low,

@@ -129,7 +129,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
         lower.set_xlabel("predicted probability", fontsize=SMALL)
     technique_legend(figure, techniques, report.looks, lines=True)
     kind = find_modality(study.modality)
-    unit = kind.scored if kind else "records"
+    unit = kind.task.scored if kind else "records"
     caption = joined(
         f"Mean predicted probability and share of positives in {BINS} bins of equal width; on the "
         f"diagonal a model is calibrated. Hollow: fewer than {FEW} {unit} in the bin. Below, "
@@ -145,7 +145,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
 def classes_of(study: Study, frame: pd.DataFrame) -> list[str]:
     """Classes of a frame in the modality's order."""
     kind = find_modality(study.modality)
-    return ordered(frame["class"], kind.classes if kind else ())
+    return ordered(frame["class"], kind.task.classes if kind else ())
 
 
 def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:

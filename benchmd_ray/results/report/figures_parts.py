@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmd_ray.data.splits import TARGET_SPLIT
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modalities
 from benchmd_ray.results.canvas import TechniqueLook
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES
 from benchmd_ray.results.report.protocols import comparable_with, letters_of
@@ -104,7 +104,7 @@ def studies(scores: pd.DataFrame) -> tuple[Study, ...]:
     for kind, source, policy, protocol in sorted(rows):
         protocols.setdefault((kind, source, policy), []).append(protocol)
     keys = [(*key, name) for key, names in protocols.items() for name in letters_of(names)]
-    kinds = list(MODALITIES)
+    kinds = list(modalities())
     keys.sort(key=lambda key: (kinds.index(key[0]) if key[0] in kinds else len(kinds), key))
     several = len({policy for _, _, policy, _ in keys}) > 1
     return tuple(

@@ -133,7 +133,7 @@ def sizes(scores: pd.DataFrame) -> str:
     ):
         records, patients = int(rows["records"].max()), int(rows["patients"].max())
         known = find_modality(str(kind))
-        unit = known.scored if known else "records"
+        unit = known.task.scored if known else "records"
         parts.append(f"{dataset} ({split}) {records:,} {unit} of {patients:,} patients")
     return f"{'; '.join(parts)}. {seeds(scores)}"
 

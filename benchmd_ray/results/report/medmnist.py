@@ -118,8 +118,8 @@ def _method(run: Run, kind: Modality) -> str:
     encoder = run.settings.encoder
     plain = run.description.get("upstream") is None and encoder.network != "transformer"
     named = encoder.network if plain else f"{encoder.network} {run.description['technique']}"
-    seen = int(encoder.options.get("resize", 0) or kind.input_shape[-1])
-    sized = named if len(kind.axes) == 4 and seen == PLAIN_SIZE else f"{named}-{seen}"
+    seen = int(encoder.options.get("resize", 0) or kind.signal.input_shape[-1])
+    sized = named if len(kind.signal.axes) == 4 and seen == PLAIN_SIZE else f"{named}-{seen}"
     width = encoder.options.get("width", WIDTH) if encoder.network in BASELINES else WIDTH
     return sized if width == WIDTH else f"{sized}, width {width}"
 
@@ -306,7 +306,7 @@ def write_results(found: Sequence[Run], folder: Path) -> list[Path]:
             kind, own = modality(one.about["modality"]), folder / run.folder.name
             places = [_row(name) for name in one.units["unit_id"]]
             own.mkdir(parents=True, exist_ok=True)
-            size, got = kind.input_shape[-1], _score(one)
+            size, got = kind.signal.input_shape[-1], _score(one)
             rows = pd.DataFrame(one.scores, index=places)
             name = f"seed{run.settings.seed}"
             written.append(write_result(own, kind.dataset, size, SPLIT, name, got, rows))

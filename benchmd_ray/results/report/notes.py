@@ -10,7 +10,6 @@ from benchmd_ray.evaluation.support import (
     ROUGH_IN_CLASS,
     TEST_PATIENTS,
 )
-from benchmd_ray.modalities import modality
 from benchmd_ray.results.report.cells import Cell
 from benchmd_ray.results.report.frames import BOOTSTRAP
 from benchmd_ray.results.report.paper import SOURCE
@@ -38,9 +37,9 @@ def notes(found: Sequence[Cell]) -> list[str]:
             "source named at the left."
         )
     lines += [
-        f"{name}: the records of the table are {modality(name).scored}."
-        for name in sorted({c.modality for c in found})
-        if modality(name).scored != "records"
+        f"{name}: the records of the table are {scored}."
+        for name, scored in sorted({(c.modality, c.scored) for c in found})
+        if scored != "records"
     ]
     if any(c.protocol.startswith("baseline") for c in found):
         lines.append(
@@ -123,9 +122,7 @@ def _notes_on_classes(found: Sequence[Cell]) -> list[str]:
             f"({split}), {so}: {', '.join(names)}."
             for (dataset, split), names in sorted(few.items())
         ]
-    missing = {
-        (c.dataset, c.split, modality(c.modality).scored, c.unscored) for c in found if c.unscored
-    }
+    missing = {(c.dataset, c.split, c.scored, c.unscored) for c in found if c.unscored}
     return lines + [
         f"Not scored in {dataset} ({split}), no positive or no negative {scored}: "
         f"{', '.join(names)}."

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.evaluation.comparison import LEVEL
-from benchmd_ray.modalities import MODALITIES
+from benchmd_ray.modalities import modalities
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.figures_parts import ordered
 from benchmd_ray.results.report.frames import KEY, PLACE, VERSIONS
@@ -18,7 +18,7 @@ from benchmd_ray.results.report.page_tables import Kind, shown, text_of
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
 
-ORDERS = {"techniques": TECHNIQUES, "settings": SETTINGS, "modalities": tuple(MODALITIES)}
+ORDERS = {"techniques": TECHNIQUES, "settings": SETTINGS}
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
@@ -35,7 +35,7 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
         "seeds": ran.loc[ran["kind"] == "transfer", "seed"],
     }
     for label, column in counted.items():
-        names = ordered(column.unique(), ORDERS.get(label, ()))
+        names = ordered(column.unique(), _order(label))
         rows.append((label, f"{len(names):,}", _listed(names)))
     versions = [f"{name} {_listed(ran[name].unique())}" for name in VERSIONS[:2] if len(ran)]
     return [*rows, ("versions", str(_version_sets(ran)), "; ".join(versions))]
@@ -106,6 +106,10 @@ def judged(
 
 def _is(number: int) -> str:
     return "is" if number == 1 else "are"
+
+
+def _order(label: str) -> tuple[str, ...]:
+    return tuple(modalities()) if label == "modalities" else ORDERS.get(label, ())
 
 
 def _kinds(ran: pd.DataFrame) -> str:

@@ -22,9 +22,10 @@ from benchmd_ray.evaluation.metrics import Values, metric
 from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.evaluation.resampling import resampled, usual_threads
 from benchmd_ray.evaluation.support import Support, support
-from benchmd_ray.modalities import Task, modality
 from benchmd_ray.results.report.kept import kept
 from benchmd_ray.results.store import Run
+from benchmd_ray.tasks import Task, TaskKind
+from benchmd_ray.typed import typed
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,9 +66,15 @@ class Scored:
         return self.about["dataset"]
 
     @property
-    def task(self) -> Task:
-        """Its modality's task."""
-        return modality(self.about["modality"]).task
+    def task(self) -> TaskKind:
+        """Kind of its task."""
+        return self.predicted.kind
+
+    @cached_property
+    def predicted(self) -> Task:
+        """Its task, of the dataset's classes."""
+        task: Task = typed(Task, json.loads(self.about["task"]), "task")
+        return task
 
     @cached_property
     def support(self) -> Support:

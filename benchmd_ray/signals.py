@@ -1,0 +1,133 @@
+"""Signals: axes, shapes, unit and type of what a catalog holds and an encoder sees."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from benchmd_ray.errors import BenchmdError
+
+MAX_VALUES = 2**28
+"""Values of a stored signal: half a gigabyte of int16."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What the records of a catalog are."""
+
+    name: str
+    """What it is called in messages, tables and search spaces."""
+    axes: tuple[str, ...]
+    """Names of the axes; the first is the channel axis."""
+    stored_shape: tuple[int, ...]
+    """Shape in the catalog."""
+    input_shape: tuple[int, ...]
+    """Shape as the encoder sees it, channels first: of the stored one, the centre."""
+    dtype: Literal["int16", "uint8"]
+    """Type in the catalog: the narrowest that loses nothing."""
+    unit: str
+    """Physical unit of ``stored value × scale``."""
+    patch: tuple[int, ...]
+    """Extent of a patch along each axis but the channel's."""
+    normaliser: str
+    """Name of the function that makes stored values what the encoder sees."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Of the normaliser, such as the ends of its range."""
+    channels: tuple[str, ...] = ()
+    """Names of the channels in their order, for signals over time."""
+    rate: float | None = None
+    """Sampling rate in Hz, for signals over time."""
+    within: tuple[str, ...] = ()
+    """Wider groups in search spaces, the widest first."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no catalog or encoder can have.
+
+        Raises:
+            BenchmdError: The message says what, and what is expected.
+        """
+        if fault := self._fault():
+            raise BenchmdError(f"the signal {self.name} cannot be: {fault}.")
+
+    def _fault(self) -> str:
+        extents = (*self.stored_shape, *self.input_shape, *self.patch)
+        if not 2 <= len(self.axes) <= 4 or len(set(self.axes)) != len(self.axes):
+            return f"its axes are {', '.join(self.axes)}, expected a channel axis and one to three"
+        if not len(self.axes) == len(self.stored_shape) == len(self.input_shape):
+            return "stored_shape and input_shape do not have an extent for each of its axes"
+        if len(self.patch) != len(self.axes) - 1:
+            return "patch does not have an extent for each axis but the channel's"
+        if min(extents) < 1 or math.prod(self.stored_shape) > MAX_VALUES:
+            return f"its extents are not within 1 and {MAX_VALUES:,} values in all"
+        if self.stored_shape[0] != self.input_shape[0]:
+            return "stored_shape and input_shape have different numbers of channels"
+        for axis, stored, seen, patch in zip(
+            self.axes[1:], self.stored_shape[1:], self.input_shape[1:], self.patch, strict=True
+        ):
+            if stored < seen or (stored - seen) % 2:
+                return (
+                    f"of {stored} stored values along {axis} the centre {seen} cannot be cut out: "
+                    "expected no more than are stored, less by an even number"
+                )
+            if seen % patch:
+                return f"patches of {patch} do not cut {seen} values along {axis} into whole ones"
+        if self.channels and len(self.channels) != self.stored_shape[0]:
+            return f"it has {self.stored_shape[0]} channels and names {len(self.channels)}"
+        if self.rate is not None and self.rate <= 0:
+            return f"its rate is {self.rate:g} Hz, expected a positive number"
+        return ""
+
+    @property
+    def tokens(self) -> int:
+        """Number of patches the encoder sees, CLS not counted."""
+        return math.prod(s // p for s, p in zip(self.input_shape[1:], self.patch, strict=True))
+
+    @property
+    def patch_size(self) -> int:
+        """Number of values in a patch, all channels together."""
+        return self.input_shape[0] * math.prod(self.patch)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Its groups in search spaces, the widest first, and its own name."""
+        return (*self.within, self.name)
+
+    def with_patch(self, size: int) -> Signal:
+        """This signal, cut into patches of another extent.
+
+        Args:
+            size: Extent in samples along time, or in pixels along y and x; the extent along z stays
+                as it is. 0 takes the signal's own patches.
+
+        Raises:
+            BenchmdError: The extent does not divide the signal's.
+        """
+        if size == 0:
+            return self
+        kept = self.patch[:-2]  # z, where there is one
+        along = self.input_shape[1 + len(kept) :]
+        if size < 0 or any(extent % size for extent in along):
+            unit = "samples" if self.axes[-1] == "time" else "pixels"
+            raise BenchmdError(
+                f"setting encoder.patch_size is {size}, which does not cut the {along[0]} {unit} "
+                f"of {self.name} along {' and '.join(self.axes[1 + len(kept) :])} into whole "
+                f"patches: expected a divisor, such as {_divisors_near(math.gcd(*along), size)}, "
+                f"or 0 for its own ({self.patch[-1]})."
+            )
+        return replace(self, patch=kept + (size,) * len(along))
+
+
+def differing_in(one: Signal, other: Signal) -> str:
+    """What tells two signals of one name apart, for a message; empty where the name does."""
+    if one.name != other.name:
+        return ""
+    names = [f.name for f in fields(Signal) if getattr(one, f.name) != getattr(other, f.name)]
+    return f" with another {', '.join(names)}" if names else ""
+
+
+def _divisors_near(extent: int, size: int) -> str:
+    """Up to two divisors of an extent on either side of a size, for a message."""
+    divisors = [d for d in range(1, extent + 1) if extent % d == 0]
+    below = [d for d in divisors if d < size][-2:]
+    return ", ".join(map(str, below + [d for d in divisors if d > size][:2]))

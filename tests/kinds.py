@@ -1,0 +1,7 @@
+"""The modalities that have cards, with what tests take of them."""
+
+from benchmd_ray.modalities import modalities
+
+MODALITIES = modalities()
+SIGNALS = {name: kind.signal for name, kind in MODALITIES.items()}
+CLASSES = {name: kind.task.classes for name, kind in MODALITIES.items()}
