@@ -58,7 +58,7 @@ def build_in_one_process(dataset: str, raw: Path, out: Path) -> int:
             records = read(dataset, raw, items[start : start + size])
             if records:
                 shard = out / "shards" / f"{split}-{number:05d}.parquet"
-                write_shard(to_table(records, split, card), shard, card.kind)
+                write_shard(to_table(records, split, card), shard, card.signal)
     return len(found)
 
 

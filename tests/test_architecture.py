@@ -8,7 +8,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 FOUNDATION = {"arrays", "benchmd_ray", "errors", "files", "hardware", "integrity", "interrupts"}
 FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "repeating"}
-FOUNDATION |= {"sessions", "settings", "storage", "telemetry", "training_log", "typed"}
+FOUNDATION |= {"sessions", "settings", "signals", "storage", "tasks", "telemetry"}
+FOUNDATION |= {"training_log", "typed"}
 SCORES = {"evaluation.metrics"}
 ROOMS = {
     "storage": {"errors", "files", "repeating", "storage"},

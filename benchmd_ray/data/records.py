@@ -85,7 +85,7 @@ def schema(card: DatasetCard) -> pa.Schema:
     """
     signal = card.signal
     width = int(np.prod(signal.stored_shape)) * np.dtype(signal.dtype).itemsize
-    signal = pa.field(
+    stored = pa.field(
         "signal",
         pa.binary(width),
         nullable=False,
@@ -101,7 +101,7 @@ def schema(card: DatasetCard) -> pa.Schema:
             pa.field("group_id", pa.string(), nullable=False),
             pa.field("unit_id", pa.string(), nullable=False),
             pa.field("split", pa.string(), nullable=False),
-            signal,
+            stored,
             pa.field("scale", pa.float32(), nullable=False),
             pa.field("valid_size", pa.list_(pa.int32(), len(signal.stored_shape) - 1)),
             pa.field("target", pa.list_(pa.int8(), len(card.classes)), nullable=False),

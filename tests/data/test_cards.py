@@ -17,7 +17,7 @@ from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import modality
 
 FOLDER = resource_folder("data_catalog")
-FILES = sorted(FOLDER.rglob("*.yaml"))
+FILES = sorted(FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

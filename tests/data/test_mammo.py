@@ -359,7 +359,7 @@ def test_cbis_catalog_names_no_patient(cbis, build_here, tmp_path):
     for content in (text, str(stored.drop(["signal"]).to_pylist())):
         assert "P_9" not in content
         assert "LEFT" not in content
-    signals = decode_signals(stored["signal"], CBIS.kind)
+    signals = decode_signals(stored["signal"], CBIS.signal)
     names = stored["record_id"].to_pylist()
     items = {i.record_id: i for i in cbis_ddsm.discover(cbis, CBIS, Choices()).items}
     assert names == [name for name, item in items.items() if item.path not in paths[:2]]

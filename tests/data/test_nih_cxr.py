@@ -338,7 +338,7 @@ def test_sample_catalogs_hold_the_films(sample, table, build_here, tmp_path):
         for split in catalog.manifest["splits"]:
             for path, *_ in catalog.shards(split):
                 shard = pq.read_table(path)
-                signals = decode_signals(shard["signal"], card.kind)
+                signals = decode_signals(shard["signal"], card.signal)
                 rows += len(signals)
                 for index in range(0, len(signals), 9):
                     name = names[shard["record_id"][index].as_py()]

@@ -74,10 +74,10 @@ def test_round_trip_through_parquet_keeps_every_value(tmp_path, name):
 def test_one_chunk_is_decoded_without_a_copy_and_slices_point_right():
     records = [example(ECG, row) for row in range(4)]
     column = to_table(records, "train", ECG)["signal"]
-    decoded = decode_signals(column, ECG.kind)
+    decoded = decode_signals(column, ECG.signal)
     assert decoded.ctypes.data == column.chunk(0).buffers()[1].address
     assert not decoded.flags.owndata
-    sliced = decode_signals(column.slice(2, 1), ECG.kind)
+    sliced = decode_signals(column.slice(2, 1), ECG.signal)
     assert np.array_equal(sliced[0], records[2].signal)
 
 
@@ -86,8 +86,8 @@ def test_several_chunks_and_none_are_decoded_in_order():
     column = pa.concat_tables(tables)["signal"]
     assert column.num_chunks == 2
     expected = np.stack([example(CXR, row).signal for row in range(2)])
-    assert np.array_equal(decode_signals(column, CXR.kind), expected)
-    empty = decode_signals(pa.chunked_array([], column.type), CXR.kind)
+    assert np.array_equal(decode_signals(column, CXR.signal), expected)
+    empty = decode_signals(pa.chunked_array([], column.type), CXR.signal)
     assert empty.shape == (0, 1, 224, 224)
 
 

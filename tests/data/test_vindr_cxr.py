@@ -99,7 +99,7 @@ def test_a_catalog_holds_the_pixels_as_they_are_to_be_looked_at(copied, build_he
     held = pq.read_table(shard)
     kinds = set()
     for name, signal in zip(
-        held["record_id"].to_pylist(), decode_signals(held["signal"], CARD.kind), strict=True
+        held["record_id"].to_pylist(), decode_signals(held["signal"], CARD.signal), strict=True
     ):
         path = copied / "test" / f"{name}.dicom"
         kinds.add(pydicom.dcmread(path).PhotometricInterpretation)

@@ -120,7 +120,7 @@ def test_every_weight_of_a_network_of_volumes_gets_a_gradient(network):
 @pytest.mark.data
 @pytest.mark.parametrize("network", NAMES)
 def test_real_images_are_learnt(network, real_data):
-    images = modality("breastmnist").signal
+    images = modality("breastmnist")
     with np.load(real_data / "medmnist" / "breastmnist.npz") as held:
         pixels, labels = (held[f"train_{name}"][:8] for name in ("images", "labels"))
     x = torch.from_numpy(pixels)[:, None].float() / 127.5 - 1
@@ -128,7 +128,7 @@ def test_real_images_are_learnt(network, real_data):
     assert 0 < labels.sum() < 8
     torch.manual_seed(0)
     settings = medmnist_settings(images, network, resize=32)
-    model = Classifier(make_encoder(images, settings.encoder), 2)
+    model = Classifier(make_encoder(images.signal, settings.encoder), 2)
     optimiser = torch.optim.Adam(model.parameters(), settings.transfer.optimiser.lr)
     losses = []
     for _ in range(4):
