@@ -70,7 +70,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def shard_records(modality: str, shards: int) -> int:
     """Raw records of a source that fill so many shards of its training split."""
-    (card,) = (c for c in cards().values() if c.modality == modality and c.name in paper_sources())
+    (card,) = (
+        c for c in cards().values() if c.modality.name == modality and c.name in paper_sources()
+    )
     rows = max(layout.rows_per_record for layout in card.layouts.values())
     row = schema(card).field("signal").type.byte_width
     return math.ceil(shards * max(1, CHUNK_BYTES // (rows * row)) / TRAINING_SHARE)

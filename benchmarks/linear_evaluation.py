@@ -72,7 +72,7 @@ class Evaluation:
         kind = modality_named("ecg")
         if arguments.catalog:
             catalog = open_catalog(arguments.catalog)
-            kind, held = catalog.card.kind, read_columns(catalog, "train").targets
+            kind, held = catalog.card.modality, read_columns(catalog, "train").targets
             rows = np.arange(min(arguments.records, len(held)))
             self.feed = resident_feed(
                 catalog, "train", seed=arguments.seed, worker=self.worker, subset=rows

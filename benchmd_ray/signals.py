@@ -32,7 +32,7 @@ class Signal:
     """Extent of a patch along each axis but the channel's."""
     normaliser: str
     """Name of the function that makes stored values what the encoder sees."""
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict, hash=False)
     """Of the normaliser, such as the ends of its range."""
     channels: tuple[str, ...] = ()
     """Names of the channels in their order, for signals over time."""

@@ -35,7 +35,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
             mapping with an unknown key, or without one that has no default.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if isinstance(kind, types.UnionType):
+    if origin in (types.UnionType, typing.Union):
         (kind,) = (each for each in inner if each is not types.NoneType)
         return None if value is None else typed(kind, value, where)
     if origin is Literal:

@@ -26,6 +26,7 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.records import Record
 from benchmd_ray.data.synthetic import write_ecg
+from benchmd_ray.modalities import modality
 from benchmd_ray.storage.bucket import open_bucket
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -145,6 +146,8 @@ def changed_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DatasetCard]:
 
     def change(name: str = "georgia", **changes: object) -> DatasetCard:
         unlike_ecg: dict[str, object] = {"code_table": "", "expected": {}}
+        if isinstance(kind := changes.get("modality"), str):
+            changes["modality"] = modality(kind)
         card = dataclasses.replace(real["georgia"], name=name, **(unlike_ecg | changes))
         known = cards.cards() | {name: card}
         monkeypatch.setattr(cards, "cards", lambda: known)

@@ -92,7 +92,7 @@ def complete_modality(ctx: click.Context, param: click.Parameter, incomplete: st
     """Names of modalities, for the shell."""
     from benchmd_ray.data.cards import cards
 
-    names = dict.fromkeys(card.modality for card in cards().values())
+    names = dict.fromkeys(card.modality.name for card in cards().values())
     return [name for name in names if name.startswith(incomplete)]
 
 

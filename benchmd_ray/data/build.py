@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,7 @@ def _chunks(
     found: Discovery, card: DatasetCard, raw: Path, out: Location, plan: str
 ) -> list[Chunk]:
     rows = card.layouts[found.layout].rows_per_record
+    content = asdict(card)
     size = max(1, CHUNK_BYTES // (rows * schema(card).field("signal").type.byte_width))
     by_split: dict[str, list[RawItem]] = {}
     for item in found.items:
@@ -192,7 +194,7 @@ def _chunks(
         Chunk(
             name=f"{split}-{start // size:05d}",
             split=split,
-            dataset=card.name,
+            card=content,
             root=str(raw.resolve()),
             out=str(out.resolve()),
             plan=digest([plan, items_digest(own)]),

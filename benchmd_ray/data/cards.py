@@ -6,9 +6,9 @@ import csv
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from benchmd_ray.data.medmnist_cards import contents_by_size
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
@@ -21,6 +21,8 @@ from benchmd_ray.typed import typed
 
 POLICIES = ("clean", "released")
 """Label-and-split policies: leak-free (the default), and as BenchMD released them."""
+NAME = r"[a-z0-9][a-z0-9-]{0,99}"
+"""What a dataset is named like."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class DatasetCard:
 
     name: str
     title: str
-    modality: str
+    modality: Modality
+    """Named in its file, which may state keys of the signal and of the task that differ."""
     role: Literal["source", "target"]
     version: int
     """Raised whenever labels, splits or what is stored change."""
@@ -101,19 +104,14 @@ class DatasetCard:
     notes: tuple[str, ...] = ()
 
     @property
-    def kind(self) -> Modality:
-        """The modality itself."""
-        return modality(self.modality)
-
-    @property
     def signal(self) -> Signal:
         """What its records are."""
-        return self.kind.signal
+        return self.modality.signal
 
     @property
     def task(self) -> Task:
         """What is predicted of them, in the classes of a model."""
-        return self.kind.task
+        return self.modality.task
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -127,29 +125,60 @@ def _cards_of(path: Path) -> list[DatasetCard]:
     if not isinstance(content, Mapping):
         raise BenchmdError(f"the card {path.name} holds {shown(content)}, expected its keys.")
     contents = contents_by_size(content, path.name) if "images" in content else [content]
-    made: list[DatasetCard] = [typed(DatasetCard, each, path.name) for each in contents]
-    for card in made:
-        _check_classes(card, path)
-    _check_names(made[0], path)
+    made = [card_of(_with_modality(each, path.name), path.name) for each in contents]
+    if made[0].name != path.stem:
+        raise BenchmdError(
+            f"the card {path.name} has the name {made[0].name!r}: expected the file's own."
+        )
     return made
 
 
-def _check_names(card: DatasetCard, path: Path) -> None:
+def _with_modality(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a card's file says, with the modality itself in the place of its name."""
+    own = dict(content)
+    if isinstance(name := own.get("modality"), str):
+        whole = asdict(modality(name))
+        for part in ("signal", "task"):
+            changes = own.pop(part, {})
+            if not isinstance(changes, Mapping):
+                raise BenchmdError(f"{where}: {part} is {shown(changes)}, expected its keys.")
+            whole[part] = {**whole[part], **changes}
+        own["modality"] = whole
+    return own
+
+
+def card_of(content: Any, where: str) -> DatasetCard:
+    """A card from its whole content, the modality's included, as manifests hold it.
+
+    Args:
+        content: Plain values.
+        where: What holds it, for messages.
+
+    Raises:
+        BenchmdError: It is no such content, or names classes or files that cannot be.
+    """
+    card: DatasetCard = typed(DatasetCard, content, where)
+    _check_classes(card, where)
+    _check_names(card, where)
+    return card
+
+
+def _check_names(card: DatasetCard, where: str) -> None:
     """Refuse what files are named by, where it could lead out of their folders."""
-    if card.name != path.stem or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", card.name):
+    if not re.fullmatch(NAME, card.name):
         raise BenchmdError(
-            f"the card {path.name} has the name {card.name!r}: expected the file's own, of small "
-            "letters, digits and hyphens."
+            f"the name in {where} is {shown(card.name)}: expected small letters, digits and "
+            "hyphens."
         )
     for key, name in (("code_table", card.code_table), ("split_table", card.split_table)):
         if name and Path(name).name != name:
             raise BenchmdError(
-                f"{key} in {path.name} is {name!r}: expected the name of a file, without a folder."
+                f"{key} in {where} is {name!r}: expected the name of a file, without a folder."
             )
 
 
-def _check_classes(card: DatasetCard, path: Path) -> None:
-    """Refuse a class that the modality or the card does not have."""
+def _check_classes(card: DatasetCard, where: str) -> None:
+    """Refuse a class that the task or the card does not have."""
     merged = {name for names in card.merged_classes.values() for name in names}
     named = [
         ("class_mapping", set(card.class_mapping.values()) - {""}, card.classes),
@@ -160,9 +189,9 @@ def _check_classes(card: DatasetCard, path: Path) -> None:
             for split, counts in splits.items()
         ),
     ]
-    for where, names, valid in named:
+    for key, names, valid in named:
         for name in sorted(names - set(valid)):
-            raise unknown_name(f"class in {path.name}, {where}:", name, valid)
+            raise unknown_name(f"class in {where}, {key}:", name, valid)
 
 
 @functools.cache

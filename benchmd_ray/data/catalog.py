@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.data.cards import DatasetCard, dataset_card
-from benchmd_ray.data.manifest_form import KINDS, SHARDS, manifest_fault
+from benchmd_ray.data.cards import DatasetCard, cards
+from benchmd_ray.data.manifest_form import KINDS, SHARDS, described
 from benchmd_ray.data.records import schema
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.integrity import (
@@ -38,7 +38,7 @@ from benchmd_ray.tasks import Task
 
 MAX_MANIFEST_BYTES = 2**28
 """Largest manifest that is read: that of a million shards has about as much."""
-FORMAT = 2
+FORMAT = 3
 """Version of the catalog's layout."""
 MANIFEST = "manifest.json"
 AHEAD = 8
@@ -96,6 +96,8 @@ class Catalog:
 
     path: Location
     manifest: dict[str, Any]
+    card: DatasetCard
+    """Card of the dataset, as the manifest holds it."""
 
     @property
     def dataset(self) -> str:
@@ -104,14 +106,9 @@ class Catalog:
         return f"{self.card.name}-{layout.mark}" if layout and layout.mark else self.card.name
 
     @property
-    def card(self) -> DatasetCard:
-        """Card of the dataset."""
-        return dataset_card(str(self.manifest["dataset"]))
-
-    @property
     def modality(self) -> str:
         """Name of the dataset's modality."""
-        return self.card.modality
+        return self.card.modality.name
 
     @property
     def signal(self) -> Signal:
@@ -319,13 +316,13 @@ def open_catalog(path: Location) -> Catalog:
     require_kinds(content, KINDS, manifest, REBUILD)
     if not has_digest({k: v for k, v in content.items() if k != "digest"}, content["digest"]):
         raise Damaged(manifest, "its digest is not that of its content", REBUILD)
-    card = dataset_card(content["dataset"])
-    if content["card_version"] != card.version:
-        raise BenchmdError(
-            f"{path} was built by version {content['card_version']} of the card "
-            f"{card.name}, which is now {card.version}: build it again, elsewhere or after "
-            "removing that folder."
-        )
-    if fault := manifest_fault(content, card):
+    card, fault = described(content)
+    if card is None or fault:
         raise Damaged(manifest, fault, REBUILD)
-    return Catalog(path, content)
+    known = cards().get(card.name)
+    if known and card.version != known.version:
+        raise BenchmdError(
+            f"{path} was built by version {card.version} of the card {card.name}, which is now "
+            f"{known.version}: build it again, elsewhere or after removing that folder."
+        )
+    return Catalog(path, content, card)

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmd_ray.data.apart import NOWHERE, Apart, Died
-from benchmd_ray.data.cards import DatasetCard, dataset_card
+from benchmd_ray.data.cards import DatasetCard, card_of
 from benchmd_ray.data.manifest import shard_part
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.quarantine import named, quarantined
@@ -44,7 +44,8 @@ class Chunk:
 
     name: str
     split: str
-    dataset: str
+    card: Mapping[str, Any]
+    """Content of the dataset's card, which other machines need not have."""
     root: str
     out: str
     plan: str
@@ -124,7 +125,7 @@ def build_chunk(chunk: Chunk) -> dict[str, Any]:
     Raises:
         BenchmdError: A file cannot be read for now, or the shard not be written.
     """
-    card = dataset_card(chunk.dataset)
+    card = card_of(chunk.card, "the card of a build")
     found = _read(chunk, card)
     table = found.table(card)
     part: dict[str, Any] = {
@@ -220,7 +221,7 @@ def _read(chunk: Chunk, card: DatasetCard) -> _Found:
 
 def _request(chunk: Chunk, places: Sequence[int]) -> dict[str, Any]:
     items = [_fields(chunk.items[place]) for place in places]
-    return {"dataset": chunk.dataset, "split": chunk.split, "root": chunk.root, "items": items}
+    return {"card": chunk.card, "split": chunk.split, "root": chunk.root, "items": items}
 
 
 def _ended(died: Died, chunk: Chunk, places: Sequence[int], card: DatasetCard) -> BenchmdError:

@@ -71,11 +71,14 @@ def export_hdf5(catalog: Catalog, path: Path) -> None:
         catalog.require_unaltered(split)
     attributes = {
         "format": FORMAT,
+        "dataset": card.name,
+        "card_version": card.version,
+        "modality": card.modality.name,
         "classes": json.dumps(card.classes),
         "options": json.dumps(manifest["options"]),
         "unit": card.signal.unit,
         "axes": json.dumps(card.signal.axes),
-    } | {key: manifest[key] for key in ("dataset", "card_version", "modality", "policy", "digest")}
+    } | {key: manifest[key] for key in ("policy", "digest")}
     with replacing(path) as partial, h5py.File(partial, "w", libver=("v110", "v110")) as file:
         file.attrs.update(attributes)
         held = np.frombuffer(json.dumps(manifest, ensure_ascii=False).encode(), np.uint8)

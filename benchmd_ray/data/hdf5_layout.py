@@ -19,10 +19,10 @@ import h5py
 import numpy as np
 import pyarrow as pa
 
-from benchmd_ray.data.cards import DatasetCard, cards, dataset_card
-from benchmd_ray.data.manifest_form import manifest_fault
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.manifest_form import described
 from benchmd_ray.data.records import METADATA, schema
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError
 
 FORMAT = "benchmd-catalog-1"
 """Layout of the file."""
@@ -86,13 +86,10 @@ def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]
     if not whole or held.dtype != np.uint8 or held.ndim != 1 or len(held) > LARGEST_MANIFEST:
         raise foreign(path, "its manifest is no text")
     stated = json.loads(held[()].tobytes().decode())
-    if not isinstance(stated, dict) or stated.get("dataset") not in cards():
-        raise foreign(path, "there is no card of the dataset that it names")
-    card = dataset_card(stated["dataset"])
-    if stated.get("card_version") != card.version:
-        version = shown(stated.get("card_version"))
-        raise foreign(path, f"version {version} of its card made it, which is now {card.version}")
-    if fault := manifest_fault(stated, card):
+    if not isinstance(stated, dict):
+        raise foreign(path, "its manifest is no object")
+    card, fault = described(stated)
+    if card is None or fault:
         raise foreign(path, fault)
     width = schema(card).field("signal").type.byte_width
     for shard in stated["shards"]:

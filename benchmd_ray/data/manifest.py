@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from benchmd_ray.data.catalog import FORMAT
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.raw import Choices, Discovery
 from benchmd_ray.data.records import decode_signals, decode_targets, positives_per_unit, schema
-from benchmd_ray.files import digest
+from benchmd_ray.files import digest, json_bytes
 from benchmd_ray.signals import Signal
 from benchmd_ray.storage.location import Location, write
 
@@ -149,10 +151,7 @@ def manifest_of(
     ]
     manifest = {
         "format": FORMAT,
-        "dataset": card.name,
-        "card_version": card.version,
-        "modality": card.modality,
-        "role": card.role,
+        "card": json.loads(json_bytes(asdict(card))),
         "schema": {field.name: str(field.type) for field in schema(card)},
         "splits": splits,
         "statistics": _statistics(parts),

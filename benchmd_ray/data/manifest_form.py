@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from benchmd_ray.data.cards import POLICIES, DatasetCard
+from benchmd_ray.data.cards import POLICIES, DatasetCard, card_of
 from benchmd_ray.data.raw import GroupedBy
-from benchmd_ray.errors import shown
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.integrity import Kinds, kinds_fault
 
 SHARDS = "shards"
@@ -17,10 +17,7 @@ SHARD = r"[a-z]{1,20}-\d{5,9}\.parquet"
 SPLIT = r"[a-z]{1,20}"
 """What a split is named like."""
 KINDS: Kinds = {
-    "dataset": str,
-    "card_version": int,
-    "modality": str,
-    "role": str,
+    "card": dict,
     "policy": str,
     "plan": str,
     "digest": str,
@@ -41,16 +38,27 @@ _SPLIT: Kinds = {"records": int, "units": int, "patients": int, "classes": dict}
 _SHARD: Kinds = {"file": str, "split": str, "rows": int, "bytes": int, "sha256": str}
 
 
-def manifest_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
-    """What in a manifest is not as a build writes it; empty where nothing is.
+def described(manifest: Mapping[str, Any]) -> tuple[DatasetCard | None, str]:
+    """The card that a manifest holds, and what in it is not as a build writes it.
 
     Args:
         manifest: A JSON object.
-        card: Card of the dataset that it names.
+
+    Returns:
+        None where there is no card to be read; an empty text where all is as a build writes it.
     """
+    if fault := kinds_fault(manifest, KINDS):
+        return None, fault
+    try:
+        card = card_of(manifest["card"], "its card")
+    except BenchmdError as error:
+        return None, str(error).rstrip(".")
+    return card, _fault(manifest, card)
+
+
+def _fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
     return (
-        kinds_fault(manifest, KINDS)
-        or _origin_fault(manifest, card)
+        _origin_fault(manifest, card)
         or _splits_fault(manifest, card)
         or _shards_fault(manifest)
         or _statistics_fault(manifest["statistics"], card.signal.stored_shape[0])
@@ -59,8 +67,6 @@ def manifest_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
 
 def _origin_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
     """What is wrong with what a manifest says of its dataset and of how it was built."""
-    if (manifest["modality"], manifest["role"]) != (card.modality, card.role):
-        return "its modality or role is not that of its dataset"
     if not re.fullmatch(r"[0-9a-f]{64}", manifest["digest"]):
         return "its digest is not a SHA-256"
     if manifest["policy"] not in POLICIES:

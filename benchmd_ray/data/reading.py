@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmd_ray.data.apart import begin, serve
-from benchmd_ray.data.cards import DatasetCard, dataset_card
+from benchmd_ray.data.cards import DatasetCard, card_of
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.quarantine import quarantined
 from benchmd_ray.data.raw import RawItem
@@ -24,15 +24,15 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]
     """What some raw files give.
 
     Args:
-        request: ``dataset``, ``split``, ``root`` (the raw folder) and ``items``, the fields of each
-            `RawItem`.
+        request: ``card`` (its content), ``split``, ``root`` (the raw folder) and ``items``, the
+            fields of each `RawItem`.
 
     Returns:
         ``left_out``, ``remarks``, ``quarantined`` (places with entries), and the records as an
         Arrow stream; or ``error``, a message, where a file cannot be read for now; or ``fault``,
         where the records cannot be held.
     """
-    card = dataset_card(request["dataset"])
+    card = card_of(request["card"], "the card of a build")
     try:
         head, records = _read([RawItem(**fields) for fields in request["items"]], request, card)
         return head, _stream(to_table(records, request["split"], card))

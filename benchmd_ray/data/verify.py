@@ -98,7 +98,7 @@ def _notes(catalog: Catalog) -> list[str]:
     """Departures from the card."""
     manifest, card = catalog.manifest, catalog.card
     raw = manifest["raw"]
-    what = "scans" if card.modality == "ldct" else "records"
+    what = card.task.scored
     notes = []
     if raw["records"] != raw["expected"]:
         notes.append(f"{raw['records']:,} raw records, the card expects {raw['expected']:,}")

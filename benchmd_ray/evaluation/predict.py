@@ -160,7 +160,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
     description = {
         "dataset": catalog.dataset,
         "modality": catalog.modality,
-        "role": str(catalog.manifest["role"]),
+        "role": catalog.card.role,
         "policy": str(catalog.manifest["policy"]),
         "catalog": catalog.digest,
         "raw_records": str(catalog.manifest["raw"]["records"]),

@@ -133,7 +133,7 @@ def from_cards(names: Iterable[str], policies: Sequence[str] = ("clean",)) -> Fo
 def _of_card(card: DatasetCard, policy: str) -> Dataset:
     return Dataset(
         name=card.name,
-        modality=card.modality,
+        modality=card.modality.name,
         role=card.role,
         policy=policy,
         rows=card_rows(card, policy),

@@ -37,7 +37,7 @@ def base_settings(catalog: Location, technique: str) -> Settings:
     Raises:
         BenchmdError: There is no such catalog.
     """
-    return fixed_settings(open_catalog(catalog).card.kind, protocol_encoder(technique))
+    return fixed_settings(open_catalog(catalog).card.modality, protocol_encoder(technique))
 
 
 def pretrain_run(
@@ -272,7 +272,7 @@ def _predict(folder: Path, catalog: Catalog, settings: Settings) -> Path:
 
 
 def _require_target(target: Catalog, source: Catalog) -> None:
-    if target.manifest["role"] != "target":
+    if target.card.role != "target":
         raise BenchmdError(
             f"{target.path} is a catalog of the source {target.dataset}, which is scored anyway: "
             "name catalogs of targets."

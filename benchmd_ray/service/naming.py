@@ -187,7 +187,7 @@ def _description(
 ) -> dict[str, Any]:
     """Content of ``run.json``."""
     everything, encoder = as_dict(settings), protocol_encoder(about["technique"])
-    standard = as_dict(fixed_settings(source.card.kind, encoder))
+    standard = as_dict(fixed_settings(source.card.modality, encoder))
     for key in ("mode", "labels"):  # the protocol's own axes
         standard["transfer"][key] = everything["transfer"][key]
     decisive = [name for name in ("encoder", "pretrain", "transfer") if name in determinants]

@@ -139,7 +139,7 @@ def require_source(catalog: Catalog) -> None:
     Raises:
         BenchmdError: The catalog is a target's or has no training split.
     """
-    if catalog.manifest["role"] != "source":
+    if catalog.card.role != "source":
         raise BenchmdError(
             f"{catalog.path} is a catalog of the target {catalog.dataset}: targets are never "
             "trained on. Name the source's catalog."

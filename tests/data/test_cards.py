@@ -25,7 +25,7 @@ def test_card_loads_and_names_only_what_exists(path):
     card = cards.dataset_card(path.stem)
     assert card.name == path.stem
     assert (card.collection or card.name) in DATASETS
-    assert card.kind == modality(card.modality)
+    assert card.modality == modality(card.modality.name)
     assert not card.code_table or (FOLDER / "tables" / card.code_table).is_file()
     assert set(card.evaluation_splits) == set(cards.POLICIES)
     assert "train" not in {s for splits in card.evaluation_splits.values() for s in splits}
@@ -170,7 +170,7 @@ def test_a_card_that_is_no_mapping_is_named(tmp_path, content):
             {"class_mapping": {1: "normal"}},
             r"a name in x\.yaml: class_mapping is 1, expected",
         ),
-        ({"name": "../x"}, r"x\.yaml has the name '\.\./x': expected the file's own"),
+        ({"name": "../x"}, r"the name in x\.yaml is '\.\./x': expected small letters"),
         ({"name": "x", "code_table": "../t.csv"}, r"code_table in x\.yaml is '\.\./t\.csv'"),
         ({"name": "x", "split_table": "/t.csv"}, r"split_table in x\.yaml is '/t\.csv': expected"),
     ],

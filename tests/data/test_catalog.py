@@ -450,7 +450,7 @@ def test_folder_without_catalog_damaged_and_foreign_ones_are_refused(built, tmp_
     with pytest.raises(BenchmdError, match="holds no catalog"):
         open_catalog(tmp_path / "nothing")
     with pytest.raises(BenchmdError, match=r"by version 0 of the card georgia, which is now 1"):
-        edited(built, card_version=0)
+        edited(built, card=built.manifest["card"] | {"version": 0})
     with pytest.raises(BenchmdError, match=rf"has format 99, expected {FORMAT}"):
         edited(built, format=99)
     (built.path / "manifest.json").write_text('{"format": 1, "data')
@@ -500,7 +500,7 @@ def test_a_manifest_that_lacks_something_of_a_shard_is_damaged(built, key):
         edited(built, shards=[changed, *others])
 
 
-@pytest.mark.parametrize("key", ["raw", "dataset", "plan", "splits", "shards", "card_version"])
+@pytest.mark.parametrize("key", ["raw", "card", "plan", "splits", "shards"])
 def test_a_manifest_that_lacks_something_is_damaged(built, key):
     for changes in ({key: None}, {key: 1.5}):
         with pytest.raises(BenchmdError, match=f"is damaged: it has {key} .* of another type"):

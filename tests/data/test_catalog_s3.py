@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 
 from benchmd_ray.cli import main
 from benchmd_ray.data import build as building
-from benchmd_ray.data.catalog import MANIFEST, Catalog, confined, open_catalog
+from benchmd_ray.data.catalog import MANIFEST, confined, open_catalog
 from benchmd_ray.data.feed import StreamingFeed, read_columns, read_units, resident_feed
 from benchmd_ray.data.hdf5 import export_hdf5
 from benchmd_ray.data.inner import inner_catalog
@@ -233,7 +234,7 @@ def test_a_stream_from_s3_gives_the_local_batches(published, ecg_catalogs):
         assert batch.signals.equal(expected.signals)
         assert batch.targets.equal(expected.targets)
     shards = [dict(shard, sha256="0" * 64) for shard in remote.manifest["shards"]]
-    other = Catalog(remote.path, remote.manifest | {"shards": shards})
+    other = replace(remote, manifest=remote.manifest | {"shards": shards})
     with pytest.raises(BenchmdError, match=r"^s3://\S+parquet is damaged: its SHA-256 is not"):
         batches(other)
 

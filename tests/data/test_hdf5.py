@@ -113,7 +113,7 @@ def test_missing_values_stay_apart_from_zero_and_empty_texts(small, tmp_path):
         place = table.schema.get_field_index(name)
         table = table.set_column(place, table.schema.field(name), pa.array(values, kind))
     part |= write_shard(table, small.path / part["file"], small.signal)
-    export_hdf5(Catalog(small.path, small.manifest), tmp_path / "odd.h5")
+    export_hdf5(small, tmp_path / "odd.h5")
     imported = import_hdf5(tmp_path / "odd.h5", tmp_path / "out")
     assert pq.read_table(imported.path / part["file"]).equals(table)
 
@@ -364,8 +364,12 @@ def first_shard(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "other"}, "there is no card of the dataset that it names"),
-        ({"card_version": 0}, "version 0 of its card made it, which is now 1"),
+        ({"card": lambda card: card | {"name": "../x"}}, "the name in its card is '../x'"),
+        (
+            {"card": lambda card: card | {"modality": "ecg"}},
+            "its card: modality is 'ecg', expected",
+        ),
+        ({"card": lambda card: card | {"version": 0}}, "by version 0 of the card"),
         ({"policy": "mine"}, "its policy 'mine' is unknown"),
         ({"layout": "mine"}, "its layout 'mine' is not one of"),
         ({"plan": None}, "it lacks plan"),

@@ -78,7 +78,7 @@ def test_the_papers_counts_are_those_of_the_file_that_it_used(name):
     assert tuple(layout.splits) == ("train", "validation", "test")
     assert tuple(layout.splits.values()) == PAPER[name]
     assert layout.records == sum(PAPER[name])
-    assert (card.kind.medmnist_task, len(card.classes)) == TASKS[name]
+    assert (card.modality.medmnist_task, len(card.classes)) == TASKS[name]
 
 
 def catalog_arrays(catalog: Catalog, split: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -99,7 +99,7 @@ def require_same(catalog: Catalog, file: Path) -> None:
         np.testing.assert_array_equal(
             signals, images.transpose(0, 3, 1, 2) if channels == 3 else images[:, np.newaxis]
         )
-        if catalog.task.kind == "single-label":
+        if catalog.task.exclusive:
             labels = np.eye(len(catalog.card.classes), dtype=int)[labels.ravel()]
         np.testing.assert_array_equal(targets, labels)
         assert names == [f"{prefix}-{row:06d}" for row in range(len(images))]

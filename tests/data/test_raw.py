@@ -7,6 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from kinds import MODALITIES
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import DATASETS
@@ -23,8 +24,8 @@ from benchmd_ray.data.raw import (
 )
 from benchmd_ray.errors import BenchmdError
 
-FUNDUS = dataclasses.replace(dataset_card("georgia"), modality="fundus")
-CXR = dataclasses.replace(dataset_card("georgia"), modality="cxr")
+FUNDUS = dataclasses.replace(dataset_card("georgia"), modality=MODALITIES["fundus"])
+CXR = dataclasses.replace(dataset_card("georgia"), modality=MODALITIES["cxr"])
 MERGED = dataclasses.replace(
     FUNDUS, merged_classes={"none": ("ICDR 0",), "some": ("ICDR 1", "ICDR 2", "ICDR 3", "ICDR 4")}
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from kinds import MODALITIES
 
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.manifest import write_shard
@@ -26,7 +27,7 @@ from benchmd_ray.data.records import (
 
 def card_of(name: str) -> DatasetCard:
     """A card of that modality."""
-    return dataclasses.replace(dataset_card("georgia"), modality=name)
+    return dataclasses.replace(dataset_card("georgia"), modality=MODALITIES[name])
 
 
 ECG, CXR = card_of("ecg"), card_of("cxr")

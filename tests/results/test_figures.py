@@ -27,6 +27,7 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import modality
 from benchmd_ray.results.canvas import styled
 from benchmd_ray.results.catalogs import contents
 from benchmd_ray.results.catalogs.contents import (
@@ -102,7 +103,7 @@ def records_of(kind, split, count):
 def write_catalog(path, card, sizes=SIZES, per_shard=16):
     splits = {}
     for split, count in sizes.items():
-        records = list(records_of(card.kind, split, count))
+        records = list(records_of(card.modality, split, count))
         splits[split] = [records[i : i + per_shard] for i in range(0, count, per_shard)]
     made_catalogs.write_catalog(path, card, splits, statistics=None)
 
@@ -116,7 +117,7 @@ def made(tmp_path_factory):
     def card_of(name):
         if not name.startswith("made-"):
             return dataset_card(name)
-        return dataclasses.replace(ptbxl, name=name, modality=name.removeprefix("made-"))
+        return dataclasses.replace(ptbxl, name=name, modality=modality(name.removeprefix("made-")))
 
     def make(name) -> Catalog:
         if name not in written:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,6 @@ from stores import (
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import cards
-from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import Record
 from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.evaluation.predict import predict
@@ -260,5 +260,5 @@ def test_remarks_of_a_catalog_reach_the_notes_by_way_of_its_predictions(tmp_path
     size = load_settings(assignments=["encoder=tiny"]).encoder
     model = Classifier(Encoder(ECG.signal, size), len(ECG.task.classes))
     export_model(run.folder, model.state_dict(), size, ECG.signal, None, ECG.task)
-    predict(run.folder, Catalog(catalog.path, remarked), load_settings(), Worker())
+    predict(run.folder, replace(catalog, manifest=remarked), load_settings(), Worker())
     assert "georgia: 2 records: it is shorter than 10 s and padded." in analyse([run]).notes

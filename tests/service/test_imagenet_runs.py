@@ -214,7 +214,7 @@ def test_resumed_mae_from_imagenet_is_uninterrupted_mae_from_imagenet(
 
 def test_only_the_techniques_own_encoder_is_called_fixed(source, weights, tmp_path):
     def run(technique, encoder):
-        settings = updated(fixed_settings(dataset_card("mimic-cxr").kind), {"encoder": encoder})
+        settings = updated(fixed_settings(dataset_card("mimic-cxr").modality), {"encoder": encoder})
         return pretrain_run(technique, source, tmp_path, settings, weights=weights)
 
     for encoder in ("paper", "vit-tiny"):  # the default stands for the technique's own

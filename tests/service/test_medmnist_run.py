@@ -171,7 +171,7 @@ def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(ca
     assert start.settings.encoder.network == "resnet18"
     assert start.settings.transfer == plan.starts[0].transfer
     assert tuned.settings.tuned == "it"
-    fixed = fixed_settings(catalogs["breastmnist"].modality)
+    fixed = fixed_settings(catalogs["breastmnist"].card.modality)
     changed = {"transfer": {"mode": "finetune", "epochs": 30}}
     assert tuned.settings.encoder == fixed.encoder
     assert tuned.settings.transfer == updated(fixed, changed).transfer

@@ -145,7 +145,7 @@ def test_the_best_settings_are_a_file_for_run(commanded, ecg_catalogs):
     (folder,) = (store / "searches").iterdir()
     record = read_search(folder)
     source = ecg_catalogs["ptb-xl"]
-    settings = load_settings(folder / "best.yaml", base=fixed_settings(source.modality))
+    settings = load_settings(folder / "best.yaml", base=fixed_settings(source.card.modality))
     assert settings.tuned == folder.name
     wanted = record.result["settings"][0]
     for part in ("encoder", "pretrain", "transfer"):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.files import TEMPORARY, sha256
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import ENCODERS, LABEL_SETTINGS
@@ -89,8 +88,8 @@ def test_whatever_changes_the_features_gives_other_files(run, kept, change, file
 
 def test_another_catalog_gives_other_files(source, make_settings, tmp_path):
     torch.manual_seed(0)
-    encoder, settings = Encoder(source.modality, ENCODERS["tiny"]), make_settings()
-    other = Catalog(source.path, source.manifest | {"digest": "0" * 64})
+    encoder, settings = Encoder(source.signal, ENCODERS["tiny"]), make_settings()
+    other = replace(source, manifest=source.manifest | {"digest": "0" * 64})
     for catalog in (source, other):
         store = feature_store(tmp_path, encoder, settings, catalog, CPU)
         store.features("train", np.arange(3), lambda: np.ones((3, 32), np.float32), False)
@@ -99,7 +98,7 @@ def test_another_catalog_gives_other_files(source, make_settings, tmp_path):
 
 def test_other_hardware_gives_other_files(source, make_settings, tmp_path, monkeypatch):
     torch.manual_seed(0)
-    encoder, settings = Encoder(source.modality, ENCODERS["tiny"]), make_settings()
+    encoder, settings = Encoder(source.signal, ENCODERS["tiny"]), make_settings()
     own = features.hardware(CPU)
     for found in (own, own, replace(own, instructions="PyTorch AVX2")):
         monkeypatch.setattr(features, "hardware", lambda device, found=found: found)

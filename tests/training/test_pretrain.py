@@ -62,7 +62,7 @@ def test_losses_are_those_of_a_plain_loop(run, source, technique):
     )
     settings = done.job.settings
     torch.manual_seed(derived_seed(WEIGHTS, 3))
-    method = METHODS[technique](Encoder(source.modality, settings.encoder), settings.pretrain)
+    method = METHODS[technique](Encoder(source.signal, settings.encoder), settings.pretrain)
     optimiser = torch.optim.AdamW(method.parameters(), weight_decay=0.1)
     rates = [settings.pretrain.optimiser.lr_at(step, 6) for step in range(6)]
     losses = []

@@ -87,7 +87,7 @@ TASKS: dict[TaskKind, str] = {
 
 
 def _what(card: DatasetCard) -> list[str]:
-    kind, signal = card.kind, card.signal
+    kind, signal = card.modality, card.signal
     rate = f" at {signal.rate:g} Hz" if signal.rate else ""
     shape = " × ".join(map(str, signal.stored_shape))
     stored = f"{' × '.join(signal.axes)}: {shape}, {signal.unit}{rate}, stored as {signal.dtype}"
@@ -282,17 +282,17 @@ def list_cards(listed: Iterable[DatasetCard]) -> str:
     """
     order, sizes = list(modalities()), dict[str, list[DatasetCard]]()
     for card in listed:
-        name = card.kind.dataset if card.collection else card.name
+        name = card.modality.dataset if card.collection else card.name
         sizes.setdefault(name, []).append(card)
 
     def place(cards: list[DatasetCard]) -> tuple[int, bool, str]:
         first = cards[0]
-        at = len(order) if first.collection else order.index(first.modality)
+        at = len(order) if first.collection else order.index(first.modality.name)
         return at, first.role != "source", first.name
 
     rows = [("name", "modality", "role", "access", "title")]
     rows += [
-        (c.name, c.modality, c.role, _short_access(c), _title(c, also))
+        (c.name, c.modality.name, c.role, _short_access(c), _title(c, also))
         for c, *also in sorted(sizes.values(), key=place)
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
