@@ -34,11 +34,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import measure
 from benchmd_ray.data.batches import Columns, ResidentFeed, Worker, epoch_order
+from benchmd_ray.data.cards import kind_of
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality, modality
+from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import Settings, medmnist_settings, updated
@@ -313,7 +314,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = measure.parsed(options, arguments)
     if chosen.catalog and (chosen.records or not chosen.npz):
         options.error("--catalog needs --npz, the file that it was built from, and no --records")
-    kind = modality(chosen.dataset)
+    kind = kind_of(chosen.dataset)
     chosen.network = chosen.network or ("resnet18" if len(kind.signal.axes) == 3 else "resnet18-3d")
     arrays = (
         read_arrays(chosen.npz, kind)

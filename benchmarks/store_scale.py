@@ -37,7 +37,6 @@ from benchmd_ray.evaluation.metrics import probabilities
 from benchmd_ray.evaluation.predict import predictions_path
 from benchmd_ray.hardware import Hardware
 from benchmd_ray.integrity import OF, line, name_of, write_hash, write_hashed_json
-from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.results.store import Run, open_run, read_stores
 from benchmd_ray.settings import Settings, as_dict, updated
 
@@ -86,7 +85,7 @@ def write_run(store: Path, modality: str, technique: str, setting: str, seed: in
 
 def write_predictions(run: Run, records: int) -> None:
     """Made-up predictions: all runs of a modality have the same records and targets."""
-    modality = modality_named(run.description["modality"])
+    modality = run.modality
     count = len(modality.task.classes)
     same = np.random.default_rng(0)
     own = np.random.default_rng([run.description["seed"], *run.folder.name.encode()])

@@ -110,21 +110,28 @@ def _entry(kind: str, name: str, known: Iterable[str]) -> EntryPoint:
 
 def _source(kind: str, entry: EntryPoint) -> Path:
     """File of the module that an entry names, found without importing anything."""
-    module = entry.module
-    spec, path, found = None, None, ""
-    for part in module.split("."):
-        found = f"{found}.{part}".lstrip(".")
-        spec = _spec(found, path)
-        if spec is None:
-            raise _not_importable(kind, entry.name, f"No module named {found!r}")
-        path = spec.submodule_search_locations
-    origin = Path(spec.origin) if spec is not None and spec.origin else None
+    spec = find_module(entry.module)
+    if spec is None:
+        raise _not_importable(kind, entry.name, f"No module named {entry.module!r}")
+    origin = Path(spec.origin) if spec.origin else None
     if origin is None or origin.suffix != ".py" or not origin.is_file():
         raise BenchmdError(
             f"the {kind} {entry.name} has no Python source file, by which its runs are "
             "distinguished: define the class or function in a module."
         )
     return origin
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Where a module is, found without importing anything; None where it is not."""
+    spec, path, found = None, None, ""
+    for part in name.split("."):
+        found = f"{found}.{part}".lstrip(".")
+        spec = _spec(found, path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
 
 
 def _spec(module: str, path: Sequence[str] | None) -> ModuleSpec | None:

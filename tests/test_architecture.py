@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
-FOUNDATION = {"arrays", "benchmd_ray", "errors", "files", "hardware", "integrity", "interrupts"}
+FOUNDATION = {
+    "arrays",
+    "benchmd_ray",
+    "card_folders",
+    "errors",
+    "files",
+    "hardware",
+    "integrity",
+    "interrupts",
+}
 FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "repeating"}
 FOUNDATION |= {"sessions", "settings", "signals", "storage", "tasks", "telemetry"}
 FOUNDATION |= {"training_log", "typed"}

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import yaml
+from kinds import MODALITIES
 
 from benchmd_ray.data.cards import _cards_of
 from benchmd_ray.errors import BenchmdError
@@ -61,7 +62,7 @@ def test_hostile_texts_are_refused_soon_and_in_little_memory(text, tmp_path):
         lambda: load_settings(tmp_path / "x.yaml"),
         lambda: load_settings(assignments=[f"encoder.options={text}"]),
         lambda: _cards_of(tmp_path / "x.yaml"),
-        lambda: space_for("mae", "linear", "ecg", tmp_path / "x.yaml"),
+        lambda: space_for("mae", "linear", MODALITIES["ecg"], tmp_path / "x.yaml"),
     ):
         with pytest.raises(BenchmdError, match="cannot read the ") as caught:
             read()

@@ -7,8 +7,8 @@ import torch
 import yaml
 from kinds import MODALITIES
 
+from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modality
 from benchmd_ray.settings import (
     ENCODERS,
     EncoderSettings,
@@ -355,8 +355,8 @@ VOLUMES = dataclasses.replace(MODALITIES["ldct"], name="organmnist3d")
     [
         (IMAGES, "resnet50", 128, "none"),
         (VOLUMES, "resnet18-acs", 32, "none"),
-        (dataclasses.replace(VOLUMES, name="adrenalmnist3d"), "resnet18-3d", 32, "shape"),
-        (dataclasses.replace(VOLUMES, name="vesselmnist3d-64"), "resnet18-2.5d", 32, "shape"),
+        (kind_of("adrenalmnist3d"), "resnet18-3d", 32, "shape"),
+        (kind_of("vesselmnist3d-64"), "resnet18-2.5d", 32, "shape"),
     ],
 )
 def test_the_recipe_of_medmnist(modality, network, batch, augmentation):
@@ -382,5 +382,5 @@ def test_the_recipe_of_medmnist(modality, network, batch, augmentation):
     ],
 )
 def test_a_baseline_resizes_no_images_that_have_its_extent(dataset, name, network, options):
-    encoder = baseline_settings(modality(dataset), name).encoder
+    encoder = baseline_settings(kind_of(dataset), name).encoder
     assert (encoder.network, encoder.options) == (network, options)

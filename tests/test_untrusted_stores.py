@@ -23,6 +23,7 @@ from forging import (
     log_lines,
     with_value,
 )
+from kinds import MODALITIES
 from stored import runs
 from untrusted import make_store, use
 
@@ -441,7 +442,7 @@ def refusals(store: Path, path: Path) -> list[str]:
 
 
 def reopened(search: Path) -> object:
-    space = space_for("mae", "linear", "ecg", search.parents[2] / "space.yaml")
+    space = space_for("mae", "linear", MODALITIES["ecg"], search.parents[2] / "space.yaml")
     return Study(search / "study.log", space, Method()).trials()
 
 

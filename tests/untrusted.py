@@ -11,6 +11,7 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import modality
 from benchmd_ray.results.listing import listed
 from benchmd_ray.results.report.against_paper import against_paper
 from benchmd_ray.results.report.analysis import analyse
@@ -90,7 +91,7 @@ def uses(store: Path, source: Catalog, *, report: bool) -> Iterator[Callable[[],
                 source, store, settings, finished_upstream(folder, source)
             )
     for path in sorted(store.glob("searches/*/study.log")):
-        space = space_for("mae", "linear", "ecg", store.parent / "space.yaml")
+        space = space_for("mae", "linear", modality("ecg"), store.parent / "space.yaml")
         yield lambda path=path, space=space: Study(path, space, Method()).trials()
     for path in sorted(store.glob("inner/catalogs/ptb-xl-*")):
         yield lambda path=path: verify(open_catalog(path))

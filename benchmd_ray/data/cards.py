@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmd_ray.card_folders import Held, card_folders, read_cards
 from benchmd_ray.data.medmnist_cards import contents_by_size
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files import resource_folder
-from benchmd_ray.modalities import Modality, modality
+from benchmd_ray.modalities import Modality, modalities, modality
 from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
@@ -119,8 +120,8 @@ class DatasetCard:
         return tuple(self.merged_classes) or self.task.classes
 
 
-def _cards_of(path: Path) -> list[DatasetCard]:
-    """The card of a file, or of MedMNIST one for each size of the images."""
+def _cards_of(path: Path) -> dict[str, DatasetCard]:
+    """The card of a file by its name, or of MedMNIST one for each size of the images."""
     content = read_yaml_file(path, f"the card {path.name}")
     if not isinstance(content, Mapping):
         raise BenchmdError(f"the card {path.name} holds {shown(content)}, expected its keys.")
@@ -130,7 +131,7 @@ def _cards_of(path: Path) -> list[DatasetCard]:
         raise BenchmdError(
             f"the card {path.name} has the name {made[0].name!r}: expected the file's own."
         )
-    return made
+    return {card.name: card for card in made}
 
 
 def _with_modality(content: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -145,6 +146,20 @@ def _with_modality(content: Mapping[str, Any], where: str) -> dict[str, Any]:
             whole[part] = {**whole[part], **changes}
         own["modality"] = whole
     return own
+
+
+def known_modalities() -> dict[str, None]:
+    """Names of all modalities: of their cards, and of datasets that have one of their own."""
+    return dict.fromkeys([*modalities(), *(card.modality.name for card in cards().values())])
+
+
+def kind_of(name: str) -> Modality:
+    """The modality of that name, or that of the dataset of that name.
+
+    Raises:
+        BenchmdError: There is neither; the message lists the valid names.
+    """
+    return cards()[name].modality if name in cards() else modality(name)
 
 
 def card_of(content: Any, where: str) -> DatasetCard:
@@ -194,19 +209,31 @@ def _check_classes(card: DatasetCard, where: str) -> None:
             raise unknown_name(f"class in {where}, {key}:", name, valid)
 
 
-@functools.cache
 def cards() -> dict[str, DatasetCard]:
-    """All cards by name, in the order of their files."""
-    paths = sorted(resource_folder("data_catalog").glob("*.yaml"))
-    return {card.name: card for path in paths for card in _cards_of(path)}
+    """All sound cards by name, those of the package first."""
+    return _held(card_folders()).sound
+
+
+def broken_cards() -> dict[str, str]:
+    """What is wrong with the other cards, by the names of their files."""
+    return _held(card_folders()).broken
+
+
+@functools.cache
+def _held(folders: tuple[Path, ...]) -> Held[DatasetCard]:
+    paths = (path for folder in folders for path in sorted(folder.glob("*.yaml")))
+    return read_cards("dataset", paths, _cards_of)
 
 
 def dataset_card(name: str) -> DatasetCard:
     """The card of that name.
 
     Raises:
-        BenchmdError: There is none; the message lists the valid names and the nearest.
+        BenchmdError: There is none, the message lists the valid names and the nearest; or it is
+            broken.
     """
+    if name in broken_cards():
+        raise BenchmdError(broken_cards()[name])
     if name not in cards():
         raise unknown_name("dataset", name, cards())
     return cards()[name]

@@ -7,12 +7,16 @@ https://zenodo.org/records/10519652 and of version 2 at https://zenodo.org/recor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import PLAIN_SIZE, Images, images_modality
+from benchmd_ray.modalities import Modality
+from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task, TaskKind
 from benchmd_ray.typed import typed
 
+MedmnistTask = Literal["binary-class", "multi-class", "ordinal-regression", "multi-label"]
 COLLECTION = "medmnist"
 CURRENT, EARLIER, UNOFFICIAL = "version-3", "version-2", "unofficial"
 """Layouts: which file a catalog was built from."""
@@ -44,6 +48,67 @@ NOTES = (
 )
 
 
+IMAGE_PATCHES = {2: {28: 4, 64: 8, 128: 16, 224: 16}, 3: {28: 7, 64: 8}}
+"""Datasets of MedMNIST: number of the images' dimensions → their size → extent of a patch."""
+IMAGE_GROUPS = (
+    *(f"medmnist-{dimensions}d" for dimensions in IMAGE_PATCHES),
+    *(f"medmnist-{d}d-{size}" for d, sizes in IMAGE_PATCHES.items() for size in sizes),
+)
+"""Groups of their signals in search spaces: by dimensions, which is the modality, and by size."""
+IMAGE_RANGES: dict[int, dict[str, Any]] = {2: {"onto_low": -1, "onto_high": 1}, 3: {}}
+"""What the baselines of MedMNIST v2 map grey levels to, by the images' dimensions."""
+IMAGE_BATCH = {2: 128, 3: 32}
+"""Batch size of the baselines of MedMNIST v2, by the images' dimensions."""
+PLAIN_SIZE = 28
+"""Images of this size have no size in their dataset's name."""
+
+
+def sized_name(dataset: str, size: int) -> str:
+    """Name of a dataset of MedMNIST at a size: ``breastmnist-64``."""
+    return dataset if size == PLAIN_SIZE else f"{dataset}-{size}"
+
+
+TASKS: dict[MedmnistTask, TaskKind] = {
+    "binary-class": "single-label",
+    "multi-class": "single-label",
+    "ordinal-regression": "ordinal",
+    "multi-label": "multi-label",
+}
+"""Tasks of MedMNIST in our words."""
+
+
+def task_name(task: Task) -> MedmnistTask:
+    """A task in the words of MedMNIST."""
+    if task.kind == "single-label" and len(task.classes) > 2:
+        return "multi-class"
+    return next(name for name, kind in TASKS.items() if kind == task.kind)
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a card of MedMNIST says of its images, of all sizes."""
+
+    imaging: str
+    dimensions: Literal[2, 3]
+    channels: Literal[1, 3]
+    task: MedmnistTask
+    classes: tuple[str, ...]
+    records: dict[str, int]
+    """Of each split."""
+    md5: dict[int, str]
+    """MD5 of the file of each size."""
+    earlier: EarlierImages | None = None
+    """Of the file of version 2, where it is another."""
+
+
+@dataclass(frozen=True)
+class EarlierImages:
+    """What differs in the file of version 2."""
+
+    records: dict[str, int]
+    md5: str
+
+
 def contents_by_size(content: Mapping[str, Any], file: str) -> list[dict[str, Any]]:
     """What the cards of a dataset of MedMNIST say, one for each size of its images.
 
@@ -73,12 +138,12 @@ def contents_by_size(content: Mapping[str, Any], file: str) -> list[dict[str, An
 
 
 def _of_size(dataset: str, images: Images, size: int) -> dict[str, Any]:
-    kind = images_modality(dataset, images, size)
+    kind = _modality(dataset, images, size)
     file = f"{dataset}.npz" if size == PLAIN_SIZE else f"{dataset}_{size}.npz"
     layouts = _layouts(images, size, file)
     return {
-        "name": kind.name,
-        "modality": kind.name,
+        "name": kind.signal.name,
+        "modality": asdict(kind),
         "role": "source",
         "collection": COLLECTION,
         "homepage": "https://medmnist.com",
@@ -116,3 +181,39 @@ def _layouts(images: Images, size: int, file: str) -> dict[str, dict[str, Any]]:
     other = f"Another {file} with the same arrays, by the option md5=allow."
     layouts[UNOFFICIAL] = current | {"description": other, "md5": "", "mark": UNOFFICIAL}
     return layouts
+
+
+def _modality(dataset: str, images: Images, size: int) -> Modality:
+    """What images of a size are, and what is predicted of them.
+
+    Args:
+        dataset: Name of its card's file.
+        images: What the card says of them.
+        size: Pixels along each axis.
+
+    Raises:
+        BenchmdError: There are no images of that size.
+    """
+    sizes = IMAGE_PATCHES[images.dimensions]
+    if size not in sizes:
+        raise BenchmdError(
+            f"the card {dataset}.yaml names images of size {size}, expected one of "
+            f"{', '.join(map(str, sizes))}."
+        )
+    shape = (images.channels, *(size,) * images.dimensions)
+    name, group = sized_name(dataset, size), f"medmnist-{images.dimensions}d"
+    signal = Signal(
+        name=name,
+        axes=("channel", *("z", "y", "x")[3 - images.dimensions :]),
+        stored_shape=shape,
+        input_shape=shape,
+        dtype="uint8",
+        unit="grey level",
+        patch=(sizes[size],) * images.dimensions,
+        normaliser="fixed-range",
+        parameters={"low": 0, "high": 255, **IMAGE_RANGES[images.dimensions]},
+        within=(group, f"{group}-{size}"),
+    )
+    task = Task(TASKS[images.task], images.classes)
+    batch = IMAGE_BATCH[images.dimensions]
+    return Modality(group, signal, task, batch)

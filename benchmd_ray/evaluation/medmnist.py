@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from benchmd_ray.data.medmnist_cards import PLAIN_SIZE, MedmnistTask
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.evaluation.metrics import auroc_per_class, checked_predictions
 from benchmd_ray.files import replacing
-from benchmd_ray.modalities import PLAIN_SIZE, MedmnistTask
 
 THRESHOLD = 0.5
 """A score above it, but not one that equals it, is a positive decision."""

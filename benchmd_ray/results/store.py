@@ -32,6 +32,7 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
+from benchmd_ray.modalities import Modality
 from benchmd_ray.results.storage import history, remote
 from benchmd_ray.results.storage.mirror import (
     CHECKPOINTS,
@@ -46,6 +47,7 @@ from benchmd_ray.results.storage.mirror import (
 )
 from benchmd_ray.results.storage.mirror import shown as shown  # how commands name a store or a run
 from benchmd_ray.settings import Settings, updated
+from benchmd_ray.typed import typed
 
 Keep = Literal["checkpoints", "models", "predictions"]
 """What stays of a finished run, see `ExecutionSettings.keep`."""
@@ -54,6 +56,7 @@ DESCRIBED: Kinds = {
     "technique": str,
     "setting": str,
     "modality": str,
+    "modality_card": dict,
     "source": str,
     "policy": str,
     "seed": int,
@@ -123,6 +126,12 @@ class Run:
     def settings(self) -> Settings:
         """Its settings."""
         return updated(Settings(), self.description["settings"])
+
+    @functools.cached_property
+    def modality(self) -> Modality:
+        """What its records are, and what is predicted of them."""
+        held: Modality = typed(Modality, self.description["modality_card"], f"{self.folder / RUN}")
+        return held
 
     @property
     def digest(self) -> str:
@@ -284,7 +293,7 @@ def _read(folder: Path) -> Run:
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder the name that it had. {remedy}")
     try:
-        _ = run.settings, run.done
+        _ = run.settings, run.modality, run.done
     except Damaged:
         raise
     except BenchmdError as error:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from benchmd_ray.data.cards import POLICIES
+from benchmd_ray.data.cards import POLICIES, known_modalities
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.modalities import Modality
 from benchmd_ray.models.imagenet import require_images
 from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
@@ -86,11 +86,10 @@ def require_known(choice: Choice) -> None:
     Raises:
         BenchmdError: One does not, or a seed is below 0.
     """
-    for name in choice.modalities:
-        modality_named(name)
     for kind, names, valid in (
         ("transfer setting", choice.settings, TRANSFERS),
         ("policy", choice.policies, POLICIES),
+        ("modality", choice.modalities, known_modalities()),
     ):
         for name in names:
             if name not in valid:
@@ -142,14 +141,13 @@ def _no_source(missing: Sequence[str], found: Iterable[Dataset]) -> BenchmdError
     )
 
 
-def technique_settings(choice: Choice, modality: str, name: str) -> tuple[Settings, str | None]:
+def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Settings, str | None]:
     """Settings of a technique's runs but for seed and label setting, or why it does not fit.
 
     Raises:
         BenchmdError: The settings cannot be used, or choose what the plan varies, or an encoder
             that a technique chosen by name cannot have.
     """
-    kind = modality_named(modality)
     base = fixed_settings(kind, protocol_encoder(name))
     if choice.baseline is not None:
         base = baseline_settings(kind, choice.baseline)

@@ -14,7 +14,6 @@ from typing import Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import NETWORK, make_encoder
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings, as_dict, updated
@@ -84,7 +83,7 @@ def work_of(
         target: Dataset that is scored, for the stage ``evaluate``.
         labelled: Training records of a transfer, where they are known; else `labelled_rows`.
     """
-    signal, encoder = modality(source.modality).signal, settings.encoder
+    signal, encoder = source.kind.signal, settings.encoder
     forward = forward_flops(signal, encoder)
     batch, units = settings.pretrain.batch_size, settings.pretrain.steps
     unit, once, head_steps = 0.0, 0.0, 0
@@ -112,7 +111,7 @@ def labelled_rows(transfer: TransferSettings, source: Dataset) -> int:
     whole, wanted = source.rows.get("train", 0), transfer.labels_per_class
     if wanted is None:
         return max(1, whole)
-    positives = source.positives or (whole,) * len(modality(source.modality).task.classes)
+    positives = source.positives or (whole,) * len(source.kind.task.classes)
     return max(1, min(whole, sum(min(wanted, count) for count in positives)))
 
 
@@ -205,22 +204,22 @@ def head_parameters(signal: Signal, encoder: EncoderSettings, head: str | int) -
 
 def _counted(signal: Signal, encoder: EncoderSettings) -> tuple[float, int, int]:
     """Operations and parameters of another network than the transformer, and its width."""
-    return _counted_once(signal.name, json.dumps(as_dict(encoder), sort_keys=True))
+    return _counted_once(signal, json.dumps(as_dict(encoder), sort_keys=True))
 
 
 @functools.cache
-def _counted_once(name: str, settings: str) -> tuple[float, int, int]:
+def _counted_once(signal: Signal, settings: str) -> tuple[float, int, int]:
     """Count on tensors without values; with values where the network needs them.
 
     Args:
-        name: Name of the modality.
+        signal: What is encoded.
         settings: The encoder's, as JSON: they are no key for a cache themselves.
     """
     encoder = updated(EncoderSettings(), json.loads(settings))
     try:
-        return _counted_on("meta", modality(name).signal, encoder)
+        return _counted_on("meta", signal, encoder)
     except (NotImplementedError, RuntimeError):
-        return _counted_on("cpu", modality(name).signal, encoder)
+        return _counted_on("cpu", signal, encoder)
 
 
 def _counted_on(device: str, signal: Signal, encoder: EncoderSettings) -> tuple[float, int, int]:
@@ -252,7 +251,7 @@ def disk_of(
     target: Dataset | None = None,
 ) -> Disk:
     """Bytes that a run, or the predictions for one target, take; arguments as in `work_of`."""
-    chosen = modality(source.modality)
+    chosen = source.kind
     classes = len(chosen.task.classes)
     if stage == "evaluate":
         return Disk(_prediction_bytes(classes, (target or source).scored_rows))

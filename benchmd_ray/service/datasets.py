@@ -9,6 +9,7 @@ from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import Modality
 from benchmd_ray.storage.location import Location, entries
 
 DEPTH = 2
@@ -22,7 +23,8 @@ class Dataset:
     """One dataset under one policy, as far as a plan needs to know it."""
 
     name: str
-    modality: str
+    kind: Modality
+    """What its records are, and what is predicted of them."""
     role: str
     policy: str
     rows: Mapping[str, int]
@@ -35,6 +37,11 @@ class Dataset:
     """None for one that is known by its card alone."""
     digest: str | None = field(default=None, repr=False)
     """Hash of the catalog."""
+
+    @property
+    def modality(self) -> str:
+        """Name of the modality."""
+        return self.kind.name
 
     @property
     def scored_rows(self) -> int:
@@ -112,7 +119,7 @@ def _of_catalog(catalog: Catalog) -> Dataset:
     classes = splits.get("train", {}).get("classes", {})
     return Dataset(
         name=catalog.dataset,
-        modality=catalog.modality,
+        kind=catalog.card.modality,
         role=catalog.card.role,
         policy=str(catalog.manifest["policy"]),
         rows={split: catalog.rows(split) for split in splits},
@@ -133,7 +140,7 @@ def from_cards(names: Iterable[str], policies: Sequence[str] = ("clean",)) -> Fo
 def _of_card(card: DatasetCard, policy: str) -> Dataset:
     return Dataset(
         name=card.name,
-        modality=card.modality.name,
+        kind=card.modality,
         role=card.role,
         policy=policy,
         rows=card_rows(card, policy),

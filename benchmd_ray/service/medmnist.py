@@ -119,9 +119,9 @@ def file_tuning(
         assignments=(*own, *assignments),
         baseline=baseline or START[dimensions],
     )
-    start, _ = technique_settings(choice, card.modality.name, SCRATCH)
+    start, _ = technique_settings(choice, card.modality, SCRATCH)
     require_fitting(card.signal, start.encoder)
-    starting_at(space_for(SCRATCH, choice.settings[0], card.modality.name, space), start, held)
+    starting_at(space_for(SCRATCH, choice.settings[0], card.modality, space), start, held)
     return Tuning(
         choice,
         choice.settings,

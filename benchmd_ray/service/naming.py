@@ -68,7 +68,7 @@ def pretraining(
         determinants["weights"] = start.sha256
         about["weights"] = {"file": start.file, "left_out": start.left_out}
     job = PretrainJob(settings, technique, source.path, store)
-    name = f"pretrain-{source.modality}-{file_name(technique)}"
+    name = f"pretrain-{source.signal.name}-{file_name(technique)}"
     return job, name, _description(settings, source, about, determinants)
 
 
@@ -95,7 +95,7 @@ def transferring(
     if pretrained is not None:
         description["fixed"] &= pretrained.description["fixed"]
     folder = None if pretrained is None else pretrained.folder
-    name = f"transfer-{source.modality}-{file_name(technique)}-{setting}"
+    name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
     return TransferJob(settings, source.path, store, folder), name, description
 
 
@@ -198,6 +198,7 @@ def _description(
         **about,
         "device": device,
         "modality": source.modality,
+        "modality_card": as_dict(source.card.modality),
         "source": source.dataset,
         "raw": [source.manifest["raw"][name] for name in ("records", "expected")],
         "options": source.options,

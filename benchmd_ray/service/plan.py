@@ -166,7 +166,7 @@ def _drafts(choice: Choice, found: Sequence[Dataset], notes: list[str]) -> list[
             notes.append(f"{source.name}: no catalog of a target, so only its own splits count.")
         fitting = {}
         for name in names:
-            settings, reason = technique_settings(choice, source.modality, name)
+            settings, reason = technique_settings(choice, source.kind, name)
             if reason is None:
                 fitting[name] = settings
             else:
@@ -248,7 +248,7 @@ def _estimator(
     if not wanted or tflops is not None:
         return estimator
     largest = max(drafts, key=lambda draft: draft.work.units * draft.work.unit_flops)
-    spot = measure_here(largest.source.modality, largest.settings, device)
+    spot = measure_here(largest.source.kind, largest.settings, device)
     return replace(estimator, spot=spot)
 
 

@@ -16,7 +16,7 @@ import torch
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.predict import read_predictions
-from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.storage.mirror import PREDICTIONS
@@ -117,7 +117,7 @@ def _work_of_run(run: Run, known: Sequence[Dataset]) -> Work | None:
         if "validation" not in rows or not (labelled or rows.get("train")):
             return None
     name = str(about["source"])
-    source = Dataset(name, str(about["modality"]), "source", str(about["policy"]), rows, ())
+    source = Dataset(name, run.modality, "source", str(about["policy"]), rows, ())
     stage = "pretrain" if about["kind"] == "pretrain" else settings.transfer.mode
     return work_of(stage, str(about["technique"]), settings, source, labelled=labelled)
 
@@ -159,21 +159,20 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def measure_here(
-    modality: str, settings: Settings, device: str, seconds: float = SPOT_SECONDS
+    modality: Modality, settings: Settings, device: str, seconds: float = SPOT_SECONDS
 ) -> Spot:
     """Train and run the encoder of the settings on noise for a few seconds.
 
     Args:
-        modality: Name of the modality.
+        modality: What is encoded.
         settings: Encoder, precision, and CPUs of a worker.
         device: ``cpu`` or ``cuda``; on a CPU as many threads work as a worker has CPUs.
         seconds: About how long to measure, half of it each.
     """
-    chosen, place = modality_named(modality), torch.device(device)
-    signal = chosen.signal
+    signal, place = modality.signal, torch.device(device)
     most = SPOT_FLOPS[device] // training_flops(signal, settings.encoder)
     batch = max(1, min(settings.pretrain.batch_size, int(most)))
-    model = Classifier(make_encoder(signal, settings.encoder), len(chosen.task.classes))
+    model = Classifier(make_encoder(signal, settings.encoder), len(modality.task.classes))
     engine = TorchEngine(
         model, settings.pretrain.optimiser, settings.execution, Worker(device=place)
     )

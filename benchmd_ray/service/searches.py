@@ -10,7 +10,6 @@ from typing import Any
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
-from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import NETWORKS, network_source, require_fitting
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
@@ -112,7 +111,7 @@ class SearchPlan:
     @property
     def name(self) -> str:
         """Name of its folder: readable, and a hash of what decides it."""
-        where = "universal" if self.method.across else self.sources[0].modality
+        where = "universal" if self.method.across else self.sources[0].kind.signal.name
         what = f"{file_name(self.technique)}-{self.setting}"
         return f"tune-{where}-{what}-{digest(self.determinants)[:12]}"
 
@@ -226,20 +225,20 @@ def _planned(
     named = technique in tuning.choice.techniques
     if setting == PRETRAIN and _trains_nothing(technique):
         if named:
-            space_for(technique, setting, group[0].modality)  # says why
+            space_for(technique, setting, group[0].kind)  # says why
         raise _LeftOutError(f"{technique} trains nothing in pretraining.")
     starts, spaces = [], []
     for source in group:
-        start, reason = technique_settings(tuning.choice, source.modality, technique)
+        start, reason = technique_settings(tuning.choice, source.kind, technique)
         if reason is not None:
             if named:
                 raise BenchmdError(f"{technique} on {source.name}: {reason}.")
             raise _LeftOutError(f"{technique}: {reason} ({source.modality}).")
         start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
         _require_one_worker(start)
-        require_fitting(modality_named(source.modality).signal, start.encoder)
+        require_fitting(source.kind.signal, start.encoder)
         start = settled(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
-        space = space_for(technique, setting, source.modality, tuning.space)
+        space = space_for(technique, setting, source.kind, tuning.space)
         starts.append(start)
         names = {parameter.name for parameter in space.parameters}
         spaces.append(starting_at(space, start, [name for name in tuning.held if name in names]))

@@ -23,7 +23,6 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, remove
 from benchmd_ray.integrity import is_whole, read_hashed_json, write_hash, write_hashed_json
 from benchmd_ray.interrupts import Stopping, stopping
-from benchmd_ray.modalities import modality
 from benchmd_ray.models.imagenet import imagenet_weights
 from benchmd_ray.progress import SilentBoard, board
 from benchmd_ray.results.storage.mirror import shown, store_bucket
@@ -268,7 +267,7 @@ def _start_weights(tuning: Tuning, plan: SearchPlan, catalog: Catalog, store: Pa
     if plan.stage == "transfer" or not technique_named(plan.technique).imagenet:
         return None
     weights = imagenet_weights(tuning.choice.weights, catalog.signal)
-    path = store / INNER / f"{weights.sha256[:12]}-{catalog.modality}.safetensors"
+    path = store / INNER / f"{weights.sha256[:12]}-{catalog.signal.name}.safetensors"
     if not is_whole(path):
         write_weights(path, weights.tensors)
         write_hash(path)
@@ -381,7 +380,7 @@ class _Session:
     def _bases(self) -> list[Settings]:
         """The fixed protocol of each source."""
         return [
-            fixed_settings(modality(source.modality), protocol_encoder(self.plan.technique))
+            fixed_settings(source.kind, protocol_encoder(self.plan.technique))
             for source in self.plan.sources
         ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
-from benchmd_ray.modalities import modality
+from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import network_source
 from benchmd_ray.models.resnet import require_signals
 from benchmd_ray.settings import EncoderSettings, Settings, fixed_settings, updated
@@ -62,7 +62,7 @@ class Scope:
     file: Path
     technique: str
     setting: str
-    modality: str
+    modality: Modality
     built_in: bool
     """Whether the file is the benchmark's: then its defaults are the fixed protocol."""
 
@@ -75,7 +75,7 @@ class Scope:
     def fixed(self) -> Settings:
         """The fixed protocol of the technique and modality."""
         size = "vit-tiny" if self.technique in ("imagenet", "imagenet+mae") else "paper"
-        return fixed_settings(modality(self.modality), size)
+        return fixed_settings(self.modality, size)
 
 
 def read_entries(entries: Mapping[str, Any], scope: Scope) -> tuple[Parameter, ...]:
@@ -107,7 +107,7 @@ def _setting_type(name: str, scope: Scope) -> Any:
         raise BenchmdError(
             f"{scope.where}: {name} is a group of settings, expected the name of one of them."
         )
-    valid = [*(n for n in types if not _barred(n, scope)), "modalities", "settings", "techniques"]
+    valid = [*(n for n in types if not _barred(n, scope)), "signals", "settings", "techniques"]
     raise unknown_name(f"setting in {scope.where}:", name, valid)
 
 
@@ -191,7 +191,8 @@ class _Reader:
         if self.scope.built_in and default != fixed:
             raise self.error(
                 f"the default {shown(default)} is not the fixed protocol's value for "
-                f"{self.scope.technique} on {self.scope.modality}, expected {shown(fixed)}."
+                f"{self.scope.technique} on {self.scope.modality.signal.name}, expected "
+                f"{shown(fixed)}."
             )
         when = self._conditions(entry["when"], earlier, names) if "when" in entry else {}
         return replace(found, when=when)
@@ -278,7 +279,7 @@ class _Reader:
         return found
 
     def _require_patches(self, sizes: tuple[int, ...]) -> None:
-        signal = modality(self.scope.modality).signal
+        signal = self.scope.modality.signal
         for size in sizes:
             try:
                 signal.with_patch(size)
@@ -291,7 +292,7 @@ class _Reader:
         for name in names:
             try:
                 network_source(EncoderSettings(network=name))  # refuses one that is not there
-                require_signals(modality(self.scope.modality).signal, name)
+                require_signals(self.scope.modality.signal, name)
             except BenchmdError as error:
                 raise self.error(f"values: {error}") from error
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.data.cards import cards
+from benchmd_ray.data.medmnist_cards import IMAGE_GROUPS
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files import resource_folder
-from benchmd_ray.modalities import IMAGE_GROUPS, find_modality, modalities
-from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.modalities import Modality, modalities
 from benchmd_ray.models.encoder import NETWORK as TRANSFORMER
 from benchmd_ray.models.resnet import require_option
 from benchmd_ray.plain_yaml import read_yaml_file
@@ -33,18 +34,18 @@ SPACES = {"e-mix": "e-mix", "shed": "shed", "mae": "mae", "imagenet+mae": "mae"}
 """File of the built-in space of each technique's pretraining."""
 UNTRAINED = ("scratch", "imagenet")
 """Techniques that train nothing before transfer."""
-OVERRIDES = ("modalities", "settings", "techniques")
+OVERRIDES = ("signals", "settings", "techniques")
 """Keys of a file that hold changes for some searches alone, in the order of their application."""
 WARM_UP = "pretrain.optimiser.warmup_steps"
 
 
-def space_for(technique: str, setting: str, modality: str, path: Path | None = None) -> Space:
+def space_for(technique: str, setting: str, modality: Modality, path: Path | None = None) -> Space:
     """The space of a search.
 
     Args:
         technique: Name of the technique, built in or a user's own.
         setting: ``pretrain``, ``linear``, ``finetune-small``, …
-        modality: Name of the modality.
+        modality: Of the source.
         path: A file of the user's own; None takes the built-in one.
 
     Raises:
@@ -57,16 +58,15 @@ def space_for(technique: str, setting: str, modality: str, path: Path | None = N
             f"{technique} trains nothing in pretraining, so there is nothing to search: search a "
             "transfer setting, such as --setting linear."
         )
-    modality_named(modality)  # refused before anything is read
     file = path or _built_in(technique, setting, modality)
     scope = Scope(file if path else Path(file.name), technique, setting, modality, path is None)
-    name = f"{path or file.stem} ({modality})"
+    name = f"{path or file.stem} ({modality.signal.name})"
     return Space(name, read_entries(_chosen_entries(_content(file), scope), scope))
 
 
-def _built_in(technique: str, setting: str, modality: str) -> Path:
+def _built_in(technique: str, setting: str, modality: Modality) -> Path:
     stem = SPACES.get(technique) if setting == PRETRAIN else setting.split("-")[0]
-    if (technique, stem) == ("scratch", "finetune") and modality_named(modality).medmnist_task:
+    if (technique, stem) == ("scratch", "finetune") and modality.name in IMAGE_GROUPS:
         stem = "medmnist"
     if stem is None:
         raise BenchmdError(
@@ -92,7 +92,7 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
     """Entries of a file with the changes for the scope's modality, setting and technique."""
     written = {str(name): entry for name, entry in content.items() if name not in OVERRIDES}
     entries = dict(written)
-    own = (modality_named(scope.modality).signal.groups, (scope.setting,), (scope.technique,))
+    own = (scope.modality.signal.groups, (scope.setting,), (scope.technique,))
     for key, chosen in zip(OVERRIDES, own, strict=True):
         groups = _mapping(content.get(key) or {}, f"{scope.where}, {key}")
         for group, changes in groups.items():
@@ -112,13 +112,21 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
 
 
 def _require_group(key: str, group: str, scope: Scope) -> None:
+    known = {
+        group
+        for kind in (
+            *modalities().values(),
+            scope.modality,
+            *(card.modality for card in cards().values()),
+        )
+        for group in kind.signal.groups
+    }
     valid: Collection[str] = {
-        "modalities": (*modalities(), *IMAGE_GROUPS),
+        "signals": known,
         "settings": SETTINGS,
         "techniques": {*UNTRAINED, *SPACES, scope.technique},
     }[key]
     own = key == "techniques" and ":" in group  # another technique of the user's own
-    own |= key == "modalities" and find_modality(group) is not None  # a dataset of MedMNIST
     if group not in valid and not own:
         raise unknown_name(f"name in {scope.where}, {key}:", group, valid)
 

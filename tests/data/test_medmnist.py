@@ -14,6 +14,7 @@ import torch
 from benchmd_ray.data.cards import cards, dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.datasets import medmnist
+from benchmd_ray.data.medmnist_cards import task_name
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.data.raw import Choices
 from benchmd_ray.data.records import decode_signals, decode_targets
@@ -78,7 +79,7 @@ def test_the_papers_counts_are_those_of_the_file_that_it_used(name):
     assert tuple(layout.splits) == ("train", "validation", "test")
     assert tuple(layout.splits.values()) == PAPER[name]
     assert layout.records == sum(PAPER[name])
-    assert (card.modality.medmnist_task, len(card.classes)) == TASKS[name]
+    assert (task_name(card.task), len(card.classes)) == TASKS[name]
 
 
 def catalog_arrays(catalog: Catalog, split: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -139,7 +140,7 @@ def test_an_unofficial_file_is_refused_and_marked_where_it_is_allowed(
     )
     require_same(catalog, file)
     assert catalog.dataset == "pneumoniamnist-unofficial"
-    assert catalog.modality == "pneumoniamnist"
+    assert (catalog.modality, catalog.signal.name) == ("medmnist-2d", "pneumoniamnist")
     remark = f"of an unofficial file, MD5 {own}; the official one's is {official}"
     assert catalog.manifest["remarks"] == {remark: 5856}
     assert f"5,856 records: {remark}" in verify(catalog).notes

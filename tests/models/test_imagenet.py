@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import ViTConfig, ViTModel
 
+from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.modalities import modality
@@ -237,7 +238,7 @@ def test_only_two_dimensional_images_have_imagenet_weights(vit_tiny_file, name):
 
 @pytest.mark.parametrize("name", ["breastmnist", "pathmnist-128"])
 def test_only_images_of_the_weights_size_have_imagenet_weights(name):
-    require_images(modality("breastmnist-224").signal)
+    require_images(kind_of("breastmnist-224").signal)
     with pytest.raises(BenchmdError, match=rf"of 224 × 224 pixels, and those of {name} have \d"):
         require_images(modality(name).signal)
 

@@ -12,8 +12,8 @@ from monai.networks import nets
 from torch import nn
 from torch.nn import functional
 
+from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import (
     compares_examples,
     make_encoder,
@@ -120,7 +120,7 @@ def test_every_weight_of_a_network_of_volumes_gets_a_gradient(network):
 @pytest.mark.data
 @pytest.mark.parametrize("network", NAMES)
 def test_real_images_are_learnt(network, real_data):
-    images = modality("breastmnist")
+    images = kind_of("breastmnist")
     with np.load(real_data / "medmnist" / "breastmnist.npz") as held:
         pixels, labels = (held[f"train_{name}"][:8] for name in ("images", "labels"))
     x = torch.from_numpy(pixels)[:, None].float() / 127.5 - 1

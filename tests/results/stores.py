@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmd_ray.data.cards import kind_of
 from benchmd_ray.files import digest
 from benchmd_ray.hardware import Hardware
 from benchmd_ray.integrity import line, name_of, write_hash, write_hashed_json
-from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -34,11 +34,17 @@ TRANSFER = {
 def described(about: Mapping[str, Any] | None = None, **determinants: Any) -> dict[str, Any]:
     """As little as a description can say; `about` goes on top."""
     return {
-        **{"kind": "pretrain", "technique": "mae", "setting": "pretrain", "modality": "ecg"},
+        **{"kind": "pretrain", "technique": "mae", "setting": "pretrain", **of_modality("ecg")},
         **{"source": "ptb-xl", "policy": "clean", "seed": 0, "fixed": True, "raw": [1, 1]},
         **{"options": {}, "settings": {}, "determinants": {"catalog": "c", **determinants}},
         **(about or {}),
     }
+
+
+def of_modality(name: str) -> dict[str, Any]:
+    """What ``run.json`` says of a modality, or of that of a dataset."""
+    kind = kind_of(name)
+    return {"modality": kind.name, "modality_card": asdict(kind)}
 
 
 def _settings(seed: int, changes: Mapping[str, Any], setting: str = "linear") -> Settings:
@@ -105,7 +111,7 @@ def make_pretraining(
         "kind": "pretrain",
         "technique": technique,
         "setting": "pretrain",
-        "modality": modality,
+        **of_modality(modality),
         "source": source,
         "fixed": fixed,
     }
@@ -135,7 +141,7 @@ def make_transfer(
         "kind": "transfer",
         "technique": technique,
         "setting": setting,
-        "modality": modality,
+        **of_modality(modality),
         "source": source,
         "upstream": None if upstream is None else upstream.folder.name,
         **about,
@@ -217,11 +223,10 @@ def write_predictions(
             **{k: pa.array(held[k], pa.string()) for k in ("sex", "site", "device", "view")},
         }
         parts.append(pa.table(columns))
-    modality = modality or run.description["modality"]
-    task = modality_named(modality).task
+    kind = kind_of(modality) if modality else run.modality
     metadata = {
         "dataset": dataset,
-        "modality": modality,
+        "modality": kind.name,
         "role": role,
         "policy": run.description["policy"],
         "catalog": catalog or f"digest of {dataset}",
@@ -229,7 +234,7 @@ def write_predictions(
         "raw_expected": str(raw[1]),
         "options": json.dumps(options or {}),
         "remarks": json.dumps(remarks or {}),
-        "task": json.dumps(asdict(replace(task, classes=tuple(classes or task.classes)))),
+        "task": json.dumps(asdict(replace(kind.task, classes=tuple(classes or kind.task.classes)))),
         "hardware": hardware.to_json(),
         "of": name_of(run.folder),
     }
@@ -250,7 +255,7 @@ def predict_all(
 
     All runs have the same records and targets of a dataset; the first dataset is the source.
     """
-    about, task = run.description, modality_named(run.description["modality"]).task
+    about, task = run.description, run.modality.task
     own = SKILL[about["technique"]] if skill is None else skill
     own *= {"linear": 1.0, "finetune-small": 0.8, "finetune-full": 1.3}[about["setting"]]
     for number, (dataset, splits) in enumerate(datasets.items()):

@@ -17,7 +17,7 @@ from stores import (
     write_predictions,
 )
 
-from benchmd_ray.modalities import modality
+from benchmd_ray.data.cards import kind_of
 from benchmd_ray.results.report import medmnist
 from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import as_dict, medmnist_settings
@@ -27,7 +27,7 @@ ROWS = 40
 
 def score(store, dataset, network=None, *, mark="", skill=1.0, technique="scratch", **about):
     """A run with predictions for the test split; its AUC."""
-    kind, source = modality(dataset), f"{dataset}-{mark}" if mark else dataset
+    kind, source = kind_of(dataset), f"{dataset}-{mark}" if mark else dataset
     changes = about.pop("changes", {})
     if network:
         recipe = as_dict(medmnist_settings(kind, network, about.pop("resize", 0)))

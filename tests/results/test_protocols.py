@@ -7,7 +7,7 @@ import shutil
 import pytest
 from stores import make_pretraining, make_transfer
 
-from benchmd_ray.modalities import modality
+from benchmd_ray.data.cards import kind_of
 from benchmd_ray.results.report.protocols import comparable_with, letters_of, protocols
 from benchmd_ray.settings import as_dict, medmnist_settings, updated
 
@@ -16,7 +16,7 @@ SLOWER = {"transfer": {"optimiser": {"lr": 1e-5}}}
 LONGER = {"pretrain": {"steps": 200_000}}
 SHORTER = {"pretrain": {"steps": 1_000}}
 TINY = {"encoder": "tiny"}
-BREAST = modality("breastmnist")
+BREAST = kind_of("breastmnist")
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from kinds import MODALITIES, SIGNALS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmd_ray.data.cards import POLICIES, cards, dataset_card
+from benchmd_ray.data.cards import POLICIES, cards, dataset_card, kind_of
 from benchmd_ray.data.records import Record
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import line, write_hashed_json
-from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.store import read_run
@@ -152,7 +151,7 @@ def test_a_network_of_ones_own_is_counted_by_running_it(monkeypatch, values):
     ],
 )
 def test_a_resnet_has_the_parameters_operations_and_bytes_of_its_module(name, network, options):
-    modality, signal = modality_named(name), modality_named(name).signal
+    modality, signal = kind_of(name), kind_of(name).signal
     settings = updated(medmnist_settings(modality, network), {"encoder": {"options": options}})
     encoder, features = settings.encoder, (512 if "18" in network else 2048)
     features = features * options.get("width", 64) // 64
@@ -178,7 +177,7 @@ def test_a_resnet_has_the_parameters_operations_and_bytes_of_its_module(name, ne
 
 def test_sizes_of_resnets_are_the_published_ones():
     """Those of torchvision's documentation, but for its classifier of 1,000 classes."""
-    modality = modality_named("breastmnist-224")
+    modality = kind_of("breastmnist-224")
     for network, features, parameters, giga in (
         ("resnet18", 512, 11_689_512, 1.81),
         ("resnet50", 2048, 25_557_032, 4.09),

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmd_ray.data.cards import cards
+from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modality
 from benchmd_ray.service.choice import technique_settings
 from benchmd_ray.service.medmnist import card_of, file_tuning
 from benchmd_ray.tuning.spaces import space_for, starting_at
@@ -21,8 +20,8 @@ def begun(name, **asked):
     asked = {"baseline": None, "small": False, "space": None, "held": ()} | asked
     tuning = file_tuning(cards()[name], Path("catalog"), trials=1, seeds=(0,), **asked)
     (technique,), (setting,) = tuning.choice.techniques, tuning.searched
-    settings, _ = technique_settings(tuning.choice, name, technique)
-    space = space_for(technique, setting, name, tuning.space)
+    settings, _ = technique_settings(tuning.choice, kind_of(name), technique)
+    space = space_for(technique, setting, kind_of(name), tuning.space)
     return settings, starting_at(space, settings, tuning.held)
 
 
@@ -32,7 +31,7 @@ def begun(name, **asked):
 )
 def test_the_search_on_every_file_starts_within_its_space(name, small):
     settings, space = begun(name, small=small)
-    volumes = len(modality(name).signal.axes) == 4
+    volumes = len(kind_of(name).signal.axes) == 4
     assert settings.encoder.network == ("resnet18-3d" if volumes else "resnet18")
     assert ("width" in settings.encoder.options) == (settings.transfer.epochs < 100) == small
     assert space.start["transfer.augmentation"] == settings.transfer.augmentation

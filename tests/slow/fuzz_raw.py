@@ -263,6 +263,7 @@ def readers() -> dict[str, Callable[[Path], Any]]:
     from benchmd_ray.data.readers.metaimage import read_mhd
     from benchmd_ray.data.readers.volume import read_series
     from benchmd_ray.data.readers.wfdb import read_wfdb
+    from benchmd_ray.modalities import modality
     from benchmd_ray.settings import load_settings
     from benchmd_ray.tuning.spaces import space_for
 
@@ -289,7 +290,7 @@ def readers() -> dict[str, Callable[[Path], Any]]:
         "settings": load_settings,
         "set": assigned,
         "card": _cards_of,
-        "space": lambda path: space_for("mae", "pretrain", "ecg", path),
+        "space": lambda path: space_for("mae", "pretrain", modality("ecg"), path),
         "hdf5": imported,
         "shhs": night("shhs"),
         "isruc": night("isruc"),

@@ -41,6 +41,7 @@ from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import modality
 from benchmd_ray.results.listing import listed
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.kept import kept
@@ -152,7 +153,7 @@ def of_searches(place: Place) -> Iterator[Use]:
 
 def of_studies(place: Place) -> Iterator[Use]:
     """What resumes a search."""
-    space = space_for("mae", "linear", "ecg", place.space)
+    space = space_for("mae", "linear", modality("ecg"), place.space)
     for path in place.store.glob("searches/*/study.log"):
         yield lambda path=path: _no(Study(path, space, Method()).trials())
 

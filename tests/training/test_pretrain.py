@@ -7,6 +7,7 @@ import torch
 from kinds import SIGNALS
 
 from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
@@ -226,7 +227,7 @@ def test_imagenet_weights_with_other_patches_are_refused_before_anything_starts(
     make_settings, tmp_path, technique
 ):
     catalog = SimpleNamespace(
-        manifest={"role": "source"}, require_split=lambda _: None, signal=SIGNALS["derm"]
+        card=dataset_card("isic-2017"), require_split=lambda _: None, signal=SIGNALS["derm"]
     )
     for size in (0, 16):
         job = PretrainJob(

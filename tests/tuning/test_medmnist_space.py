@@ -8,9 +8,8 @@ import optuna
 import pytest
 import yaml
 
-from benchmd_ray.data.cards import cards
+from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.models.encoder import NETWORK
 from benchmd_ray.models.resnet import RESNETS, ResNetOptions
 from benchmd_ray.progress import SilentBoard
@@ -38,7 +37,7 @@ ALL = "encoder.network"
 
 def networks_of(name: str) -> tuple[str, ...]:
     """ResNets that take its signals."""
-    return TWO if len(modality_named(name).axes) == 3 else THREE
+    return TWO if "3d" not in name else THREE
 
 
 def proposals(space, count, seed=0):
@@ -50,7 +49,7 @@ def proposals(space, count, seed=0):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dataset_and_size_has_its_networks_patches_and_resolutions(name):
-    kind, space = modality_named(name).signal, space_for(*SEARCH, name)
+    kind, space = kind_of(name).signal, space_for(*SEARCH, kind_of(name))
     by = {parameter.name: parameter for parameter in space.parameters}
     assert set(by[ALL].values) == {NETWORK, *networks_of(name)}
     patches = {kind.with_patch(size).patch for size in by["encoder.patch_size"].values}
@@ -71,7 +70,7 @@ def test_every_dataset_and_size_has_its_networks_patches_and_resolutions(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_search_starts_at_the_protocol_and_at_every_recipe(name):
-    kind, space = modality_named(name), space_for(*SEARCH, name)
+    kind, space = kind_of(name), space_for(*SEARCH, kind_of(name))
     fixed = fixed_settings(kind)
     assert applied(fixed, starting_at(space, fixed).start).encoder == fixed.encoder
     for network, resize in itertools.product(networks_of(name), (0, 224)):
@@ -87,12 +86,12 @@ def test_a_search_starts_at_the_protocol_and_at_every_recipe(name):
 
 @pytest.mark.parametrize("start", [NETWORK, "resnet50"])
 def test_a_trial_has_the_options_of_its_own_network_alone(start):
-    kind = modality_named("breastmnist")
+    kind = kind_of("breastmnist")
     settings = fixed_settings(kind)
     if start != NETWORK:
         settings = medmnist_settings(kind, start, 224)
         settings = updated(settings, {"encoder": {"options": {"width": 4, "stem": "imagenet"}}})
-    space, seen = starting_at(space_for(*SEARCH, "breastmnist"), settings), set()
+    space, seen = starting_at(space_for(*SEARCH, kind_of("breastmnist")), settings), set()
     for values in proposals(space, 24):
         trial = applied(settings, values)
         seen.add(trial.encoder.network)
@@ -114,13 +113,15 @@ def test_options_of_a_network_of_ones_own_are_left_with_it():
 
 
 def test_an_option_that_is_held_holds_for_all_resnets():
-    kind = modality_named("breastmnist")
+    kind = kind_of("breastmnist")
     recipe = medmnist_settings(kind, "resnet18", 64)
-    space = starting_at(space_for(*SEARCH, "breastmnist"), recipe, ["encoder.options.resize"])
+    space = starting_at(
+        space_for(*SEARCH, kind_of("breastmnist")), recipe, ["encoder.options.resize"]
+    )
     trials = [applied(recipe, values) for values in proposals(space, 12)]
     sizes = {(t.encoder.network, t.encoder.options.get("resize")) for t in trials}
     assert sizes == {(NETWORK, None), ("resnet18", 64), ("resnet50", 64)}
-    held = starting_at(space_for(*SEARCH, "breastmnist"), recipe, [ALL])
+    held = starting_at(space_for(*SEARCH, kind_of("breastmnist")), recipe, [ALL])
     names = {parameter.name for parameter in held.parameters}
     assert "encoder.options.dropout" in names
     assert not {"encoder.depth", "transfer.dropout"} & names
@@ -129,7 +130,7 @@ def test_an_option_that_is_held_holds_for_all_resnets():
 @pytest.mark.parametrize("start", [NETWORK, "resnet18"])
 @pytest.mark.parametrize("winner", [NETWORK, "resnet50"])
 def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner, tmp_path):
-    kind = modality_named("breastmnist")
+    kind = kind_of("breastmnist")
     base = fixed_settings(kind)
     settings = base
     if start != NETWORK:
@@ -137,7 +138,7 @@ def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner,
             medmnist_settings(kind, start, 224), {"encoder": {"options": {"width": 4}}}
         )
     settings = updated(settings, {"transfer": {"mode": "finetune"}})
-    space = starting_at(space_for(*SEARCH, "breastmnist"), settings)
+    space = starting_at(space_for(*SEARCH, kind_of("breastmnist")), settings)
     study = Study(tmp_path / "study.log", space, Method(sampler="random", stopping="none"))
     best = None
     while best is None:
@@ -165,7 +166,7 @@ def own(tmp_path):
     def read(content, technique="scratch", setting="finetune-full", modality="breastmnist"):
         path = tmp_path / "own.yaml"
         path.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
-        return space_for(technique, setting, modality, path)
+        return space_for(technique, setting, kind_of(modality), path)
 
     return read
 
@@ -201,7 +202,7 @@ def test_networks_that_cannot_be_searched_are_refused(own, search, values, messa
 def test_options_that_a_searched_network_does_not_read_are_refused(own):
     networks, dropout = choice(NETWORK, "resnet18"), choice(0.0, 0.5) | {"default": 0.0}
     always = own({ALL: networks, "encoder.options.dropout": dropout})
-    recipe = medmnist_settings(modality_named("breastmnist"), "resnet18")
+    recipe = medmnist_settings(kind_of("breastmnist"), "resnet18")
     for start in (Settings(), recipe):
         with pytest.raises(BenchmdError, match=r"with encoder\.network transformer, .*only `when`"):
             starting_at(always, start)
@@ -217,7 +218,7 @@ def test_options_that_a_searched_network_does_not_read_are_refused(own):
 def test_a_narrower_group_has_the_last_word(own):
     content = {
         "transfer.epochs": {"kind": "int", "low": 1, "high": 200},
-        "modalities": {
+        "signals": {
             "breastmnist": {"transfer.epochs": {"high": 103}},
             "medmnist-2d-28": {"transfer.epochs": {"high": 102, "low": 2}},
             "medmnist-2d": {"transfer.epochs": {"high": 101, "low": 4, "default": 100}},
@@ -234,4 +235,4 @@ def test_a_narrower_group_has_the_last_word(own):
         "organmnist3d": (1, 200),
     }
     with pytest.raises(BenchmdError, match="Did you mean 'medmnist-2d-28'"):
-        own(content | {"modalities": {"medmnist-2d-29": {}}})
+        own(content | {"signals": {"medmnist-2d-29": {}}})

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import MODALITIES, SIGNALS
 
+from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import resource_folder
-from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.settings import Settings, as_dict, fixed_settings, load_settings, updated
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
 from benchmd_ray.tuning import entries
@@ -70,8 +70,8 @@ def nested(name, value):
 
 @BY_NAME
 def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modality):
-    space = space_for(technique, setting, modality)
-    fixed = fixed_settings(modality_named(modality), protocol_encoder(technique))
+    space = space_of(technique, setting, modality)
+    fixed = fixed_settings(kind_of(modality), protocol_encoder(technique))
     for parameter in space.parameters:
         name = parameter.name
         if name.endswith("dropout"):  # the transfer's own is null, so that of the encoder holds
@@ -87,15 +87,15 @@ def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modal
 
 @BY_NAME
 def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting, modality):
-    space, proposals = space_for(technique, setting, modality), study()
-    fixed = fixed_settings(modality_named(modality), protocol_encoder(technique))
+    space, proposals = space_of(technique, setting, modality), study()
+    fixed = fixed_settings(kind_of(modality), protocol_encoder(technique))
     seen = set()
     for _ in range(30):
         values = space.suggest(proposals.ask())
         changed = applied(fixed, values)
         for name, value in values.items():
             assert look_up(as_dict(changed), name) == value
-        modality_named(modality).with_patch(changed.encoder.patch_size)
+        kind_of(modality).signal.with_patch(changed.encoder.patch_size)
         seen |= set(values)
         for parameter in space.parameters:
             met = all(look_up(as_dict(changed), o) in some for o, some in parameter.when.items())
@@ -105,8 +105,8 @@ def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting,
 
 @BY_NAME
 def test_settings_take_the_ends_of_every_range(technique, setting, modality):
-    fixed = fixed_settings(modality_named(modality), protocol_encoder(technique))
-    for parameter in space_for(technique, setting, modality).parameters:
+    fixed = fixed_settings(kind_of(modality), protocol_encoder(technique))
+    for parameter in space_of(technique, setting, modality).parameters:
         met = applied(fixed, {other: some[0] for other, some in parameter.when.items()})
         for value in parameter.values or (parameter.low, parameter.high):
             assert parameter.holds(value)
@@ -127,19 +127,21 @@ def test_techniques_are_those_of_pretraining():
     assert {SCRATCH, *TECHNIQUES} == {*UNTRAINED, *SPACES} == set(entries.BUILT_IN)
     assert SPACES == {name: t.method for name, t in TECHNIQUES.items() if t.method}
     for name, technique in TECHNIQUES.items():
-        scope = entries.Scope(resource_folder("search_spaces"), name, "linear", "derm", True)
+        scope = entries.Scope(
+            resource_folder("search_spaces"), name, "linear", MODALITIES["derm"], True
+        )
         assert scope.fixed == fixed_settings(MODALITIES["derm"], technique.encoder)
 
 
 def test_the_protocols_settings_are_searched():
-    names = {parameter.name for parameter in space_for("e-mix", "pretrain", "ecg").parameters}
+    names = {parameter.name for parameter in space_of("e-mix", "pretrain", "ecg").parameters}
     assert names >= {LR, SCHEDULE, WARM_UP, STEPS, BATCH, PATCH, "pretrain.optimiser.weight_decay"}
     assert names >= {"pretrain.mixing_alpha", "pretrain.temperature", "encoder.dropout"}
-    tuned = {p.name.removeprefix("transfer.") for p in space_for("mae", "linear", "ecg").parameters}
+    tuned = {p.name.removeprefix("transfer.") for p in space_of("mae", "linear", "ecg").parameters}
     assert tuned == {"batch_size", "epochs", "label_smoothing"} | {
         f"optimiser.{name}" for name in ("lr", "weight_decay", "schedule", "warmup_steps")
     }
-    fine = {parameter.name for parameter in space_for("mae", "finetune-full", "ecg").parameters}
+    fine = {parameter.name for parameter in space_of("mae", "finetune-full", "ecg").parameters}
     assert fine - {f"transfer.{name}" for name in tuned} == {
         "transfer.layer_decay",
         "transfer.dropout",
@@ -149,22 +151,22 @@ def test_the_protocols_settings_are_searched():
 
 def test_changes_apply_to_their_searches_alone():
     def names(*search):
-        return {parameter.name for parameter in space_for(*search).parameters}
+        return {parameter.name for parameter in space_of(*search).parameters}
 
     assert names("mae", "pretrain", "cxr") - names("imagenet+mae", "pretrain", "cxr") == {PATCH}
-    start = space_for("imagenet", "finetune-full", "cxr").start
-    other = space_for("mae", "finetune-full", "cxr").start
+    start = space_of("imagenet", "finetune-full", "cxr").start
+    other = space_of("mae", "finetune-full", "cxr").start
     assert (start["transfer.dropout"], other["transfer.dropout"]) == (0.0, 0.1)
-    by = {m: space_for("mae", "pretrain", m).as_dict() for m in ("cxr", "ecg", "ldct")}
+    by = {m: space_of("mae", "pretrain", m).as_dict() for m in ("cxr", "ecg", "ldct")}
     assert [by[m][BATCH]["default"] for m in by] == [64, 64, 32]
     assert len({tuple(by[m][PATCH]["values"]) for m in by}) == 3
     warm_up = "transfer.optimiser.warmup_steps"
-    few, many = (space_for("mae", f"linear{x}", "ecg").as_dict() for x in ("-small", ""))
+    few, many = (space_of("mae", f"linear{x}", "ecg").as_dict() for x in ("-small", ""))
     assert few[warm_up]["high"] < many[warm_up]["high"]
 
 
 def test_a_space_is_plain_for_json():
-    plain = space_for("mae", "pretrain", "ecg").as_dict()
+    plain = space_of("mae", "pretrain", "ecg").as_dict()
     assert json.loads(json.dumps(plain)) == plain
     assert plain[LR] == {"kind": "log float", "low": 1e-5, "high": 1e-2, "default": 1e-4}
     assert plain[STEPS] == {
@@ -189,12 +191,16 @@ def test_setting_types_are_those_of_all_settings():
 # A user's own file ------------------------------------------------------------------------------
 
 
+def space_of(technique, setting, name, path=None):
+    return space_for(technique, setting, kind_of(name), path)
+
+
 @pytest.fixture
 def own(tmp_path):
     def read(content, technique="mae", setting="pretrain", modality="ecg"):
         path = tmp_path / "own.yaml"
         path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), "utf-8")
-        return space_for(technique, setting, modality, path)
+        return space_of(technique, setting, modality, path)
 
     return read
 
@@ -204,7 +210,7 @@ def test_a_file_of_ones_own_has_its_own_ranges_and_defaults(own):
         f"{LR}: {{kind: log float, low: 1e-3, high: 1e-1, default: 1e-2}}\n"
         "encoder.depth: {kind: int, low: 2, high: 12, step: 2}\n"
         "encoder.qkv_bias: {kind: choice, values: [true, false]}\n"
-        "modalities: {eeg: {encoder.depth: {high: 24}}}\n"
+        "signals: {eeg: {encoder.depth: {high: 24}}}\n"
     )
     assert space.start == {LR: 0.01, "encoder.depth": 12, "encoder.qkv_bias": False}
     assert space.parameters[0] == Parameter(LR, "log float", 0.01, low=0.001, high=0.1)
@@ -235,7 +241,7 @@ def test_a_change_with_a_kind_replaces_the_whole_line(own):
     content = (
         f"{BATCH}: {{kind: choice, values: [32, 64], default: 32}}\n{LR}: {{kind: float, "
         f"low: 1e-5, high: 1}}\n"
-        f"modalities: {{ecg: {{{BATCH}: {{kind: log int, low: 16, high: 64}}}}}}\n"
+        f"signals: {{ecg: {{{BATCH}: {{kind: log int, low: 16, high: 64}}}}}}\n"
         f"techniques: {{'my_methods:Denoise': {{{LR}: null}}}}\n"
     )
     assert own(content).parameters[0] == Parameter(BATCH, "log int", 64, low=16, high=64)
@@ -277,7 +283,7 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ("- 1", r"holds \[1\], expected names"),
         ({"pretrain.optimiser.lrr": RATE}, r"unknown setting .*'pretrain\.optimiser\.lrr'\. "
             r"Did you mean 'pretrain\.optimiser\.lr'\?"),
-        ({"modality": {}}, "Did you mean 'modalities'"),
+        ({"signal": {}}, "Did you mean 'signals'"),
         ({"pretrain": RATE}, "pretrain is a group of settings"),
         ({"seed": STEPS_OF}, "cannot vary seed: seeds show"),
         ({"tuned": CHOICE}, "cannot vary tuned"),
@@ -326,13 +332,13 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ({SCHEDULE: {"kind": "choice", "values": "constant"}}, "a list of two or more"),
         ({PATCH: {"kind": "choice", "values": [0, 24]}}, "does not cut the 5000 samples of ecg"),
         ({PATCH: {"kind": "choice", "values": [0, 25]}}, "25 and 0 are the same for ecg"),
-        ({LR: RATE, "modalities": 3}, "modalities holds 3"),
-        ({LR: RATE, "modalities": {"ecgg": {}}}, "unknown name in .*Did you mean 'ecg'"),
+        ({LR: RATE, "signals": 3}, "signals holds 3"),
+        ({LR: RATE, "signals": {"ecgg": {}}}, "unknown name in .*Did you mean 'ecg'"),
         ({LR: RATE, "techniques": {"maee": {}}}, "unknown name in .*Did you mean 'mae'"),
         ({LR: RATE, "settings": {"lineal": {}}}, "unknown name in .*Did you mean 'linear'"),
-        ({LR: RATE, "modalities": {"eeg": {"lr": None}}}, "unknown entry to change in .*eeg: 'lr'"),
-        ({LR: RATE, "modalities": {"ecg": {LR: 3}}}, "modalities, ecg, .*holds 3"),
-        ({LR: RATE, "modalities": {"ecg": {LR: None}}}, "varies nothing"),
+        ({LR: RATE, "signals": {"eeg": {"lr": None}}}, "unknown entry to change in .*eeg: 'lr'"),
+        ({LR: RATE, "signals": {"ecg": {LR: 3}}}, "signals, ecg, .*holds 3"),
+        ({LR: RATE, "signals": {"ecg": {LR: None}}}, "varies nothing"),
         ({LR: RATE, "settings": {"pretrain": {LR: {"low": 1}}}}, "low is 1 and high 0.01"),
     ],
 )  # fmt: skip
@@ -377,14 +383,13 @@ def test_a_built_in_default_is_the_fixed_protocols(tmp_path, monkeypatch):
     (tmp_path / "mae.yaml").write_text(f"{LR}: {{kind: float, low: 0.1, high: 1, default: 0.5}}")
     monkeypatch.setattr("benchmd_ray.tuning.spaces.resource_folder", lambda name: tmp_path)
     with pytest.raises(BenchmdError, match=r"0\.5 is not the fixed .* for mae on ecg"):
-        space_for("mae", "pretrain", "ecg")
+        space_of("mae", "pretrain", "ecg")
 
 
 @pytest.mark.parametrize(
     ("search", "message"),
     [
         (("mae", "lineal", "ecg"), "unknown setting of a search 'lineal'. Did you mean 'linear'"),
-        (("mae", "linear", "ecgg"), "unknown modality 'ecgg'. Did you mean 'ecg'"),
         (("scratch", "pretrain", "ecg"), "scratch trains nothing in pretraining"),
         (("imagenet", "pretrain", "cxr"), "imagenet trains nothing in pretraining"),
         (("my_methods:Denoise", "pretrain", "ecg"), "no built-in search space .*--space FILE"),
@@ -392,12 +397,12 @@ def test_a_built_in_default_is_the_fixed_protocols(tmp_path, monkeypatch):
 )
 def test_a_search_without_a_space_is_refused(search, message):
     with pytest.raises(BenchmdError, match=message):
-        space_for(*search)
+        space_of(*search)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(BenchmdError, match=r"cannot read the search space .*none\.yaml"):
-        space_for("mae", "linear", "ecg", tmp_path / "none.yaml")
+        space_of("mae", "linear", "ecg", tmp_path / "none.yaml")
 
 
 def test_transfer_settings_are_named_as_in_tables():
@@ -410,7 +415,7 @@ def test_transfer_settings_are_named_as_in_tables():
 
 
 def test_the_first_trial_takes_the_settings_it_is_given():
-    space = space_for("mae", "pretrain", "ecg")
+    space = space_of("mae", "pretrain", "ecg")
     base = load_settings(None, [f"{LR}=0.001", f"{SCHEDULE}=cosine", f"{WARM_UP}=500"])
     started = starting_at(space, base)
     assert started.start[LR] == 0.001
@@ -423,7 +428,7 @@ def test_the_first_trial_takes_the_settings_it_is_given():
 
 
 def test_what_is_held_settles_the_conditions_on_it():
-    space = space_for("mae", "pretrain", "ecg")
+    space = space_of("mae", "pretrain", "ecg")
     held = starting_at(space, Settings(), [SCHEDULE])
     assert {p.name for p in space.parameters} - {p.name for p in held.parameters} == {
         SCHEDULE,
@@ -435,7 +440,7 @@ def test_what_is_held_settles_the_conditions_on_it():
 
 
 def test_a_start_outside_of_the_space_is_refused():
-    space = space_for("mae", "pretrain", "ecg")
+    space = space_of("mae", "pretrain", "ecg")
     small = load_settings(None, [f"{STEPS}=400"])
     message = rf"starts at {STEPS} = 400, .*25000 to 200000 in steps of 25000: .*--fix {STEPS}"
     with pytest.raises(BenchmdError, match=message):
@@ -448,7 +453,7 @@ def test_a_start_outside_of_the_space_is_refused():
 
 
 def test_a_warm_up_longer_than_pretraining_is_refused():
-    space = space_for("mae", "pretrain", "ecg")
+    space = space_of("mae", "pretrain", "ecg")
     small = load_settings(None, [f"{STEPS}=400"])
     with pytest.raises(BenchmdError, match=rf"up to 10,000, .* as few as 400 .*--fix {WARM_UP}"):
         starting_at(space, small, [STEPS])
@@ -482,7 +487,7 @@ def test_a_condition_is_on_the_value_that_the_other_has():
 
 def test_modalities_share_what_all_of_them_allow():
     spaces = [
-        starting_at(space_for("mae", "pretrain", m), fixed_settings(MODALITIES[m]), held)
+        starting_at(space_of("mae", "pretrain", m), fixed_settings(MODALITIES[m]), held)
         for m, held in (("ecg", [BATCH]), ("ldct", [BATCH]), ("cxr", [BATCH]))
     ]
     together = shared(spaces)
@@ -494,7 +499,7 @@ def test_modalities_share_what_all_of_them_allow():
 
 
 def test_modalities_with_different_starts_or_ranges_are_refused():
-    ecg, ldct = (space_for("mae", "pretrain", m) for m in ("ecg", "ldct"))
+    ecg, ldct = (space_of("mae", "pretrain", m) for m in ("ecg", "ldct"))
     message = rf"not start at the same {BATCH} \(64 in mae \(ecg\), 32 in .*--fix {BATCH}"
     with pytest.raises(BenchmdError, match=message):
         shared([ecg, ldct])

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmd_ray.data.cards import DatasetCard, cards, code_classes, dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.medmnist_cards import task_name
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modalities import modalities
 from benchmd_ray.storage.bucket import SCHEME
@@ -92,8 +93,8 @@ def _what(card: DatasetCard) -> list[str]:
     shape = " × ".join(map(str, signal.stored_shape))
     stored = f"{' × '.join(signal.axes)}: {shape}, {signal.unit}{rate}, stored as {signal.dtype}"
     task = TASKS[card.task.kind]
-    if kind.medmnist_task:
-        task += f" ({kind.medmnist_task})"
+    if card.collection:
+        task += f" ({task_name(card.task)})"
     lines = [
         _text(f"{kind.name} ({stored})", label="modality"),
         _text(ROLES[card.role], label="role"),
@@ -282,7 +283,7 @@ def list_cards(listed: Iterable[DatasetCard]) -> str:
     """
     order, sizes = list(modalities()), dict[str, list[DatasetCard]]()
     for card in listed:
-        name = card.modality.dataset if card.collection else card.name
+        name = card.name.partition("-")[0] if card.collection else card.name
         sizes.setdefault(name, []).append(card)
 
     def place(cards: list[DatasetCard]) -> tuple[int, bool, str]:

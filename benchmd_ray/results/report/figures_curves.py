@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmd_ray.evaluation.sums import BINS
 from benchmd_ray.evaluation.support import ROUGH_IN_CLASS
-from benchmd_ray.modalities import find_modality
+from benchmd_ray.modalities import modalities
 from benchmd_ray.results.canvas import TechniqueLook, new_figure
 from benchmd_ray.results.report.figures_panels import (
     SMALL,
@@ -128,7 +128,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
             lower.set_ylabel("records\n(log)")
         lower.set_xlabel("predicted probability", fontsize=SMALL)
     technique_legend(figure, techniques, report.looks, lines=True)
-    kind = find_modality(study.modality)
+    kind = modalities().get(study.modality)
     unit = kind.task.scored if kind else "records"
     caption = joined(
         f"Mean predicted probability and share of positives in {BINS} bins of equal width; on the "
@@ -144,7 +144,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
 
 def classes_of(study: Study, frame: pd.DataFrame) -> list[str]:
     """Classes of a frame in the modality's order."""
-    kind = find_modality(study.modality)
+    kind = modalities().get(study.modality)
     return ordered(frame["class"], kind.task.classes if kind else ())
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from benchmd_ray.evaluation.comparison import LEVEL
-from benchmd_ray.modalities import find_modality
+from benchmd_ray.modalities import modalities
 from benchmd_ray.results.report.figures_parts import Report
 from benchmd_ray.results.report.frames import BOOTSTRAP
 
@@ -132,7 +132,7 @@ def sizes(scores: pd.DataFrame) -> str:
         ["modality", "dataset", "split"], sort=False
     ):
         records, patients = int(rows["records"].max()), int(rows["patients"].max())
-        known = find_modality(str(kind))
+        known = modalities().get(str(kind))
         unit = known.task.scored if known else "records"
         parts.append(f"{dataset} ({split}) {records:,} {unit} of {patients:,} patients")
     return f"{'; '.join(parts)}. {seeds(scores)}"

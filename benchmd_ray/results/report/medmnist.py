@@ -16,11 +16,11 @@ from pathlib import Path
 import pandas as pd
 
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.medmnist_cards import EARLIER
+from benchmd_ray.data.medmnist_cards import EARLIER, IMAGE_GROUPS, PLAIN_SIZE, task_name
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.medmnist import Score, score, write_result
 from benchmd_ray.files import replacing
-from benchmd_ray.modalities import PLAIN_SIZE, Modality, modality
+from benchmd_ray.modalities import Modality
 from benchmd_ray.results.report.cells import with_predictions
 from benchmd_ray.results.report.hardware_notes import different_hardware
 from benchmd_ray.results.report.protocols import protocols
@@ -73,11 +73,11 @@ def medmnist_frame(found: Sequence[Run]) -> pd.DataFrame:
     names = protocols(found).names
     for run in with_predictions(found):
         for one in _on_medmnist(run):
-            kind, got = modality(one.about["modality"]), _score(one)
+            kind, got = run.modality, _score(one, run.modality)
             rows.append(
                 {
-                    "dataset": kind.dataset,
-                    "file": one.dataset.removeprefix(kind.name).lstrip("-"),
+                    "dataset": _dataset(kind),
+                    "file": one.dataset.removeprefix(kind.signal.name).lstrip("-"),
                     "method": _method(run, kind),
                     "setting": run.description["setting"],
                     "protocol": names[run.folder],
@@ -100,14 +100,18 @@ def medmnist_frame(found: Sequence[Run]) -> pd.DataFrame:
 def _on_medmnist(run: Run) -> list[Scored]:
     if run.description["kind"] != "transfer":
         return []
-    kind = modality(run.description["modality"])
-    return [s for s in read_scored(run).scored if s.split == SPLIT] if kind.medmnist_task else []
+    if run.modality.name not in IMAGE_GROUPS:
+        return []
+    return [s for s in read_scored(run).scored if s.split == SPLIT]
 
 
-def _score(one: Scored) -> Score:
-    kind = modality(one.about["modality"])
-    assert kind.medmnist_task is not None
-    return score(one.targets, one.scores, kind.medmnist_task, one.classes)
+def _dataset(kind: Modality) -> str:
+    """Name of the dataset, which all sizes of its images share."""
+    return kind.signal.name.partition("-")[0]
+
+
+def _score(one: Scored, kind: Modality) -> Score:
+    return score(one.targets, one.scores, task_name(kind.task), one.classes)
 
 
 def _method(run: Run, kind: Modality) -> str:
@@ -241,9 +245,9 @@ def notes(
         for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
     ]
     lines += [note for note in protocols(found).notes if note.startswith(tuple(datasets))]
-    scored = [one for run in with_predictions(found) for one in _on_medmnist(run)]
+    scored = [(run, one) for run in with_predictions(found) for one in _on_medmnist(run)]
     for name in datasets:
-        own = [one for one in scored if modality(one.about["modality"]).dataset == name]
+        own = [one for run, one in scored if _dataset(run.modality) == name]
         lines += different_hardware(name, [own], found)
     return [*lines, *_readings(frame, searched)]
 
@@ -258,7 +262,7 @@ def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str
             f"which ended {_span(held['trained'], held['trained'])}."
         )
     for record in searched:
-        datasets = {modality(str(source["modality"])).dataset for source in record.sources}
+        datasets = {str(source["source"]).partition("-")[0] for source in record.sources}
         if record.result is None or not datasets & set(frame["dataset"]):
             continue
         device = "CPU" if record.device == "cpu" else "GPU"
@@ -303,13 +307,13 @@ def write_results(found: Sequence[Run], folder: Path) -> list[Path]:
     written = []
     for run in with_predictions(found):
         for one in _on_medmnist(run):
-            kind, own = modality(one.about["modality"]), folder / run.folder.name
+            kind, own = run.modality, folder / run.folder.name
             places = [_row(name) for name in one.units["unit_id"]]
             own.mkdir(parents=True, exist_ok=True)
-            size, got = kind.signal.input_shape[-1], _score(one)
+            size, got = kind.signal.input_shape[-1], _score(one, kind)
             rows = pd.DataFrame(one.scores, index=places)
             name = f"seed{run.settings.seed}"
-            written.append(write_result(own, kind.dataset, size, SPLIT, name, got, rows))
+            written.append(write_result(own, _dataset(kind), size, SPLIT, name, got, rows))
     return written
 
 

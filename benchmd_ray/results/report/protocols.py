@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.data.medmnist_cards import IMAGE_GROUPS
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.results.store import Run, read_run
 from benchmd_ray.settings import BASELINES, medmnist_settings
 
@@ -66,9 +66,9 @@ def base_protocol(run: Run, pretraining: Run | None = None) -> str:
 
 
 def _follows_baseline(run: Run) -> bool:
-    kind, settings = modality_named(run.description["modality"]), run.settings
+    kind, settings = run.modality, run.settings
     encoder = settings.encoder
-    known = kind.medmnist_task is not None and encoder.network in BASELINES
+    known = kind.name in IMAGE_GROUPS and encoder.network in BASELINES
     if not known or run.description.get("upstream") is not None:
         return False
     resize = int(encoder.options.get("resize", 0))

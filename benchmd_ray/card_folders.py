@@ -1,0 +1,122 @@
+"""Where cards are found: those of the package, of the user's folders, and of installed packages.
+
+A folder of cards has one YAML file for each dataset, and ``modalities`` with one for each modality.
+Users name theirs on the command line or in `CARDS`; an installed package names its own, a package
+with the files as data, by an entry point of the group `GROUP`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import resource_folder
+from benchmd_ray.plugins import find_module
+
+CARDS = "BENCHMD_CARDS"
+"""Folders of cards, separated as in ``PATH``: processes that a command starts find them there."""
+GROUP = "benchmd_ray.cards"
+"""Entry points of packages that hold cards: ``name = package.with.cards``."""
+
+T = TypeVar("T")
+
+
+def add_card_folders(folders: Iterable[Path]) -> None:
+    """Let this process, and those that it starts, find the cards of these folders.
+
+    Raises:
+        BenchmdError: One is no folder.
+    """
+    chosen = [str(folder.absolute()) for folder in folders]
+    os.environ[CARDS] = os.pathsep.join(dict.fromkeys([*_named(), *chosen]))
+    card_folders()
+
+
+def card_folders() -> tuple[Path, ...]:
+    """Folders of cards: the package's own, the user's, and those of installed packages.
+
+    Raises:
+        BenchmdError: A folder that the user names is none, or a package is not installed.
+    """
+    own = [Path(name) for name in _named()]
+    for folder in own:
+        if not folder.is_dir():
+            raise BenchmdError(
+                f"the folder of cards {folder} does not exist: check --cards and {CARDS}."
+            )
+    return (resource_folder("data_catalog"), *own, *_installed())
+
+
+def _named() -> list[str]:
+    return [name for name in os.environ.get(CARDS, "").split(os.pathsep) if name]
+
+
+def _installed() -> Iterator[Path]:
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        spec = find_module(entry.module)
+        places = list(spec.submodule_search_locations or ()) if spec else []
+        if not places:
+            raise BenchmdError(
+                f"the entry point {entry.name} of {GROUP} names {entry.value}, which is no "
+                "installed package: expected one that holds cards."
+            )
+        yield Path(places[0])
+
+
+@dataclass(frozen=True)
+class Held(Generic[T]):
+    """What the cards of some folders say."""
+
+    kind: str
+    """What they are of, for messages: ``dataset``."""
+    sound: dict[str, T] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    """What is wrong with the others, by the names of their files."""
+
+    def __getitem__(self, name: str) -> T:
+        """What the card of that name says.
+
+        Raises:
+            BenchmdError: It is broken, or there is none; the message lists the valid names.
+        """
+        if name in self.sound:
+            return self.sound[name]
+        if name in self.broken:
+            raise BenchmdError(self.broken[name])
+        raise unknown_name(self.kind, name, self.sound)
+
+
+def read_cards(
+    kind: str,
+    paths: Iterable[Path],
+    read: Callable[[Path], dict[str, T]],
+) -> Held[T]:
+    """What card files say; a broken one spoils none but its own.
+
+    Args:
+        kind: What they are of, for messages.
+        paths: The files, the package's own first: what has a name that is taken is broken.
+        read: What a file says, by name.
+    """
+    held: Held[T] = Held(kind)
+    places: dict[str, Path] = {}
+    for path in paths:
+        try:
+            found = read(path)
+            for name in found.keys() & places.keys():
+                raise BenchmdError(
+                    f"the card {path} has the name {name}, which is that of {places[name]}: choose "
+                    "another."
+                )
+        except BenchmdError as error:
+            if path.stem not in places:
+                held.broken[path.stem] = str(error)
+            continue
+        held.sound.update(found)
+        places |= dict.fromkeys(found, path)
+    return held
