@@ -34,8 +34,30 @@ ALLOW = click.option(
 )
 
 
+def _add_cards(ctx: click.Context, param: click.Parameter, folders: tuple[Path, ...]) -> None:
+    from benchmd_ray.card_folders import add_card_folders
+
+    if folders:
+        add_card_folders(folders)
+
+
 class Command(click.Command):
-    """A command that allows the plug-ins that its user names."""
+    """A command that takes folders of cards, and allows the plug-ins that its user names."""
+
+    def __init__(
+        self, name: str | None, *, params: list[click.Parameter] | None = None, **named: Any
+    ) -> None:
+        cards = click.Option(
+            ["--cards"],
+            type=click.Path(path_type=Path),
+            multiple=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_add_cards,
+            help="Folder with your own cards of datasets and modalities (repeatable); also "
+            "BENCHMD_CARDS.",
+        )
+        super().__init__(name, params=[*(params or []), cards], **named)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

@@ -26,10 +26,12 @@ def catalog_list() -> None:
 
     The terms of access and everything else: `benchmd catalog show NAME`.
     """
-    from benchmd_ray.data.cards import cards
+    from benchmd_ray.data.cards import broken_cards, cards
     from benchmd_ray.results.catalogs.describe import list_cards
 
     click.echo(list_cards(cards().values()))
+    for name, why in broken_cards().items():
+        click.echo(f"{name}: its card is broken: {why}", err=True)
 
 
 @catalog.command("show")

@@ -166,13 +166,19 @@ def _finish(out: Location, manifest: dict[str, Any], require_alone: Callable[[],
                 (out / PARTS).rmdir()
 
 
+def _decisive(card: DatasetCard) -> dict[str, Any]:
+    """What a card says that decides what its catalogs hold."""
+    told = ("title", "homepage", "access", "licence", "citation", "download", "notes", "expected")
+    return {name: value for name, value in asdict(card).items() if name not in (*told, "layouts")}
+
+
 def _plan(card: DatasetCard, choices: Choices, found: Discovery) -> str:
     """Digest of all that determines the catalog, but the raw files' contents."""
     tables = resource_folder("data_catalog") / "tables"
     return digest(
         {
             "format": FORMAT,
-            "card": [card.name, card.version, choices.policy, dict(choices.options)],
+            "card": [_decisive(card), choices.policy, dict(choices.options)],
             "table": sha256(tables / card.code_table) if card.code_table else None,
             "schema": str(schema(card)),
             "patients": hashed_patient(card.name, ""),
@@ -184,7 +190,8 @@ def _plan(card: DatasetCard, choices: Choices, found: Discovery) -> str:
 def _chunks(
     found: Discovery, card: DatasetCard, raw: Path, out: Location, plan: str
 ) -> list[Chunk]:
-    rows = card.layouts[found.layout].rows_per_record
+    stated = card.layouts.get(found.layout)
+    rows = stated.rows_per_record if stated else 1
     content = asdict(card)
     size = max(1, CHUNK_BYTES // (rows * schema(card).field("signal").type.byte_width))
     by_split: dict[str, list[RawItem]] = {}

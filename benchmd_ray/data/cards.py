@@ -65,23 +65,72 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Files:
+    """How a dataset without code of its own is found and read (`datasets.listed`)."""
+
+    table: str = ""
+    """CSV, TSV (also .gz) or Parquet file with a row for each record, relative to the raw folder;
+    empty where `levels` of folders say all."""
+    folder: str = ""
+    """Where the files are, relative to the raw folder."""
+    path: str = "path"
+    """The table's column with the files' paths, relative to `folder`."""
+    suffix: str = ""
+    """What is added to the paths of that column: ``.jpg``."""
+    label: str = "label"
+    """Column with the class of each record, or a label of ``class_mapping``."""
+    labels: tuple[str, ...] = ()
+    """Multi-label: columns of 1, 0 or nothing; empty for those that the classes name."""
+    patient: str = ""
+    """Column with the patient; empty where each file stands for one."""
+    split: str = ""
+    """Column with the split; empty where splits are drawn."""
+    splits: dict[str, str] = field(default_factory=dict)
+    """train, validation or test for each value of the split's column or folder."""
+    drawn: dict[str, float] = field(
+        default_factory=lambda: {"train": 0.7, "validation": 0.15, "test": 0.15}
+    )
+    """Shares of the patients in each split that is drawn."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Columns with age, sex, site, device and view."""
+    levels: tuple[Literal["split", "class", "patient"], ...] = ("class",)
+    """Without a table: what the folders say, the outermost first."""
+    suffixes: tuple[str, ...] = ()
+    """Files that are looked at, by their suffixes; empty for all of the signal's formats."""
+    rate: float | None = None
+    """Sampling rate in Hz of files that state none."""
+    key: str = ""
+    """Array of NPZ, or dataset of HDF5 files; empty for the only one."""
+    channels: dict[str, str] = field(default_factory=dict)
+    """Names of the signal's channels in the files, where they are others."""
+    cut: Literal["segments", "first", "centre"] = "segments"
+    """What becomes of longer signals over time: all whole segments, or one of them."""
+
+
+@dataclass(frozen=True)
 class DatasetCard:
     """What a dataset is, where to get it and what a complete catalog of it holds."""
 
     name: str
-    title: str
     modality: Modality
     """Named in its file, which may state keys of the signal and of the task that differ."""
-    role: Literal["source", "target"]
-    version: int
+    title: str = ""
+    role: Literal["source", "target"] = "source"
+    version: int = 1
     """Raised whenever labels, splits or what is stored change."""
-    homepage: str
-    access: str
-    licence: str
-    citation: str
-    layouts: dict[str, Layout]
-    evaluation_splits: dict[str, tuple[str, ...]]
+    homepage: str = ""
+    access: str = ""
+    licence: str = ""
+    citation: str = ""
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    evaluation_splits: dict[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"clean": ("test",)}
+    )
     """Per policy, the splits that are scored and never trained on."""
+    files: Files | None = None
+    """Of a dataset that needs no code: how its files are found and read."""
+    module: str = ""
+    """Import path of the module that knows its raw layout, where the package has none."""
     collection: str = ""
     """The collection that it is part of and whose raw layout it has."""
     download: tuple[str, ...] = ()

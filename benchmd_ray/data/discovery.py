@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmd_ray.data.cards import POLICIES, DatasetCard
-from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, inside
 from benchmd_ray.errors import BenchmdError, unknown_name
 
@@ -29,7 +29,7 @@ def discovered(
     choices = chosen(card, policy, split_table, options)
     if not raw.is_dir():
         raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
-    found = DATASETS[card.collection or card.name].discover(raw, card, choices)
+    found = dataset_of(card).discover(raw, card, choices)
     for item in found.items:
         inside(item.path, raw)
     return choices, _unique(found)
@@ -81,7 +81,8 @@ def require_complete(found: Discovery, card: DatasetCard, raw: Path, allow_missi
     total = found.total
     if total == 0:
         raise BenchmdError(f"{raw} holds no record of {card.name}. {_expectation(card)}")
-    expected = card.layouts[found.layout].records
+    stated = card.layouts.get(found.layout)
+    expected = stated.records if stated else total + len(found.missing)
     if allow_missing or (total == expected and not found.missing):
         return
     first = f", the first is {found.missing[0]}" if found.missing else ""

@@ -93,6 +93,7 @@ def origin_of(
     parts: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """How a build made a catalog: the values of `ORIGIN`."""
+    stated = card.layouts.get(found.layout)
     left_out = Counter(found.left_out)
     remarks: Counter[str] = Counter()
     for part in parts:
@@ -105,7 +106,7 @@ def origin_of(
         "plan": plan,
         "raw": {
             "records": found.total,
-            "expected": card.layouts[found.layout].records,
+            "expected": stated.records if stated else found.total + len(found.missing),
             "missing": len(found.missing),
             "grouped_by": found.grouped_by,
         },

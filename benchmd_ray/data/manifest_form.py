@@ -71,7 +71,7 @@ def _origin_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
         return "its digest is not a SHA-256"
     if manifest["policy"] not in POLICIES:
         return f"its policy {manifest['policy']!r} is unknown"
-    if manifest["layout"] not in card.layouts:
+    if card.layouts and manifest["layout"] not in card.layouts:
         return f"its layout {manifest['layout']!r} is not one of {card.name}"
     for name, value in manifest["options"].items():
         if name not in card.options or not isinstance(value, str):

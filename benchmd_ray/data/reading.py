@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from benchmd_ray.data.apart import begin, serve
 from benchmd_ray.data.cards import DatasetCard, card_of
-from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.data.quarantine import quarantined
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.records import Record, RecordLeftOut, checked, to_table
@@ -56,7 +56,7 @@ def _read(
     left_out: Counter[str] = Counter()
     remarks: Counter[str] = Counter()
     entries: list[tuple[int, dict[str, str | None]]] = []
-    read = DATASETS[card.collection or card.name].read
+    read = dataset_of(card).read
     for place, item in enumerate(items):
         begin(place)
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,52 @@ def hashed_split(dataset: str, key: str) -> str:
         key: The patient (policy ``clean``, decision D7), or what the paper's rule draws by.
     """
     return "train" if stable_fraction(f"{dataset}/{key}") < 0.8 else "validation"
+
+
+def balanced_splits(
+    dataset: str,
+    patients: Sequence[str],
+    labels: Sequence[Sequence[str]],
+    shares: Mapping[str, float],
+) -> list[str]:
+    """Split of each record: all of a patient in one, and each class in the same shares.
+
+    A patient counts for the rarest class of their records. Within a class the order of a stable
+    hash decides who goes where; each split gets a patient of every class that has enough.
+
+    Args:
+        dataset: Name of the dataset.
+        patients: Patient of each record.
+        labels: Classes of each record; none for one of no class.
+        shares: Of the patients, by split; they need not sum to 1.
+    """
+    held: dict[str, set[str]] = {}
+    for patient, names in zip(patients, labels, strict=True):
+        held.setdefault(patient, set()).update(names)
+    counts = Counter(name for own in held.values() for name in own)
+    members: dict[str, list[str]] = {}
+    for patient, found_names in held.items():
+        rarest = min(found_names, key=lambda name: (counts[name], name), default="")
+        members.setdefault(rarest, []).append(patient)
+    found: dict[str, str] = {}
+    for own in members.values():
+        own.sort(key=lambda patient: (stable_fraction(f"{dataset}/{patient}"), patient))
+        parts = _parts(len(own), list(shares.values()))
+        names = [split for split, part in zip(shares, parts, strict=True) for _ in range(part)]
+        found |= dict(zip(own, names, strict=True))
+    return [found[patient] for patient in patients]
+
+
+def _parts(count: int, shares: Sequence[float]) -> list[int]:
+    """A number cut in shares, by largest remainder; each has one where there are enough."""
+    least = int(count >= len(shares))
+    wanted = [count * share / sum(shares) for share in shares]
+    parts = [max(least, int(value)) for value in wanted]
+    while sum(parts) != count:
+        step = 1 if sum(parts) < count else -1
+        open_to = [at for at, part in enumerate(parts) if step > 0 or part > least]
+        parts[max(open_to, key=lambda at: step * (wanted[at] - parts[at]))] += step
+    return parts
 
 
 def label_subset(

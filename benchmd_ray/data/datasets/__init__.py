@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import (
     aptos,
     bcn20000,
@@ -17,6 +18,7 @@ from benchmd_ray.data.datasets import (
     isruc,
     jinchi,
     lidc,
+    listed,
     lndb,
     medmnist,
     messidor,
@@ -30,6 +32,7 @@ from benchmd_ray.data.datasets import (
     vindr_mammo,
 )
 from benchmd_ray.data.raw import Dataset
+from benchmd_ray.errors import BenchmdError
 
 _CINC = Dataset(cinc.discover, cinc.read)
 
@@ -59,3 +62,22 @@ DATASETS: dict[str, Dataset] = {
     "medmnist": Dataset(medmnist.discover, medmnist.read),
 }
 """By the name of the card, or of its collection."""
+LISTED = Dataset(listed.discover, listed.read)
+"""Of cards that say themselves how their files are found."""
+
+
+def dataset_of(card: DatasetCard) -> Dataset:
+    """The code that knows the raw layout of a card's dataset.
+
+    Raises:
+        BenchmdError: There is none.
+    """
+    if card.files is not None:
+        return LISTED
+    name = card.collection or card.name
+    if name not in DATASETS:
+        raise BenchmdError(
+            f"the card of {card.name} says nothing of how its files are found: expected files, or "
+            "the module that knows them."
+        )
+    return DATASETS[name]

@@ -1,0 +1,270 @@
+"""Datasets that need no code: a table names the files of a folder, or their folders name classes.
+
+The card's ``files`` say how (`benchmd_ray.data.cards.Files`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import pyarrow.parquet as pq
+
+from benchmd_ray.data.cards import DatasetCard, Files
+from benchmd_ray.data.datasets.any_file import read_file, suffixes
+from benchmd_ray.data.datasets.images import NO_LABEL
+from benchmd_ray.data.raw import NO_ROW, Choices, Discovery, RawItem, Reading, inside, walk
+from benchmd_ray.data.records import Record, hashed_patient
+from benchmd_ray.data.splits import balanced_splits
+from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, age, read_rows, sex
+from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.tasks import UNKNOWN
+
+VERSION = 1
+"""Raised whenever records, labels or splits change that the same card and files give."""
+LAYOUT = "files"
+"""Name of the one layout."""
+TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
+"""Values of a column of one label, in lower case; nothing stands for unknown."""
+NOWHERE = "its split is none of those that the card names"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a table or a folder says of one record."""
+
+    path: str
+    """Relative to the raw folder."""
+    label: str | None = None
+    labels: Mapping[str, int] = field(default_factory=dict)
+    patient: str = ""
+    split: str | None = None
+    """As it is written; None where none is."""
+    left_out: str = ""
+    """Why it is left out."""
+    metadata: dict[str, float | str | None] = field(default_factory=dict)
+
+
+def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
+    """List what the table names, or all that lies in the folders.
+
+    Raises:
+        BenchmdError: There is no such table or column, or a path leads out of the folder.
+    """
+    files = _files(card)
+    named = list(_rows(root, card) if files.table else _in_folders(root, card))
+    missing, left_out, kept = [], Counter[str](), []
+    for one in named:
+        if one.left_out:
+            left_out[one.left_out] += 1
+        elif files.table and not (root / one.path).exists():
+            missing.append(_shown(card, one))
+        else:
+            kept.append(one)
+    splits = _splits(kept, card)
+    items = []
+    for one in kept:
+        if split := splits[one.path]:
+            items.append(_item(card, one, split))
+        else:
+            left_out[NOWHERE] += 1
+    if files.table:
+        names = {one.path for one in named}
+        others = (path for path in _paths(root / files.folder, card, root) if path not in names)
+        left_out[NO_ROW] += sum(1 for _ in others)
+    patients = files.patient or "patient" in files.levels
+    return Discovery(LAYOUT, items, missing, dict(+left_out), "patient" if patients else "record")
+
+
+def _files(card: DatasetCard) -> Files:
+    assert card.files is not None, "a card without files has a dataset of its own"
+    return card.files
+
+
+def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
+    """What each row of the table says."""
+    files = _files(card)
+    own = files.labels or card.classes
+    several = not card.task.exclusive
+    columns = [files.path, *(own if several else [files.label]), *files.metadata.values()]
+    columns += [name for name in (files.patient, files.split) if name]
+    table = root / files.table
+    for row in _table(table, columns, card):
+        place = PurePosixPath(files.folder) / f"{row[files.path]}{files.suffix}"
+        path = inside(place.as_posix(), table)
+        labels, why = _labels(row, own, card) if several else ({}, "")
+        label = None
+        if not several:
+            label, why = _class_of(card, row[files.label])
+        yield Named(
+            path,
+            label,
+            labels,
+            row[files.patient] if files.patient else "",
+            row[files.split] if files.split else None,
+            why,
+            {name: _value(name, row[column]) for name, column in files.metadata.items()},
+        )
+
+
+def _table(path: Path, columns: Sequence[str], card: DatasetCard) -> Iterator[dict[str, str]]:
+    what = f"{card.name}, as its card says"
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path, columns, what)
+        return
+    tabs = ".tsv" in path.suffixes
+    yield from read_rows(path, columns, what, delimiter="\t" if tabs else ",")
+
+
+def _parquet_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[dict[str, str]]:
+    """Rows of a Parquet file as a CSV file would have them.
+
+    Raises:
+        BenchmdError: It is no such file, lacks a column, or is too large.
+    """
+    if not path.is_file():
+        raise BenchmdError(f"{path} is missing: expected the table of {what}.")
+    try:
+        file = pq.ParquetFile(path)
+        about = file.metadata
+        if path.stat().st_size > MAX_BYTES or about.num_rows * len(columns) > MAX_VALUES:
+            raise BenchmdError(f"{path} is too large for a table: it has {about.num_rows:,} rows.")
+        absent = [name for name in columns if name not in file.schema_arrow.names]
+        if absent:
+            raise BenchmdError(
+                f"{path} has no column {absent[0]!r}; it has "
+                f"{', '.join(map(shown, file.schema_arrow.names[:40]))}."
+            )
+        held = file.read(columns=list(dict.fromkeys(columns))).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's are ValueErrors
+        raise BenchmdError(f"{path} cannot be read as Parquet ({type(error).__name__}).") from error
+    for row in held:
+        yield {name: "" if value is None else str(value) for name, value in row.items()}
+
+
+def _class_of(card: DatasetCard, label: str) -> tuple[str | None, str]:
+    """The class of a label, or why there is none."""
+    if not label:
+        return None, NO_LABEL
+    if card.class_mapping and label in card.class_mapping:
+        name = card.class_mapping[label]
+        return name, "" if name else f"its label {shown(label)} has no class"
+    if label in card.classes and not card.class_mapping:
+        return label, ""
+    return None, f"its label {shown(label)} is no class"
+
+
+def _labels(
+    row: Mapping[str, str], columns: Sequence[str], card: DatasetCard
+) -> tuple[dict[str, int], str]:
+    """1, 0 or -1 of each class; of several columns of one class the highest."""
+    found = dict.fromkeys(card.classes, UNKNOWN)
+    for column in columns:
+        text = row[column].strip().lower()
+        if text and text not in TRUTHS:
+            return {}, f"its value {shown(row[column])} of {column} is neither 1 nor 0"
+        name = card.class_mapping.get(column, column)
+        if name:
+            found[name] = max(found[name], TRUTHS.get(text, UNKNOWN))
+    known = any(value != UNKNOWN for value in found.values())
+    return found, "" if known else "none of its labels is known"
+
+
+def _value(name: str, text: str) -> float | str | None:
+    if name == "age":
+        return age(text)
+    return sex(text) if name == "sex" else text.strip() or None
+
+
+def _paths(folder: Path, card: DatasetCard, root: Path) -> Iterator[str]:
+    """Files of the formats that the card names, relative to the raw folder."""
+    patterns = [f"*{suffix}" for suffix in _files(card).suffixes or suffixes(card.signal)]
+    for place, names in walk(folder, *patterns):
+        for name in sorted(names):
+            yield (place / name).relative_to(root).as_posix()
+
+
+def _in_folders(root: Path, card: DatasetCard) -> Iterator[Named]:
+    """What the names of folders say of each file below them."""
+    files = _files(card)
+    for path in _paths(root / files.folder, card, root):
+        parts = PurePosixPath(path).relative_to(files.folder or ".").parts[:-1]
+        if len(parts) < len(files.levels):
+            yield Named(path, left_out=f"it lies in less than {len(files.levels)} folders")
+            continue
+        said = dict(zip(files.levels, parts, strict=False))
+        label, why = _class_of(card, said.get("class", ""))
+        yield Named(path, label, {}, said.get("patient", ""), said.get("split"), why)
+
+
+def _splits(kept: Sequence[Named], card: DatasetCard) -> dict[str, str]:
+    """The split of each record by its path; empty for one that the card names none for."""
+    files = _files(card)
+    if card.role == "target":
+        return {one.path: "test" for one in kept}
+    if all(one.split is None for one in kept):
+        drawn = balanced_splits(
+            card.name,
+            [one.patient or one.path for one in kept],
+            [_labels_of(one) for one in kept],
+            files.drawn,
+        )
+        return dict(zip([one.path for one in kept], drawn, strict=True))
+    names = {name: name for name in ("train", "validation", "test")} | files.splits
+    return {one.path: names.get(one.split or "", "") for one in kept}
+
+
+def _labels_of(one: Named) -> tuple[str, ...]:
+    if one.label is not None:
+        return (one.label,)
+    return tuple(name for name, value in one.labels.items() if value == 1)
+
+
+def _record_id(card: DatasetCard, one: Named) -> str:
+    """Its path without suffix, or the hash of that where names name patients."""
+    name = one.path.removesuffix(PurePosixPath(one.path).suffix)
+    return hashed_patient(card.name, name) if card.private_names else name
+
+
+def _shown(card: DatasetCard, one: Named) -> str:
+    return f"the file of record {_record_id(card, one)}" if card.private_names else one.path
+
+
+def _item(card: DatasetCard, one: Named, split: str) -> RawItem:
+    return RawItem(
+        path=one.path,
+        record_id=_record_id(card, one),
+        group_id=hashed_patient(card.name, one.patient or one.path),
+        split=split,
+        label=one.label,
+        labels=one.labels,
+        metadata=one.metadata,
+    )
+
+
+def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
+    """The records of one file: several where it is cut into segments or windows.
+
+    Raises:
+        RecordError: It cannot be read as the card's signal.
+    """
+    parts = read_file(root / item.path, card.signal, _files(card))
+    scans = card.task.scored == "scans"
+    records = []
+    for number, part in enumerate(parts):
+        name = item.record_id if len(parts) == 1 else f"{item.record_id}-{number:04d}"
+        records.append(
+            Record(
+                record_id=name,
+                group_id=item.group_id,
+                unit_id=item.record_id if scans else name,
+                signal=part.signal,
+                scale=part.scale,
+                valid_size=part.valid_size,
+                target=item.target(card),
+                metadata=item.metadata,
+            )
+        )
+    return Reading(records)
