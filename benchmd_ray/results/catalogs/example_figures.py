@@ -18,8 +18,10 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.results.canvas import named, new_figure
 from benchmd_ray.results.catalogs.contents import Example
 
-EEG_BARS = (10, 25, 50, 100, 200, 400)
-"""µV of the bar beside the epochs: the longest that fits."""
+FEW = 4
+"""Channels up to which signals of all classes are in one figure."""
+PAPER = {"mV": 0.5}
+"""Height of a box of the grid, by unit, where paper has one; a box is 0.2 s wide."""
 GRID: dict[str, Any] = {"color": "#E8C4B8", "linewidth": 0.4, "zorder": 0}
 """Leaves black traces alone."""
 
@@ -28,54 +30,64 @@ def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[st
     """Examples of each class, by the name of the figure's file; none where none is chosen."""
     if not chosen:
         return {}
-    kind = catalog.modality
-    if kind == "ecg":
-        return {
-            f"examples-{_file_name(name)}": _draw_ecgs(catalog, name, found)
-            for name, found in chosen.items()
-        }
-    if kind == "eeg":
-        return {"examples": _draw_eegs(catalog, chosen)}
-    return {"examples": _draw_images(catalog, chosen)}
+    if catalog.signal.axes[-1] != "time":
+        return {"examples": _draw_images(catalog, chosen)}
+    if catalog.signal.stored_shape[0] <= FEW:
+        return {"examples": _draw_few(catalog, chosen)}
+    return {
+        f"examples-{_file_name(name)}": _draw_stacks(catalog, name, found)
+        for name, found in chosen.items()
+    }
 
 
-def _draw_ecgs(catalog: Catalog, name: str, found: Sequence[Example]) -> Figure:
-    """12 leads below each other on a grid of 0.2 s × 0.5 mV, as on paper."""
+def _draw_stacks(catalog: Catalog, name: str, found: Sequence[Example]) -> Figure:
+    """Channels below each other on a grid; of millivolts as on paper, to scale."""
+    unit, count = catalog.signal.unit, catalog.signal.stored_shape[0]
     near = round(0.1 * _rate(catalog))
-    stacks = [_stacked(example.signal, 0.5, near) for example in found]
-    lowest = min(float(values.min()) for values, _ in stacks) - 0.5
-    highest = max(float(values.max()) for values, _ in stacks) + 0.5
-    seconds = found[0].signal.shape[1] / _rate(catalog)
+    box = PAPER.get(unit) or _round_below(_spread([example.signal for example in found]) / 2)
+    stacks = [_stacked(example.signal, box, near) for example in found]
+    lowest = min(float(values.min()) for values, _ in stacks) - box
+    highest = max(float(values.max()) for values, _ in stacks) + box
+    seconds = max(example.signal.shape[1] for example in found) / _rate(catalog)
+    wide = _grid_seconds(seconds)
     width = 7.0
-    height = (highest - lowest) / 0.5 * width / (seconds / 0.2)
+    height = (highest - lowest) / box * width / (seconds / wide) if unit in PAPER else 0.5 * count
     figure = new_figure(
-        f"{named(catalog)}, {name}: 12 leads, each about its median; a box is 0.2 s × 0.5 mV",
+        f"{named(catalog)}, {name}: {count} channels, each about its median; a box is {wide:g} s × "
+        f"{box:g} {unit}",
         1.0 + height,
         width=0.5 + (width + 0.5) * len(found),
     )
     panels = figure.subplots(1, len(found), squeeze=False)[0]
     for axes, example, (values, offsets) in zip(panels, found, stacks, strict=True):
-        _paper(axes, np.arange(0, seconds + 0.1, 0.2), np.arange(np.floor(lowest), highest, 0.5))
-        _traces(axes, values, offsets, catalog.signal.channels, seconds)
+        rows = np.arange(np.floor(lowest / box) * box, highest, box)
+        _paper(axes, np.arange(0, seconds + wide / 2, wide), rows)
+        _traces(axes, values, offsets, _channels(catalog), _rate(catalog))
+        axes.set_xlim(0, seconds)
         axes.set_ylim(lowest, highest)
-        axes.set_aspect(0.2 / 0.5)
+        if unit in PAPER:
+            axes.set_aspect(wide / box)
         axes.set_title(f"split {example.split}")
         axes.set_xlabel("time (s)")
-        _bar(axes, 1.0, "1 mV")
+        _bar(axes, 2 * box, f"{2 * box:g} {unit}")
     return figure
 
 
-def _draw_eegs(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
-    """Both channels of each epoch, all epochs at the same scale."""
+def _draw_few(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
+    """All channels of each signal, all signals at the same scale."""
     traces = {name: [_about_median(e.signal) for e in found] for name, found in chosen.items()}
-    peaks = [np.percentile(np.abs(values), 99.5) for found in traces.values() for values in found]
-    spread = float(np.median(peaks)) or 1.0
-    bar = max((step for step in EEG_BARS if step <= 1.5 * spread), default=EEG_BARS[0])
-    offsets = np.array([0.0, -2 * spread])
+    spread = _spread([values for found in traces.values() for values in found])
+    bar, unit = _round_below(1.5 * spread), catalog.signal.unit
+    channels = _channels(catalog)
+    offsets = np.asarray(-2 * spread * np.arange(len(channels)), np.float64)
     columns = max(map(len, chosen.values()))
+    rate = _rate(catalog)
+    seconds = max(v.shape[1] for found in traces.values() for v in found) / rate
+    wide = _grid_seconds(seconds)
     figure = new_figure(
-        f"{named(catalog)}: epochs of each stage, channels about their medians, a line each second",
-        1.2 + 1.15 * len(chosen),
+        f"{named(catalog)}: signals of each class, channels about their medians, a line each "
+        f"{wide:g} s",
+        1.2 + (0.15 + 0.5 * len(channels)) * len(chosen),
         width=1.5 + 5.5 * columns,
     )
     panels = figure.subplots(len(chosen), columns, sharex=True, squeeze=False)
@@ -83,15 +95,38 @@ def _draw_eegs(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         for axes in row[len(found) :]:
             axes.set_axis_off()
         for axes, example, values in zip(row[: len(found)], found, traces[name], strict=True):
-            seconds = values.shape[1] / _rate(catalog)
-            _paper(axes, np.arange(0, seconds + 0.1, 1), offsets)
-            _traces(axes, values + offsets[:, None], offsets, catalog.signal.channels, seconds)
-            axes.set_ylim(-3.3 * spread, 1.3 * spread)
+            _paper(axes, np.arange(0, seconds + wide / 2, wide), offsets)
+            _traces(axes, values + offsets[:, None], offsets, channels, rate)
+            axes.set_xlim(0, seconds)
+            axes.set_ylim(offsets[-1] - 1.3 * spread, 1.3 * spread)
             axes.set_title(f"{name} ({example.split})")
-        _bar(axes, bar, f"{bar} µV")
+        _bar(axes, bar, f"{bar:g} {unit}")
     for axes in panels[-1]:
         axes.set_xlabel("time (s)")
     return figure
+
+
+def _channels(catalog: Catalog) -> Sequence[str]:
+    """Names of the channels, or their numbers."""
+    count = catalog.signal.stored_shape[0]
+    return catalog.signal.channels or [str(number) for number in range(1, count + 1)]
+
+
+def _spread(signals: Sequence[npt.NDArray[np.float32]]) -> float:
+    """What most values of signals, (channel, time), are within about their medians."""
+    peaks = [np.percentile(np.abs(_about_median(values)), 99.5) for values in signals]
+    return float(np.median(peaks)) or 1.0
+
+
+def _round_below(value: float) -> float:
+    """The largest of 1, 2, 5, 10, … that is not above a value, at any power of ten."""
+    power = 10.0 ** np.floor(np.log10(value))
+    return float(max(step for step in (1, 2, 5) if step * power <= value * (1 + 1e-9)) * power)
+
+
+def _grid_seconds(seconds: float) -> float:
+    """Distance of a grid's lines: as on paper over 10 s, about 50 over any time."""
+    return _round_below(seconds / 50)
 
 
 def _about_median(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -132,13 +167,11 @@ def _traces(
     values: npt.NDArray[np.float32],
     offsets: npt.NDArray[np.float64],
     names: Sequence[str],
-    seconds: float,
+    rate: float,
 ) -> None:
-    """Lines over time with the channels' names beside them."""
-    time = np.linspace(0, seconds, values.shape[1], endpoint=False)
-    axes.plot(time, values.T, color="black", linewidth=0.6)
+    """Lines over time, of ``rate`` samples a second, with the channels' names beside them."""
+    axes.plot(np.arange(values.shape[1]) / rate, values.T, color="black", linewidth=0.6)
     axes.set_yticks(offsets, names)
-    axes.set_xlim(0, seconds)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 

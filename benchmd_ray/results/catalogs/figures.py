@@ -30,8 +30,8 @@ from benchmd_ray.results.catalogs.contents import (
 )
 from benchmd_ray.results.catalogs.example_figures import draw_examples
 
-PER_CLASS = {"ecg": 2, "eeg": 2}
-"""Examples of a class, by modality."""
+PER_CLASS = {"time": 2}
+"""Examples of a class, by the last axis of the signal: traces are wide."""
 OTHERWISE_PER_CLASS = 4
 UNKNOWN_LOOK: dict[str, Any] = {
     "facecolor": "#E5E5E5",
@@ -47,7 +47,7 @@ def write_figures(catalog: Catalog, folder: Path) -> list[Path]:
     Args:
         catalog: The catalog.
         folder: Takes ``class-balance``, ``people``, and ``examples``, which are one figure per
-            class for ECGs and one for all classes elsewhere.
+            class for signals over time with many channels, elsewhere one.
 
     Returns:
         The files.
@@ -55,7 +55,7 @@ def write_figures(catalog: Catalog, folder: Path) -> list[Path]:
     Raises:
         BenchmdError: A shard is missing or of another size than the manifest states.
     """
-    chosen = examples(catalog, PER_CLASS.get(catalog.modality, OTHERWISE_PER_CLASS))
+    chosen = examples(catalog, PER_CLASS.get(catalog.signal.axes[-1], OTHERWISE_PER_CLASS))
     with styled():
         figures = {
             "class-balance": draw_class_balance(catalog, class_balance(catalog)),
@@ -162,7 +162,7 @@ def draw_people(catalog: Catalog, found: dict[str, People]) -> Figure:
 def _whom(catalog: Catalog) -> str:
     """What is counted: patients, or what stands for them where the source names none."""
     grouped_by = str(catalog.manifest["raw"]["grouped_by"])
-    if grouped_by == "record" and catalog.modality == "ldct":
+    if grouped_by == "record" and catalog.task.scored == "scans":
         return "scans"
     return f"{grouped_by}s"
 
@@ -175,4 +175,4 @@ def _sexes(held: People) -> str:
 
 def _rows(catalog: Catalog) -> str:
     """What a row of the catalog is."""
-    return {"eeg": "epochs", "ldct": "windows"}.get(catalog.modality, "records")
+    return "windows" if catalog.task.scored == "scans" else "records"
