@@ -24,6 +24,7 @@ from benchmd_ray.files import sha256
 GROUPS = {
     "pretraining technique": "benchmd_ray.methods",
     "encoder network": "benchmd_ray.encoders",
+    "dataset": "benchmd_ray.datasets",
 }
 """What can be plugged in, and the group of entry points that names it."""
 ALLOWED = "BENCHMD_ALLOW_PLUGINS"

@@ -23,6 +23,7 @@ from benchmd_ray.cluster import connected, ray_data
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.chunks import PARTS, Chunk, as_row, build_row, items_digest
+from benchmd_ray.data.datasets import versions_of
 from benchmd_ray.data.discovery import discovered, require_complete
 from benchmd_ray.data.manifest import manifest_of, origin_of
 from benchmd_ray.data.manifest_form import SHARD, SHARDS
@@ -178,6 +179,7 @@ def _plan(card: DatasetCard, choices: Choices, found: Discovery) -> str:
     return digest(
         {
             "format": FORMAT,
+            "versions": versions_of(card),
             "card": [_decisive(card), choices.policy, dict(choices.options)],
             "table": sha256(tables / card.code_table) if card.code_table else None,
             "schema": str(schema(card)),

@@ -6,7 +6,7 @@ import csv
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -225,6 +225,15 @@ def card_of(content: Any, where: str) -> DatasetCard:
     _check_classes(card, where)
     _check_names(card, where)
     return card
+
+
+def without_build(card: DatasetCard) -> DatasetCard:
+    """The card without what only a build reads: how raw files are fetched, found and named."""
+    layouts = {
+        name: replace(layout, description="", tree="", pattern="")
+        for name, layout in card.layouts.items()
+    }
+    return replace(card, layouts=layouts, download=(), files=None, module="")
 
 
 def _check_names(card: DatasetCard, where: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.cards import DatasetCard, without_build
 from benchmd_ray.data.catalog import FORMAT
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.raw import Choices, Discovery
@@ -152,7 +152,7 @@ def manifest_of(
     ]
     manifest = {
         "format": FORMAT,
-        "card": json.loads(json_bytes(asdict(card))),
+        "card": json.loads(json_bytes(asdict(without_build(card)))),
         "schema": {field.name: str(field.type) for field in schema(card)},
         "splits": splits,
         "statistics": _statistics(parts),

@@ -109,6 +109,8 @@ class Dataset:
     """(raw folder, card, choices) → what the folder holds."""
     read: Callable[[Path, RawItem, DatasetCard], Reading]
     """(raw folder, item, card) → its records."""
+    source: str = ""
+    """SHA-256 of the module, where it is not the package's."""
 
 
 def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:

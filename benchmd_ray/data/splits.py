@@ -12,6 +12,8 @@ import numpy.typing as npt
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
+VERSION = 1
+"""Raised whenever what it makes of the same values changes."""
 TARGET_SPLIT = {"clean": "test", "released": "validation"}
 """Split of the records of a target that are scored, by policy (decision D19)."""
 

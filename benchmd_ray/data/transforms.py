@@ -10,6 +10,9 @@ from PIL import Image
 
 from benchmd_ray.data.records import RecordError
 
+VERSION = 1
+"""Raised whenever what it makes of the same values changes."""
+
 Extent = tuple[int, int]
 """Height and width in pixels."""
 

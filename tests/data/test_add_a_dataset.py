@@ -32,7 +32,7 @@ def added(monkeypatch, tmp_path) -> cards.DatasetCard:
     """The page's dataset, registered."""
     path = tmp_path / f"{NAME}.yaml"
     path.write_text(block("yaml"))
-    (card,) = cards._cards_of(path)
+    (card,) = cards._cards_of(path).values()
     known = cards.cards() | {NAME: card}
     monkeypatch.setattr(cards, "cards", lambda: known)
     module: dict = {}

@@ -226,7 +226,7 @@ def failing(kind):
 
 def no_name(text):
     return not [
-        name for name in (SECRET, "DOE", "JANE", "_L_film", "notes", "ward7") if name in text
+        name for name in (SECRET, "DOE", "JANE", "_L_film", "notes.", "ward7") if name in text
     ]
 
 

@@ -29,6 +29,8 @@ def test_card_loads_and_names_only_what_exists(path):
     assert not card.code_table or (FOLDER / "tables" / card.code_table).is_file()
     assert set(card.evaluation_splits) == set(cards.POLICIES)
     assert "train" not in {s for splits in card.evaluation_splits.values() for s in splits}
+    about = (card.title, card.homepage, card.access, card.licence, card.citation, card.layouts)
+    assert all(about)
     for layout in card.layouts.values():
         assert layout.records > 0
         assert layout.rows_per_record > 0
@@ -157,9 +159,8 @@ def test_a_card_that_is_no_mapping_is_named(tmp_path, content):
             "class in x.yaml, class_mapping: 'other'.*Valid: ill",
         ),
         ({"options": {"view": {"description": "d"}}}, r"x\.yaml: options\.view .*: default is mis"),
-        ({"title": None}, r"x\.yaml is incomplete: .*title"),
         ({"layouts": {"cinc": {"description": "d"}}}, r"x\.yaml: layouts\.cinc .*: records is mis"),
-        ({"layouts": None}, r"x\.yaml is incomplete: layouts is missing"),
+        ({"modality": None}, r"x\.yaml is incomplete: modality is missing"),
         ({"layouts": ["cinc"]}, r"x\.yaml: layouts is \['cinc'\], expected names with values"),
         ({"layouts": {"cinc": 7}}, r"x\.yaml: layouts\.cinc is 7, expected the keys description"),
         ({"notes": "one"}, r"x\.yaml: notes is 'one', expected a list"),

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,13 +65,12 @@ def catalog(stored, tmp_path_factory):
         shards.append({"file": file, "split": "train", "rows": rows, **written})
         start += rows
     manifest = {
-        "dataset": "ptb-xl",
         "splits": {"train": {"records": ROWS}},
         "shards": shards,
         "digest": "0123456789abcdef" * 4,
         "statistics": None,
     }
-    return Catalog(path, manifest)
+    return Catalog(path, manifest, dataset_card("ptb-xl"))
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ def test_a_split_without_records_is_refused(catalog, kind):
 def test_a_shard_of_another_size_is_refused_before_it_is_used(catalog, tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
     shutil.copytree(catalog.path, tmp_path / "copy")
-    catalog = Catalog(tmp_path / "copy", catalog.manifest)
+    catalog = replace(catalog, path=tmp_path / "copy")
     shard = catalog.shards("train")[0][0]
     content = shard.read_bytes()
     shard.write_bytes(content + b"x")
@@ -454,6 +454,6 @@ def test_fewer_shards_than_workers_are_refused(catalog):
 def test_a_shard_that_lost_rows_is_noticed(catalog):
     shards = [dict(shard) for shard in catalog.manifest["shards"]]
     shards[2]["rows"] += 1
-    longer = Catalog(catalog.path, catalog.manifest | {"shards": shards})
+    longer = replace(catalog, manifest=catalog.manifest | {"shards": shards})
     with pytest.raises(BenchmdError, match=r"gave worker 0 25 rows, expected 26; .* verify"):
         list(streaming(longer).ordered(8))

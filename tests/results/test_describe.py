@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmd_ray.data.cards import DatasetCard, Layout, Option, cards, dataset_card
+from benchmd_ray.data.cards import DatasetCard, Files, Layout, Option, cards, dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.modalities import modality
 from benchmd_ray.results.catalogs.describe import (
@@ -99,7 +99,8 @@ def test_lines_fit_unless_one_word_is_longer(card):
 @pytest.mark.parametrize("field", dataclasses.fields(DatasetCard), ids=lambda field: field.name)
 def test_no_field_is_forgotten(field):
     other = {
-        "modality": "derm",
+        "modality": modality("derm"),
+        "files": Files(table="files.csv"),
         "role": "source",
         "version": 18,
         "layouts": {"flat": Layout("Other files.", 9)},
@@ -142,7 +143,7 @@ def test_datasets_are_listed_by_modality_with_sources_first():
     assert [row[0] for row in rows[len(own) + 1 :]] == sorted(
         name for name in set(cards()) - own if "-" not in name
     )
-    assert ["breastmnist", "breastmnist", "source", "open"] in [row[:4] for row in rows]
+    assert ["breastmnist", "medmnist-2d", "source", "open"] in [row[:4] for row in rows]
     assert lines[-1].endswith("; also -64")
     starts = {line.index(row[4]) for line, row in zip(lines, columns, strict=True)}
     assert len(starts) == 1

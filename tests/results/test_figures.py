@@ -22,7 +22,6 @@ from matplotlib.text import Text
 from PIL import Image
 
 from benchmd_ray.cli import main
-from benchmd_ray.data import catalog as catalogs
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.records import Record
@@ -117,7 +116,8 @@ def made(tmp_path_factory):
     def card_of(name):
         if not name.startswith("made-"):
             return dataset_card(name)
-        return dataclasses.replace(ptbxl, name=name, modality=modality(name.removeprefix("made-")))
+        kind = modality(name.removeprefix("made-"))
+        return dataclasses.replace(ptbxl, name=name, modality=kind, expected={}, class_mapping={})
 
     def make(name) -> Catalog:
         if name not in written:
@@ -126,9 +126,7 @@ def made(tmp_path_factory):
             written[name] = open_catalog(folder / name)
         return written[name]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalogs, "dataset_card", card_of)
-        yield make
+    return make
 
 
 def all_rows(catalog: Catalog) -> pd.DataFrame:

@@ -63,9 +63,9 @@ def scored(store, technique="mae", *, upstream=None, skill=0.5, targets=True, **
     """A transfer run with predictions of its source's validation split and of a target."""
     run = make_transfer(store, technique, upstream=upstream, **about)
     for number, (dataset, split) in enumerate((("ptb-xl", "validation"), ("georgia", "test"))):
-        truth = targets_of(ECG.classes, 120, ECG.task, number)
+        truth = targets_of(ECG.classes, 120, ECG.kind, number)
         drawn = [number, about.get("seed", 0), sum(run.folder.name.encode())]
-        made = scores_of(truth, ECG.task, skill, drawn)
+        made = scores_of(truth, ECG.kind, skill, drawn)
         held = {split: (people(120, number), truth, made)}
         if targets or dataset == "ptb-xl":
             write_predictions(run, dataset, held, role="target" if number else "source")
@@ -123,7 +123,7 @@ def test_the_difference_is_the_paired_one_of_tuned_and_start(made, analysis):
     values = [roc_auc_score(truth, one, average="macro") for one in (ours, first)]
     assert (row["value"], row["start"]) == pytest.approx(tuple(values))
     draws = [
-        resampled("auroc", truth, one, groups, ECG.task, resamples=RESAMPLES)[:, 0]
+        resampled("auroc", truth, one, groups, ECG.kind, resamples=RESAMPLES)[:, 0]
         for one in (ours, first)
     ]
     counts = [min(len({g for g, t in zip(groups, own, strict=True) if t == s}) for s in (0, 1))

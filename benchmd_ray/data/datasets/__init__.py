@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import (
@@ -33,9 +37,10 @@ from benchmd_ray.data.datasets import (
 )
 from benchmd_ray.data.raw import Dataset
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import sha256
+from benchmd_ray.plugins import GROUPS, find_module
 
 _CINC = Dataset(cinc.discover, cinc.read)
-
 DATASETS: dict[str, Dataset] = {
     "ptb-xl": Dataset(ptbxl.discover, ptbxl.read),
     "chapman-shaoxing": _CINC,
@@ -62,6 +67,9 @@ DATASETS: dict[str, Dataset] = {
     "medmnist": Dataset(medmnist.discover, medmnist.read),
 }
 """By the name of the card, or of its collection."""
+PACKAGE = "benchmd_ray.data."
+GROUP = GROUPS["dataset"]
+"""Entry points of modules that know datasets, by the names of their cards."""
 LISTED = Dataset(listed.discover, listed.read)
 """Of cards that say themselves how their files are found."""
 
@@ -70,14 +78,67 @@ def dataset_of(card: DatasetCard) -> Dataset:
     """The code that knows the raw layout of a card's dataset.
 
     Raises:
-        BenchmdError: There is none.
+        BenchmdError: There is none, or it cannot be imported.
     """
     if card.files is not None:
         return LISTED
     name = card.collection or card.name
+    if card.module or (name not in DATASETS and name in entry_points(group=GROUP).names):
+        module = card.module or entry_points(group=GROUP)[name].module
+        return _outside(module, card.name)
     if name not in DATASETS:
         raise BenchmdError(
-            f"the card of {card.name} says nothing of how its files are found: expected files, or "
-            "the module that knows them."
+            f"the card of {card.name} does not say how its files are found: expected files, or the "
+            "module that knows them."
         )
     return DATASETS[name]
+
+
+def versions_of(card: DatasetCard) -> dict[str, int | str]:
+    """Versions of the code that decides what a dataset's records are.
+
+    Others make another catalog: of the package's modules the `VERSION` of each that the dataset's
+    own uses, and of a module outside the SHA-256 of its source.
+    """
+    own = dataset_of(card)
+    if own.source:
+        return {card.module or card.name: own.source}
+    functions = (getattr(function, "func", function) for function in (own.discover, own.read))
+    waiting, found = {function.__module__ for function in functions}, dict[str, int | str]()
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules[name]
+        if hasattr(module, "VERSION"):
+            found[name.removeprefix(PACKAGE)] = module.VERSION
+        used = {getattr(value, "__module__", None) or "" for value in vars(module).values()}
+        waiting |= {
+            other
+            for other in used
+            if other.startswith(PACKAGE)
+            and other.removeprefix(PACKAGE) not in found
+            and hasattr(sys.modules[other], "VERSION")
+        }
+    return dict(sorted(found.items()))
+
+
+def _outside(name: str, dataset: str) -> Dataset:
+    """The dataset of a module outside the package, which defines ``discover`` and ``read``."""
+    spec = find_module(name)
+    if spec is None or not spec.origin:
+        raise BenchmdError(
+            f"the card of {dataset} names the module {name}, which cannot be found: install it, or "
+            'put its folder into PYTHONPATH on every node that works (export PYTHONPATH="$PWD").'
+        )
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise BenchmdError(
+            f"the module {name} of {dataset} cannot be imported: {error}."
+        ) from error
+    missing = [part for part in ("discover", "read") if not callable(getattr(module, part, None))]
+    if missing:
+        raise BenchmdError(
+            f"the module {name} of {dataset} defines no {' and no '.join(missing)}: expected both, "
+            "as docs/own_data.md shows."
+        )
+    return Dataset(module.discover, module.read, sha256(Path(spec.origin)))

@@ -13,6 +13,8 @@ from benchmd_ray.data.datasets.photographs import Photograph, listing
 from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import read_rows
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 GRADES = "train.csv"
 FOLDER = "train_images"
 

@@ -21,6 +21,8 @@ from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 TABLES = ("mass_case_description_test_set.csv", "calc_case_description_test_set.csv")
 COLUMNS = ("assessment", "image file path")
 SERIES = re.compile(r"(?:Mass|Calc)-Test_(P_\d+)_(LEFT|RIGHT)_(CC|MLO)")

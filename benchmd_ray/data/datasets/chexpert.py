@@ -20,6 +20,8 @@ from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 FURTHER = "a further image of its study, of which the paper scores one"
 
 

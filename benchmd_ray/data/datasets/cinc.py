@@ -18,6 +18,9 @@ from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age, sex
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
+
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the records. Each is a patient of its own: the challenge names no patients."""

@@ -14,6 +14,9 @@ from benchmd_ray.data.records import Record
 from benchmd_ray.data.tables import age_string, sex
 from benchmd_ray.data.transforms import padded_window, resized_slice, window_starts
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
+
 Labels = npt.NDArray[np.bool_]
 """(slices, classes): which slices show what, classes in the card's order."""
 

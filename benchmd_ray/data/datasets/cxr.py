@@ -13,6 +13,9 @@ from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.tasks import UNKNOWN
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
+
 Row = TypeVar("Row")
 
 NO_FINDING = "No Finding"

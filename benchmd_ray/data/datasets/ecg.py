@@ -22,6 +22,8 @@ from benchmd_ray.data.transforms import quantise, resample, segments
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import modality
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 ECG = modality("ecg")
 SIGNAL = ECG.signal
 LEADS = SIGNAL.channels

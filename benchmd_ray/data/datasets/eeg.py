@@ -18,6 +18,8 @@ from benchmd_ray.data.records import Record, RecordError, shown_names
 from benchmd_ray.data.transforms import quantise, resample
 from benchmd_ray.modalities import modality
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 EEG = modality("eeg").signal
 EPOCH = 30
 """Seconds that a sleep stage is scored for."""

@@ -14,6 +14,8 @@ from benchmd_ray.data.records import Record, RecordError
 from benchmd_ray.data.transforms import fitted
 from benchmd_ray.errors import shown
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 NO_LABEL = "it has no label"
 
 

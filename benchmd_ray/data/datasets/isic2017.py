@@ -16,6 +16,8 @@ from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 PARTS = {
     "training": ("isic-2017_training_part3_groundtruth.csv",),
     "validation": ("isic-2017_validation_part3_groundtruth.csv", "example_ground_truth.csv"),

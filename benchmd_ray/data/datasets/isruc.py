@@ -22,6 +22,8 @@ from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import BOM
 from benchmd_ray.errors import shown
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 MONTAGE: Montage = {
     "C3": [("C3-A2",), ("C3-M2",), ("C3", "A2"), ("C3", "M2")],
     "C4": [("C4-A1",), ("C4-M1",), ("C4", "A1"), ("C4", "M1")],

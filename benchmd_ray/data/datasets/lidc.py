@@ -25,6 +25,8 @@ from benchmd_ray.data.readers.xml import children, name, read_xml, text
 from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
 from benchmd_ray.data.splits import hashed_split, stable_fraction
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 ROOT = "LidcReadMessage"
 """Root element of the annotation of a CT scan; those of chest X-rays have another."""
 MAX_POINTS = 2_000

@@ -19,6 +19,8 @@ from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import md5
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 """Our split → how the arrays' names begin."""
 

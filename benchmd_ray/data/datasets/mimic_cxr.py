@@ -23,6 +23,8 @@ from benchmd_ray.data.splits import stable_fraction
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 SPLIT_TABLE = "mimic-cxr-2.0.0-split.csv.gz"
 LABEL_TABLE = "mimic-cxr-2.0.0-chexpert.csv.gz"
 METADATA_TABLE = "mimic-cxr-2.0.0-metadata.csv.gz"

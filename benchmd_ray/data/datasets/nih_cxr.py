@@ -32,6 +32,8 @@ from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age_string, read_rows, sex
 from benchmd_ray.errors import BenchmdError, unknown_name
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 DATASET = "nih-cxr"
 """Key of the patients' pseudonyms, common to both cards."""
 OFFICIAL_TABLES = "Data_Entry_2017*.csv"

@@ -23,6 +23,8 @@ from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import hashed_split, stable_fraction
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 TRAIN_SHARE = 0.8
 """Share of each class that the paper trains on."""
 

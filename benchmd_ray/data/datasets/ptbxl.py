@@ -30,6 +30,8 @@ from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
 from benchmd_ray.data.tables import age, read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 DATABASE = "ptbxl_database.csv"
 COLUMNS = (
     "ecg_id", "patient_id", "age", "sex", "site", "device", "scp_codes", "strat_fold",

@@ -19,6 +19,8 @@ from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age, read_rows
 from benchmd_ray.errors import shown
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 MONTAGE: Montage = {
     "C3": [(name,) for name in ("EEG(sec)", "EEG sec", "EEG_sec", "EEG2", "EEG 2", "EEG_2")],
     "C4": [("EEG",)],

@@ -28,6 +28,8 @@ from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.data.tables import age_string, read_rows, sex
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 LABEL_TABLE = "annotations/image_labels_test.csv"
 FOLDER = "test"
 

@@ -18,6 +18,8 @@ from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.tables import age_string, read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
+VERSION = 1
+"""Raised whenever the records, labels or splits change that the same files give."""
 TABLE = "breast-level_annotations.csv"
 COLUMNS = (
     "study_id", "image_id", "laterality", "view_position", "breast_birads", "split",

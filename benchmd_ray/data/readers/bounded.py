@@ -9,6 +9,8 @@ from pathlib import Path
 
 from benchmd_ray.data.records import RecordError
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
 ANY = 2**62
 """A bound that no file reaches."""
 

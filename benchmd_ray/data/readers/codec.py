@@ -21,6 +21,8 @@ import numpy.typing as npt
 from pydicom.encaps import encapsulate
 from pydicom.pixels.decoders.base import get_decoder
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
 CUT_OFF = b"premature end"
 """What JPEG libraries print where they make up the rest of an image."""
 NO_FRAME = (0xFFC4, 0xFFC8, 0xFFCC)

@@ -31,6 +31,9 @@ from benchmd_ray.data.readers.codec import CodecError, decompress, frame_size, s
 from benchmd_ray.data.readers.image import MAX_PIXELS, Pixels, to_grey_levels
 from benchmd_ray.data.records import RecordError
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
+
 Stored = npt.NDArray[np.generic]
 
 GREY = ("MONOCHROME1", "MONOCHROME2")

@@ -23,6 +23,9 @@ import numpy.typing as npt
 
 from benchmd_ray.data.records import RecordError, shown_names
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
+
 Samples = npt.NDArray[np.float64]
 
 MICROVOLTS = {

@@ -11,6 +11,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from benchmd_ray.data.records import RecordError
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
+
 Pixels = npt.NDArray[np.uint8]
 
 MAX_PIXELS = 100_000_000

@@ -18,6 +18,8 @@ import SimpleITK
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME, Volume
 from benchmd_ray.data.records import RecordError
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
 COORDINATE = r"-?[0-9]{1,7}(\.[0-9]{0,30})?([eE]-[0-9]{1,3})?"
 """A number of mm in a MetaImage header."""
 GEOMETRY = (

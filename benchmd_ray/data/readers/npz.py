@@ -20,6 +20,8 @@ import numpy.typing as npt
 from benchmd_ray.data.readers.bounded import ANY, BoundedFile
 from benchmd_ray.data.records import RecordError, shown_names
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
 HEADER = re.compile(
     rb"\{'descr': '([^']{1,20})', 'fortran_order': (True|False), "
     rb"'shape': \(((?:\d{1,12}, ){0,31}(?:\d{1,12},?)?)\), \} *\n"

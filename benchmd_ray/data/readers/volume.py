@@ -19,6 +19,9 @@ import numpy.typing as npt
 from benchmd_ray.data.readers.dicom import numbers, open_dicom, pixels, rescaled, text
 from benchmd_ray.data.records import RecordError
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
+
 Numbers = npt.NDArray[np.float64]
 
 MAX_SLICES = 4096

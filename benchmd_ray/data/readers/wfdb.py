@@ -21,6 +21,8 @@ import wfdb
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
 VOLTAGE = {"v": 1e3, "mv": 1.0, "uv": 1e-3, "nv": 1e-6}
 """Millivolts in one unit, by the unit's name in lower case."""
 MAX_HEADER_BYTES = 2**16

@@ -9,6 +9,8 @@ from xml.parsers import expat
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError
 
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
 MAX_BYTES = 2**23
 """Larger files are refused; those of SHHS and LIDC-IDRI have well under 2 MiB."""
 MAX_ELEMENTS = 500_000

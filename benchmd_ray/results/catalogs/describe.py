@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.data.cards import DatasetCard, cards, code_classes, dataset_card
+from benchmd_ray.data.cards import DatasetCard, Files, cards, code_classes, dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.medmnist_cards import task_name
 from benchmd_ray.errors import BenchmdError, unknown_name
@@ -140,6 +142,10 @@ def _folder(card: DatasetCard) -> list[str]:
         lines += ["", *(f"      {line}".rstrip() for line in layout.tree.splitlines()), ""] * bool(
             layout.tree
         )
+    if card.files is not None:
+        lines += _files(card.files)
+    if card.module:
+        lines.append(_text(f"The module {card.module} knows how it looks."))
     if card.private_names:
         lines.append(
             _text(
@@ -233,6 +239,14 @@ def _counts(title: str, columns: list[str], rows: Mapping[str, list[int]]) -> li
 
 def _notes(card: DatasetCard) -> list[str]:
     return [_item(note) for note in card.notes]
+
+
+def _files(files: Files) -> list[str]:
+    """What a card says of its files, as it stands there."""
+    said = {f.name: getattr(files, f.name) for f in fields(files)}
+    own = {k: v for k, v in said.items() if v != getattr(Files(), k)}
+    found = f"Records are the rows of {files.table}." if files.table else "Records are files."
+    return [_text(found), *(_text(json.dumps(value), label=name) for name, value in own.items())]
 
 
 def _commands(card: DatasetCard) -> list[str]:

@@ -96,7 +96,8 @@ def _draw_few(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
             axes.set_axis_off()
         for axes, example, values in zip(row[: len(found)], found, traces[name], strict=True):
             _paper(axes, np.arange(0, seconds + wide / 2, wide), offsets)
-            _traces(axes, values + offsets[:, None], offsets, channels, rate)
+            placed = np.asarray(values + offsets[:, None], np.float32)
+            _traces(axes, placed, offsets, channels, rate)
             axes.set_xlim(0, seconds)
             axes.set_ylim(offsets[-1] - 1.3 * spread, 1.3 * spread)
             axes.set_title(f"{name} ({example.split})")

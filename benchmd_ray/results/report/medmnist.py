@@ -244,7 +244,7 @@ def notes(
         f"{run}: no AUC, as {classes} has positives or negatives alone."
         for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
     ]
-    lines += [note for note in protocols(found).notes if note.startswith(tuple(datasets))]
+    lines += [note for note in protocols(found).notes if note.startswith(IMAGE_GROUPS)]
     scored = [(run, one) for run in with_predictions(found) for one in _on_medmnist(run)]
     for name in datasets:
         own = [one for run, one in scored if _dataset(run.modality) == name]
