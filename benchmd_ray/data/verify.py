@@ -94,6 +94,31 @@ def _shared_patients(groups: dict[str, set[str]]) -> list[str]:
     ]
 
 
+def cautions(catalog: Catalog) -> list[str]:
+    """What training on a source, or scoring a catalog, will meet: empty splits and classes.
+
+    A class that no split has is none of the source's, and is not named.
+    """
+    card, splits = catalog.card, catalog.manifest["splits"]
+    needed = ["train", "validation"] if card.role == "source" else []
+    needed += [name for name in card.evaluation_splits[catalog.manifest["policy"]] if not needed]
+    found = [
+        f"no record is in {split}, without which {card.name} cannot be "
+        f"{'trained on' if card.role == 'source' else 'scored'}: more patients, or a card that "
+        "states the splits, would give it some"
+        for split in needed
+        if split not in splits
+    ]
+    known = {name for held in splits.values() for name, count in held["classes"].items() if count}
+    return found + [
+        f"no record of {name} is in {split}, so its AUROC there is not known"
+        for split in ("validation", "test")
+        if split in splits
+        for name, count in splits[split]["classes"].items()
+        if not count and name in known
+    ]
+
+
 def _notes(catalog: Catalog) -> list[str]:
     """Departures from the card."""
     manifest, card = catalog.manifest, catalog.card

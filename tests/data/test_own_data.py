@@ -142,6 +142,19 @@ def test_folders_named_by_split_and_class(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
+def test_empty_splits_and_classes_are_said_at_the_build(tmp_path):
+    rng, raw = np.random.default_rng(5), tmp_path / "raw" / "cells"
+    for split, kinds in (("train", ("round", "square")), ("test", ("round",))):
+        for kind in kinds:
+            picture(raw / split / kind / "1.png", rng)
+    said = " ".join(follow("Pictures in folders named by class", tmp_path).split())
+    assert "caution: no record is in validation, without which cells cannot be trained on" in said
+    assert "caution: no record of square is in test, so its AUROC there is not known" in said
+    assert "no record of round" not in said
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_signals_of_another_kind(tmp_path):
     raw = tmp_path / "raw" / "steps"
     raw.mkdir(parents=True)

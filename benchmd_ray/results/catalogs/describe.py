@@ -14,6 +14,7 @@ from typing import Any
 from benchmd_ray.data.cards import DatasetCard, Files, cards, code_classes, dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.medmnist_cards import task_name
+from benchmd_ray.data.verify import cautions
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modalities import modalities
 from benchmd_ray.storage.bucket import SCHEME
@@ -353,6 +354,7 @@ def describe_catalog(catalog: Catalog) -> str:
     )
     if raw["grouped_by"] != "patient":
         lines.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
+    lines += [_text(f"caution: {text}", 0) for text in cautions(catalog)]
     return "\n".join([*lines, *_quarantine(manifest["quarantined"])])
 
 
