@@ -65,6 +65,29 @@ def catalog_show(name: str, figures: Path | None) -> None:
         click.echo(f"the examples are records; the dataset's terms: {opened.card.licence}")
 
 
+@catalog.command("new")
+@click.argument("name")
+@click.option("--from", "folder", type=FOLDER, required=True, help="Folder with the raw files.")
+@click.option(
+    "--out", type=FOLDER, default=Path("cards"), show_default=True, help="Folder of cards."
+)
+def catalog_new(name: str, folder: Path, out: Path) -> None:
+    """Write a first card of your own dataset NAME, from what its folder lets guess.
+
+    \b
+    benchmd catalog new skin --from raw/skin
+    benchmd catalog build skin --cards cards --raw raw/skin --out catalogs/skin
+    """
+    from benchmd_ray.data.new_card import new_card
+
+    paths, unknown = new_card(name, folder, out)
+    for path in paths:
+        click.echo(f"written: {path}")
+    for what in unknown:
+        click.echo(f"not known: {what}")
+    click.echo(f"next: benchmd catalog build {name} --cards {out} --raw {folder} --out …")
+
+
 @catalog.command("build")
 @click.argument("name", shell_complete=complete_dataset)
 @click.option(

@@ -1,0 +1,132 @@
+"""`benchmd catalog new`: a folder's first card builds as it is, or says what is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import wfdb
+from click.testing import CliRunner
+from PIL import Image
+
+from benchmd_ray.card_folders import CARDS
+from benchmd_ray.cli import main
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.new_card import new_card
+from benchmd_ray.errors import BenchmdError
+
+KINDS = ("cat", "dog", "eel")
+
+
+def write_pictures(root, names, channels=3):
+    rng = np.random.default_rng(0)
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shape = (12, 10) if channels == 1 else (12, 10, 3)
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(path)
+
+
+def build(name, raw, tmp_path, monkeypatch, build_here):
+    paths, unknown = new_card(name, raw, tmp_path / "cards")
+    monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
+    assert [path.name for path in paths] == [f"{name}.yaml", f"{name}.yaml"]
+    return build_here(name, raw, tmp_path / "catalog", allow_missing=False), unknown
+
+
+def counts(catalog):
+    held = [split["classes"] for split in catalog.manifest["splits"].values()]
+    return {name: sum(split[name] for split in held) for name in catalog.task.classes}
+
+
+@pytest.mark.ray
+def test_folders_of_splits_and_classes(tmp_path, monkeypatch, build_here):
+    raw = tmp_path / "raw"
+    sizes = {"Train": 4, "valid": 2, "test": 3}
+    write_pictures(
+        raw, [f"{s}/{k}/{n}.jpg" for s, c in sizes.items() for k in KINDS for n in range(c)]
+    )
+    catalog, unknown = build("pets", raw, tmp_path, monkeypatch, build_here)
+    assert not unknown
+    assert {split: catalog.rows(split) for split in ("train", "validation", "test")} == {
+        "train": 12, "validation": 6, "test": 9,
+    }  # fmt: skip
+    assert counts(catalog) == dict.fromkeys(KINDS, 9)
+
+
+@pytest.mark.ray
+def test_a_table_of_grey_pictures_in_a_folder(tmp_path, monkeypatch, build_here):
+    raw = tmp_path / "raw"
+    write_pictures(raw, [f"images/{n}.png" for n in range(30)], channels=1)
+    lines = [f"{n}\tp{n // 2}\t{KINDS[n % 3]}\t{40 + n}" for n in range(30)]
+    (raw / "list.tsv").write_text("name\tpatient\tdiagnosis\tage\n" + "\n".join(lines) + "\n")
+    catalog, unknown = build("grey-pets", raw, tmp_path, monkeypatch, build_here)
+    assert (unknown, catalog.signal.stored_shape) == ([], (1, 224, 224))
+    assert counts(catalog) == dict.fromkeys(KINDS, 10)
+    assert sum(held["patients"] for held in catalog.manifest["splits"].values()) == 15
+    files = dataset_card("grey-pets").files
+    assert (files.path, files.suffix, files.folder) == ("name", ".png", "images")
+    assert (files.patient, files.metadata) == ("patient", {"age": "age"})
+
+
+@pytest.mark.ray
+def test_recordings_in_folders_named_by_class(tmp_path, monkeypatch, build_here):
+    raw, rng = tmp_path / "raw", np.random.default_rng(1)
+    for kind in KINDS[:2]:
+        (raw / kind).mkdir(parents=True)
+        for number in range(6):
+            wfdb.wrsamp(
+                f"{kind}{number}", 40, ["mV"] * 2, ["a", "b"], p_signal=rng.normal(size=(400, 2)),
+                fmt=["16"] * 2, write_dir=str(raw / kind),
+            )  # fmt: skip
+    catalog, unknown = build("waves", raw, tmp_path, monkeypatch, build_here)
+    assert not unknown
+    assert (catalog.signal.channels, catalog.signal.rate) == (("a", "b"), 40)
+    assert counts(catalog) == {"cat": 6, "dog": 6}
+
+
+@pytest.mark.ray
+def test_a_rate_that_no_file_states_is_said(tmp_path, monkeypatch, build_here):
+    raw = tmp_path / "raw"
+    for kind in KINDS[:2]:
+        (raw / kind).mkdir(parents=True)
+        for number in range(4):
+            values = np.random.default_rng(number).normal(size=(1000, 2))
+            np.savetxt(raw / kind / f"{number}.csv", values, "%.4f", ",", header="x,y", comments="")
+    catalog, (unknown,) = build("steps", raw, tmp_path, monkeypatch, build_here)
+    assert unknown == "the files state no sampling rate: 100 Hz is only a guess, see rate"
+    assert catalog.signal.channels == ("x", "y")
+    assert unknown in (tmp_path / "cards" / "steps.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "message"),
+    [
+        (["1.png"], "pets", "nothing in .* tells the classes of its files: expected a table"),
+        (["a/1.png", "a/2.png"], "pets", "all files of .* are in one folder, a: expected two"),
+        (["train/1.png"], "pets", "the folders in .* name splits, and none in them classes"),
+        (["a/1.xyz"], "pets", r"holds no file of a known format: expected one of \.png"),
+        (["a/1.png", "b/1.png"], "../pets", "the name '../pets' cannot be: take small letters"),
+    ],
+)
+def test_what_cannot_be_guessed_is_refused_and_nothing_written(tmp_path, files, name, message):
+    raw = tmp_path / "raw"
+    write_pictures(raw, [file for file in files if file.endswith("png")])
+    for file in files:
+        (raw / file).parent.mkdir(parents=True, exist_ok=True)
+        (raw / file).touch()
+    with pytest.raises(BenchmdError, match=message):
+        new_card(name, raw, tmp_path / "cards")
+    assert not (tmp_path / "cards").exists()
+
+
+def test_no_card_is_written_over(tmp_path):
+    raw = tmp_path / "raw"
+    write_pictures(raw, ["a/1.png", "b/1.png"])
+    arguments = ["catalog", "new", "pets", "--from", str(raw), "--out", str(tmp_path / "cards")]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert f"next: benchmd catalog build pets --cards {tmp_path / 'cards'}" in done.output
+    held = (tmp_path / "cards" / "pets.yaml").read_bytes()
+    again = CliRunner().invoke(main, arguments)
+    assert (again.exit_code, "is there already" in again.output) == (1, True)
+    assert (tmp_path / "cards" / "pets.yaml").read_bytes() == held
