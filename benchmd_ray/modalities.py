@@ -33,6 +33,10 @@ class Modality:
     place: int | None = None
     """Place among the others in tables; those without one come last, by name."""
 
+    def fits(self, other: Modality) -> bool:
+        """Whether a model of one can be scored on the other: their signals and tasks are equal."""
+        return (self.signal, self.task) == (other.signal, other.task)
+
 
 def modalities() -> dict[str, Modality]:
     """Those that have a sound card, by name, in the order of tables."""

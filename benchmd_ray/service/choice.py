@@ -117,16 +117,17 @@ def chosen_datasets(choice: Choice) -> Found:
         for d in found.datasets
         if (not choice.modalities or d.modality in choice.modalities) and d.policy in policies
     ]
-    held = {(d.modality, d.policy) for d in chosen if d.role == "source"}
-    missing = [
-        name for name in choice.modalities if not any(name == modality for modality, _ in held)
-    ]
-    if missing or not held:
+    sources = [d for d in chosen if d.role == "source"]
+    held = {d.modality for d in sources}
+    missing = [name for name in choice.modalities if name not in held]
+    if missing or not sources:
         raise _no_source(missing, found.datasets)
-    alone = [d for d in chosen if (d.modality, d.policy) not in held]
+    alone = [
+        d for d in chosen if not any(d.policy == s.policy and d.kind.fits(s.kind) for s in sources)
+    ]
     notes = [
         f"{d.name} ({d.modality}, policy {d.policy}): left out, no catalog of a source of its "
-        "modality and policy."
+        "signal, classes and policy."
         for d in alone
     ]
     return Found(tuple(d for d in chosen if d not in alone), (*found.notes, *notes))

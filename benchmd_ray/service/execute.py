@@ -277,10 +277,11 @@ def _require_target(target: Catalog, source: Catalog) -> None:
             f"{target.path} is a catalog of the source {target.dataset}, which is scored anyway: "
             "name catalogs of targets."
         )
-    if target.modality != source.modality:
+    if not target.card.modality.fits(source.card.modality):
         raise BenchmdError(
-            f"{target.path} is a catalog of {target.modality}, the source is one of "
-            f"{source.modality}: name catalogs of the same modality."
+            f"{target.path} is a catalog of {target.modality} ({', '.join(target.task.classes)}), "
+            f"the source is one of {source.modality} ({', '.join(source.task.classes)}): name "
+            "catalogs of the same signal and classes."
         )
     _require_same_policy(target, source.manifest["policy"])
 

@@ -160,7 +160,7 @@ def _drafts(choice: Choice, found: Sequence[Dataset], notes: list[str]) -> list[
         targets = [
             d
             for d in found
-            if (d.role, d.modality, d.policy) == ("target", source.modality, source.policy)
+            if (d.role, d.policy) == ("target", source.policy) and d.kind.fits(source.kind)
         ]
         if not targets:
             notes.append(f"{source.name}: no catalog of a target, so only its own splits count.")

@@ -12,8 +12,11 @@ import pytest
 from kinds import MODALITIES
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.service import choice as choice_module
+from benchmd_ray.service.datasets import Dataset, Found
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.settings import ENCODERS, fixed_settings, load_settings
+from benchmd_ray.tasks import Task
 
 METHODS = ("e-mix", "shed", "mae")
 IMAGES = ("cxr", "mammo", "derm", "fundus")
@@ -302,3 +305,26 @@ def test_small_work_takes_a_share_of_a_gpu_and_linear_evaluation_one_worker():
     assert all(item.gpus == 0 for item in planned(choice, device="cpu").items)
     forced = replace(choice, assignments=("execution.device=cpu",))
     assert all(item.gpus == 0 for item in planned(forced, device="cuda").items)
+
+
+def test_a_target_is_scored_by_sources_of_its_signal_and_classes_alone(monkeypatch):
+    derm = MODALITIES["derm"]
+    own = replace(derm, task=Task("single-label", ("mole", "other")))
+    rows = {"train": 80, "validation": 10, "test": 10}
+    scored = ("test",)
+    found = [
+        Dataset("theirs", derm, "source", "clean", rows, scored, catalog=Path("a"), digest="a"),
+        Dataset("mine", own, "source", "clean", rows, scored, catalog=Path("b"), digest="b"),
+        Dataset("target", derm, "target", "clean", rows, scored, catalog=Path("c"), digest="c"),
+        Dataset("strange", replace(own, signal=MODALITIES["cxr"].signal), "target",
+                "clean", rows, scored, catalog=Path("d"), digest="d"),
+    ]  # fmt: skip
+    monkeypatch.setattr(choice_module, "from_catalogs", lambda _: Found(tuple(found)))
+    chosen = choice_module.chosen_datasets(Choice(catalogs=(Path("x"),)))
+    assert [d.name for d in chosen.datasets] == ["theirs", "mine", "target"]
+    (note,) = chosen.notes
+    assert note.startswith("strange (derm, policy clean): left out, no catalog of a source of its")
+    named = Choice(catalogs=(Path("x"),), techniques=("scratch",), settings=("linear",))
+    plan = planned(named)
+    pairs = {(item.source, item.dataset) for item in plan.items if item.kind == "evaluate"}
+    assert pairs == {("theirs", "target")}
