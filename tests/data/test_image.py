@@ -65,7 +65,7 @@ def png_header(path: Path, width: int, height: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", ["png", "tif", "bmp"])
+@pytest.mark.parametrize("suffix", ["png", "tif", "bmp", "ppm"])
 def test_grey_and_colour_files_read_as_they_are(tmp_path, grey, colour, suffix):
     path = save(Image.fromarray(grey), tmp_path / f"grey.{suffix}")
     assert np.array_equal(read_image(path, 1), grey)
@@ -73,6 +73,28 @@ def test_grey_and_colour_files_read_as_they_are(tmp_path, grey, colour, suffix):
     path = save(Image.fromarray(colour), tmp_path / f"colour.{suffix}")
     assert np.array_equal(read_image(path, 3), colour)
     assert np.abs(read_image(path, 1) - luma(colour)).max() <= 1
+
+
+@pytest.mark.parametrize("largest", [255, 4095, 65535])
+@pytest.mark.parametrize("plain", [False, True])
+def test_pgm_files_of_any_depth_are_read(tmp_path, largest, plain):
+    values = np.random.default_rng(largest).integers(0, largest + 1, (7, 5))
+    data = " ".join(map(str, values.ravel())).encode()
+    if not plain:
+        data = values.astype(">u2" if largest > 255 else np.uint8).tobytes()
+    path = tmp_path / "x.pgm"
+    path.write_bytes(b"%s\n5 7\n%d\n" % (b"P2" if plain else b"P5", largest) + data)
+    expected = values
+    if largest > 255:  # scaled over its own range (decision D6)
+        expected = (values - values.min()) * (255 / (values.max() - values.min()))
+    assert np.abs(read_image(path, 1) - expected).max() <= (largest > 255)
+
+
+def test_ppm_files_with_more_than_8_bits_per_colour_are_refused(tmp_path):
+    path = tmp_path / "x.ppm"
+    path.write_bytes(b"P6\n2 1\n65535\n" + bytes(range(12)))
+    with pytest.raises(RecordError, match="16 bits per colour; expected 8"):
+        read_image(path, 3)
 
 
 def test_jpeg_files_read_as_pillow_decodes_them(tmp_path, colour):
@@ -144,7 +166,7 @@ def test_an_orientation_that_does_not_exist_changes_nothing(tmp_path, grey):
     assert np.array_equal(read_image(path, 1), grey)
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "tif"])
+@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "tif", "ppm"])
 def test_a_file_that_is_cut_off_is_refused(tmp_path, colour, suffix):
     path = save(Image.fromarray(np.tile(colour, (8, 8, 1))), tmp_path / f"x.{suffix}")
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])

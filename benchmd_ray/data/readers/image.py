@@ -19,7 +19,7 @@ Pixels = npt.NDArray[np.uint8]
 MAX_PIXELS = 100_000_000
 """Larger images are refused before they are decoded: up to 30 bytes are held for each pixel. The
 largest, digitised mammograms, have 40 million."""
-FORMATS = ("JPEG", "PNG", "TIFF", "BMP")
+FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "PPM")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Modes of more than 8 bits."""
 
@@ -51,7 +51,7 @@ def read_image(path: Path, channels: int) -> Pixels:
                     raise RecordError(
                         f"the image has {width} × {height} pixels, expected at most {MAX_PIXELS:,}"
                     )
-                if image.mode not in DEEP and any(";16" in str(tile[3]) for tile in image.tile):
+                if image.mode not in DEEP and any(_deep(tile[3]) for tile in image.tile):
                     raise RecordError("it has 16 bits per colour; expected 8 (or 16 of grey)")
                 image.load()
                 return _as_grey_levels(_upright(image), channels)
@@ -65,7 +65,7 @@ def read_image(path: Path, channels: int) -> Pixels:
         ) from error
     except UnidentifiedImageError as error:
         raise RecordError(
-            f"it cannot be read as an image of {', '.join(FORMATS)}. Fetch it again."
+            f"it cannot be read as an image of {', '.join(FORMATS)}: it is another, or damaged"
         ) from error
     except Exception as error:  # Pillow raises whatever its decoders raise
         # without the file's name, or what others quote of the file
@@ -74,6 +74,12 @@ def read_image(path: Path, channels: int) -> Pixels:
         raise RecordError(
             f"it cannot be read as an image ({name}{why and ': '}{why}). Fetch it again."
         ) from error
+
+
+def _deep(stated: object) -> bool:
+    """Whether an image's tile has values of more than 8 bits; PPM files state the largest."""
+    largest = stated[1] if isinstance(stated, tuple) and len(stated) == 2 else 0
+    return ";16" in str(stated) or (isinstance(largest, int) and largest > 255)
 
 
 def _upright(image: Image.Image) -> Image.Image:
