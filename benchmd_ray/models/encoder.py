@@ -113,13 +113,15 @@ NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **CONVOLUTIONAL,
 }
 """Networks that are built in, by the name that ``encoder.network`` takes."""
-NEEDED = ("signal", "width", "patches", "patch_embedding", "embed", "encode", "pool")
-"""What methods and heads use of an encoder beside calling it; of `CONVOLUTIONAL` ones they can use
-the first two alone, see `require_tokens`."""
+TOKENS = ("patches", "patch_embedding", "embed", "encode", "pool")
+"""What the built-in techniques of pretraining use of an encoder beside calling it."""
 
 
 def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None = None) -> Encoder:
-    """An encoder with random weights: one of `NETWORKS`, or a user's that does what `Encoder` does.
+    """An encoder with random weights: one of `NETWORKS`, or a user's.
+
+    A user's is a torch module that makes features (batch, width) of signals (batch, *input_shape);
+    for the built-in techniques of pretraining it has `TOKENS`, too.
 
     Args:
         signal: What it encodes. The encoder's ``signal`` has the patches that the settings say,
@@ -135,14 +137,42 @@ def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None 
     if size.network in NETWORKS:
         return NETWORKS[size.network](signal, size)  # type: ignore[return-value]
     made = plugin(KIND, size.network, NETWORKS, recorded=recorded)(signal, size)
-    missing = [name for name in NEEDED if not hasattr(made, name)]
-    if not isinstance(made, nn.Module) or missing:
+    if not isinstance(made, nn.Module):
         raise BenchmdError(
-            f"the encoder network {size.network} made a {type(made).__name__}"
-            f"{' without ' + ', '.join(missing) if missing else ''}: expected a torch module with "
-            f"{', '.join(NEEDED)}, as benchmd_ray.models.encoder.Encoder has them."
+            f"the encoder network {size.network} made a {type(made).__name__}: expected a torch "
+            "module."
         )
+    made.signal = signal  # type: ignore[assignment]
+    made.width = _width(made, signal, size.network)  # type: ignore[assignment]
     return made  # type: ignore[return-value]
+
+
+def _width(made: nn.Module, signal: Signal, name: str) -> int:
+    """Number of features that a network makes of a signal, which is tried on zeros.
+
+    It leaves random states and running statistics as they are.
+
+    Raises:
+        BenchmdError: It makes no features of a signal.
+    """
+    training = made.training
+    place = next((p.device for p in made.parameters()), torch.device("cpu"))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            found = made.eval()(torch.zeros(2, *signal.input_shape, device=place))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise BenchmdError(
+                f"the encoder network {name} cannot take signals of shape "
+                f"(batch, {', '.join(map(str, signal.input_shape))}): {error}."
+            ) from error
+    made.train(training)
+    shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+    if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != 2:
+        raise BenchmdError(
+            f"the encoder network {name} makes {shape} of two signals, expected features of shape "
+            "(2, width)."
+        )
+    return found.shape[1]
 
 
 def require_fitting(signal: Signal, size: EncoderSettings) -> None:
@@ -158,13 +188,17 @@ def require_fitting(signal: Signal, size: EncoderSettings) -> None:
             make_encoder(signal, size)
 
 
-def require_tokens(size: EncoderSettings, technique: str) -> None:
+def require_tokens(signal: Signal, size: EncoderSettings, technique: str) -> None:
     """Refuse a network without tokens for a technique that works on them.
 
     Raises:
-        BenchmdError: ``encoder.network`` is one of `CONVOLUTIONAL`.
+        BenchmdError: ``encoder.network`` has none of `TOKENS`.
     """
-    if size.network in CONVOLUTIONAL:
+    if size.network == NETWORK:
+        return
+    with torch.device("meta"):
+        made = make_encoder(signal, size)
+    if any(not hasattr(made, name) for name in TOKENS):
         raise BenchmdError(
             f"{technique} works on the tokens of an encoder, and encoder.network is "
             f"{size.network}, which has none: fine-tune it from random weights (scratch), or take "

@@ -85,7 +85,7 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
             "read: leave it out, only a method of one's own reads it."
         )
     if technique.method in METHODS:
-        require_tokens(job.settings.encoder, job.technique)
+        require_tokens(catalog.signal, job.settings.encoder, job.technique)
     _require_shareable(job, method_named(technique.method))
     require_whole_batches(job.settings, catalog.signal)
     if not 1 <= job.last <= job.settings.pretrain.steps:

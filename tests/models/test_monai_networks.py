@@ -206,7 +206,7 @@ def test_batches_stay_whole_and_methods_of_tokens_are_refused(change):
     with pytest.raises(BenchmdError, match="monai-seresnet50 normalises over the batch"):
         require_whole_batches(settings, kind(32))
     with pytest.raises(BenchmdError, match=r"mae works on the tokens.*is monai-seresnet50"):
-        require_tokens(size, "mae")
+        require_tokens(kind(32), size, "mae")
     assert network_source(size) is None
 
 

@@ -327,7 +327,7 @@ def test_features_are_dropped_in_training_alone():
 
 def test_methods_that_need_tokens_are_told_apart():
     with pytest.raises(BenchmdError, match=r"mae works on the tokens.*network is resnet50"):
-        require_tokens(updated(EncoderSettings(), {"network": "resnet50"}), "mae")
-    require_tokens(EncoderSettings(), "mae")
+        require_tokens(SIGNALS["derm"], updated(EncoderSettings(), {"network": "resnet50"}), "mae")
+    require_tokens(SIGNALS["derm"], EncoderSettings(), "mae")
     assert compares_examples(resnet("resnet18", kind(28), width=2))
     assert not compares_examples(make_encoder(kind(28), ENCODERS["tiny"]))

@@ -171,7 +171,7 @@ def test_a_network_that_lacks_something_is_refused(module):
     )
     sys.modules.pop("my_methods", None)
     size = updated(EncoderSettings(), {"network": "my_methods:Bare"})
-    with pytest.raises(BenchmdError, match="without signal, patches, patch_embedding"):
+    with pytest.raises(BenchmdError, match=r"cannot take signals of shape \(batch, 12, 5000\)"):
         make_encoder(SIGNALS["ecg"], size)
 
 
