@@ -61,7 +61,7 @@ class EncoderSettings:
     """The benchmark's transformer; resnet18 or resnet50 for images, the same with -2.5d, -3d or
     -acs for volumes; monai-densenet121, monai-efficientnet-b0 or monai-seresnet50 for both, which
     need the extra monai; or a network of one's own: the name of an entry point or
-    package.module:name (docs/add_a_method.md)."""
+    package.module:name (docs/own_method.md)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further settings that another network reads, by name; a ResNet reads width, stem, resize and
     dropout (`models.resnet.ResNetOptions`), a network of MONAI resize and dropout, and nothing else

@@ -1,4 +1,4 @@
-"""The method and the network that docs/add_a_method.md adds, tried by following the page."""
+"""The method and the network that docs/own_method.md adds, tried by following the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.settings import ENCODERS, EncoderSettings, Settings, updated
 from benchmd_ray.ssl import method_named, technique_named
 
-PAGE = (Path(__file__).parents[2] / "docs" / "add_a_method.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "own_method.md").read_text("utf-8")
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),
     {"pretrain": {"steps": 3, "batch_size": 8}, "transfer": {"epochs": 2, "batch_size": 16}},
@@ -32,9 +32,9 @@ TINY = ["--set", "encoder=tiny", "--set", "pretrain.steps=2", "--set", "transfer
 TINY += ["--set", "execution.device=cpu"]
 
 
-def block(language: str) -> str:
-    """The first block of code in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[0]
+def block(language: str, number: int = 1) -> str:
+    """A block of code in a language: of the network alone 0, then of the rest."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[number]
 
 
 def allowed(monkeypatch, *names):
@@ -58,10 +58,11 @@ def module(tmp_path, monkeypatch) -> Path:
 @pytest.mark.slow
 def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
     (tmp_path / "my_methods.py").write_text(block("python"))
+    (tmp_path / "my_networks.py").write_text(block("python", 0))
     (tmp_path / "catalogs").mkdir()
     for name in ("ptb-xl", "georgia"):
         (tmp_path / "catalogs" / name).symlink_to(ecg_catalogs[name].path)
-    script, tiny = block("bash"), " ".join(TINY)
+    script, tiny = block("bash", 0) + block("bash"), " ".join(TINY)
     quick = {
         "pretrain": f"{tiny} --set execution.workers=2",
         "transfer": tiny,
@@ -83,6 +84,8 @@ def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    (own,) = (tmp_path / "own").glob("transfer-*")
+    assert (own / "predictions" / "ptb-xl.parquet").is_file()
     techniques, workers = set(), Counter()
     for path in (tmp_path / "runs").glob("*/run.json"):
         held = json.loads(path.read_text())
