@@ -1,7 +1,7 @@
 """Estimates: operations, parameters and bytes counted, times from measured runs."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -38,7 +38,8 @@ from benchmd_ray.settings import (
 from benchmd_ray.ssl import METHODS
 
 TINY = Settings(encoder=ENCODERS["tiny"])
-PTB = Dataset("ptb-xl", "ecg", "source", "clean", {"train": 100, "validation": 30}, ("validation",))
+ECG = kind_of("ecg")
+PTB = Dataset("ptb-xl", ECG, "source", "clean", {"train": 100, "validation": 30}, ("validation",))
 
 
 def counted(work):
@@ -152,20 +153,21 @@ def test_a_network_of_ones_own_is_counted_by_running_it(monkeypatch, values):
 )
 def test_a_resnet_has_the_parameters_operations_and_bytes_of_its_module(name, network, options):
     modality, signal = kind_of(name), kind_of(name).signal
+    classes = len(modality.task.classes)
     settings = updated(medmnist_settings(modality, network), {"encoder": {"options": options}})
     encoder, features = settings.encoder, (512 if "18" in network else 2048)
     features = features * options.get("width", 64) // 64
     with torch.device("meta"):
-        model = Classifier(make_encoder(signal, encoder), 2).eval()
+        model = Classifier(make_encoder(signal, encoder), classes).eval()
         signals = torch.empty(2, *signal.input_shape)
         forward = counted(lambda: model.encoder(signals))
     assert 2 * cost.forward_flops(signal, encoder) == forward
     held = sum(p.numel() for p in model.parameters())
-    head = cost.head_parameters(signal, encoder, 2)
-    assert head == (features + 1) * 2
+    head = cost.head_parameters(signal, encoder, classes)
+    assert head == (features + 1) * classes
     assert cost.encoder_parameters(signal, encoder) + head == held
     source = Dataset(
-        name, name, "source", "clean", {"train": 40, "validation": 8, "test": 9}, ("test",)
+        name, modality, "source", "clean", {"train": 40, "validation": 8, "test": 9}, ("test",)
     )
     work = work_of("finetune", "scratch", settings, source)
     # An epoch trains on 40 (three passes each) and encodes 8; 9 are scored at the end.
@@ -178,13 +180,14 @@ def test_a_resnet_has_the_parameters_operations_and_bytes_of_its_module(name, ne
 def test_sizes_of_resnets_are_the_published_ones():
     """Those of torchvision's documentation, but for its classifier of 1,000 classes."""
     modality = kind_of("breastmnist-224")
+    signal = modality.signal
     for network, features, parameters, giga in (
         ("resnet18", 512, 11_689_512, 1.81),
         ("resnet50", 2048, 25_557_032, 4.09),
     ):
         encoder = medmnist_settings(modality, network).encoder
-        assert cost.encoder_parameters(modality, encoder) == parameters - 1000 * (features + 1)
-        assert cost.forward_flops(modality, encoder) / 2e9 == pytest.approx(giga, rel=0.01)
+        assert cost.encoder_parameters(signal, encoder) == parameters - 1000 * (features + 1)
+        assert cost.forward_flops(signal, encoder) / 2e9 == pytest.approx(giga, rel=0.01)
 
 
 def test_labels_of_a_setting_are_limited_by_each_class():
@@ -215,7 +218,7 @@ def test_linear_evaluation_encodes_once_and_then_steps_its_head():
 
 
 def test_scoring_a_target_encodes_its_scored_splits():
-    target = Dataset("georgia", "ecg", "target", "clean", {"test": 40, "train": 999}, ("test",))
+    target = Dataset("georgia", ECG, "target", "clean", {"test": 40, "train": 999}, ("test",))
     work = work_of("evaluate", "mae", TINY, PTB, target)
     assert (work.units, work.once_flops) == (
         0,
@@ -267,6 +270,7 @@ def run_folder(store, name, *, kind="pretrain", technique="mae", device="cpu", r
         "setting": "pretrain" if kind == "pretrain" else settings.transfer.setting,
         "device": device,
         "modality": more.get("modality", "ecg"),
+        "modality_card": asdict(kind_of(more.get("modality", "ecg"))),
         "source": more.get("source", "ptb-xl"),
         "policy": "clean",
         **{"seed": 0, "fixed": False, "raw": [1, 1], "options": {}},
@@ -437,14 +441,14 @@ def test_a_measurement_here_is_the_speed_of_training_steps(monkeypatch):
     settings, modality = load_settings(assignments=assignments), SIGNALS["eeg"]
     before = torch.get_num_threads()
     spot = measure_here(
-        "eeg", settings, "cpu", seconds=2.0
+        kind_of("eeg"), settings, "cpu", seconds=2.0
     )  # four steps of each kind, by the clock
     assert spot.training == 4 * cost.training_flops(modality, settings.encoder) / 0.25
     assert spot.forward == 4 * cost.forward_flops(modality, settings.encoder) / 0.25
     assert (len(threads), set(threads)) == (2 * 2 * 4, {2})
     assert torch.get_num_threads() == before
     large = load_settings(assignments=["pretrain.batch_size=64"])
-    spot = measure_here("ecg", large, "cpu", seconds=0.0)  # a few examples of a step are enough
+    spot = measure_here(ECG, large, "cpu", seconds=0.0)  # a few examples of a step are enough
     assert 0 < spot.training * 0.25 <= rates.SPOT_FLOPS["cpu"]
 
 
@@ -519,7 +523,7 @@ def test_a_plan_that_nothing_is_known_for_measures_this_machine(catalog, tmp_pat
     monkeypatch.setattr("benchmd_ray.service.plan.own_device", lambda: "cpu")
     choice = Choice(catalogs=(catalog,), assignments=("encoder=tiny",))
     plan = make_plan(choice, tmp_path / "runs")
-    assert asked == [("ecg", ENCODERS["tiny"], "cpu")]
+    assert asked == [(ECG, ENCODERS["tiny"], "cpu")]
     assert "this machine" in plan.basis
     make_plan(choice, tmp_path / "runs", tflops=1.0)
     make_plan(choice, tmp_path / "runs", device="cuda")  # this machine has none
@@ -531,8 +535,8 @@ def test_disk_counts_three_checkpoints_of_weights_and_both_moments():
     for stage, copies in (("pretrain", 3), ("finetune", 4), ("linear", 0), ("export", 0)):
         disk = disk_of(stage, "mae", TINY, PTB)
         weights = cost.encoder_parameters(SIGNALS["ecg"], TINY.encoder)
-        technique = "mae" if stage in ("pretrain", "export") else None
-        weights += cost.head_parameters(SIGNALS["ecg"], TINY.encoder, technique)
+        head = "mae" if stage in ("pretrain", "export") else 7
+        weights += cost.head_parameters(SIGNALS["ecg"], TINY.encoder, head)
         assert disk.working == 3 * copies * weights * 4
         assert disk.kept > weights * 4
 

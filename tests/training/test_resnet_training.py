@@ -7,7 +7,6 @@ import typing
 import numpy as np
 import pytest
 import torch
-from kinds import MODALITIES
 from safetensors.torch import load_file
 
 from benchmd_ray.data import normalise
@@ -61,11 +60,10 @@ def volumes(rows, seed):
 @pytest.fixture
 def shapes(monkeypatch, changed_card, make_catalog):
     """Catalog of a source of volumes."""
-    monkeypatch.setitem(MODALITIES, "shapes", SHAPES)
     fractions = normalise.Normaliser(lambda x, *_: x.float() / 255, normalise.Plain)
     monkeypatch.setitem(normalise.NORMALISERS, "fractions", fractions)
     splits = {"clean": ("validation",)}
-    changed_card("shapes", modality="shapes", role="source", evaluation_splits=splits)
+    changed_card("shapes", modality=SHAPES, role="source", evaluation_splits=splits)
     records = {"train": volumes(TRAIN, 0), "validation": volumes(VALIDATION, 1)}
     return make_catalog(records, "shapes")
 
