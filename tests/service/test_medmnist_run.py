@@ -93,9 +93,9 @@ def store(catalogs, tmp_path_factory) -> Path:
 
 def test_test_images_are_scored_and_the_classes_are_learnt(store, catalogs):
     found = [run for run in runs([store]) if run.description["kind"] == "transfer"]
-    assert {run.description["modality"] for run in found} == set(NAMES)
+    assert {run.modality.signal.name for run in found} == set(NAMES)
     for run in found:
-        name = f"{run.description['modality']}-unofficial"
+        name = f"{run.modality.signal.name}-unofficial"
         predictions = read_predictions(run.folder / "predictions" / f"{name}.parquet")
         assert predictions.splits == ["test"]
         assert predictions.description["dataset"] == run.description["source"] == name
@@ -126,9 +126,9 @@ def test_every_table_marks_an_unofficial_file(store, tmp_path):
 def test_a_plan_takes_datasets_of_medmnist_by_name_and_without(catalogs):
     folders = tuple(catalog.path for catalog in catalogs.values())
     found = chosen_datasets(Choice(catalogs=folders)).datasets
-    assert [dataset.modality for dataset in found] == sorted(NAMES)
+    assert [dataset.modality for dataset in found] == ["medmnist-2d", "medmnist-3d"]
     assert [dataset.rows for dataset in found] == [{"train": 64, "validation": 16, "test": 24}] * 2
-    chosen = chosen_datasets(Choice(catalogs=folders, modalities=("breastmnist",))).datasets
+    chosen = chosen_datasets(Choice(catalogs=folders, modalities=("medmnist-2d",))).datasets
     assert [dataset.name for dataset in chosen] == ["breastmnist-unofficial"]
 
 
