@@ -159,11 +159,14 @@ def inside(name: str, source: Path) -> str:
     if path.is_absolute() or ".." in path.parts:
         raise BenchmdError(
             f"{source} names a file that is not within the raw folder: expected paths relative to "
-            "it. Fetch that table again."
+            "it."
         )
     longest = max((len(part.encode()) for part in path.parts), default=0)
     if "\0" in name or longest > LONGEST_NAME or len(name) > LONGEST_PATH:
-        raise BenchmdError(f"{source} names a file that cannot be. Fetch that table again.")
+        raise BenchmdError(
+            f"{source} names a file that cannot be: expected at most {LONGEST_NAME} bytes of a "
+            f"name and {LONGEST_PATH:,} characters of a path."
+        )
     return name
 
 

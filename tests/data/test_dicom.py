@@ -14,6 +14,7 @@ import pydicom
 import pytest
 from PIL import Image
 from pydicom import uid
+from pydicom.data import get_testdata_file
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.encaps import encapsulate, get_frame
 from pydicom.sequence import Sequence
@@ -302,8 +303,9 @@ def test_float_values_that_are_not_finite_are_refused(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"DICM", bytes(132), b"GIF89a" * 100])
 def test_other_files_are_refused(tmp_path, content):
     (tmp_path / "a.dcm").write_bytes(content)
-    with pytest.raises(RecordError, match="it cannot be read as a DICOM file"):
+    with pytest.raises(RecordError, match="it cannot be read as a DICOM file") as refusal:
         read_dicom(tmp_path / "a.dcm")
+    assert "Fetch it again" not in str(refusal.value)
 
 
 def test_missing_files_and_folders_are_refused(tmp_path):
@@ -365,6 +367,109 @@ def test_compressed_data_of_another_size_is_refused_before_it_is_decoded(tmp_pat
         path.write_bytes(content)
         with pytest.raises(RecordError, match=r"its compressed data has \d+ × \d+ pixels"):
             read_dicom(path)
+
+
+EXTENDED = ["JPGExtended", "JPEG-lossy"]
+"""Files of pydicom with extended JPEG of 12 bits."""
+
+
+def extended(name: str) -> tuple[FileDataset, bytes]:
+    dataset = pydicom.dcmread(get_testdata_file(f"{name}.dcm", download=False))
+    return dataset, get_frame(dataset.PixelData, 0, number_of_frames=1)
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_extended_jpeg_of_12_bits_is_the_inverse_transform_of_its_coefficients(name):
+    dataset, stream = extended(name)
+    assert dataset.file_meta.TransferSyntaxUID == uid.JPEGExtended12Bit
+    found = pixels(open_dicom(Path(get_testdata_file(f"{name}.dcm", download=False))))
+    assert (found.dtype, found.shape) == (np.uint16, (1024, 256))
+    assert (found[420, 140], found[230, 120]) == (244, 95)  # what pydicom's own tests expect
+    assert np.abs(found - slowly_decoded(stream)).max() <= 1  # an integer transform
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_extended_jpeg_that_is_cut_off_is_refused(tmp_path, name):
+    dataset, stream = extended(name)
+    for kept in range(200, len(stream) - 2, 411):
+        dataset.PixelData = encapsulate([stream[:kept]])
+        dataset.save_as(tmp_path / "a.dcm")
+        with pytest.raises(RecordError, match=r"cannot be decoded \(ValueError\)\. Fetch it again"):
+            pixels(open_dicom(tmp_path / "a.dcm"))
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [
+        {"PixelRepresentation": 1},
+        {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 0},
+    ],
+)
+def test_extended_jpeg_that_is_not_decoded_is_no_damage(tmp_path, elements):
+    dataset, _ = extended("JPGExtended")
+    for keyword, value in elements.items():
+        setattr(dataset, keyword, value)
+    dataset.save_as(tmp_path / "a.dcm")
+    with pytest.raises(RecordError, match="only unsigned grey levels are decoded; convert") as why:
+        pixels(open_dicom(tmp_path / "a.dcm"))
+    assert "Fetch it again" not in str(why.value)
+
+
+def slowly_decoded(stream: bytes) -> np.ndarray:
+    """Grey levels of a sequential JPEG of one component, word by word as ISO/IEC 10918-1 has it."""
+    tables, steps, at = {}, np.zeros(64), 2
+    while True:
+        marker, length = struct.unpack_from(">HH", stream, at)
+        part, at = stream[at + 4 : at + 2 + length], at + 2 + length
+        if marker == 0xFFC1:
+            bits, height, width = struct.unpack_from(">BHH", part)
+        elif marker == 0xFFDB:
+            steps = np.frombuffer(part[1:65], np.uint8 if part[0] < 16 else ">u2").astype(float)
+        elif marker == 0xFFC4:
+            while part:
+                counts, codes, code, first = part[1:17], {}, 0, 17
+                for size, count in enumerate(counts, 1):
+                    for _ in range(count):
+                        codes[size, code] = part[first]
+                        code, first = code + 1, first + 1
+                    code *= 2
+                tables[part[0]], part = codes, part[first:]
+        elif marker == 0xFFDA:
+            chosen = part[2]
+            break
+    data = stream[at : stream.rindex(b"\xff\xd9")].replace(b"\xff\0", b"\xff")
+    left = iter("".join(f"{byte:08b}" for byte in data))
+
+    def number(count: int) -> int:
+        return int("".join(next(left) for _ in range(count)) or "0", 2)
+
+    def symbol(codes: dict) -> int:
+        size, code = 0, 0
+        while (size, code) not in codes:
+            size, code = size + 1, 2 * code + number(1)
+        return codes[size, code]
+
+    def signed(count: int) -> int:
+        value = number(count)
+        return value if not count or value >> (count - 1) else value - 2**count + 1
+
+    order = sorted(np.ndindex(8, 8), key=lambda p: (sum(p), p[0] if sum(p) % 2 else p[1]))
+    row = np.arange(8)
+    basis = np.cos((2 * row + 1) * row[:, None] * np.pi / 16) / 2
+    basis[0] /= np.sqrt(2)
+    image, last = np.zeros((height, width)), 0
+    for top in range(0, height, 8):
+        for left_edge in range(0, width, 8):
+            block, place = np.zeros((8, 8)), 1
+            last += signed(symbol(tables[chosen >> 4]))
+            block[0, 0] = last * steps[0]
+            while place < 64 and (code := symbol(tables[0x10 | chosen & 15])):
+                place += code >> 4
+                if code & 15:
+                    block[order[place]] = signed(code & 15) * steps[place]
+                place += 1
+            image[top : top + 8, left_edge : left_edge + 8] = basis.T @ block @ basis
+    return np.rint(image + 2 ** (bits - 1)).clip(0, 2**bits - 1)
 
 
 def test_frame_size_of_each_kind_of_stream(tmp_path):
@@ -563,7 +668,7 @@ ODD: dict[str, tuple[int, ...] | str] = {
     "emri_small_RLE": (64, 64),
     "emri_small_big_endian": (64, 64),
     "emri_small_jpeg_2k_lossless": (64, 64),
-    "emri_small_jpeg_2k_lossless_too_short": "it holds no pixel data, or it is cut off",
+    "emri_small_jpeg_2k_lossless_too_short": "it holds no pixel data: it is no image, or it is cut",
     "emri_small_jpeg_ls_lossless": (64, 64),
     "explicit_VR-UN": (512, 512),
     "gdcm-US-ALOKA-16": (480, 640),
@@ -611,7 +716,8 @@ def test_odd_file_gives_its_image_or_a_reason(odd, name, recwarn, caplog, capfd)
     if isinstance(expected, str):
         with pytest.raises(RecordError, match=expected) as refusal:
             read_dicom(path, frame=frame)
-        assert str(refusal.value).endswith((". Fetch it again.", "Explicit VR Little Endian"))
+        ends = (". Fetch it again.", "Explicit VR Little Endian", "or it is cut off", "64 bits")
+        assert str(refusal.value).endswith(ends)
         assert "^" not in str(refusal.value)
     else:
         dataset = open_dicom(path)

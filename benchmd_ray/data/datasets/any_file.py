@@ -52,7 +52,7 @@ def read_file(path: Path, signal: Signal, files: Files) -> list[Part]:
 
     Images are fitted into the square (decision D3). Signals over time are resampled to the signal's
     rate, in its unit: WFDB and EDF files say theirs, other files hold it. Shorter ones are padded
-    with zeros at their end.
+    with zeros on both sides.
 
     Args:
         path: The file, its format known by its ending.
@@ -96,6 +96,8 @@ def _over_time(values: Values, rate: float | None, signal: Signal, files: Files)
         raise RecordError("it holds values that are not finite")
     if values.shape[-1] == 0:
         raise RecordLeftOut("it holds no sample")
+    if (values == values[:, :1]).all():
+        raise RecordError("every channel is constant; expected a signal")
     resampled = resample(values, rate, signal.rate)
     held = resampled.shape[-1]
     if files.cut == "segments" and held >= length:
@@ -109,7 +111,8 @@ def _over_time(values: Values, rate: float | None, signal: Signal, files: Files)
 def _padded(part: npt.NDArray[Any], length: int) -> Part:
     stored, scale = quantise(np.asarray(part, np.float64))
     valid = stored.shape[-1]
-    return Part(np.pad(stored, ((0, 0), (0, length - valid))), scale, (valid,))
+    before = (length - valid) // 2  # as images are, so that normalisers find what is valid
+    return Part(np.pad(stored, ((0, 0), (before, length - valid - before))), scale, (valid,))
 
 
 def _chosen(names: Sequence[str], signal: Signal, files: Files) -> list[int]:

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import gdcm
 import numpy as np
 import numpy.typing as npt
+from pydicom import uid
 from pydicom.encaps import encapsulate
 from pydicom.pixels.decoders.base import get_decoder
 
@@ -33,6 +35,10 @@ class CodecError(Exception):
     """A frame cannot be decoded."""
 
 
+class NotDecoded(CodecError):
+    """A frame may be whole, but is of a variety that nothing here decodes."""
+
+
 def frame_size(stream: bytes) -> tuple[int, int]:
     """Width and height that a JPEG, JPEG-LS or JPEG 2000 stream claims, nothing decoded.
 
@@ -41,7 +47,8 @@ def frame_size(stream: bytes) -> tuple[int, int]:
     """
     try:
         if stream[:2] == b"\xff\xd8":
-            return _jpeg_size(stream)
+            _, height, width = _jpeg_frame(stream)
+            return width, height
         # JPEG 2000, also within a JP2 file: start of stream and of size segment
         start = stream.index(b"\xff\x4f\xff\x51")
         right, bottom, left, top = struct.unpack_from(">4I", stream, start + 8)
@@ -50,15 +57,16 @@ def frame_size(stream: bytes) -> tuple[int, int]:
     return right - left, bottom - top
 
 
-def _jpeg_size(stream: bytes) -> tuple[int, int]:
+def _jpeg_frame(stream: bytes) -> tuple[int, int, int]:
+    """Bits of a sample, height and width that a JPEG or JPEG-LS stream claims."""
     offset = 2
     while True:
         marker, length = struct.unpack_from(">HH", stream, offset)
         if marker == 0xFFFF:  # fill byte
             offset += 1
         elif marker == 0xFFF7 or (0xFFC0 <= marker <= 0xFFCF and marker not in NO_FRAME):
-            height, width = struct.unpack_from(">HH", stream, offset + 5)
-            return width, height
+            bits, height, width = struct.unpack_from(">BHH", stream, offset + 4)
+            return bits, height, width
         else:
             offset += 2 + length
 
@@ -78,21 +86,56 @@ def decompress(
         (y, x), or (y, x, sample) with colours as RGB.
 
     Raises:
-        CodecError: It cannot be decoded.
+        CodecError: It cannot be decoded; `NotDecoded` where it may be whole.
     """
     try:
         with silenced(), _printed() as printed:
-            values, _ = get_decoder(syntax).as_array(
-                encapsulate([frame]), index=0, decoding_plugin=plugin, **options
-            )
+            if syntax == uid.JPEGExtended12Bit and _jpeg_frame(frame)[0] == 12:
+                values = _twelve_bits(frame, options)
+            else:
+                values, _ = get_decoder(syntax).as_array(
+                    encapsulate([frame]), index=0, decoding_plugin=plugin, **options
+                )
             if CUT_OFF in printed():
                 raise EOFError
-    except MemoryError:
+    except (MemoryError, NotDecoded):
         raise
     except Exception as error:  # the libraries raise whatever they meet
         name = "cut off" if isinstance(error, EOFError) else type(error).__name__
         raise CodecError(f"its compressed data cannot be decoded ({name})") from None
     return np.ascontiguousarray(values)
+
+
+def _twelve_bits(frame: bytes, options: dict[str, Any]) -> npt.NDArray[np.generic]:
+    """Grey levels of a frame of extended JPEG with 12 bits, (y, x) uint16.
+
+    GDCM decodes them, but pydicom does not ask it to.
+
+    Raises:
+        NotDecoded: It has colours or signed values.
+        ValueError: It cannot be decoded.
+    """
+    if (options["samples_per_pixel"], options["pixel_representation"]) != (1, 0):
+        raise NotDecoded("of extended JPEG with 12 bits only unsigned grey levels are decoded")
+    fragment, fragments = gdcm.Fragment(), gdcm.SequenceOfFragments.New()
+    fragment.SetByteStringValue(frame)
+    fragments.AddFragment(fragment)
+    element = gdcm.DataElement(gdcm.Tag(0x7FE0, 0x0010))
+    element.SetValue(fragments.__ref__())
+    image = gdcm.Image()
+    image.SetNumberOfDimensions(2)
+    image.SetDimensions((options["columns"], options["rows"], 1))
+    image.SetDataElement(element)
+    kind = gdcm.PhotometricInterpretation.GetPIType(options["photometric_interpretation"])
+    image.SetPhotometricInterpretation(gdcm.PhotometricInterpretation(kind))
+    syntax = gdcm.TransferSyntax.GetTSType(str(uid.JPEGExtended12Bit))
+    image.SetTransferSyntax(gdcm.TransferSyntax(syntax))
+    image.SetPixelFormat(gdcm.PixelFormat(1, 16, 12, 11, 0))
+    decoded = image.GetBuffer()
+    if decoded is None:
+        raise ValueError
+    samples = np.frombuffer(decoded.encode("utf-8", "surrogateescape"), np.uint16)
+    return samples.reshape(options["rows"], options["columns"])
 
 
 @contextmanager

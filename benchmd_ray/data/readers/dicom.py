@@ -23,15 +23,22 @@ from PIL import Image
 from pydicom import uid
 from pydicom.dataelem import RawDataElement
 from pydicom.encaps import get_frame
+from pydicom.errors import InvalidDicomError
 from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
 from benchmd_ray.data.readers.bounded import BoundedFile
-from benchmd_ray.data.readers.codec import CodecError, decompress, frame_size, silenced
+from benchmd_ray.data.readers.codec import (
+    CodecError,
+    NotDecoded,
+    decompress,
+    frame_size,
+    silenced,
+)
 from benchmd_ray.data.readers.image import MAX_PIXELS, Pixels, to_grey_levels
 from benchmd_ray.data.records import RecordError
 
-VERSION = 1
+VERSION = 2
 """Raised whenever what it reads of the same file changes."""
 
 Stored = npt.NDArray[np.generic]
@@ -41,7 +48,7 @@ PALETTE = "PALETTE COLOR"
 COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 PLUGINS: dict[str, str] = {
     uid.JPEGBaseline8Bit: "pillow",
-    uid.JPEGExtended12Bit: "pillow",
+    uid.JPEGExtended12Bit: "pillow",  # of 8 bits; those of 12 are GDCM's, see `codec`
     uid.JPEGLossless: "gdcm",
     uid.JPEGLosslessSV1: "gdcm",
     uid.JPEGLSLossless: "pyjpegls",
@@ -72,6 +79,7 @@ MAX_VALUE = 2**16
 """Bytes of an element that is taken as numbers or text: they become objects a hundred times as
 large."""
 AGAIN = "Fetch it again."
+CONVERT = "convert the file to Explicit VR Little Endian"
 
 
 def read_dicom(path: Path, channels: int = 1, *, frame: int | None = None) -> Pixels:
@@ -279,16 +287,13 @@ def _syntax(dataset: pydicom.Dataset) -> uid.UID:
     if syntax in PLUGINS or syntax in NATIVE:
         return uid.UID(syntax)
     named = syntax if re.fullmatch(r"1\.2\.840\.10008\.[0-9.]{1,40}", syntax) else "none known"
-    raise RecordError(
-        f"its transfer syntax ({named}) is not decoded here; convert the file to Explicit VR "
-        "Little Endian"
-    )
+    raise RecordError(f"its transfer syntax ({named}) is not decoded here; {CONVERT}")
 
 
 def _require_header(dataset: pydicom.Dataset, frame: int | None) -> tuple[int, ...]:
     """Shape of the image that the header describes, once it is one that is taken."""
     if not any(keyword in dataset for keyword in PIXEL_DATA):
-        raise RecordError(f"it holds no pixel data, or it is cut off. {AGAIN}")
+        raise RecordError("it holds no pixel data: it is no image, or it is cut off")
     rows, columns = _whole(dataset, "Rows"), _whole(dataset, "Columns")
     frames = _whole(dataset, "NumberOfFrames", 1)
     samples, bits = _whole(dataset, "SamplesPerPixel", 1), _whole(dataset, "BitsAllocated")
@@ -307,7 +312,10 @@ def _require_header(dataset: pydicom.Dataset, frame: int | None) -> tuple[int, .
             f"{', '.join((*GREY, PALETTE, *COLOUR))}"
         )
     if samples != (3 if kind in COLOUR else 1) or bits not in (1, 8, 16, 32, 64):
-        raise RecordError(f"{samples} sample(s) of {bits} bits are not taken for {kind}. {AGAIN}")
+        raise RecordError(
+            f"{samples} sample(s) of {bits} bits are not taken for {kind}; expected "
+            f"{3 if kind in COLOUR else 1} of 1, 8, 16, 32 or 64 bits"
+        )
     return (rows, columns, 3) if kind in COLOUR else (rows, columns)
 
 
@@ -338,6 +346,8 @@ def _decompressed(dataset: pydicom.Dataset, syntax: uid.UID, index: int) -> Stor
                 f"{columns} × {rows}. {AGAIN}"
             )
         return decompress(frame, syntax, PLUGINS[syntax], options)
+    except NotDecoded as error:
+        raise RecordError(f"{error}; {CONVERT}") from None
     except CodecError as error:
         raise RecordError(f"{error}. {AGAIN}") from None
 
@@ -373,4 +383,7 @@ def _refusing(reason: str) -> Iterator[None]:
     except (RecordError, MemoryError):
         raise
     except Exception as error:
-        raise RecordError(f"{reason} ({type(error).__name__}). {AGAIN}") from None
+        # a file of another kind, or one that the system does not open, is not damaged
+        whole = isinstance(error, InvalidDicomError) or getattr(error, "errno", None)
+        again = "" if whole else f". {AGAIN}"
+        raise RecordError(f"{reason} ({type(error).__name__}){again}") from None

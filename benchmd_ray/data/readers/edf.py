@@ -113,8 +113,10 @@ def read_header(path: Path) -> Header:
         size = path.stat().st_size
         with path.open("rb") as file:
             fixed = file.read(256)
-            if len(fixed) < 256 or fixed[:8].strip(b" \0") != b"0":
-                raise RecordError("it is no EDF file: it does not begin with '0'. Fetch it again.")
+            if len(fixed) < 256:
+                raise RecordError(f"it is cut off after {len(fixed)} bytes. Fetch it again.")
+            if fixed[:8].strip(b" \0") != b"0":
+                raise RecordError("it is no EDF file: it does not begin with '0'")
             signals = _whole(fixed[252:256], "number of signals")
             if signals < 1:
                 raise RecordError(f"its header names {signals} signals; expected at least one")
