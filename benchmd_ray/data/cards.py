@@ -22,6 +22,7 @@ from benchmd_ray.typed import typed
 
 POLICIES = ("clean", "released")
 """Label-and-split policies: leak-free (the default), and as BenchMD released them."""
+Split = Literal["train", "validation", "test"]
 NAME = r"[a-z0-9][a-z0-9-]{0,99}"
 """What a dataset is named like."""
 
@@ -84,10 +85,12 @@ class Files:
     patient: str = ""
     """Column with the patient; empty where each file stands for one."""
     split: str = ""
-    """Column with the split; empty where splits are drawn."""
-    splits: dict[str, str] = field(default_factory=dict)
+    """Column with the split; empty where lists or folders give it, or splits are drawn."""
+    splits: dict[str, Split] = field(default_factory=dict)
     """train, validation or test for each value of the split's column or folder."""
-    drawn: dict[str, float] = field(
+    lists: dict[Split, str] = field(default_factory=dict)
+    """Of train, validation and test, text files with a path or a file's name on each line."""
+    drawn: dict[Split, float] = field(
         default_factory=lambda: {"train": 0.7, "validation": 0.15, "test": 0.15}
     )
     """Shares of the patients in each split that is drawn."""
@@ -96,7 +99,8 @@ class Files:
     levels: tuple[Literal["split", "class", "patient"], ...] = ("class",)
     """Without a table: what the folders say, the outermost first."""
     suffixes: tuple[str, ...] = ()
-    """Files that are looked at, by their suffixes; empty for all of the signal's formats."""
+    """Files that are looked at, by their suffixes; empty for all of the signal's formats. A folder
+    of ``.dcm`` files is one volume."""
     rate: float | None = None
     """Sampling rate in Hz of files that state none."""
     key: str = ""
@@ -104,7 +108,21 @@ class Files:
     channels: dict[str, str] = field(default_factory=dict)
     """Names of the signal's channels in the files, where they are others."""
     cut: Literal["segments", "first", "centre"] = "segments"
-    """What becomes of longer signals over time: all whole segments, or one of them."""
+    """What becomes of longer signals over time: all whole segments, or one of them; and of volumes:
+    windows with all slices, or one."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares and rates that cannot be.
+
+        Raises:
+            BenchmdError: One is not positive.
+        """
+        numbers = {f"drawn, {split}": share for split, share in self.drawn.items()}
+        for name, value in (numbers | {"rate": self.rate or 1.0}).items():
+            if value <= 0:
+                raise BenchmdError(f"files: {name} is {value:g}, expected a positive number.")
+        if not self.drawn:
+            raise BenchmdError("files: drawn is empty, expected shares of train and others.")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.manifest_form import described
+from benchmd_ray.data.readers.arrays import dataset_fault
 from benchmd_ray.data.records import METADATA, schema
 from benchmd_ray.errors import BenchmdError
 
@@ -37,8 +38,6 @@ LARGEST_CHUNK = 2**26
 LARGEST_MANIFEST = 2**25
 """Bytes; longer ones are refused. Parsed they take up to a hundred times as much; that of a catalog
 of a million records has 2**20."""
-FILTERS = (1, 2, 3)
-"""Numbers of the filters that are taken: deflate, shuffle, Fletcher's checksum."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +141,8 @@ def _dataset(parent: Any, name: str, path: Path) -> Any:
     parent = _group(parent, folder, path) if folder else parent
     _require_within(parent, own, path)
     held = parent[own]
-    if not isinstance(held, h5py.Dataset) or held.external or held.is_virtual:
-        raise foreign(path, f"{name} is no dataset within the file")
-    if held.chunks and math.prod(held.chunks) * held.dtype.itemsize > LARGEST_CHUNK:
-        raise foreign(path, f"{name} has chunks of more than {LARGEST_CHUNK:,} bytes")
-    created = held.id.get_create_plist()
-    used = [created.get_filter(number)[0] for number in range(created.get_nfilters())]
-    if not set(used) <= set(FILTERS):
-        raise foreign(path, f"{name} is compressed by a filter that is not taken")
+    if fault := dataset_fault(held, LARGEST_CHUNK):
+        raise foreign(path, f"{name} {fault}")
     return held
 
 

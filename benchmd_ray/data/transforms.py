@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,47 +74,62 @@ def quantise(signal: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int16], fl
     return np.rint(signal / scale).astype(np.int16), scale
 
 
-def fitted(image: npt.NDArray[np.uint8], size: int) -> tuple[npt.NDArray[np.uint8], Extent]:
-    """An image in a square, its aspect ratio kept (decision D3).
+def fitted(
+    image: npt.NDArray[Any], size: int | Extent, fill: float = 0
+) -> tuple[npt.NDArray[Any], Extent]:
+    """An image in a square or another box, its aspect ratio kept (decision D3).
 
-    The longer side is resized to ``size`` with antialiasing (a triangle filter as wide as the
-    reduction), the result centred and padded with zeros.
+    It is resized to the largest that fits with antialiasing (a triangle filter as wide as the
+    reduction), centred and padded.
 
     Args:
-        image: (y, x) or (y, x, channel), uint8.
-        size: Side of the square.
+        image: (y, x) or (y, x, channel), uint8; or (y, x) float32.
+        size: Side of the square, or height and width of the box.
+        fill: Value of the padding.
 
     Returns:
-        (channel, size, size) uint8, and the valid height and width; the valid area starts at
-        half of the padding, rounded down.
+        (channel, height, width) of the image's type, and the valid height and width; the valid
+        area starts at half of the padding, rounded down.
     """
+    high, wide = (size, size) if isinstance(size, int) else size
     height, width = image.shape[:2]
-    longer = max(height, width)
-    valid = max(1, round(height * size / longer)), max(1, round(width * size / longer))
+    if height * wide >= width * high:
+        valid = high, max(1, round(width * high / height))
+    else:
+        valid = max(1, round(height * wide / width)), wide
     resized = np.asarray(Image.fromarray(image).resize(valid[::-1], Image.Resampling.BILINEAR))
     channels = resized.reshape(*valid, -1).transpose(2, 0, 1)
-    square = np.zeros((len(channels), size, size), np.uint8)
-    top, left = (size - valid[0]) // 2, (size - valid[1]) // 2
-    square[:, top : top + valid[0], left : left + valid[1]] = channels
-    return square, valid
+    box = np.full((len(channels), high, wide), fill, image.dtype)
+    top, left = (high - valid[0]) // 2, (wide - valid[1]) // 2
+    box[:, top : top + valid[0], left : left + valid[1]] = channels
+    return box, valid
 
 
 def resized_slice(values: npt.NDArray[np.generic], size: int) -> npt.NDArray[np.int16]:
-    """A slice of a volume, resized to a square whatever its aspect ratio (decision D5).
-
-    Smaller slices are interpolated linearly; larger ones are reduced with antialiasing, by a
-    triangle filter as wide as the reduction.
+    """A slice of a volume as `stretched` to a square, rounded to whole numbers (decision D5).
 
     Args:
         values: (y, x) finite numbers, such as HU.
         size: Side of the square.
 
     Returns:
-        (size, size), rounded to whole numbers.
+        (size, size).
+    """
+    return np.asarray(np.rint(stretched(values, (size, size))).clip(-32768, 32767), np.int16)
+
+
+def stretched(values: npt.NDArray[np.generic], size: Extent) -> npt.NDArray[np.float32]:
+    """A slice of a volume, resized to a box whatever its aspect ratio.
+
+    Smaller slices are interpolated linearly; larger ones are reduced with antialiasing, by a
+    triangle filter as wide as the reduction.
+
+    Args:
+        values: (y, x) finite numbers.
+        size: Height and width.
     """
     image = Image.fromarray(np.ascontiguousarray(values, np.float32))
-    resized = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
-    return np.asarray(np.rint(resized).clip(-32768, 32767), np.int16)
+    return np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR))
 
 
 def window_starts(length: int, window: int) -> list[int]:

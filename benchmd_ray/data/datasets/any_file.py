@@ -13,24 +13,37 @@ import pyarrow as pa
 import pyarrow.csv
 
 from benchmd_ray.data.cards import Files
-from benchmd_ray.data.readers.bounded import BoundedFile, read_bounded
-from benchmd_ray.data.readers.dicom import read_dicom
+from benchmd_ray.data.readers.arrays import Array, read_array
+from benchmd_ray.data.readers.bounded import read_bounded
+from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled
 from benchmd_ray.data.readers.edf import read_edf
-from benchmd_ray.data.readers.image import Pixels, read_image
+from benchmd_ray.data.readers.image import read_image
+from benchmd_ray.data.readers.metaimage import read_mhd
+from benchmd_ray.data.readers.nifti import read_nifti
+from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume, read_series
 from benchmd_ray.data.readers.wfdb import read_wfdb
 from benchmd_ray.data.records import RecordError, RecordLeftOut, shown_names
-from benchmd_ray.data.transforms import fitted, quantise, resample, segments
+from benchmd_ray.data.transforms import (
+    fitted,
+    quantise,
+    resample,
+    segments,
+    stretched,
+    window_starts,
+)
 from benchmd_ray.signals import Signal
 
 VERSION = 1
 """Raised whenever what is stored of a file changes."""
-MAX_VALUES = 2**27
-"""Values of an array or a table that is read whole."""
 MAX_CSV_BYTES = 2**28
 MICROVOLTS = {"µV": 1.0, "uV": 1.0, "mV": 1e3, "V": 1e6}
 """Of a unit of voltage, which EDF files are read in."""
+TIMES = ("t", "time", "timestamp", "seconds", "sample", "index", "")
+"""Names of columns of samples, in lower case, that are no channel unless the card says so."""
 
 Values = npt.NDArray[np.float64]
+OverTime = tuple[Values, float | None]
+"""(channel, time) in the signal's unit, and the rate in Hz where it is known."""
 
 
 class Part(NamedTuple):
@@ -44,18 +57,33 @@ class Part(NamedTuple):
 
 def suffixes(signal: Signal) -> tuple[str, ...]:
     """Endings of the files that a signal of these axes is read from, in lower case."""
-    return tuple(OVER_TIME if signal.axes[-1] == "time" else IMAGES)
+    return tuple(_formats(signal))
+
+
+def ending(name: str, signal: Signal) -> str:
+    """How a file's name ends, as it is written, if a signal of these axes is read from such."""
+    known = [end for end in _formats(signal) if name.lower().endswith(end)]
+    return name[-max(map(len, known)) :] if known else ""
+
+
+def is_volume(signal: Signal) -> bool:
+    """Whether it has slices, so that a folder of DICOM files is one record."""
+    return len(signal.axes) == 4
 
 
 def read_file(path: Path, signal: Signal, files: Files) -> list[Part]:
-    """What a file gives: one part, or the segments of a longer signal over time.
+    """What a file gives: one part, or the segments or windows of a longer signal.
 
-    Images are fitted into the square (decision D3). Signals over time are resampled to the signal's
-    rate, in its unit: WFDB and EDF files say theirs, other files hold it. Shorter ones are padded
-    with zeros on both sides.
+    - Signals over time, (channel, time), are resampled to the signal's rate and are in its unit:
+      WFDB and EDF files say their rate and voltage, other files hold the unit itself. Shorter ones
+      are padded with zeros on both sides.
+    - Images, (y, x) or (y, x, channel), keep their aspect ratio (decision D3).
+    - Volumes, (z, y, x) or (channel, z, y, x), are cut into windows of slices, each of which is
+      resized whatever its aspect ratio (decision D5). Shorter ones are padded with their smallest
+      value on both sides.
 
     Args:
-        path: The file, its format known by its ending.
+        path: The file, its format known by its ending; or the folder of a DICOM series.
         signal: What is stored.
         files: What the card says of the files.
 
@@ -63,28 +91,92 @@ def read_file(path: Path, signal: Signal, files: Files) -> list[Part]:
         RecordError: Its format is unknown or of other signals, or it cannot be read as the signal.
         RecordLeftOut: It has no sample.
     """
-    readers: dict[str, Any] = OVER_TIME if signal.axes[-1] == "time" else IMAGES
-    read = readers.get(path.suffix.lower())
-    if read is None:
+    formats = _formats(signal)
+    end = ".dcm" if path.is_dir() else ending(path.name, signal).lower()
+    if end not in formats:
         raise RecordError(
             f"files that end in {path.suffix or 'nothing'} hold no {signal.name}: expected one of "
-            f"{', '.join(readers)}"
+            f"{', '.join(formats)}"
         )
-    if signal.axes[-1] != "time":
-        return [_image(read(path, signal), signal)]
-    values, rate = read(path, signal, files)
-    return _over_time(values, rate or files.rate, signal, files)
+    held = formats[end](path, signal, files)
+    if signal.axes[-1] == "time":
+        values, rate = held
+        return _over_time(values, rate or files.rate, signal, files)
+    return _volume(held, signal, files) if is_volume(signal) else [_image(held, signal)]
 
 
-def _image(pixels: Pixels, signal: Signal) -> Part:
-    if signal.dtype != "uint8" or len(signal.axes) != 3:
+def _formats(signal: Signal) -> dict[str, Callable[[Path, Signal, Files], Any]]:
+    if signal.axes[-1] == "time":
+        return OVER_TIME
+    return VOLUMES if is_volume(signal) else IMAGES
+
+
+def _image(values: Array, signal: Signal) -> Part:
+    """An image of (y, x) or (y, x, channel)."""
+    if (values == values[0, 0]).all():
+        raise RecordError("every pixel is the same; expected an image")
+    if values.ndim != 2 + (signal.stored_shape[0] > 1):
         raise RecordError(
-            f"images hold no {signal.name}: expected the axes channel, y and x, uint8"
+            f"it has the shape {values.shape}, expected {signal.stored_shape[0]} channels"
         )
-    if (pixels == pixels[0, 0]).all():
-        raise RecordError(f"every pixel is {pixels[0, 0]}; expected an image")
-    stored, valid = fitted(pixels, signal.stored_shape[-1])
-    return Part(np.ascontiguousarray(stored), 1.0, valid)
+    box = (signal.stored_shape[1], signal.stored_shape[2])
+    if signal.dtype == "uint8":
+        stored, valid = fitted(_of_bytes(values, signal), box)
+        return Part(np.ascontiguousarray(stored), 1.0, valid)
+    planes = np.moveaxis(np.atleast_3d(_finite(values)), -1, 0).astype(np.float32)
+    pairs = [fitted(np.ascontiguousarray(plane), box, float(plane.min())) for plane in planes]
+    steps, scale = quantise(np.concatenate([plane for plane, _ in pairs]).astype(np.float64))
+    return Part(steps, scale, pairs[0][1])
+
+
+def _of_bytes(values: Array, signal: Signal) -> npt.NDArray[np.uint8]:
+    if values.dtype != np.uint8:
+        raise RecordError(
+            f"its values are of type {values.dtype}, those of {signal.name} uint8: expected the "
+            "same, or a card that says int16"
+        )
+    return values
+
+
+def _finite(values: Array) -> Array:
+    if not np.isfinite(values).all():
+        raise RecordError("it holds values that are not finite")
+    return values
+
+
+def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) -> list[Part]:
+    """Windows of slices of a volume."""
+    count, depth, *box = signal.stored_shape
+    if len(channels) != count:
+        raise RecordError(f"it has {len(channels)} channels, expected {count}")
+    shape = (count, channels[0].shape[0], *box)
+    if math.prod(shape) > MAX_VOXELS:
+        raise RecordError(f"resized it has {shape} voxels, expected at most {MAX_VOXELS:,}")
+    slices = np.empty(shape, np.float32)
+    for own, volume in zip(slices, channels, strict=True):
+        planes = volume.slices() if isinstance(volume, Volume) else volume
+        for number, plane in enumerate(planes):
+            if signal.dtype == "uint8":
+                _of_bytes(plane, signal)
+            own[number] = stretched(_finite(plane), (box[0], box[1]))
+    lowest = slices.min()
+    if lowest == slices.max():
+        raise RecordError("every voxel is the same; expected a volume")
+    held = slices.shape[1]
+    starts = window_starts(held, depth)
+    if files.cut != "segments":
+        starts = [max(0, held - depth) // 2 if files.cut == "centre" else 0]
+    before = max(0, depth - held) // 2
+    around = ((0, 0), (before, max(0, depth - held) - before), (0, 0), (0, 0))
+    parts = []
+    for start in starts:
+        window = np.pad(slices[:, start : start + depth], around, constant_values=lowest)
+        if signal.dtype == "uint8":
+            steps, scale = np.rint(window).astype(np.uint8), 1.0
+        else:
+            steps, scale = quantise(window.astype(np.float64))
+        parts.append(Part(steps, scale, (min(held, depth), *box)))
+    return parts
 
 
 def _over_time(values: Values, rate: float | None, signal: Signal, files: Files) -> list[Part]:
@@ -92,13 +184,11 @@ def _over_time(values: Values, rate: float | None, signal: Signal, files: Files)
     length = signal.stored_shape[-1]
     if rate is None or signal.rate is None:
         raise RecordError("its sampling rate is not known: state it in the card, as rate of files")
-    if not np.isfinite(values).all():
-        raise RecordError("it holds values that are not finite")
     if values.shape[-1] == 0:
         raise RecordLeftOut("it holds no sample")
     if (values == values[:, :1]).all():
         raise RecordError("every channel is constant; expected a signal")
-    resampled = resample(values, rate, signal.rate)
+    resampled = resample(_finite(values), rate, signal.rate)
     held = resampled.shape[-1]
     if files.cut == "segments" and held >= length:
         parts = segments(resampled, length)
@@ -137,23 +227,27 @@ def _chosen(names: Sequence[str], signal: Signal, files: Files) -> list[int]:
     return list(range(count))
 
 
-def _wfdb(path: Path, signal: Signal, files: Files) -> tuple[Values, float | None]:
+def _wfdb(path: Path, signal: Signal, files: Files) -> OverTime:
     held = read_wfdb(path.with_suffix(".hea"))
     rows = _chosen(held.names, signal, files)
     millivolts = held.samples[rows] / held.steps_per_mv[rows][:, None]
     return millivolts * 1e3 / _microvolts(signal), held.rate
 
 
-def _edf(path: Path, signal: Signal, files: Files) -> tuple[Values, float | None]:
+def _edf(path: Path, signal: Signal, files: Files) -> OverTime:
     if not signal.channels:
         raise RecordError(f"the signal {signal.name} names no channels: EDF files have many")
     names = [files.channels.get(name, name) for name in signal.channels]
     held = read_edf(path, names)
-    rates = set(held.rates.values())
-    if len(rates) > 1:
-        raise RecordError(f"its channels have several rates: {', '.join(map(str, sorted(rates)))}")
-    values = np.stack([held.signals[name] for name in names])
-    return np.asarray(values, np.float64) / _microvolts(signal), rates.pop()
+    rates = [held.rates[name] for name in names]
+    values = [held.signals[name] / _microvolts(signal) for name in names]
+    if len(set(rates)) == 1:
+        return np.stack(values), rates[0]
+    if signal.rate is None:
+        raise RecordError("its channels have several rates, and the signal has none")
+    values = [resample(own, rate, signal.rate) for own, rate in zip(values, rates, strict=True)]
+    shortest = min(map(len, values))  # by rounding, a sample
+    return np.stack([own[:shortest] for own in values]), signal.rate
 
 
 def _microvolts(signal: Signal) -> float:
@@ -165,43 +259,40 @@ def _microvolts(signal: Signal) -> float:
     return MICROVOLTS[signal.unit]
 
 
-def _npy(path: Path, signal: Signal, files: Files) -> tuple[Values, float | None]:
-    values = _array(path)
-    if values.ndim == 1 and signal.stored_shape[0] == 1:
+def _samples(path: Path, signal: Signal, files: Files) -> OverTime:
+    """An array (channel, time), or (time, channel) where only that has as many channels."""
+    values, count = read_array(path, files.key), signal.stored_shape[0]
+    if values.ndim == 1 and count == 1:
         values = values[None]
-    if values.ndim != 2:
-        raise RecordError(
-            f"its array has shape {values.shape}, expected ({signal.stored_shape[0]}, samples)"
-        )
-    _chosen([""] * len(values), signal, files)
+    if values.ndim == 2 and values.shape[1] == count != values.shape[0]:
+        values = values.T
+    if values.ndim != 2 or len(values) != count:
+        raise RecordError(f"its array has the shape {values.shape}, expected ({count}, samples)")
     return np.asarray(values, np.float64), None
 
 
-def _array(path: Path) -> npt.NDArray[Any]:
-    """The array of an NPY file, nothing of which is unpickled.
-
-    Raises:
-        RecordError: It is no such file, or has another size than it says.
-    """
-    try:
-        with BoundedFile(path, 8 * MAX_VALUES + 2**16, at_once=8 * MAX_VALUES) as file:
-            version = np.lib.format.read_magic(file)
-            if version not in ((1, 0), (2, 0)):
-                raise RecordError("it is no NPY file of version 1 or 2")
-            header: Any = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
-            shape, fortran, dtype = header(file, max_header_size=4096)
-            count = math.prod(shape)
-            if dtype.kind not in "iuf" or count > MAX_VALUES:
-                raise RecordError(f"its array has type {dtype} and shape {shape}, expected numbers")
-            data = file.read()
-            if len(data) != count * dtype.itemsize:
-                raise RecordError(f"it has {len(data):,} bytes of values, its header says {shape}")
-    except (OSError, ValueError) as error:
-        raise RecordError(f"it is no NPY file ({type(error).__name__})") from error
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+def _plane(path: Path, signal: Signal, files: Files) -> Array:
+    """An array (y, x), (y, x, channel) or (channel, y, x)."""
+    values, count = read_array(path, files.key), signal.stored_shape[0]
+    if values.ndim == 3 and values.shape[-1] != count == values.shape[0]:
+        values = np.moveaxis(values, 0, -1)
+    if values.ndim == 3 and values.shape[-1] == count == 1:
+        values = values[..., 0]
+    if values.ndim not in (2, 3) or values.shape[2:] not in ((), (count,)):
+        raise RecordError(f"its array has the shape {values.shape}, expected (y, x, {count})")
+    return np.ascontiguousarray(values)
 
 
-def _csv(path: Path, signal: Signal, files: Files) -> tuple[Values, float | None]:
+def _planes(path: Path, signal: Signal, files: Files) -> list[Array]:
+    """Each channel of an array (z, y, x) or (channel, z, y, x)."""
+    values = read_array(path, files.key)
+    values = values[None] if values.ndim == 3 else values
+    if values.ndim != 4 or values.shape[1] > MAX_SLICES:
+        raise RecordError(f"its array has the shape {values.shape}, expected (z, y, x)")
+    return list(values)
+
+
+def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     """A row for each sample, a column for each channel; named in the first row, or not."""
     text = read_bounded(path, MAX_CSV_BYTES, "the table of samples")
     first = text[:4096].split(b"\n", 1)[0].decode("utf-8", "replace").strip()
@@ -215,6 +306,9 @@ def _csv(path: Path, signal: Signal, files: Files) -> tuple[Values, float | None
         )
     except (pa.ArrowInvalid, ValueError) as error:
         raise RecordError("it is no table of samples: a row for each, the same columns") from error
+    if named and not signal.channels:
+        times = [name for name in table.column_names if name.strip().lower() in TIMES]
+        table = table.drop_columns(list(dict.fromkeys(times)))
     rows = _chosen(table.column_names if named else [""] * table.num_columns, signal, files)
     columns = [table.column(row) for row in rows]
     if not all(pa.types.is_integer(c.type) or pa.types.is_floating(c.type) for c in columns):
@@ -230,24 +324,40 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _pixels(path: Path, signal: Signal) -> Pixels:
+def _pixels(path: Path, signal: Signal, _: Files) -> Array:
     return read_image(path, signal.stored_shape[0])
 
 
-def _dicom(path: Path, signal: Signal) -> Pixels:
-    return read_dicom(path, channels=signal.stored_shape[0])
+def _dicom(path: Path, signal: Signal, _: Files) -> Array:
+    if signal.dtype == "uint8":
+        return read_dicom(path, channels=signal.stored_shape[0])
+    dataset = open_dicom(path)
+    return rescaled(pixels(dataset), dataset)
 
 
-IMAGES: dict[str, Callable[[Path, Signal], Pixels]] = {
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".pgm", ".ppm"), _pixels),
+def _series(path: Path, signal: Signal, _: Files) -> list[Volume]:
+    return [read_series(path if path.is_dir() else [path], ct=signal.unit == "HU")]
+
+
+ARRAYS = (".npy", ".npz", ".h5", ".hdf5")
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".pgm", ".ppm")
+IMAGES: dict[str, Callable[[Path, Signal, Files], Array]] = {
+    **dict.fromkeys(PICTURES, _pixels),
     **dict.fromkeys((".dcm", ".dicom"), _dicom),
+    **dict.fromkeys(ARRAYS, _plane),
 }
 """Readers of images, by the ending of a file."""
-OVER_TIME: dict[str, Callable[[Path, Signal, Files], tuple[Values, float | None]]] = {
+VOLUMES: dict[str, Callable[[Path, Signal, Files], Sequence[Volume | Array]]] = {
+    **dict.fromkeys((".nii", ".nii.gz"), lambda path, *_: [read_nifti(path)]),
+    ".mhd": lambda path, *_: [read_mhd(path)],
+    ".dcm": _series,
+    **dict.fromkeys(ARRAYS, _planes),
+}
+"""Readers of volumes: each channel of one, by its slices."""
+OVER_TIME: dict[str, Callable[[Path, Signal, Files], OverTime]] = {
     ".hea": _wfdb,
     ".edf": _edf,
-    ".npy": _npy,
-    ".csv": _csv,
-    ".tsv": _csv,
+    **dict.fromkeys((".csv", ".tsv"), _csv),
+    **dict.fromkeys(ARRAYS, _samples),
 }
-"""Readers of signals over time: (channel, time) in the signal's unit, and the rate if known."""
+"""Readers of signals over time."""

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import get_args
 
 import pyarrow.parquet as pq
 
-from benchmd_ray.data.cards import DatasetCard, Files
-from benchmd_ray.data.datasets.any_file import read_file, suffixes
+from benchmd_ray.data.cards import DatasetCard, Files, Split
+from benchmd_ray.data.datasets.any_file import ending, is_volume, read_file, suffixes
 from benchmd_ray.data.datasets.images import NO_LABEL
 from benchmd_ray.data.raw import NO_ROW, Choices, Discovery, RawItem, Reading, inside, walk
-from benchmd_ray.data.records import Record, hashed_patient
+from benchmd_ray.data.readers.bounded import read_bounded
+from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
 from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, age, read_rows, sex
 from benchmd_ray.errors import BenchmdError, shown
@@ -28,7 +30,7 @@ LAYOUT = "files"
 """Name of the one layout."""
 TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
 """Values of a column of one label, in lower case; nothing stands for unknown."""
-NOWHERE = "its split is none of those that the card names"
+NOWHERE = "its split is none of those that the card names, or no list has it"
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,15 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """
     files = _files(card)
     named = list(_rows(root, card) if files.table else _in_folders(root, card))
-    missing, left_out, kept = [], Counter[str](), []
+    missing: list[str] = []
+    left_out, kept = Counter[str](), []
+    if files.lists:
+        named, missing = _by_lists(root, card, named)
     for one in named:
         if one.left_out:
             left_out[one.left_out] += 1
         elif files.table and not (root / one.path).exists():
-            missing.append(_shown(card, one))
+            missing.append(_shown(card, one.path))
         else:
             kept.append(one)
     splits = _splits(kept, card)
@@ -179,11 +184,15 @@ def _value(name: str, text: str) -> float | str | None:
 
 
 def _paths(folder: Path, card: DatasetCard, root: Path) -> Iterator[str]:
-    """Files of the formats that the card names, relative to the raw folder."""
+    """Files of the formats that the card names, and series, relative to the raw folder."""
     patterns = [f"*{suffix}" for suffix in _files(card).suffixes or suffixes(card.signal)]
     for place, names in walk(folder, *patterns):
+        series = is_volume(card.signal) and any(name.lower().endswith(".dcm") for name in names)
+        if series:
+            yield place.relative_to(root).as_posix()
         for name in sorted(names):
-            yield (place / name).relative_to(root).as_posix()
+            if not (series and name.lower().endswith(".dcm")):
+                yield (place / name).relative_to(root).as_posix()
 
 
 def _in_folders(root: Path, card: DatasetCard) -> Iterator[Named]:
@@ -199,6 +208,55 @@ def _in_folders(root: Path, card: DatasetCard) -> Iterator[Named]:
         yield Named(path, label, {}, said.get("patient", ""), said.get("split"), why)
 
 
+def _by_lists(
+    root: Path, card: DatasetCard, named: Sequence[Named]
+) -> tuple[list[Named], list[str]]:
+    """The records with the split whose list names them, and what a list names and is not there.
+
+    A line is a file's path within the folder, or its name alone, either without its ending, too.
+
+    Raises:
+        BenchmdError: There is no such list, or a record is in two, or a line stands for several.
+    """
+    files = _files(card)
+    by_name: dict[str, set[str]] = {}
+    for one in named:
+        path = PurePosixPath(one.path).relative_to(files.folder or ".").as_posix()
+        for name in (path, path.rpartition("/")[2]):
+            for key in (name, name.removesuffix(ending(name, card.signal))):
+                by_name.setdefault(key, set()).add(one.path)
+    splits: dict[str, str] = {}
+    missing = []
+    for split, source in files.lists.items():
+        table = root / inside(source, root)
+        for number, line in _lines(table, card):
+            found = by_name.get(line, set())
+            if not found:
+                missing.append(f"what line {number} of {source} names")
+                continue
+            path = min(found)
+            if len(found) > 1 or splits.setdefault(path, split) != split:
+                why = f"stands for {len(found)} files" if len(found) > 1 else "is in another list"
+                raise BenchmdError(
+                    f"{table}, line {number}: the record {why}. Expected one file, by its path "
+                    f"within {files.folder or 'the raw folder'}, in the list of one split."
+                )
+    return [replace(one, split=splits.get(one.path, "")) for one in named], missing
+
+
+def _lines(path: Path, card: DatasetCard) -> Iterator[tuple[int, str]]:
+    """The lines of a list of files that are not blank, with their numbers."""
+    try:
+        text = read_bounded(path, MAX_BYTES, "the list").decode("utf-8-sig")
+    except (RecordError, UnicodeDecodeError) as error:
+        raise BenchmdError(
+            f"{path} cannot be read as a list of files, as the card of {card.name} says: {error}."
+        ) from error
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield number, line.strip()
+
+
 def _splits(kept: Sequence[Named], card: DatasetCard) -> dict[str, str]:
     """The split of each record by its path; empty for one that the card names none for."""
     files = _files(card)
@@ -209,10 +267,10 @@ def _splits(kept: Sequence[Named], card: DatasetCard) -> dict[str, str]:
             card.name,
             [one.patient or one.path for one in kept],
             [_labels_of(one) for one in kept],
-            files.drawn,
+            dict(files.drawn),
         )
         return dict(zip([one.path for one in kept], drawn, strict=True))
-    names = {name: name for name in ("train", "validation", "test")} | files.splits
+    names = {name: name for name in get_args(Split)} | files.splits
     return {one.path: names.get(one.split or "", "") for one in kept}
 
 
@@ -222,20 +280,20 @@ def _labels_of(one: Named) -> tuple[str, ...]:
     return tuple(name for name, value in one.labels.items() if value == 1)
 
 
-def _record_id(card: DatasetCard, one: Named) -> str:
-    """Its path without suffix, or the hash of that where names name patients."""
-    name = one.path.removesuffix(PurePosixPath(one.path).suffix)
+def _record_id(card: DatasetCard, path: str) -> str:
+    """The path without its ending, or the hash of that where names name patients."""
+    name = path.removesuffix(ending(path, card.signal))
     return hashed_patient(card.name, name) if card.private_names else name
 
 
-def _shown(card: DatasetCard, one: Named) -> str:
-    return f"the file of record {_record_id(card, one)}" if card.private_names else one.path
+def _shown(card: DatasetCard, path: str) -> str:
+    return f"the file of record {_record_id(card, path)}" if card.private_names else path
 
 
 def _item(card: DatasetCard, one: Named, split: str) -> RawItem:
     return RawItem(
         path=one.path,
-        record_id=_record_id(card, one),
+        record_id=_record_id(card, one.path),
         group_id=hashed_patient(card.name, one.patient or one.path),
         split=split,
         label=one.label,

@@ -1,4 +1,4 @@
-"""CT volumes in Hounsfield units, and DICOM series; `metaimage` reads MetaImage files.
+"""Volumes, CT in Hounsfield units, and DICOM series; `metaimage` and `nifti` read other files.
 
 Slices are given one at a time, so that no whole scan of full resolution has to be held.
 Geometry: DICOM PS3.3, image plane module; axes x, y, z of patient space point to the patient's
@@ -107,8 +107,10 @@ def series_files(folder: Path) -> list[Path]:
     return sorted(folder / name for name in names if name[0] != ".")
 
 
-def read_series(source: Path | Sequence[Path], series: str | None = None) -> Volume:
-    """Open a CT series: its headers are read now, its pixels when they are asked for.
+def read_series(
+    source: Path | Sequence[Path], series: str | None = None, *, ct: bool = True
+) -> Volume:
+    """Open a series: its headers are read now, its pixels when they are asked for.
 
     Slices are ordered by ImagePositionPatient along the normal of ImageOrientationPatient, and
     rescaled by their slope and intercept. Of slices at one position the one with the lowest
@@ -117,6 +119,7 @@ def read_series(source: Path | Sequence[Path], series: str | None = None) -> Vol
     Args:
         source: Folder with the ``.dcm`` files, or the files.
         series: SeriesInstanceUID of the series to take; None takes files of one series alone.
+        ct: Take axial CT alone, in HU; False takes any, in the unit that its headers give.
 
     Raises:
         RecordError: A file cannot be read, an element is missing, there are several series and
@@ -125,9 +128,9 @@ def read_series(source: Path | Sequence[Path], series: str | None = None) -> Vol
     paths = series_files(source) if isinstance(source, Path) else list(source)
     if not 0 < len(paths) <= MAX_SLICES:
         raise RecordError(f"{len(paths):,} slices; expected 1 to {MAX_SLICES:,} .dcm files")
-    found = _of_series([_header(path) for path in paths], series)
+    found = _of_series([_header(path, ct) for path in paths], series)
     first = found[0]
-    normal = _normal(found)
+    normal = _normal(found, ct)
     found.sort(key=lambda s: (float(np.dot(s.origin, normal)), s.number, s.uid))
     kept = [found[0]]
     for one in found[1:]:
@@ -152,7 +155,7 @@ def read_series(source: Path | Sequence[Path], series: str | None = None) -> Vol
         spacing=(depth, *first.spacing[:2]),  # type: ignore[arg-type]  # two, as `_header` takes
         origins=origins,
         normal=normal,
-        read_slice=lambda number: _hounsfield(kept[number]),
+        read_slice=lambda number: _values(kept[number], ct),
         uids=tuple(one.uid for one in kept),
         header=series_header(kept[0].path),
         remarks=tuple(remark for remark, is_so in remarks if is_so),
@@ -169,7 +172,7 @@ def series_header(path: Path) -> dict[str, str | None]:
     return {key: text(dataset, key) for key in (*HEADER, "SeriesInstanceUID", "Modality")}
 
 
-def _header(path: Path) -> _Slice:
+def _header(path: Path, ct: bool) -> _Slice:
     try:
         dataset = open_dicom(path, stop_before_pixels=True)
         wanted = {
@@ -184,7 +187,7 @@ def _header(path: Path) -> _Slice:
         missing = [key for key, value in (values | texts).items() if value is None]
         if missing:
             raise RecordError(f"{missing[0]} is missing")
-        if text(dataset, "Modality") != "CT":
+        if ct and text(dataset, "Modality") != "CT":
             raise RecordError("its modality is another than CT")
         if min(values["PixelSpacing"] or (0,)) <= 0:
             raise RecordError("PixelSpacing is not positive")
@@ -220,23 +223,26 @@ def _of_series(slices: list[_Slice], series: str | None) -> list[_Slice]:
     return found
 
 
-def _normal(slices: list[_Slice]) -> Numbers:
-    """Unit vector across the slices, towards the head."""
+def _normal(slices: list[_Slice], axial: bool) -> Numbers:
+    """Unit vector across the slices, towards the head, or the back or left."""
     row, column = np.array(slices[0].orientation).reshape(2, 3)
     normal = np.cross(row, column)
     unit = [np.linalg.norm(vector) for vector in (row, column, normal)]
-    if not np.allclose(unit, 1, rtol=0, atol=SAME) or np.argmax(np.abs(normal)) != 2:
+    along = int(np.argmax(np.abs(normal)))
+    if not np.allclose(unit, 1, rtol=0, atol=SAME) or (axial and along != 2):
         raise RecordError(
             "its slices do not lie across the body (ImageOrientationPatient); expected axial ones"
+            if axial
+            else "ImageOrientationPatient is no two axes at right angles"
         )
-    return np.asarray(normal / unit[2] * np.sign(normal[2]))
+    return np.asarray(normal / unit[2] * np.sign(normal[along]))
 
 
-def _hounsfield(one: _Slice) -> npt.NDArray[np.generic]:
-    """One slice in HU, (y, x)."""
+def _values(one: _Slice, ct: bool) -> npt.NDArray[np.generic]:
+    """One slice, of CT in HU, (y, x)."""
     try:
         dataset = open_dicom(one.path)
-        if numbers(dataset, "RescaleIntercept", 1) is None:
+        if ct and numbers(dataset, "RescaleIntercept", 1) is None:
             raise RecordError("RescaleIntercept is missing, so its values are not known in HU")
         values = rescaled(pixels(dataset), dataset)
         if values.shape != one.size or not np.isfinite(values).all():

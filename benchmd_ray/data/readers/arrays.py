@@ -1,0 +1,164 @@
+"""One array of numbers of an NPY, NPZ or HDF5 file, whole.
+
+Formats: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, the same in a ZIP
+file, and https://docs.hdfgroup.org/hdf5/. What headers claim is checked before anything of that
+size is held; nothing is unpickled, and links that lead out of an HDF5 file are not followed.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.data.readers.bounded import ANY, BoundedFile
+from benchmd_ray.data.records import RecordError, shown_names
+
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
+MAX_VALUES = 2**27
+"""Larger arrays are refused."""
+MAX_MEMBERS = 10_000
+"""Arrays of a file; more are refused."""
+FILTERS = (1, 2, 3)
+"""Numbers of the HDF5 filters that are taken: deflate, shuffle, Fletcher's checksum."""
+
+Array = npt.NDArray[Any]
+
+
+def read_array(path: Path, key: str = "") -> Array:
+    """Read an array of whole or floating-point numbers.
+
+    Args:
+        path: A file that ends in ``.npy``, ``.npz``, ``.h5`` or ``.hdf5``.
+        key: Of an NPZ or HDF5 file, the array's name; empty for the only one.
+
+    Raises:
+        RecordError: The file is missing, damaged or another, holds no such array or several and
+            none is named, or one of another type or of more than `MAX_VALUES` values.
+    """
+    read = {".npy": _npy, ".npz": _npz}.get(path.suffix.lower(), _hdf5)
+    try:
+        return read(path, key)
+    except (RecordError, MemoryError):
+        raise
+    except Exception as error:  # zipfile, zlib and h5py raise whatever they meet
+        name = type(error).__name__
+        raise RecordError(
+            f"it cannot be read as {path.suffix.lower()}: it is another file, or damaged ({name})"
+        ) from error
+
+
+def _npy(path: Path, key: str) -> Array:
+    with BoundedFile(path, ANY, at_once=8 * MAX_VALUES) as file:
+        return _of_stream(file, file.bytes)
+
+
+def _of_stream(file: IO[bytes], size: int) -> Array:
+    """The array of ``size`` bytes, header and all."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise RecordError("its array is of another version of the format than 1 and 2")
+    header: Any = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
+    shape, fortran, dtype = header(file, max_header_size=4096)
+    _require_numbers(shape, dtype)
+    bytes_of_values = math.prod(shape) * dtype.itemsize
+    if size != file.tell() + bytes_of_values:
+        raise RecordError(f"its array has {size:,} bytes, its header says {shape}")
+    data = file.read(bytes_of_values)
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _require_numbers(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    count = math.prod(shape)
+    if dtype.kind not in "iuf" or dtype.itemsize > 8 or not 0 < count <= MAX_VALUES:
+        raise RecordError(
+            f"its array has type {dtype} and shape {shape}, expected numbers, at most "
+            f"{MAX_VALUES:,}"
+        )
+
+
+def _npz(path: Path, key: str) -> Array:
+    with (
+        BoundedFile(path, ANY, at_once=8 * MAX_VALUES) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
+        entries = {name.removesuffix(".npy"): name for name in archive.namelist()[:MAX_MEMBERS]}
+        entry = archive.getinfo(entries[_only(list(entries), key)])
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise RecordError("its array is compressed in a way that is not taken")
+        with archive.open(entry) as stream:
+            return _of_stream(stream, entry.file_size)
+
+
+def _only(names: list[str], key: str) -> str:
+    """The name that is asked for, or the only one."""
+    if key in names or (not key and len(names) == 1):
+        return key or names[0]
+    wanted = f"no array {key}" if key else "several arrays and the card names none (key of files)"
+    if not names:
+        wanted = "no array"
+    raise RecordError(f"it holds {wanted}; its arrays are: {shown_names(names) or 'none'}")
+
+
+def _hdf5(path: Path, key: str) -> Array:
+    with h5py.File(path, "r") as file:
+        held = _member(file, key or _only(_datasets(file), ""))
+        _require_numbers(held.shape or (), held.dtype)
+        values: Array = held[()]
+        return values
+
+
+def _datasets(file: Any) -> list[str]:
+    """Names of the datasets in the file itself; no link is followed."""
+    found: list[str] = []
+    waiting, seen = [("", file)], 0
+    while waiting:
+        place, group = waiting.pop()
+        for name in group:
+            seen += 1
+            if seen > MAX_MEMBERS:
+                raise RecordError(f"it has more than {MAX_MEMBERS:,} members")
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                continue
+            kind = group.get(name, getclass=True)
+            if kind is h5py.Dataset:
+                found.append(place + name)
+            elif kind is h5py.Group:
+                waiting.append((f"{place}{name}/", group[name]))
+    return sorted(found)
+
+
+def _member(file: Any, key: str) -> Any:
+    """A dataset that lies in the file, plain or compressed by a filter of every HDF5 library."""
+    held = file
+    for name in key.strip("/").split("/"):
+        if not isinstance(held, h5py.Group) or name not in held:
+            raise RecordError(f"it holds no array {key}; it has {shown_names(_datasets(file))}")
+        if not isinstance(held.get(name, getlink=True), h5py.HardLink):
+            raise RecordError(f"its array {key} is a link, which is not followed")
+        held = held[name]
+    if fault := dataset_fault(held, 8 * MAX_VALUES):
+        raise RecordError(f"its array {key} {fault}")
+    return held
+
+
+def dataset_fault(held: Any, largest_chunk: int) -> str:
+    """Why an object of an HDF5 file is not read; empty where it is.
+
+    Args:
+        held: A dataset, or another object, which is refused.
+        largest_chunk: Bytes that a chunk may have.
+    """
+    if not isinstance(held, h5py.Dataset) or held.external or held.is_virtual:
+        return "is no dataset within the file"
+    if held.chunks and math.prod(held.chunks) * held.dtype.itemsize > largest_chunk:
+        return f"has chunks of more than {largest_chunk:,} bytes"
+    created = held.id.get_create_plist()
+    used = {created.get_filter(number)[0] for number in range(created.get_nfilters())}
+    return "" if used <= set(FILTERS) else "is compressed by a filter that is not taken"
