@@ -9,7 +9,7 @@ before, so that neither waits for a disk.
 By default a small synthetic raw dataset is written to a temporary folder and its catalog built
 (on an embedded Ray, not timed). Real data: ``--catalog FOLDER --raw FOLDER``, policy ``clean``.
 
-``--arrays`` needs PyTorch and NumPy alone: random int16 signals, one ``.npy`` file per
+``--arrays`` needs PyTorch, NumPy and PyYAML alone: random int16 signals, one ``.npy`` file per
 record behind the ``DataLoader``, against the resident feed over one array of them all,
 memory-mapped (on a GPU: resident there).
 """

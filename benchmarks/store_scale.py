@@ -37,6 +37,7 @@ from benchmd_ray.evaluation.metrics import probabilities
 from benchmd_ray.evaluation.predict import predictions_path
 from benchmd_ray.hardware import Hardware
 from benchmd_ray.integrity import OF, line, name_of, write_hash, write_hashed_json
+from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.results.store import Run, open_run, read_stores
 from benchmd_ray.settings import Settings, as_dict, updated
 
@@ -58,6 +59,7 @@ def write_run(store: Path, modality: str, technique: str, setting: str, seed: in
         "technique": technique,
         "setting": setting,
         "modality": modality,
+        "modality_card": as_dict(modality_named(modality)),
         "source": SOURCES[modality],
         "policy": "clean",
         "seed": seed,

@@ -267,7 +267,7 @@ def _splits(kept: Sequence[Named], card: DatasetCard) -> dict[str, str]:
             card.name,
             [one.patient or one.path for one in kept],
             [_labels_of(one) for one in kept],
-            dict(files.drawn),
+            {str(split): share for split, share in files.drawn.items()},
         )
         return dict(zip([one.path for one in kept], drawn, strict=True))
     names = {name: name for name in get_args(Split)} | files.splits

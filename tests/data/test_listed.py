@@ -1,0 +1,149 @@
+"""Records of tables, folders and lists of splits, without code."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from benchmd_ray.card_folders import CARDS
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.datasets.listed import NOWHERE, discover, read
+from benchmd_ray.data.raw import Choices
+from benchmd_ray.errors import BenchmdError
+
+
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    """Makes a card of these files."""
+    monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
+
+    def make(files, **about):
+        (tmp_path / "cards").mkdir(exist_ok=True)
+        number = len(list((tmp_path / "cards").iterdir()))
+        text = {"name": f"own-{number}", "modality": "derm", "files": files} | about
+        text.setdefault("task", {"kind": "single-label", "classes": ["a", "b"]})
+        (tmp_path / "cards" / f"own-{number}.yaml").write_text(yaml.safe_dump(text))
+        return dataset_card(f"own-{number}")
+
+    return make
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Folders a and b with three pictures each."""
+    rng = np.random.default_rng(0)
+    for kind in "ab":
+        (tmp_path / "raw" / kind).mkdir(parents=True)
+        for number in range(3):
+            pixels = rng.integers(0, 256, (6, 6, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "raw" / kind / f"{kind}{number}.png")
+    return tmp_path / "raw"
+
+
+def splits(found) -> dict[str, str]:
+    return {item.path: item.split for item in found.items}
+
+
+LISTS = {"train": "lists/train.txt", "validation": "lists/val.txt", "test": "lists/test.txt"}
+
+
+def write_lists(raw, **lines) -> None:
+    (raw / "lists").mkdir(exist_ok=True)
+    for name, held in lines.items():
+        (raw / "lists" / f"{name}.txt").write_text("\n".join(held))
+
+
+def test_splits_come_from_lists_of_paths_or_names(raw, card):
+    write_lists(raw, train=["a/a0.png", "b0.png", ""], val=["a/a1", "", "b1"], test=["a2.png"])
+    found = discover(raw, card({"lists": LISTS}), Choices())
+    assert splits(found) == {
+        "a/a0.png": "train",
+        "b/b0.png": "train",
+        "a/a1.png": "validation",
+        "b/b1.png": "validation",
+        "a/a2.png": "test",
+    }
+    assert (found.left_out, found.missing) == ({NOWHERE: 1}, [])
+
+
+def test_lists_go_with_a_table(raw, card):
+    (raw / "table.csv").write_text("path,label\n" + "".join(f"a/a{n}.png,a\n" for n in range(3)))
+    write_lists(raw, train=["a0"], val=["a1"], test=["a2"])
+    found = discover(raw, card({"table": "table.csv", "lists": LISTS}), Choices())
+    assert set(splits(found).values()) == {"train", "validation", "test"}
+
+
+def test_a_line_that_names_no_file_is_missing(raw, card):
+    write_lists(raw, train=["a0", "", "a7"], val=["a1"], test=["a2"])
+    found = discover(raw, card({"lists": LISTS}), Choices())
+    assert found.missing == ["what line 3 of lists/train.txt names"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ({"train": ["a0"], "val": ["a0"], "test": []}, r"val\.txt, line 1: .* is in another list"),
+        ({"train": ["same"], "val": [], "test": []}, r"train\.txt, line 1: .* stands for 2 files"),
+        ({"train": ["a0"], "val": ["a1"]}, r"test\.txt cannot be read as a list of files"),
+    ],
+)
+def test_odd_lists_are_refused(raw, card, lines, message):
+    for kind in "ab":
+        shutil.copy(raw / kind / f"{kind}0.png", raw / kind / "same.png")
+    write_lists(raw, **lines)
+    with pytest.raises(BenchmdError, match=message):
+        discover(raw, card({"lists": LISTS}), Choices())
+
+
+def test_lists_within_the_raw_folder_alone(raw, card):
+    with pytest.raises(BenchmdError, match="not within the raw folder"):
+        discover(raw, card({"lists": {"train": "../elsewhere.txt"}}), Choices())
+
+
+def test_several_labels_have_a_column_each(raw, card):
+    rows = ["path,oedema,effusion,large effusion,odd"]
+    rows += ["a/a0.png,1,0,1,1", "a/a1.png,,yes,no,0", "a/a2.png,False,,,0", "b/b0.png,,,,1"]
+    rows += ["b/b1.png,maybe,1,1,1"]
+    (raw / "table.csv").write_text("\n".join(rows))
+    own = card(
+        {"table": "table.csv", "labels": ["oedema", "effusion", "large effusion", "odd"]},
+        task={"kind": "multi-label", "classes": ["oedema", "effusion"]},
+        class_mapping={"large effusion": "effusion", "odd": ""},
+    )
+    found = discover(raw, own, Choices())
+    assert {item.path: item.target(own) for item in found.items} == {
+        "a/a0.png": [1, 1],  # of two columns of one class the highest
+        "a/a1.png": [-1, 1],
+        "a/a2.png": [0, -1],
+    }
+    assert found.left_out == {
+        "none of its labels is known": 1,
+        "its value 'maybe' of oedema is neither 1 nor 0": 1,
+        "no table names it": 1,
+    }
+
+
+@pytest.mark.parametrize("named", ["folders", "table"])
+def test_a_folder_of_slices_is_one_record(tmp_path, write_slice, card, named):
+    raw, rng = tmp_path / "raw", np.random.default_rng(1)
+    for kind in "ab":
+        for scan in ("1.2.3", "1.2.4"):
+            for number in range(3):
+                values = rng.integers(0, 1000, (8, 8)).astype(np.int16)
+                write_slice(raw / kind / scan / f"{number}.dcm", values, 2.5 * number)
+    files = {"levels": ["class"]}
+    if named == "table":
+        files = {"table": "t.csv", "path": "scan", "label": "kind"}
+        lines = [f"{kind}/{scan},{kind}" for kind in "ab" for scan in ("1.2.3", "1.2.4")]
+        (raw / "t.csv").write_text("scan,kind\n" + "\n".join(lines))
+    own = card(files, modality="ldct")
+    found = discover(raw, own, Choices())
+    names = [f"{kind}/{scan}" for kind in "ab" for scan in ("1.2.3", "1.2.4")]
+    assert sorted(item.record_id for item in found.items) == names
+    assert not found.left_out
+    (record,) = read(raw, found.items[0], own).records
+    assert record.valid_size == (3, 256, 256)
