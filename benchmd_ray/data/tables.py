@@ -10,6 +10,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -65,32 +66,38 @@ def read_rows(
     except FileNotFoundError as error:
         raise BenchmdError(f"{path} is missing: expected the table of {table}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BenchmdError(f"{path} is no UTF-8 text ({error}). Fetch it again.") from error
+        raise BenchmdError(
+            f"{path} is no table in UTF-8 ({error}): save it as CSV in UTF-8."
+        ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BenchmdError(f"{path} is no whole gzip file ({error}). Fetch it again.") from error
     except OSError as error:
         raise BenchmdError(f"{path} cannot be opened: {error.strerror}.") from error
     absent = [column for column in columns if column not in names]
     if absent:
+        near = get_close_matches(absent[0], names, 1)  # a first row of values could name patients
+        meant = f" Did you mean {near[0]!r}?" if near else ""
         raise BenchmdError(
             f"{path} has no column {absent[0]!r}; expected the table of {table} with "
-            f"{', '.join(columns)}. Fetch it again."
+            f"{', '.join(columns)}.{meant}"
         )
     twice = [name for name, count in Counter(names).items() if name and count > 1]
     if twice:
-        raise BenchmdError(f"{path} has the column {shown(twice[0])} twice. Fetch it again.")
+        raise BenchmdError(f"{path} has the column {shown(twice[0])} twice: name it once.")
     if not rows:
-        raise BenchmdError(f"{path} holds no record. Fetch it again.")
+        raise BenchmdError(f"{path} holds no record, expected a row for each.")
     needed = max(names.index(column) for column in columns)
     for number, row in enumerate(rows, 1):
         if len(row) <= needed:
+            last = ": the file is cut off. Fetch it again." if number == len(rows) else "."
             raise BenchmdError(
-                f"{path} ends within record {number}: the file is cut off. Fetch it again."
+                f"{path}, record {number}: it has {len(row)} values, the header {len(names)} "
+                f"columns{last}"
             )
         if any(row[len(names) :]):
             raise BenchmdError(
                 f"{path}, record {number}: it has {len(row)} values, the header {len(names)} "
-                "columns. Fetch it again."
+                "columns."
             )
     empty = [""] * len(names)  # for cells that a row leaves out at its end
     return [dict(zip(names, (row + empty)[: len(names)], strict=True)) for row in rows]
@@ -141,9 +148,7 @@ def _values(lines: Iterator[list[str]], path: Path) -> tuple[list[str], list[lis
 
 
 def _too_large(path: Path, most: str) -> BenchmdError:
-    return BenchmdError(
-        f"{path} is larger than any table: expected at most {most}. Fetch it again."
-    )
+    return BenchmdError(f"{path} is larger than any table: expected at most {most}.")
 
 
 def age(text: str) -> float | None:

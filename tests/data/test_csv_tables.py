@@ -71,12 +71,14 @@ def test_an_empty_file_has_no_column(write):
 
 
 def test_a_table_without_rows_holds_no_record(write):
-    with pytest.raises(BenchmdError, match=r"table\.csv holds no record\. Fetch it again"):
+    with pytest.raises(BenchmdError, match=r"table\.csv holds no record, expected a row for each"):
         read(write("image,grade\n"))
 
 
 def test_a_table_that_is_cut_off_is_refused(write):
-    with pytest.raises(BenchmdError, match="ends within record 2: the file is cut off"):
+    with pytest.raises(
+        BenchmdError, match="record 2: it has 1 values, the header 2 columns: the file is cut off"
+    ):
         read(write("image,grade\na.png,0\nb.pn"))
 
 
@@ -115,7 +117,7 @@ def test_a_missing_file_is_named(tmp_path):
     ["image,grade\nä.png,0\n".encode("latin-1"), b"PK\x03\x04\xff\xfe", b"\xff\xfei\x00m\x00"],
 )
 def test_a_file_that_is_no_utf8_text_is_refused(write, content):
-    with pytest.raises(BenchmdError, match=r"table\.csv is no UTF-8 text .*Fetch it again"):
+    with pytest.raises(BenchmdError, match=r"table\.csv is no table in UTF-8 .*save it as CSV"):
         read(write(content))
 
 

@@ -250,7 +250,7 @@ def test_what_mne_raises_is_a_record_error_but_for_memory(tmp_path, write_edf, n
         monkeypatch.setattr(mne.io, "read_raw_edf", read)
 
     fail(AssertionError("where"))
-    with pytest.raises(RecordError, match=r"cannot be read as EDF \(AssertionError\)\. Fetch"):
+    with pytest.raises(RecordError, match=r"cannot be read as EDF \(AssertionError\)$"):
         read_edf(path, ["C3"])
     fail(MemoryError())
     with pytest.raises(MemoryError):

@@ -86,7 +86,10 @@ def test_truncated_samples_are_refused(tmp_path, write_cinc, ecg_signal, kept):
 def test_missing_samples_are_refused(tmp_path, write_cinc, ecg_signal, first):
     header = write_cinc(tmp_path, "E1", ecg_signal, first=first)
     (tmp_path / "E1.mat").unlink()
-    with pytest.raises(RecordError, match=r"samples' file cannot be opened \(FileNotFoundError"):
+    with pytest.raises(
+        RecordError,
+        match=r"samples' file, next to the header, cannot be opened \(FileNotFoundError",
+    ):
         read_wfdb(header)
 
 

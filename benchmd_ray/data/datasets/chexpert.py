@@ -121,7 +121,7 @@ def _rows(path: Path, card: DatasetCard, choices: Choices) -> tuple[dict[str, _R
         if start is None:
             raise BenchmdError(
                 f"{where}: neither the column Path nor Study names a file or "
-                "folder below one of a patient, such as patient64541/study1. Fetch it again."
+                "folder below one of a patient, such as patient64541/study1."
             )
         found = cxr.labels(row, card, choices, where)
         metadata = {

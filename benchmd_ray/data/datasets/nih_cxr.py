@@ -136,7 +136,7 @@ def _test_list(root: Path) -> frozenset[str]:
     try:
         return frozenset(read_bounded(path, MAX_LIST_BYTES, "it").decode("utf-8").split())
     except (UnicodeDecodeError, RecordError) as error:
-        raise BenchmdError(f"{path} is no list of images ({error}). Fetch it again.") from error
+        raise BenchmdError(f"{path} is no list of images ({error}).") from error
 
 
 def _patient(row: Row, where: str) -> str:

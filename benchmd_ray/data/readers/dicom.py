@@ -212,7 +212,7 @@ def numbers(dataset: pydicom.Dataset, keyword: str, count: int) -> tuple[float, 
             return None
         found = tuple(map(float, [value] if isinstance(value, int | float) else value))
     if len(found) != count or not all(map(math.isfinite, found)):
-        raise RecordError(f"{keyword} is not {count} finite number(s). {AGAIN}")
+        raise RecordError(f"{keyword} is not {count} finite number(s)")
     return found
 
 
@@ -276,7 +276,7 @@ def _whole(dataset: pydicom.Dataset, keyword: str, default: int | None = None) -
     found = numbers(dataset, keyword, 1)
     value = float(default or 0) if found is None else found[0]
     if value < 1 or value != int(value):
-        raise RecordError(f"{keyword} is no positive whole number, or missing. {AGAIN}")
+        raise RecordError(f"{keyword} is no positive whole number, or missing")
     return int(value)
 
 

@@ -125,9 +125,10 @@ def read_header(path: Path) -> Header:
         raise RecordError(f"it cannot be opened: {error.strerror or error}") from error
     start = _whole(fixed[184:192], "size of the header")
     if start != 256 * (signals + 1) or len(table) < 256 * signals:
+        again = ". Fetch it again." if len(table) < 256 * signals else ""
         raise RecordError(
             f"its header of {signals} signals says it is {start} bytes long, the file has {size}; "
-            f"expected {256 * (signals + 1)}. Fetch it again."
+            f"expected {256 * (signals + 1)}{again}"
         )
     channels = _channels(table, signals)
     seconds = _number(fixed[244:252], "duration of a data record")
@@ -201,8 +202,7 @@ def read_annotations(path: Path) -> list[Annotation]:
     except MemoryError:
         raise
     except Exception as error:  # edfio raises whatever its parsing meets, and may quote the header
-        reason = f"its annotations cannot be read ({type(error).__name__})"
-        raise RecordError(f"{reason}. Fetch it again.") from None
+        raise RecordError(f"its annotations cannot be read ({type(error).__name__})") from None
 
 
 def plain(name: str) -> str:
@@ -301,8 +301,7 @@ def _decode(path: Path, names: list[str]) -> tuple[Samples, dt.datetime | None]:
     except MemoryError:
         raise
     except Exception as error:  # mne raises whatever its parsing meets, and may quote the header
-        reason = f"it cannot be read as EDF ({type(error).__name__})"
-        raise RecordError(f"{reason}. Fetch it again.") from None
+        raise RecordError(f"it cannot be read as EDF ({type(error).__name__})") from None
 
 
 def _microvolts(values: Samples, channel: Channel) -> Samples:
@@ -331,4 +330,4 @@ def _number(text: bytes, what: str) -> float:
 
 def _faulty(what: str) -> RecordError:
     """Without the bytes: where some are missing before, these are of the patient's field."""
-    return RecordError(f"its header is damaged: {what} is not a number. Fetch it again.")
+    return RecordError(f"its header is damaged: {what} is not a number")

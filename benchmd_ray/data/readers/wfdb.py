@@ -202,7 +202,7 @@ def _require_samples(signals: list[re.Match[str]], count: int, folder: Path) -> 
         except OSError as error:
             why = type(error).__name__
             raise RecordError(
-                f"its samples' file cannot be opened ({why}). Fetch it again."
+                f"its samples' file, next to the header, cannot be opened ({why})"
             ) from error
         count = count or held // frame
         if not 0 < count <= most:

@@ -67,9 +67,9 @@ def _tree(content: bytes, what: str, *, whole: bool) -> Element:
     except (expat.ExpatError, AssertionError, LookupError, ValueError) as error:
         # the last two are for an encoding that it declares and that Python lacks or cannot use
         why = error if isinstance(error, expat.ExpatError) else type(error).__name__
-        raise RecordError(f"{what} is no XML, or damaged ({why}). Fetch it again.") from None
+        raise RecordError(f"{what} is no XML, or damaged ({why})") from None
     if root is None:
-        raise RecordError(f"{what} holds nothing. Fetch it again.")
+        raise RecordError(f"{what} holds nothing")
     return root
 
 
