@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from benchmd_ray.data.cards import NAME, Files
-from benchmd_ray.data.datasets.any_file import IMAGES, OVER_TIME
+from benchmd_ray.data.datasets.any_file import ARRAYS, IMAGES, OVER_TIME, TIMES, VOLUMES
 from benchmd_ray.data.raw import walk
+from benchmd_ray.data.readers.arrays import Array, read_array
 from benchmd_ray.data.readers.edf import read_header
 from benchmd_ray.data.readers.image import read_image
+from benchmd_ray.data.readers.metaimage import read_mhd
+from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.readers.wfdb import read_wfdb
 from benchmd_ray.data.records import METADATA, RecordError
 from benchmd_ray.data.tables import present, read_rows
@@ -22,6 +25,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import replacing
 
 TABLES = (".csv", ".tsv")
+KNOWN = tuple(dict.fromkeys([*IMAGES, *OVER_TIME, *VOLUMES]))
+"""Endings of files that a catalog can be built of."""
 MOST_CLASSES = 100
 """Different values of a column that is taken for the classes."""
 SECONDS = 10
@@ -80,22 +85,28 @@ def new_card(name: str, folder: Path, cards: Path) -> tuple[list[Path], list[str
 
 def _guessed(folder: Path) -> Guess:
     found: dict[str, list[str]] = {}
-    for place, names in walk(folder, *(f"*{suffix}" for suffix in (*IMAGES, *OVER_TIME))):
+    for place, names in walk(folder, *(f"*{end}" for end in KNOWN)):
         for one in sorted(names):
-            suffix = PurePosixPath(one).suffix.lower()
-            found.setdefault(suffix, []).append((place / one).relative_to(folder).as_posix())
+            path = (place / one).relative_to(folder).as_posix()
+            found.setdefault(_ending(one).lower(), []).append(path)
     tables = _tables(folder)
     for table in tables:
         found.get(Path(table).suffix, []).remove(table)
     files = max(found.values(), key=len, default=[])
     if not files:
         raise BenchmdError(
-            f"{folder} holds no file of a known format: expected one of "
-            f"{', '.join((*IMAGES, *OVER_TIME))}."
+            f"{folder} holds no file of a known format: expected one of {', '.join(KNOWN)}."
         )
     guess = _of_tables(folder, tables, files) or _of_folders(folder, files)
+    if sum(map(bool, found.values())) > 1:
+        guess.files["suffixes"] = [_ending(files[0]).lower()]
     _add_signal(guess, folder / files[0])
     return guess
+
+
+def _ending(name: str) -> str:
+    """How the name of a file of a known format ends, as it is written."""
+    return name[-max(len(end) for end in KNOWN if name.lower().endswith(end)) :]
 
 
 def _tables(folder: Path) -> list[str]:
@@ -132,7 +143,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def _keys(files: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
     """Files by what a column may call them, by the folder and the suffix that it leaves out."""
     common = PurePosixPath(os.path.commonpath([PurePosixPath(path).parent for path in files]))
-    suffix = PurePosixPath(files[0]).suffix
+    suffix = _ending(files[0])
     found: dict[tuple[str, str], dict[str, str]] = {}
     for place in (common.as_posix(), *(parent.as_posix() for parent in common.parents)):
         for left_out in ("", suffix):
@@ -198,50 +209,92 @@ def _of_folders(folder: Path, files: Sequence[str]) -> Guess:
 
 def _add_signal(guess: Guess, example: Path) -> None:
     """What one file says of the signal."""
-    if example.suffix.lower() in IMAGES:
-        channels = 3
-        if example.suffix.lower() not in (".dcm", ".dicom"):
-            pixels = read_image(example, 3)
-            grey = (pixels == pixels[..., :1]).all()
-            channels = 1 if grey else 3
-        shape = [channels, 224, 224]
-        guess.signal = {
-            "axes": ["channel", "y", "x"], "stored_shape": shape, "input_shape": shape,
-            "dtype": "uint8", "unit": "grey level", "patch": [16, 16],
-            "normaliser": "source-statistics",
-        }  # fmt: skip
-        return
-    names, rate, unit = _over_time(example)
+    end = _ending(example.name).lower()
+    try:
+        if end in ARRAYS:
+            _add_array_signal(guess, read_array(example))
+        elif end in VOLUMES and end not in IMAGES:
+            shape = (read_mhd(example) if end == ".mhd" else read_nifti(example)).shape
+            guess.signal = _volume_signal(1, shape, "int16", "HU" if end == ".mhd" else "1")
+        elif end in IMAGES:
+            grey = end in (".dcm", ".dicom") or _is_grey(read_image(example, 3))
+            guess.signal = _image_signal(1 if grey else 3)
+            if end in (".dcm", ".dicom"):
+                guess.unknown.append("DICOM files are taken for pictures, each one a record")
+        else:
+            guess.signal = _time_signal(guess, *_over_time(example, end))
+    except RecordError as error:
+        raise BenchmdError(f"{example} cannot be read: {error}.") from error
+
+
+def _is_grey(pixels: Array) -> bool:
+    return bool((pixels == pixels[..., :1]).all())
+
+
+def _add_array_signal(guess: Guess, values: Array) -> None:
+    """A signal by the axes and the type of an array."""
+    of_bytes, shape = values.dtype.name == "uint8", values.shape
+    if values.ndim == 1 or (values.ndim == 2 and not of_bytes):
+        names = ["" for _ in range(min(shape) if values.ndim == 2 else 1)]
+        guess.signal = _time_signal(guess, names, None, "1")
+    elif values.ndim == 2 or (values.ndim == 3 and of_bytes and 3 in (shape[0], shape[-1])):
+        guess.signal = _image_signal(1 if values.ndim == 2 else 3)
+    elif values.ndim in (3, 4):
+        dtype = "uint8" if of_bytes else "int16"
+        guess.signal = _volume_signal(1 if values.ndim == 3 else shape[0], shape[-3:], dtype, "1")
+    else:
+        raise RecordError(f"its array has the shape {shape}, expected one to four axes")
+
+
+def _image_signal(channels: int) -> dict[str, object]:
+    shape = [channels, 224, 224]
+    return {
+        "axes": ["channel", "y", "x"], "stored_shape": shape, "input_shape": shape,
+        "dtype": "uint8", "unit": "grey level", "patch": [16, 16],
+        "normaliser": "source-statistics",
+    }  # fmt: skip
+
+
+def _volume_signal(channels: int, held: Sequence[int], dtype: str, unit: str) -> dict[str, object]:
+    """Windows of up to 32 slices, as the first file has them."""
+    depth = min(32, max(8, held[0] // 8 * 8))
+    side = 96 if max(held[1:]) <= 160 else 224
+    shape = [channels, depth, side, side]
+    return {
+        "axes": ["channel", "z", "y", "x"], "stored_shape": shape, "input_shape": shape,
+        "dtype": dtype, "unit": unit, "patch": [8, 16, 16], "normaliser": "source-statistics",
+    }  # fmt: skip
+
+
+def _time_signal(
+    guess: Guess, names: Sequence[str], rate: float | None, unit: str
+) -> dict[str, object]:
     if rate is None:
         rate = 100.0
         guess.files["rate"] = rate
         guess.unknown.append("the files state no sampling rate: 100 Hz is only a guess, see rate")
     patch = max(1, round(rate / 4))
     length = max(patch, round(SECONDS * rate) // patch * patch)
-    guess.signal = {
+    named: dict[str, object] = {"channels": list(names)} if all(names) else {}
+    return {
         "axes": ["channel", "time"], "stored_shape": [len(names), length],
         "input_shape": [len(names), length], "dtype": "int16", "unit": unit, "patch": [patch],
-        "normaliser": "record-range", "channels": names, "rate": rate,
+        "normaliser": "record-range", **named, "rate": rate,
     }  # fmt: skip
 
 
-def _over_time(path: Path) -> tuple[list[str], float | None, str]:
+def _over_time(path: Path, end: str) -> tuple[list[str], float | None, str]:
     """Channels, rate and unit of a file."""
-    suffix = path.suffix.lower()
-    try:
-        if suffix == ".hea":
-            held = read_wfdb(path)
-            return list(held.names), held.rate, "mV"
-        if suffix == ".edf":
-            header = read_header(path)
-            rate = header.channels[0].samples / header.seconds
-            names = [c.name for c in header.channels if c.samples / header.seconds == rate]
-            return names, rate, "µV"
-    except RecordError as error:
-        raise BenchmdError(f"{path} cannot be read: {error}") from error
-    if suffix in TABLES:
-        return [name for name in _rows(path)[0] if name.lower() not in ("t", "time")], None, "1"
-    raise BenchmdError(f"channels of {suffix} files are not known: write the card by hand.")
+    if end == ".hea":
+        held = read_wfdb(path)
+        return list(held.names), held.rate, "mV"
+    if end == ".edf":
+        header = read_header(path)
+        rate = header.channels[0].samples / header.seconds
+        names = [c.name for c in header.channels if c.samples / header.seconds == rate]
+        return names, rate, "µV"
+    rows = _rows(path)
+    return [name for name in rows[0] if name.lower() not in TIMES], None, "1"
 
 
 def _dataset(name: str, guess: Guess) -> str:

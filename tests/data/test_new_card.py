@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import h5py
 import numpy as np
 import pytest
 import wfdb
@@ -130,3 +131,51 @@ def test_no_card_is_written_over(tmp_path):
     again = CliRunner().invoke(main, arguments)
     assert (again.exit_code, "is there already" in again.output) == (1, True)
     assert (tmp_path / "cards" / "pets.yaml").read_bytes() == held
+
+
+@pytest.mark.ray
+def test_real_volumes_in_folders_named_by_class(tmp_path, monkeypatch, build_here, real_data):
+    raw = tmp_path / "raw"
+    files = sorted((real_data / "segmentation" / "hippocampus" / "images").glob("*.nii.gz"))
+    for kind, held in zip(("left", "right"), (files[:6], files[6:12]), strict=True):
+        (raw / kind).mkdir(parents=True)
+        for path in held:
+            (raw / kind / path.name).symlink_to(path)
+    (raw / "left" / "notes.csv").write_text("a,b\n1,2\n")
+    catalog, unknown = build("brains", raw, tmp_path, monkeypatch, build_here)
+    assert not unknown
+    assert catalog.signal.axes == ("channel", "z", "y", "x")
+    assert catalog.signal.stored_shape == (1, 32, 96, 96)
+    # a window of 32 slices, and a second one where there are more
+    assert set(counts(catalog).values()) <= set(range(6, 13))
+    assert sum(held["patients"] for held in catalog.manifest["splits"].values()) == 12
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("end", [".npy", ".npz", ".h5"])
+def test_arrays_in_folders_named_by_class(tmp_path, monkeypatch, build_here, end):
+    rng, raw = np.random.default_rng(2), tmp_path / "raw"
+    for kind in KINDS[:2]:
+        (raw / kind).mkdir(parents=True)
+        for number in range(6):
+            values = rng.normal(size=(3, 1000))
+            path = raw / kind / f"{number}{end}"
+            if end == ".h5":
+                with h5py.File(path, "w") as file:
+                    file["values"] = values
+            else:
+                (np.save if end == ".npy" else np.savez)(path, values)
+    catalog, unknown = build("wrists", raw, tmp_path, monkeypatch, build_here)
+    assert len(unknown) == 1
+    assert "100 Hz is only a guess" in unknown[0]
+    assert catalog.signal.stored_shape == (3, 1000)
+    assert counts(catalog) == dict.fromkeys(KINDS[:2], 6)
+
+
+def test_an_array_that_has_to_be_named_is_said(tmp_path):
+    for kind in KINDS[:2]:
+        (tmp_path / "raw" / kind).mkdir(parents=True)
+        np.savez(tmp_path / "raw" / kind / "x.npz", one=np.zeros((2, 9)), two=np.zeros((2, 9)))
+    with pytest.raises(BenchmdError, match=r"several arrays .*its arrays are: one, two"):
+        new_card("pairs", tmp_path / "raw", tmp_path / "cards")
+    assert not (tmp_path / "cards").exists()

@@ -76,7 +76,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         else:
             left_out[NOWHERE] += 1
     if files.table:
-        names = {one.path for one in named}
+        names = {one.path for one in named} | {files.table, *files.lists.values()}
         others = (path for path in _paths(root / files.folder, card, root) if path not in names)
         left_out[NO_ROW] += sum(1 for _ in others)
     patients = files.patient or "patient" in files.levels
