@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -148,21 +149,25 @@ def volume(found: Any) -> None:
         finite(values, 2)
 
 
-def imported(path: Path) -> None:
-    """Import an HDF5 file."""
-    from benchmd_ray.data import hdf5
+def in_child(read: Callable[[], bool]) -> None:
+    """Read in a process of its own, as builds and imports do: native libraries may not return."""
+    from benchmd_ray.data.records import RecordError
     from benchmd_ray.errors import BenchmdError
 
-    (path.parent / "catalog").mkdir()
-    # As the process apart does, which takes a second to start: the library may not return.
     child = os.fork()
     if not child:
         code = FAULT
         with contextlib.suppress(BaseException):
             resource.setrlimit(resource.RLIMIT_CPU, (LOOP_SECONDS, LOOP_SECONDS + 1))
-            request = {"path": str(path), "out": str(path.parent / "catalog")}
-            failed, _ = hdf5.answer(request)
-            code = FAULT if "errno" in failed else REFUSED if failed else 0
+            try:
+                code = 0 if read() else REFUSED
+            except (RecordError, BenchmdError):
+                code = REFUSED
+            except MemoryError:
+                code = REFUSED
+            except BaseException:
+                traceback.print_exc()
+                raise
         os._exit(code)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status != FAULT
@@ -170,6 +175,64 @@ def imported(path: Path) -> None:
         raise Ended(signal.Signals(-status).name)
     if status == REFUSED:
         raise BenchmdError("refused")
+
+
+def imported(path: Path) -> None:
+    """Import an HDF5 file."""
+    from benchmd_ray.data import hdf5
+
+    (path.parent / "catalog").mkdir()
+
+    def read() -> bool:
+        failed, _ = hdf5.answer({"path": str(path), "out": str(path.parent / "catalog")})
+        assert "errno" not in failed
+        return not failed
+
+    in_child(read)
+
+
+def own(path: Path) -> None:
+    """Read a file as a signal over time, an image or a volume of a user's own."""
+    from benchmd_ray.data.cards import Files
+    from benchmd_ray.data.datasets.any_file import read_file
+    from benchmd_ray.signals import Signal
+
+    axes, shape, patch = {
+        "time": (("channel", "time"), (2, 100), (10,)),
+        "image": (("channel", "y", "x"), (1, 32, 32), (8, 8)),
+        "volume": (("channel", "z", "y", "x"), (1, 8, 32, 32), (8, 8, 8)),
+    }[path.name.split("-")[0]]
+    made = Signal("x", axes, shape, shape, "int16", "mV", patch, "none", rate=50.0)
+
+    def read() -> bool:
+        for part in read_file(path, made, Files(rate=100.0)):
+            assert part.signal.shape == shape
+            assert part.signal.dtype == np.int16
+            assert np.isfinite(part.scale)
+            assert part.scale > 0
+            assert all(
+                0 < held <= extent for held, extent in zip(part.valid_size, shape[1:], strict=True)
+            )
+        return True
+
+    in_child(read)
+
+
+def listed_rows(path: Path) -> None:
+    """List what a table and lists of splits say of a folder, beside which they are."""
+    from benchmd_ray.data.cards import DatasetCard, Files
+    from benchmd_ray.data.datasets.listed import discover
+    from benchmd_ray.data.raw import Choices
+    from benchmd_ray.errors import BenchmdError
+    from benchmd_ray.modalities import modality
+
+    beside = {p.stem: p.name for p in path.parent.iterdir() if p.suffix == ".txt"}
+    files = Files(table=path.name, patient="patient", metadata={"age": "age"}, lists=beside)
+    card = DatasetCard("x", modality("fundus"), files=files)
+    found = discover(path.parent, card, Choices())
+    assert all(sum(item.target(card)) == 1 for item in found.items)
+    if not found.items:
+        raise BenchmdError("nothing is left")
 
 
 def rows(path: Path) -> None:
@@ -263,6 +326,7 @@ def readers() -> dict[str, Callable[[Path], Any]]:
     from benchmd_ray.data.readers.metaimage import read_mhd
     from benchmd_ray.data.readers.volume import read_series
     from benchmd_ray.data.readers.wfdb import read_wfdb
+    from benchmd_ray.modalities import _read as read_modality
     from benchmd_ray.modalities import modality
     from benchmd_ray.settings import load_settings
     from benchmd_ray.tuning.spaces import space_for
@@ -292,6 +356,9 @@ def readers() -> dict[str, Callable[[Path], Any]]:
         "card": _cards_of,
         "space": lambda path: space_for("mae", "pretrain", modality("ecg"), path),
         "hdf5": imported,
+        "own": own,
+        "own-rows": listed_rows,
+        "modality": read_modality,
         "shhs": night("shhs"),
         "isruc": night("isruc"),
         "georgia": lambda path: records("georgia", path, {}),

@@ -87,7 +87,10 @@ def mutate_text(content: bytes, rng: Rng) -> bytes:
 
 def mutate_gzip(content: bytes, rng: Rng) -> bytes:
     """Another text packed, which may repeat a line for megabytes."""
-    text = mutate_text(gzip.decompress(content), rng)
+    held = gzip.decompress(content)
+    if held[344:348] == b"n+1\0":
+        return gzip.compress(mutate_nifti(held, rng), 1)
+    text = mutate_text(held, rng)
     if rng.random() < 0.02:
         text += (text.split(b"\n")[-2] + b"\n") * int(2**24 / 100)
     return gzip.compress(text, 1)
@@ -237,35 +240,41 @@ def mutate_bmp(content: bytes, rng: Rng) -> bytes:
     return bytes(data)
 
 
+def mutate_npy(content: bytes, rng: Rng) -> bytes:
+    """The header of an array, and its values."""
+    end = content.find(b"\n") + 1
+    header, values = content[10:end], content[end:]
+    match int(rng.integers(5)):
+        case 0:
+            numbers = re.split(rb"(\d+)", header)
+            numbers[min(1 + 2 * int(rng.integers(5)), len(numbers) - 1)] = one(ODD, rng)
+            header = b"".join(numbers)
+        case 1:
+            kind = one((b"|O", b"<f8", b"<u4", b"|S9", b"<M8[s]", b"|V1", b"<U5000"), rng)
+            header = re.sub(rb"'\|?[<>|]?\w+'", b"'" + kind + b"'", header, count=2)
+        case 2:
+            header = mutate_text(header, rng)
+        case 3:
+            header = header.replace(b"False", one((b"True", b"None", b"1"), rng))
+            values = values[: int(rng.integers(len(values) + 1))]
+        case _:
+            rows = one((3 * 10**6, 2**40), rng)
+            header = re.sub(rb"\(\d+", b"(%d" % rows, header)
+            values += bytes(one((0, 2**24), rng))
+    size = len(header) if rng.random() < 0.9 else one((0, 65535), rng)
+    return content[:8] + struct.pack("<H", size % 65536) + header + values
+
+
 def mutate_npz(content: bytes, rng: Rng) -> bytes:
     """Headers of arrays, and entries and directory of the archive."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = [[name, archive.read(name)] for name in archive.namelist()]
     for _ in range(int(rng.integers(1, 3))):
         entry = one(entries, rng)
-        end = entry[1].find(b"\n") + 1
-        header, values = entry[1][10:end], entry[1][end:]
-        match int(rng.integers(6)):
-            case 0:
-                numbers = re.split(rb"(\d+)", header)
-                numbers[min(1 + 2 * int(rng.integers(5)), len(numbers) - 1)] = one(ODD, rng)
-                header = b"".join(numbers)
-            case 1:
-                kind = one((b"|O", b"<f8", b"<u4", b"|S9", b"<M8[s]", b"|V1", b"<U5000"), rng)
-                header = re.sub(rb"'\|?[<>|]?\w+'", b"'" + kind + b"'", header, count=2)
-            case 2:
-                header = mutate_text(header, rng)
-            case 3:
-                header = header.replace(b"False", one((b"True", b"None", b"1"), rng))
-                values = values[: int(rng.integers(len(values) + 1))]
-            case 4:
-                rows = one((3 * 10**6, 2**40), rng)
-                header = re.sub(rb"\(\d+", b"(%d" % rows, header)
-                values += bytes(one((0, 2**24), rng))
-            case _:
-                entry[0] = one((entries[0][0], "../x.npy", "/x.npy", "x" * 300, "x\0.npy"), rng)
-        size = len(header) if rng.random() < 0.9 else one((0, 65535), rng)
-        entry[1] = entry[1][:8] + struct.pack("<H", size % 65536) + header + values
+        if rng.random() < 1 / 6:
+            entry[0] = one((entries[0][0], "../x.npy", "/x.npy", "x" * 300, "x\0.npy"), rng)
+        else:
+            entry[1] = mutate_npy(entry[1], rng)
     packed = io.BytesIO()
     method = one((zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, zipfile.ZIP_LZMA), rng)
     with zipfile.ZipFile(packed, "w", method) as archive:
@@ -277,6 +286,24 @@ def mutate_npz(content: bytes, rng: Rng) -> bytes:
         offset, size = one(((8, 2), (10, 2), (16, 4), (20, 4), (24, 4), (28, 2), (42, 4)), rng)
         data[at + offset : at + offset + size] = integer(size, "little", rng)
     return bytes(data)
+
+
+NIFTI_FIELDS = (
+    (0, 4), *((40 + 2 * n, 2) for n in range(8)), (70, 2), (72, 2), (76, 4), (80, 4), (84, 4),
+    (88, 4), (108, 4), (112, 4), (116, 4), (252, 2), (254, 2), (256, 4), (280, 4), (300, 4),
+    (344, 4), (348, 4),
+)  # fmt: skip
+"""Places and widths of the header: extents, types, spacing, offset, scale, directions."""
+
+
+def mutate_nifti(content: bytes, rng: Rng) -> bytes:
+    """Fields of the header."""
+    data = bytearray(content)
+    for _ in range(int(rng.integers(1, 4))):
+        at, size = one(NIFTI_FIELDS, rng)
+        odd = (integer(size, "little", rng), rng.bytes(size), struct.pack("<f", 1e30)[:size])
+        data[at : at + size] = one(odd, rng)
+    return bytes(data) if rng.random() < 0.8 else bytes(data[: int(rng.integers(len(data)))])
 
 
 def mutate_hdf5(content: bytes, rng: Rng) -> bytes:
@@ -345,6 +372,8 @@ MUTATORS: dict[str, Mutator] = {
     ".gz": mutate_gzip,
     ".h5": mutate_hdf5,
     ".jpg": mutate_jpeg,
+    ".nii": mutate_nifti,
+    ".npy": mutate_npy,
     ".npz": mutate_npz,
     ".png": mutate_png,
     ".tif": mutate_tiff,

@@ -17,7 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from in_process import build_in_process
@@ -166,7 +169,7 @@ def test_the_table_of_ptb_xl(real_data, tmp_path, fuzzed):
     fuzzed("ptb-xl", [table])
 
 
-@pytest.mark.parametrize("reader", ["card", "space", "settings", "set"])
+@pytest.mark.parametrize("reader", ["card", "modality", "space", "settings", "set"])
 def test_yaml(tmp_path, fuzzed, reader):
     settings = as_dict(Settings())
     lines = [f"pretrain.{key}={value}" for key, value in settings["pretrain"].items()]
@@ -174,6 +177,7 @@ def test_yaml(tmp_path, fuzzed, reader):
     (tmp_path / "set.yaml").write_text("\n".join(lines), "utf-8")
     files = {
         "card": resource_folder("data_catalog") / "georgia.yaml",
+        "modality": resource_folder("data_catalog") / "modalities" / "ecg.yaml",
         "space": resource_folder("search_spaces") / "mae.yaml",
     }
     fuzzed(reader, [files.get(reader, tmp_path / f"{reader}.yaml")])
@@ -240,6 +244,56 @@ def test_arrays_of_medmnist(tmp_path, fuzzed):
         file.parent.mkdir()
         write(file, **made)
     fuzzed("medmnist", files)
+
+
+@pytest.mark.parametrize("kind", ["time", "image", "volume"])
+@pytest.mark.parametrize("end", [".npy", ".npz", ".h5"])
+def test_arrays_of_ones_own(tmp_path, fuzzed, kind, end):
+    shape = {"time": (2, 300), "image": (40, 50), "volume": (9, 20, 20)}[kind]
+    values = np.random.default_rng(5).normal(size=shape).astype(np.float32)
+    path = tmp_path / f"{kind}-x{end}"
+    if end == ".h5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=values, chunks=True, compression="gzip")
+    else:
+        (np.save if end == ".npy" else np.savez_compressed)(path, values)
+    fuzzed("own", [path])
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("end", [".nii", ".nii.gz"])
+def test_nifti(real_data, tmp_path, fuzzed, end):
+    source = real_data / "segmentation" / "hippocampus" / "images" / "hippocampus_190.nii.gz"
+    content = gzip.decompress(source.read_bytes())
+    path = tmp_path / f"volume-x{end}"
+    path.write_bytes(content if end == ".nii" else gzip.compress(content))
+    fuzzed("own", [path])
+
+
+def test_tables_of_samples(tmp_path, fuzzed):
+    values = np.random.default_rng(6).normal(size=(300, 2))
+    np.savetxt(tmp_path / "time-x.csv", values, delimiter=",", header="a,b", comments="")
+    fuzzed("own", [tmp_path / "time-x.csv"])
+
+
+@pytest.mark.parametrize("end", [".csv", ".tsv", ".parquet"])
+def test_tables_of_ones_own(tmp_path, fuzzed, end):
+    names = [f"{n}.pgm" for n in range(10)]
+    rows = {"path": names, "label": [f"ICDR {n % 5}" for n in range(10)]}
+    rows |= {"patient": [f"p{n}" for n in range(10)], "age": [str(20 + n) for n in range(10)]}
+    path = tmp_path / f"table{end}"
+    if end == ".parquet":
+        pq.write_table(pa.table(rows), path)
+    else:
+        mark = "," if end == ".csv" else "\t"
+        lines = [mark.join(rows), *map(mark.join, zip(*rows.values(), strict=True))]
+        path.write_text("\n".join(lines))
+    for name, held in (("train", names[:5]), ("test", names[5:])):
+        (tmp_path / f"{name}.txt").write_text("\n".join(held))
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    beside = [tmp_path / name for name in ("train.txt", "test.txt", *names)]
+    fuzzed("own-rows", [[path, *beside]])
 
 
 def test_hdf5(monkeypatch, raw, tmp_path, fuzzed):

@@ -109,7 +109,9 @@ def _only(names: list[str], key: str) -> str:
 def _hdf5(path: Path, key: str) -> Array:
     with h5py.File(path, "r") as file:
         held = _member(file, key or _only(_datasets(file), ""))
-        _require_numbers(held.shape or (), held.dtype)
+        if held.shape is None:
+            raise RecordError("its array is empty")
+        _require_numbers(held.shape, held.dtype)
         values: Array = held[()]
         return values
 
