@@ -62,10 +62,9 @@ def _read(path: Path) -> dict[str, Modality]:
         raise BenchmdError(
             f"{where} holds {shown(content)}, expected its keys, with the file's own name."
         )
-    named = dict(content)
-    if isinstance(named.get("signal"), Mapping):
-        named["signal"] = {"name": path.stem, **named["signal"]}
-    return {path.stem: typed(Modality, named, where)}
+    if isinstance(content.get("signal"), dict):
+        content["signal"].setdefault("name", path.stem)
+    return {path.stem: typed(Modality, content, where)}
 
 
 def modality(name: str) -> Modality:

@@ -5,6 +5,7 @@ Format: https://yaml.org/spec/1.1/, without tags, merges and dates.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ def read_yaml_file(path: Path, what: str) -> Any:
     except UnicodeDecodeError as error:
         raise BenchmdError(f"cannot read {what}: it is no UTF-8 text ({error.reason}).") from error
     return read_yaml(text, what)
+
+
+class Lined(dict[Any, Any]):
+    """A mapping that knows the lines of its keys in the text, from 1, where it is from one."""
+
+    def __init__(self, content: Mapping[Any, Any] | None = None) -> None:
+        super().__init__(content or {})
+        self.lines: dict[Any, int] = {}
 
 
 class _PlainValues(yaml.SafeLoader):
@@ -118,6 +127,18 @@ class _PlainValues(yaml.SafeLoader):
                     )
                 seen.add(name.value)
         return super().construct_mapping(node, deep)
+
+
+def _lined(loader: _PlainValues, node: yaml.MappingNode) -> Iterator[Lined]:
+    made = Lined()
+    yield made  # what is in it may refer to it
+    made.update(loader.construct_mapping(node))
+    for name, _ in node.value:
+        if isinstance(name, yaml.ScalarNode):
+            made.lines[loader.construct_object(name)] = name.start_mark.line + 1
+
+
+_PlainValues.add_constructor("tag:yaml.org,2002:map", _lined)
 
 
 def _refused(reason: str, event: Any) -> yaml.YAMLError:

@@ -6,8 +6,55 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.typed import typed
 
+
+@dataclass(frozen=True)
+class Range:
+    """Values that are mapped onto others, what lies beyond clipped."""
+
+    low: float
+    high: float
+    onto_low: float = 0.0
+    onto_high: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a range that is none."""
+        if not (self.low < self.high and self.onto_low < self.onto_high):
+            raise BenchmdError(
+                f"the range from {self.low:g} to {self.high:g}, onto {self.onto_low:g} to "
+                f"{self.onto_high:g}, is none: expected low below high."
+            )
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of CT: its centre and width, in the signal's unit."""
+
+    centre: float
+    width: float
+
+    @property
+    def range(self) -> Range:
+        """What it shows."""
+        return Range(self.centre - self.width / 2, self.centre + self.width / 2)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """No parameters."""
+
+
+PARAMETERS: dict[str, type] = {
+    "record-range": Plain,
+    "fixed-range": Range,
+    "window": Window,
+    "source-statistics": Plain,
+    "source-mean": Range,
+    "none": Plain,
+}
+"""Of the normalisers that `benchmd_ray.data.normalise` has, by their names."""
 MAX_VALUES = 2**28
 """Values of a stored signal: half a gigabyte of int16."""
 
@@ -49,6 +96,7 @@ class Signal:
         """
         if fault := self._fault():
             raise BenchmdError(f"the signal {self.name} cannot be: {fault}.")
+        self.normaliser_parameters()
 
     def _fault(self) -> str:
         extents = (*self.stored_shape, *self.input_shape, *self.patch)
@@ -77,6 +125,17 @@ class Signal:
         if self.rate is not None and self.rate <= 0:
             return f"its rate is {self.rate:g} Hz, expected a positive number"
         return ""
+
+    def normaliser_parameters(self) -> Any:
+        """The parameters of its normaliser, of the type in `PARAMETERS`.
+
+        Raises:
+            BenchmdError: There is no such normaliser, or it has others.
+        """
+        if self.normaliser not in PARAMETERS:
+            raise unknown_name(f"normaliser of {self.name}", self.normaliser, PARAMETERS)
+        where = f"the normaliser {self.normaliser} of {self.name}"
+        return typed(PARAMETERS[self.normaliser], dict(self.parameters), where)
 
     @property
     def tokens(self) -> int:

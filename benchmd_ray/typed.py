@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from benchmd_ray.errors import BenchmdError, shown, unknown_name
 PLAIN = (bool, int, float, str, type(None))
 LARGEST = 2**63 - 1
 """Larger whole numbers fit no 64 bits."""
+
+LINE = re.compile(r", line \d+(?=[:.]|$)")
 
 types_of: Any = functools.cache(typing.get_type_hints)
 """Types of a dataclass's fields, by name."""
@@ -61,8 +64,8 @@ def _mapping(inner: tuple[Any, Any], value: Any, where: str) -> dict[Any, Any]:
     if kind is Any and not all(isinstance(each, PLAIN) for each in value.values()):
         raise BenchmdError(f"{where} is {shown(value)}, expected names with plain values.")
     return {
-        typed(key_kind, key, f"a name in {where}"): (
-            held if kind is Any else typed(kind, held, f"{where}.{key}")
+        typed(key_kind, key, f"a name in {_within(where, value, key)}"): (
+            held if kind is Any else typed(kind, held, _within(where, value, key, f".{key}"))
         )
         for key, held in value.items()
     }
@@ -74,12 +77,35 @@ def _dataclass(kind: Any, value: Any, where: str) -> Any:
         raise BenchmdError(f"{where} is {shown(value)}, expected the keys {', '.join(kinds)}.")
     for key in value:
         if key not in kinds:
-            raise unknown_name(f"key in {where}:", str(key), kinds)
+            raise unknown_name(f"key in {_within(where, value, key)}:", str(key), kinds)
     for field in dataclasses.fields(kind):
         missing = dataclasses.MISSING
         if field.name not in value and field.default is field.default_factory is missing:
             raise BenchmdError(f"{where} is incomplete: {field.name} is missing.")
-    return kind(**{key: typed(kinds[key], held, f"{where}: {key}") for key, held in value.items()})
+    made = {
+        key: typed(kinds[key], held, _within(where, value, key, f": {key}"))
+        for key, held in value.items()
+    }
+    try:
+        return kind(**made)
+    except BenchmdError as error:  # of its own checks, which do not know where it is from
+        raise BenchmdError(f"{where}: {error}") from error
+
+
+def line_of(content: Any, *keys: str) -> str:
+    """``, line 7`` of a key, or of a key in its value, for a message; empty where not known."""
+    found = ""
+    for key in keys:
+        lines = getattr(content, "lines", {})
+        found = f", line {lines[key]}" if key in lines else found
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return found
+
+
+def _within(where: str, content: Any, key: Any, name: str = "") -> str:
+    """A place with what is named in it, and the line of a key in the place of its own."""
+    own = line_of(content, key)
+    return f"{LINE.sub('', where) if own else where}{name}{own}"
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:

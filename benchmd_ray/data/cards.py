@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +15,10 @@ from benchmd_ray.data.medmnist_cards import contents_by_size
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import Modality, modalities, modality
-from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.plain_yaml import Lined, read_yaml_file
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
-from benchmd_ray.typed import typed
+from benchmd_ray.typed import line_of, typed
 
 POLICIES = ("clean", "released")
 """Label-and-split policies: leak-free (the default), and as BenchMD released them."""
@@ -189,28 +189,39 @@ class DatasetCard:
 
 def _cards_of(path: Path) -> dict[str, DatasetCard]:
     """The card of a file by its name, or of MedMNIST one for each size of the images."""
-    content = read_yaml_file(path, f"the card {path.name}")
-    if not isinstance(content, Mapping):
-        raise BenchmdError(f"the card {path.name} holds {shown(content)}, expected its keys.")
-    contents = contents_by_size(content, path.name) if "images" in content else [content]
-    made = [card_of(_with_modality(each, path.name), path.name) for each in contents]
+    where = f"the card {path}"
+    content = read_yaml_file(path, where)
+    if not isinstance(content, dict):
+        raise BenchmdError(f"{where} holds {shown(content)}, expected its keys.")
+    contents = contents_by_size(content, where) if "images" in content else [content]
+    made = [card_of(_with_modality(each, where), where) for each in contents]
     if made[0].name != path.stem:
         raise BenchmdError(
-            f"the card {path.name} has the name {made[0].name!r}: expected the file's own."
+            f"{where}{line_of(content, 'name')}, has the name {made[0].name!r}: expected the "
+            "file's own."
         )
     return {card.name: card for card in made}
 
 
-def _with_modality(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _with_modality(content: dict[str, Any], where: str) -> dict[str, Any]:
     """What a card's file says, with the modality itself in the place of its name."""
-    own = dict(content)
+    own = copy(content) if isinstance(content, Lined) else Lined(content)
     if isinstance(name := own.get("modality"), str):
-        whole = asdict(modality(name))
+        try:
+            whole = Lined(asdict(modality(name)))
+        except BenchmdError as error:
+            raise BenchmdError(f"{where}{line_of(content, 'modality')}: {error}") from error
+        whole.lines = {key: line for key, line in own.lines.items() if key in ("signal", "task")}
         for part in ("signal", "task"):
-            changes = own.pop(part, {})
-            if not isinstance(changes, Mapping):
-                raise BenchmdError(f"{where}: {part} is {shown(changes)}, expected its keys.")
-            whole[part] = {**whole[part], **changes}
+            changes = copy(own.pop(part, {}))
+            if not isinstance(changes, dict):
+                raise BenchmdError(
+                    f"{where}: {part}{line_of(content, part)} is {shown(changes)}, expected its "
+                    "keys."
+                )
+            for key, value in whole[part].items():
+                changes.setdefault(key, value)
+            whole[part] = changes
         own["modality"] = whole
     return own
 
@@ -240,7 +251,7 @@ def card_of(content: Any, where: str) -> DatasetCard:
         BenchmdError: It is no such content, or names classes or files that cannot be.
     """
     card: DatasetCard = typed(DatasetCard, content, where)
-    _check_classes(card, where)
+    _check_classes(card, where, content)
     _check_names(card, where)
     return card
 
@@ -268,7 +279,7 @@ def _check_names(card: DatasetCard, where: str) -> None:
             )
 
 
-def _check_classes(card: DatasetCard, where: str) -> None:
+def _check_classes(card: DatasetCard, where: str, content: Any) -> None:
     """Refuse a class that the task or the card does not have."""
     merged = {name for names in card.merged_classes.values() for name in names}
     named = [
@@ -282,7 +293,8 @@ def _check_classes(card: DatasetCard, where: str) -> None:
     ]
     for key, names, valid in named:
         for name in sorted(names - set(valid)):
-            raise unknown_name(f"class in {where}, {key}:", name, valid)
+            line = line_of(content, *key.split(", "))
+            raise unknown_name(f"class in {where}: {key}{line}:", name, valid)
 
 
 def cards() -> dict[str, DatasetCard]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.signals import Signal
-from benchmd_ray.typed import typed
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.signals import Plain, Range, Signal, Window
 
 Statistics = Mapping[str, Sequence[float]]
 """``mean`` and ``std`` per channel over the source's training split, in the stored unit."""
@@ -18,42 +17,6 @@ Statistics = Mapping[str, Sequence[float]]
 Normalise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(signals (batch, *stored_shape), scales (batch,), valid sizes (batch, axes but the channel's)) →
 float32 (batch, *input_shape)."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """Values that are mapped onto others, what lies beyond clipped."""
-
-    low: float
-    high: float
-    onto_low: float = 0.0
-    onto_high: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a range that is none."""
-        if not (self.low < self.high and self.onto_low < self.onto_high):
-            raise BenchmdError(
-                f"the range from {self.low:g} to {self.high:g}, onto {self.onto_low:g} to "
-                f"{self.onto_high:g}, is none: expected low below high."
-            )
-
-
-@dataclass(frozen=True)
-class Window:
-    """A window of CT: its centre and width, in the signal's unit."""
-
-    centre: float
-    width: float
-
-    @property
-    def range(self) -> Range:
-        """What it shows."""
-        return Range(self.centre - self.width / 2, self.centre + self.width / 2)
-
-
-@dataclass(frozen=True)
-class Plain:
-    """No parameters."""
 
 
 def by_own_range(
@@ -173,21 +136,19 @@ class Normaliser:
 
     function: Callable[..., torch.Tensor]
     """(signals, scales, valid sizes, statistics, parameters) → normalised, of the same shape."""
-    parameters: type
-    """Dataclass of its parameters."""
     by_statistics: bool = False
     """Whether it needs the source's training statistics."""
 
 
 NORMALISERS: dict[str, Normaliser] = {
-    "record-range": Normaliser(by_own_range, Plain),
-    "fixed-range": Normaliser(fixed_range, Range),
-    "window": Normaliser(window, Window),
-    "source-statistics": Normaliser(standardised, Plain, by_statistics=True),
-    "source-mean": Normaliser(centred, Range, by_statistics=True),
-    "none": Normaliser(as_stored, Plain),
+    "record-range": Normaliser(by_own_range),
+    "fixed-range": Normaliser(fixed_range),
+    "window": Normaliser(window),
+    "source-statistics": Normaliser(standardised, by_statistics=True),
+    "source-mean": Normaliser(centred, by_statistics=True),
+    "none": Normaliser(as_stored),
 }
-"""By the names that cards give them."""
+"""By the names that cards give them; their parameters: `benchmd_ray.signals.PARAMETERS`."""
 
 
 def normaliser(signal: Signal, statistics: Statistics | None) -> Normalise:
@@ -200,11 +161,8 @@ def normaliser(signal: Signal, statistics: Statistics | None) -> Normalise:
         statistics: Of the source's training split; some normalisers need none.
 
     Raises:
-        BenchmdError: There is no such normaliser, it has other parameters, or needs statistics
-            and there are none.
+        BenchmdError: It needs statistics, and there are none.
     """
-    if signal.normaliser not in NORMALISERS:
-        raise unknown_name(f"normaliser of {signal.name}", signal.normaliser, NORMALISERS)
     chosen = NORMALISERS[signal.normaliser]
     if chosen.by_statistics and (statistics is None or 0.0 in statistics["std"]):
         raise BenchmdError(
@@ -212,8 +170,7 @@ def normaliser(signal: Signal, statistics: Statistics | None) -> Normalise:
             "source's training split, and this source has none or constant ones: build its "
             "catalog with a training split."
         )
-    where = f"the normaliser {signal.normaliser} of {signal.name}"
-    parameters = typed(chosen.parameters, dict(signal.parameters), where)
+    parameters = signal.normaliser_parameters()
     centre: tuple[Any, ...] = (..., *map(_centre, signal.stored_shape[1:], signal.input_shape[1:]))
     held = statistics or {}
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmd_ray import signals
 from benchmd_ray.data import normalise
 from benchmd_ray.data.batches import Worker, epoch_order
 from benchmd_ray.data.catalog import open_catalog
@@ -60,7 +61,8 @@ def volumes(rows, seed):
 @pytest.fixture
 def shapes(monkeypatch, changed_card, make_catalog):
     """Catalog of a source of volumes."""
-    fractions = normalise.Normaliser(lambda x, *_: x.float() / 255, normalise.Plain)
+    fractions = normalise.Normaliser(lambda x, *_: x.float() / 255)
+    monkeypatch.setitem(signals.PARAMETERS, "fractions", signals.Plain)
     monkeypatch.setitem(normalise.NORMALISERS, "fractions", fractions)
     splits = {"clean": ("validation",)}
     changed_card("shapes", modality=SHAPES, role="source", evaluation_splits=splits)

@@ -1,0 +1,112 @@
+"""A broken card spoils what uses it alone, and is said with its line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from benchmd_ray.card_folders import CARDS
+from benchmd_ray.cli import main
+from benchmd_ray.data.cards import broken_cards, cards, dataset_card
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import modality
+
+SOUND = """\
+# a comment
+name: own
+modality: derm
+task:
+  kind: single-label
+  classes: [a, b]
+files:
+  table: t.csv
+  splits: {one: train}
+"""
+SIGNAL = """\
+name: own
+batch_size: 64
+signal:
+  axes: [channel, time]
+  stored_shape: [3, 320]
+  input_shape: [3, 320]
+  dtype: int16
+  unit: g
+  patch: [16]
+  normaliser: record-range
+  rate: 32
+task:
+  kind: single-label
+  classes: [a, b]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(CARDS, str(tmp_path))
+    (tmp_path / "modalities").mkdir()
+    (tmp_path / "other.yaml").write_text(SOUND.replace("own", "other"))
+    return tmp_path
+
+
+FAULTS = [
+    ("modality: derm", "modality: dern", 3, r"unknown modality 'dern'\. Did you mean 'derm'\?"),
+    ("  table: t.csv", "  tabel: t.csv", 8, r"unknown key .*files.* 'tabel'\. .*'table'"),
+    ("  kind: single-label", "  kind: single", 5, r"unknown value .*'single'\. .*'single-label'"),
+    ("  table: t.csv", "  table: [1]", 8, "expected a value of type str"),
+    ("{one: train}", "{one: trian}", 9, r"unknown value .*'trian'\. Did you mean 'train'\?"),
+    ("  classes: [a, b]", "  classes: [a]", 4, "expected 2 or more"),
+    ("name: own", "name: own\nclass_mapping: {x: c}", 3, r"unknown class in .*class_mapping.*'c'"),
+    ("name: own", "name: another", 2, "expected the file's own"),
+    ("task:", "task: [a, b]\nx:", 4, "expected its keys"),
+    ("files:", "files: {a: [}", 7, "cannot read"),
+    ("files:", "files:\n  rate: -1", 7, "rate is -1, expected a positive number"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "line", "message"), FAULTS)
+def test_a_broken_card_is_named_with_line_key_and_nearest_name(
+    folder, before, after, line, message
+):
+    assert SOUND.count(before) == 1
+    (folder / "own.yaml").write_text(SOUND.replace(before, after))
+    listed = CliRunner().invoke(main, ["catalog", "list"], env={"COLUMNS": "2000"})
+    assert listed.exit_code == 0
+    assert "ptb-xl" in listed.stdout
+    said = " ".join(listed.stderr.split())
+    assert "own.yaml" in said
+    assert re.search(rf"line {line}\b", said)
+    assert re.search(message, said.replace(f", line {line}", ""))
+    with pytest.raises(BenchmdError, match=rf"line {line}\b"):
+        dataset_card("own")
+    assert set(broken_cards()) == {"own"}
+    assert cards()["other"].classes == ("a", "b")
+
+
+MODALITY_FAULTS = [
+    ("  normaliser: record-range", "  normaliser: record-rang", 3, r"Did you mean 'record-range'"),
+    ("  rate: 32", "  rat: 32", 11, r"unknown key .* 'rat'\. Did you mean 'rate'\?"),
+    ("  stored_shape: [3, 320]", "  stored_shape: [3, 319]", 3, "centre 320 cannot be cut out"),
+    ("batch_size: 64", "batch_size: many", 2, "expected a value of type int"),
+    ("  dtype: int16", "  dtype: int61", 7, r"Did you mean 'int16'"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "line", "message"), MODALITY_FAULTS)
+def test_a_broken_signal_spoils_its_datasets_alone(folder, before, after, line, message):
+    assert SIGNAL.count(before) == 1
+    (folder / "modalities" / "own.yaml").write_text(SIGNAL.replace(before, after))
+    (folder / "own.yaml").write_text(SOUND.replace("derm", "own"))
+    for use in (modality, dataset_card):
+        with pytest.raises(BenchmdError, match=rf"line {line}\b") as refusal:
+            use("own")
+        assert re.search(message, str(refusal.value).replace(f", line {line}", ""))
+    assert cards()["other"].modality.name == modality("derm").name
+
+
+def test_a_card_of_a_name_that_is_taken_is_broken(folder):
+    (folder / "georgia.yaml").write_text(SOUND.replace("own", "georgia"))
+    assert cards()["georgia"].modality.name == "ecg"
+    listed = CliRunner().invoke(main, ["catalog", "list"])
+    assert listed.exit_code == 0
