@@ -138,7 +138,12 @@ def find_module(name: str) -> ModuleSpec | None:
 def _spec(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """`importlib.util.find_spec` without importing the packages that hold the module."""
     for finder in sys.meta_path:
-        spec = finder.find_spec(module, path)
+        try:
+            spec = finder.find_spec(module, path)
+        except KeyError:  # a folder without __init__.py in a package that is not imported
+            spec = ModuleSpec(module, None, is_package=True)
+            within = [Path(place, module.rpartition(".")[2]) for place in path or ()]
+            spec.submodule_search_locations = [str(place) for place in within if place.is_dir()]
         if spec is not None:
             return spec
     return None
