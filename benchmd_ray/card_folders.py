@@ -46,9 +46,7 @@ def card_folders() -> tuple[Path, ...]:
     own = [Path(name) for name in _named()]
     for folder in own:
         if not folder.is_dir():
-            raise BenchmdError(
-                f"the folder of cards {folder} does not exist: check --cards and {CARDS}."
-            )
+            raise BenchmdError(f"{folder} is no folder of cards: check --cards and {CARDS}.")
     return (resource_folder("data_catalog"), *own, *_installed())
 
 

@@ -6,6 +6,9 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
+MOST_NAMES = 40
+"""Valid names that a message lists; of more, a quarter as many, the nearest."""
+
 
 class BenchmdError(Exception):
     """Something the user can mend; commands print it without a traceback."""
@@ -42,8 +45,12 @@ def shown(value: object) -> str:
 
 
 def unknown_name(kind: str, got: str, valid: Iterable[str]) -> BenchmdError:
-    """An error for a name that does not exist, listing the valid ones and the nearest."""
+    """An error for a name that does not exist, listing the valid ones, of many the nearest."""
     names = sorted(valid)
     near = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return BenchmdError(f"unknown {kind} {shown(got)}.{hint} Valid: {', '.join(names) or 'none'}.")
+    listed = ", ".join(names) or "none"
+    if len(names) > MOST_NAMES:
+        nearest = difflib.get_close_matches(got, names, n=MOST_NAMES // 4, cutoff=0)
+        listed = f"{', '.join(nearest)} and {len(names) - len(nearest)} others"
+    return BenchmdError(f"unknown {kind} {shown(got)}.{hint} Valid: {listed}.")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from benchmd_ray.errors import BenchmdError, shown
 
@@ -13,6 +17,29 @@ EXCLUSIVE = ("single-label", "ordinal")
 """Kinds of task in which a record is of exactly one class."""
 UNKNOWN = -1
 """Target value of a class that is not known; it is masked in losses and metrics."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a catalog holds of the truth of a record."""
+
+    shape: tuple[int, ...]
+    """Of one record; a value for each class."""
+    dtype: Literal["int8"]
+    exclusive: bool
+    """Whether exactly one class is positive."""
+
+    def fault(self, values: npt.NDArray[Any]) -> str | None:
+        """What is wrong with the targets of some records, None when nothing is.
+
+        Args:
+            values: (records, *shape).
+        """
+        if values.shape[1:] != self.shape or not np.isin(values, (UNKNOWN, 0, 1)).all():
+            return f"its targets are others than 1, 0 and -1 for each of {self.shape[0]} classes"
+        if self.exclusive and not ((values == 1).sum(axis=1) == 1).all():
+            return "a target is not positive in one class alone"
+        return None
 
 
 @dataclass(frozen=True)
@@ -46,3 +73,7 @@ class Task:
     def exclusive(self) -> bool:
         """Whether a record is of exactly one class."""
         return self.kind in EXCLUSIVE
+
+    def target(self, classes: Sequence[str]) -> Target:
+        """What catalogs hold of the truth, for these classes: its own, or those that merge them."""
+        return Target((len(classes),), "int8", self.exclusive)

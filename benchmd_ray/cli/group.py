@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from typing import Any
 
@@ -11,6 +12,19 @@ from benchmd_ray import __version__
 from benchmd_ray.cli.allowed import Command
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.interrupts import handled, stop
+
+NOT_ALLOWED = "choose a folder that you may write to, or change its permissions"
+REMEDIES = {
+    errno.EACCES: NOT_ALLOWED,
+    errno.EPERM: NOT_ALLOWED,
+    errno.EROFS: NOT_ALLOWED,
+    errno.ENOTDIR: "a part of the path is a file, choose another folder",
+    errno.EISDIR: "expected a file, or a path that is free",
+    errno.ENOENT: "check the path; its folder does not exist or cannot be made",
+    errno.ENOSPC: "make room, then start the same command again",
+    errno.EDQUOT: "make room, then start the same command again",
+}
+"""What to do where the system refuses, by its number of the error."""
 
 
 class Commands(click.Group):
@@ -31,8 +45,17 @@ class Commands(click.Group):
             number = interrupt.args[0] if isinstance(interrupt, Stopped) else signal.SIGINT
             ctx.exit(128 + number)
         except OSError as error:  # a full disk, a folder that cannot be written, …
-            click.echo(f"error: {error}", err=True)
+            click.echo(f"error: {_of_system(error)}", err=True)
         ctx.exit(1)
+
+
+def _of_system(error: OSError) -> str:
+    """What the system refused, where, and what to do."""
+    place = error.filename2 or error.filename
+    if place is None:
+        return str(error)
+    remedy = REMEDIES.get(error.errno or 0, "check the path, and that you may write there")
+    return f"{place}: {(error.strerror or 'it failed').lower()}: {remedy}."
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -17,7 +17,7 @@ from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import Modality, modalities, modality
 from benchmd_ray.plain_yaml import Lined, read_yaml_file
 from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Task
+from benchmd_ray.tasks import Target, Task
 from benchmd_ray.typed import line_of, typed
 
 POLICIES = ("clean", "released")
@@ -185,6 +185,11 @@ class DatasetCard:
     def classes(self) -> tuple[str, ...]:
         """Classes of its targets: the task's, or those that merge them."""
         return tuple(self.merged_classes) or self.task.classes
+
+    @property
+    def target(self) -> Target:
+        """What is held of the truth of a record."""
+        return self.task.target(self.classes)
 
 
 def _cards_of(path: Path) -> dict[str, DatasetCard]:

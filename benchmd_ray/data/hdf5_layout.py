@@ -56,7 +56,7 @@ def columns_of(card: DatasetCard) -> dict[str, Column]:
     stored = card.signal.stored_shape
     found = [
         Column("signal", stored, np.dtype(card.signal.dtype)),
-        Column("target", (len(card.classes),), np.dtype(np.int8)),
+        Column("target", card.target.shape, np.dtype(card.target.dtype)),
         Column("scale", (), np.dtype(np.float32)),
         Column("valid_size", (len(stored) - 1,), np.dtype(np.int32)),
         *(Column(name, (), None) for name in TEXTS),

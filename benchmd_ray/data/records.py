@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Target
 
 METADATA: dict[str, pa.DataType] = {
     "age": pa.float32(),
@@ -104,10 +105,14 @@ def schema(card: DatasetCard) -> pa.Schema:
             stored,
             pa.field("scale", pa.float32(), nullable=False),
             pa.field("valid_size", pa.list_(pa.int32(), len(signal.stored_shape) - 1)),
-            pa.field("target", pa.list_(pa.int8(), len(card.classes)), nullable=False),
+            pa.field("target", _arrow_type(card.target), nullable=False),
             *(pa.field(name, kind) for name, kind in METADATA.items()),
         ]
     )
+
+
+def _arrow_type(target: Target) -> pa.DataType:
+    return pa.list_(pa.from_numpy_dtype(np.dtype(target.dtype)), int(np.prod(target.shape)))
 
 
 def checked(record: Record, card: DatasetCard) -> Record:
@@ -157,10 +162,10 @@ def values_fault(
         card: Card of their dataset.
         scale: (rows,).
         valid_size: (rows, axes of the signal without the channel's).
-        target: (rows, classes).
+        target: (rows, *shape of a target).
         age: (rows,), zero where it is not known.
     """
-    extent, classes = card.signal.stored_shape[1:], len(card.classes)
+    extent = card.signal.stored_shape[1:]
     with np.errstate(over="ignore"):
         stored = scale.astype(np.float32)
     if not (np.isfinite(stored) & (stored > 0)).all():
@@ -170,10 +175,8 @@ def values_fault(
         or not ((valid_size >= 1) & (valid_size <= extent)).all()
     ):
         return f"a valid size is not within the signal, {extent}"
-    if target.shape[1:] != (classes,) or not np.isin(target, (-1, 0, 1)).all():
-        return f"its targets are others than 1, 0 and -1 for each of {classes} classes"
-    if card.task.exclusive and not ((target == 1).sum(axis=1) == 1).all():
-        return "a target is not positive in one class alone"
+    if fault := card.target.fault(target):
+        return fault
     if not ((age >= 0) & (age <= OLDEST_AGE)).all():
         return f"an age is not within 0 to {OLDEST_AGE:g} years"
     return None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from benchmd_ray.data.splits import hashed_split, label_subset, stable_fraction
+from benchmd_ray.data.splits import balanced_splits, hashed_split, label_subset, stable_fraction
 from benchmd_ray.errors import BenchmdError
 
 one_class = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(
@@ -107,3 +107,44 @@ def test_draw_depends_on_the_seed_alone():
 def test_split_without_positives_is_refused(rows):
     with pytest.raises(BenchmdError, match=f"none of the {rows} training records has a positive"):
         label_subset(np.zeros((rows, 2), np.int8), 8, "multi-label", 0)
+
+
+SHARES = {"train": 0.7, "validation": 0.15, "test": 0.15}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_balanced_splits_keep_patients_together_and_classes_in_their_shares(seed):
+    rng = np.random.default_rng(seed)
+    patients = [f"p{n}" for n in rng.integers(0, 150, 400)]
+    kind = {patient: rng.choice(["a", "b", "c"], p=[0.7, 0.25, 0.05]) for patient in set(patients)}
+    labels = [(kind[patient],) for patient in patients]
+    splits = balanced_splits("d", patients, labels, SHARES)
+    of_patient = {}
+    for patient, split in zip(patients, splits, strict=True):
+        of_patient.setdefault(patient, set()).add(split)
+    assert all(len(held) == 1 for held in of_patient.values())
+    for name in "abc":
+        own = [next(iter(of_patient[patient])) for patient in kind if kind[patient] == name]
+        for split, share in SHARES.items():
+            held = own.count(split)
+            # within one patient of the share, and at least one where there are enough
+            assert abs(held - share * len(own)) <= 1 + (len(own) < 20)
+            assert held >= 1 or len(own) < 3
+    order = rng.permutation(len(patients))
+    again = balanced_splits("d", [patients[n] for n in order], [labels[n] for n in order], SHARES)
+    assert again == [splits[n] for n in order]
+    assert balanced_splits("other", patients, labels, SHARES) != splits
+
+
+def test_a_patient_of_several_classes_counts_for_the_rarest():
+    patients = [f"p{n}" for n in range(40)]
+    labels = [("common", "rare") if n % 10 == 0 else ("common",) for n in range(40)]
+    splits = balanced_splits("d", patients, labels, SHARES)
+    rare = [splits[n] for n in range(0, 40, 10)]
+    assert set(rare) == set(SHARES)
+
+
+def test_shares_need_not_sum_to_one():
+    patients = [f"p{n}" for n in range(100)]
+    splits = balanced_splits("d", patients, [("a",)] * 100, {"train": 3, "test": 1})
+    assert (splits.count("train"), splits.count("test")) == (75, 25)
