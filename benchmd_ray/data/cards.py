@@ -257,7 +257,7 @@ def card_of(content: Any, where: str) -> DatasetCard:
     """
     card: DatasetCard = typed(DatasetCard, content, where)
     _check_classes(card, where, content)
-    _check_names(card, where)
+    _check_names(card, where, content)
     return card
 
 
@@ -270,17 +270,18 @@ def without_build(card: DatasetCard) -> DatasetCard:
     return replace(card, layouts=layouts, download=(), files=None, module="")
 
 
-def _check_names(card: DatasetCard, where: str) -> None:
+def _check_names(card: DatasetCard, where: str, content: Any) -> None:
     """Refuse what files are named by, where it could lead out of their folders."""
     if not re.fullmatch(NAME, card.name):
         raise BenchmdError(
-            f"the name in {where} is {shown(card.name)}: expected small letters, digits and "
-            "hyphens."
+            f"the name in {where}{line_of(content, 'name')} is {shown(card.name)}: expected small "
+            "letters, digits and hyphens."
         )
     for key, name in (("code_table", card.code_table), ("split_table", card.split_table)):
         if name and Path(name).name != name:
             raise BenchmdError(
-                f"{key} in {where} is {name!r}: expected the name of a file, without a folder."
+                f"{key} in {where}{line_of(content, key)} is {name!r}: expected the name of a "
+                "file, without a folder."
             )
 
 

@@ -214,6 +214,7 @@ DEADLY = """
 import ctypes, dataclasses, os, signal
 from pathlib import Path
 from benchmd_ray.data import apart, reading
+from benchmd_ray.data.datasets import DATASETS
 
 apart.CPU_SECONDS, apart.MEMORY = 5.0, 2**31  # messages are the owner's, with its own bounds
 NAMES, WAY, ONCE = os.environ["DEADLY"].split(":")
@@ -241,8 +242,8 @@ def deadly(read):
         return found
     return odd
 
-for name, dataset in reading.DATASETS.items():
-    reading.DATASETS[name] = dataclasses.replace(dataset, read=deadly(dataset.read))
+for name, dataset in DATASETS.items():
+    DATASETS[name] = dataclasses.replace(dataset, read=deadly(dataset.read))
 if __name__ == "__main__":
     apart.serve(reading.answer)
 """

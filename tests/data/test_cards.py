@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
+import re
 
 import pytest
 import yaml
@@ -100,11 +101,17 @@ def test_unknown_dataset_suggests_the_nearest():
         cards.dataset_card("ptbxl")
 
 
+def refusal(path):
+    """What is said of a card, without its folder; of a key without its line."""
+    with pytest.raises(BenchmdError) as refused:
+        cards._cards_of(path)
+    return re.sub(r", line \d+", "", str(refused.value).replace(f"{path.parent}/", ""))
+
+
 def test_a_key_that_is_there_twice_is_refused(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text((FOLDER / "georgia.yaml").read_text() + "version: 7\n")
-    with pytest.raises(BenchmdError, match=r"card x\.yaml: the key 'version' is there twice"):
-        cards._cards_of(path)
+    assert "card x.yaml: the key 'version' is there twice" in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
     [
         (
             {"tasks": "binary-class"},
-            "key in breastmnist.yaml: images: 'tasks'. Did you mean 'task'",
+            "key in the card breastmnist.yaml: images: 'tasks'. Did you mean 'task'",
         ),
         ({"md5": {64: "0" * 32}}, r"yaml: images is incomplete: md5 of size 28 is missing"),
         ({"md5": {28: "0" * 32, 32: "1" * 32}}, r"breastmnist\.yaml names images of size 32, exp"),
@@ -121,7 +128,10 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
             r"breastmnist\.yaml: images: md5\.28 is 7, expected a value of type str",
         ),
         ({"md5": ["0" * 32]}, r"breastmnist\.yaml: images: md5 is \[.*expected names with values"),
-        ({"dimensions": 4}, r"value of breastmnist\.yaml: images: dimensions: '4'.*Valid: 2, 3"),
+        (
+            {"dimensions": 4},
+            r"value of .*yaml: images: dimensions: '4'.*Valid: 2, 3",
+        ),
         ({"channels": 10**9}, r"value of .*yaml: images: channels: '1000000000'.*Valid: 1, 3"),
         ({"classes": "benign"}, r"yaml: images: classes is 'benign', expected a list"),
         ({"records": None}, r"breastmnist\.yaml: images: records is None, expected names with val"),
@@ -132,31 +142,29 @@ def test_faulty_facts_of_images_are_named(tmp_path, change, message):
     content["images"] |= change
     path = tmp_path / "breastmnist.yaml"
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(BenchmdError, match=message):
-        cards._cards_of(path)
+    assert re.search(message, refusal(path))
 
 
 @pytest.mark.parametrize("content", ["", "- 1\n", "georgia\n", "7"])
 def test_a_card_that_is_no_mapping_is_named(tmp_path, content):
     (tmp_path / "x.yaml").write_text(content)
-    with pytest.raises(BenchmdError, match=r"the card x\.yaml holds .*, expected its keys"):
-        cards._cards_of(tmp_path / "x.yaml")
+    assert re.search(r"the card x\.yaml holds .*, expected its keys", refusal(tmp_path / "x.yaml"))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"licens": "MIT"}, "key in x.yaml: 'licens'. Did you mean 'licence'"),
+        ({"licens": "MIT"}, "key in the card x.yaml: 'licens'. Did you mean 'licence'"),
         ({"modality": "ekg"}, "unknown modality 'ekg'.*Valid: .*ecg"),
         (
             {"expected": {"clean": {"test": {"norml": 1}}}},
-            "class in x.yaml, expected, clean, test: 'norml'",
+            "class in the card x.yaml: expected, clean, test: 'norml'",
         ),
-        ({"class_mapping": {"MI": "mi"}}, "class in x.yaml, class_mapping: 'mi'"),
-        ({"merged_classes": {"ill": ["other", "norml"]}}, "x.yaml, merged_classes: 'norml'"),
+        ({"class_mapping": {"MI": "mi"}}, "class in the card x.yaml: class_mapping: 'mi'"),
+        ({"merged_classes": {"ill": ["other", "norml"]}}, "x.yaml: merged_classes: 'norml'"),
         (
             {"merged_classes": {"ill": ["other"]}, "class_mapping": {"": "", "a": "other"}},
-            "class in x.yaml, class_mapping: 'other'.*Valid: ill",
+            "class in the card x.yaml: class_mapping: 'other'.*Valid: ill",
         ),
         ({"options": {"view": {"description": "d"}}}, r"x\.yaml: options\.view .*: default is mis"),
         ({"layouts": {"cinc": {"description": "d"}}}, r"x\.yaml: layouts\.cinc .*: records is mis"),
@@ -166,19 +174,24 @@ def test_a_card_that_is_no_mapping_is_named(tmp_path, content):
         ({"notes": "one"}, r"x\.yaml: notes is 'one', expected a list"),
         ({"version": "1"}, r"x\.yaml: version is '1', expected a value of type int"),
         ({"version": 2**63}, r"x\.yaml: version is 9223372036854775808, expected a number of 64"),
-        ({"role": "sauce"}, r"value of x\.yaml: role: 'sauce'\. Did you mean 'source'"),
+        ({"role": "sauce"}, r"value of the card x\.yaml: role: 'sauce'\. Did you mean 'source'"),
         (
             {"class_mapping": {1: "normal"}},
-            r"a name in x\.yaml: class_mapping is 1, expected",
+            r"a name in the card x\.yaml: class_mapping is 1, expected",
         ),
-        ({"name": "../x"}, r"the name in x\.yaml is '\.\./x': expected small letters"),
-        ({"name": "x", "code_table": "../t.csv"}, r"code_table in x\.yaml is '\.\./t\.csv'"),
-        ({"name": "x", "split_table": "/t.csv"}, r"split_table in x\.yaml is '/t\.csv': expected"),
+        ({"name": "../x"}, r"the name in the card x\.yaml is '\.\./x': expected small letters"),
+        (
+            {"name": "x", "code_table": "../t.csv"},
+            r"code_table in .*x\.yaml is '\.\./t\.csv'",
+        ),
+        (
+            {"name": "x", "split_table": "/t.csv"},
+            r"split_table in .* is '/t\.csv': expected",
+        ),
     ],
 )
 def test_faulty_card_is_named(tmp_path, change, message):
     content = yaml.safe_load((FOLDER / "georgia.yaml").read_text()) | change
     path = tmp_path / "x.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
-    with pytest.raises(BenchmdError, match=message):
-        cards._cards_of(path)
+    assert re.search(message, refusal(path))

@@ -219,7 +219,7 @@ def test_released_labels_are_read_by_column_name(tmp_path):
         ("patient,split,label\nE1,test,0\n", r"value 'test'; .* like Ga_splits\.csv"),
         ("patient,split,label\nE1,val,7\n", r"value '7'; .* like Ga_splits\.csv"),
         ("patient,split,label\nE1,val,-1\n", r"value '-1'; .* like Ga_splits\.csv"),
-        ("patient,split,label\nE1,val\n", "ends within record 1"),
+        ("patient,split,label\nE1,val\n", "record 1: it has 2 values, the header 3 columns"),
     ],
 )
 def test_table_of_another_kind_is_refused(tmp_path, text, message):

@@ -174,7 +174,7 @@ def test_table_that_is_cut_off_is_refused(raw):
     path = raw / "ptbxl_database.csv"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:50], lines[50][:60]]))
-    with pytest.raises(BenchmdError, match="ends within record 50: the file is cut off"):
+    with pytest.raises(BenchmdError, match=r"record 50: .*: the file is cut off"):
         ptbxl.discover(raw, CARD, Choices())
 
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmd_ray import signals
-from benchmd_ray.data import normalise
 from benchmd_ray.data.batches import Worker, epoch_order
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import resident_feed
@@ -34,9 +32,10 @@ from benchmd_ray.training.transfer import TransferJob, require_transferable, tra
 
 SHAPE = (1, 8, 8, 8)
 AXES = ("channel", "z", "y", "x")
+BYTES = {"low": 0, "high": 255}
 SHAPES = Modality(
     "shapes",
-    Signal("shapes", AXES, SHAPE, SHAPE, "uint8", "grey level", (4, 4, 4), "fractions"),
+    Signal("shapes", AXES, SHAPE, SHAPE, "uint8", "grey level", (4,) * 3, "fixed-range", BYTES),
     Task("single-label", ("ball", "box")),
     batch_size=8,
 )
@@ -59,11 +58,8 @@ def volumes(rows, seed):
 
 
 @pytest.fixture
-def shapes(monkeypatch, changed_card, make_catalog):
+def shapes(changed_card, make_catalog):
     """Catalog of a source of volumes."""
-    fractions = normalise.Normaliser(lambda x, *_: x.float() / 255)
-    monkeypatch.setitem(signals.PARAMETERS, "fractions", signals.Plain)
-    monkeypatch.setitem(normalise.NORMALISERS, "fractions", fractions)
     splits = {"clean": ("validation",)}
     changed_card("shapes", modality=SHAPES, role="source", evaluation_splits=splits)
     records = {"train": volumes(TRAIN, 0), "validation": volumes(VALIDATION, 1)}
