@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+import pyarrow.parquet as pq
+
 from benchmd_ray.data.cards import NAME, Files
 from benchmd_ray.data.datasets.any_file import ARRAYS, IMAGES, OVER_TIME, TIMES, VOLUMES
+from benchmd_ray.data.datasets.listed import table_rows
 from benchmd_ray.data.raw import walk
 from benchmd_ray.data.readers.arrays import Array, read_array
 from benchmd_ray.data.readers.edf import read_header
@@ -24,7 +27,7 @@ from benchmd_ray.data.tables import present, read_rows
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import replacing
 
-TABLES = (".csv", ".tsv")
+TABLES = (".csv", ".tsv", ".parquet")
 KNOWN = tuple(dict.fromkeys([*IMAGES, *OVER_TIME, *VOLUMES]))
 """Endings of files that a catalog can be built of."""
 MOST_CLASSES = 100
@@ -91,7 +94,8 @@ def _guessed(folder: Path) -> Guess:
             found.setdefault(_ending(one).lower(), []).append(path)
     tables = _tables(folder)
     for table in tables:
-        found.get(Path(table).suffix, []).remove(table)
+        if table in found.get(Path(table).suffix, []):
+            found[Path(table).suffix].remove(table)
     files = max(found.values(), key=len, default=[])
     if not files:
         raise BenchmdError(
@@ -133,6 +137,12 @@ def _of_tables(folder: Path, tables: Sequence[str], files: Sequence[str]) -> Gue
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
+    if path.suffix == ".parquet":
+        try:
+            names = pq.read_schema(path).names
+        except (OSError, ValueError):  # not one that can be read: no table of names
+            return []
+        return list(table_rows(path, names, "a dataset"))
     mark = "\t" if path.suffix == ".tsv" else ","
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         names = next(csv.reader([file.readline(2**20)], delimiter=mark), [])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import wfdb
 from click.testing import CliRunner
@@ -67,6 +69,16 @@ def test_a_table_of_grey_pictures_in_a_folder(tmp_path, monkeypatch, build_here)
     files = dataset_card("grey-pets").files
     assert (files.path, files.suffix, files.folder) == ("name", ".png", "images")
     assert (files.patient, files.metadata) == ("patient", {"age": "age"})
+
+
+@pytest.mark.ray
+def test_a_parquet_table(tmp_path, monkeypatch, build_here):
+    raw = tmp_path / "raw"
+    write_pictures(raw, [f"{n}.png" for n in range(12)])
+    rows = {"file": [f"{n}.png" for n in range(12)], "class": [KINDS[n % 3] for n in range(12)]}
+    pq.write_table(pa.table(rows), raw / "rows.parquet")
+    catalog, unknown = build("parquet-pets", raw, tmp_path, monkeypatch, build_here)
+    assert (unknown, counts(catalog)) == ([], dict.fromkeys(KINDS, 4))
 
 
 @pytest.mark.ray

@@ -96,7 +96,7 @@ def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
     columns = [files.path, *(own if several else [files.label]), *files.metadata.values()]
     columns += [name for name in (files.patient, files.split) if name]
     table = root / files.table
-    for row in _table(table, columns, card):
+    for row in table_rows(table, columns, f"{card.name}, as its card says"):
         place = PurePosixPath(files.folder) / f"{row[files.path]}{files.suffix}"
         path = inside(place.as_posix(), table)
         labels, why = _labels(row, own, card) if several else ({}, "")
@@ -114,8 +114,17 @@ def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
         )
 
 
-def _table(path: Path, columns: Sequence[str], card: DatasetCard) -> Iterator[dict[str, str]]:
-    what = f"{card.name}, as its card says"
+def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[dict[str, str]]:
+    """Rows of a CSV, TSV or Parquet file, all values as text.
+
+    Args:
+        path: The file, its format known by its ending.
+        columns: Those that it must have.
+        what: What it is the table of, for messages.
+
+    Raises:
+        BenchmdError: There is no such table, or it lacks a column or is too large.
+    """
     if path.suffix == ".parquet":
         yield from _parquet_rows(path, columns, what)
         return
