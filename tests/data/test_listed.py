@@ -11,7 +11,7 @@ from PIL import Image
 
 from benchmd_ray.card_folders import CARDS
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.datasets.listed import NOWHERE, discover, read
+from benchmd_ray.data.datasets.listed import CONSTANT, NOWHERE, discover, read
 from benchmd_ray.data.raw import Choices
 from benchmd_ray.errors import BenchmdError
 
@@ -125,6 +125,19 @@ def test_several_labels_have_a_column_each(raw, card):
         "its value 'maybe' of oedema is neither 1 nor 0": 1,
         "no table names it": 1,
     }
+
+
+def test_constant_segments_are_left_out(tmp_path, card):
+    values = np.random.default_rng(2).normal(size=(12, 4 * 5000)) * 0.1
+    values[:, 5000:10_000] = 0.3  # a lead that is off
+    values[:, 15_000:] += 1e9  # less than a step
+    (tmp_path / "raw" / "a").mkdir(parents=True)
+    np.save(tmp_path / "raw" / "a" / "x.npy", values)
+    own = card({"rate": 500.0}, modality="ecg")
+    found = discover(tmp_path / "raw", own, Choices())
+    reading = read(tmp_path / "raw", found.items[0], own)
+    assert [record.record_id for record in reading.records] == ["a/x-0000", "a/x-0002"]
+    assert reading.left_out == {CONSTANT: 2}
 
 
 @pytest.mark.parametrize("named", ["folders", "table"])

@@ -54,6 +54,15 @@ class Part(NamedTuple):
     scale: float
     valid_size: tuple[int, ...]
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether it holds one value alone in each channel, of which no normaliser makes sense."""
+        own = self.signal.reshape(len(self.signal), -1)
+        if self.signal.ndim == 2:  # without the padding around
+            start = (own.shape[1] - self.valid_size[0]) // 2
+            own = own[:, start : start + self.valid_size[0]]
+        return bool((own == own[:, :1]).all())
+
 
 def suffixes(signal: Signal) -> tuple[str, ...]:
     """Endings of the files that a signal of these axes is read from, in lower case."""

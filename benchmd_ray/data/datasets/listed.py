@@ -30,6 +30,7 @@ LAYOUT = "files"
 """Name of the one layout."""
 TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
 """Values of a column of one label, in lower case; nothing stands for unknown."""
+CONSTANT = "a segment or window of it is constant"
 NOWHERE = "its split is none of those that the card names, or no list has it"
 
 
@@ -319,8 +320,11 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """
     parts = read_file(root / item.path, card.signal, _files(card))
     scans = card.task.scored == "scans"
-    records = []
+    records, left_out = [], Counter[str]()
     for number, part in enumerate(parts):
+        if part.is_constant:
+            left_out[CONSTANT] += 1
+            continue
         name = item.record_id if len(parts) == 1 else f"{item.record_id}-{number:04d}"
         records.append(
             Record(
@@ -334,4 +338,4 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
                 metadata=item.metadata,
             )
         )
-    return Reading(records)
+    return Reading(records, left_out)
