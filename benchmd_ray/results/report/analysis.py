@@ -223,7 +223,6 @@ def score_rows(block: Block, metrics: Sequence[str]) -> Iterator[Row]:
                     "records": len(pool.first.targets),
                     "patients": pool.first.patients,
                     "positives": int(positives[column - 1] if column else positives.sum()),
-                    "unit": pool.first.predicted.scored,
                     "paper": block.paper(pool) if beside else float("nan"),
                     "caution": pooled.caution,
                 }

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmd_ray.evaluation.sums import BINS
 from benchmd_ray.evaluation.support import ROUGH_IN_CLASS
+from benchmd_ray.modalities import modalities
 from benchmd_ray.results.canvas import TechniqueLook, new_figure
 from benchmd_ray.results.report.figures_panels import (
     SMALL,
@@ -78,7 +79,7 @@ def draw_roc(report: Report, study: Study, place: tuple[str, str], setting: str)
         of_setting(study, frame, place, setting)
         for frame in (report.analysis.roc, of_metric(report.analysis.scores))
     )
-    classes = classes_of(roc, scores)
+    classes = classes_of(study, roc)
     title = f"{heading(study, place)}, {setting}: {_areas(scores, classes)}"
     figure, columns = _canvas(title, len(classes), 2.6)
     rows = -(-len(classes) // columns)
@@ -110,7 +111,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
         for frame in (report.analysis.calibration, report.analysis.scores)
     )
     errors = of_metric(scores, "calibration_error")
-    classes = classes_of(bins, scores)
+    classes = classes_of(study, bins)
     title = f"{heading(study, place)}, {setting}: {_errors(errors)}"
     figure, columns = _canvas(title, len(classes), 3.1, extra=0.8)
     techniques = techniques_of(bins)
@@ -127,7 +128,8 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
             lower.set_ylabel("records\n(log)")
         lower.set_xlabel("predicted probability", fontsize=SMALL)
     technique_legend(figure, techniques, report.looks, lines=True)
-    unit = scores["unit"].iloc[0]
+    kind = modalities().get(study.modality)
+    unit = kind.task.scored if kind else "records"
     caption = joined(
         f"Mean predicted probability and share of positives in {BINS} bins of equal width; on the "
         f"diagonal a model is calibrated. Hollow: fewer than {FEW} {unit} in the bin. Below, "
@@ -140,9 +142,10 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
     return Titled(name, SECTION, title, caption, figure)
 
 
-def classes_of(frame: pd.DataFrame, scores: pd.DataFrame) -> list[str]:
-    """Classes of a frame, in the order of the scores, which is that of their task."""
-    return ordered(frame["class"], list(dict.fromkeys(scores["class"])))
+def classes_of(study: Study, frame: pd.DataFrame) -> list[str]:
+    """Classes of a frame in the modality's order."""
+    kind = modalities().get(study.modality)
+    return ordered(frame["class"], kind.task.classes if kind else ())
 
 
 def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:

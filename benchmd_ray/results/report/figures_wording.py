@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from benchmd_ray.evaluation.comparison import LEVEL
+from benchmd_ray.modalities import modalities
 from benchmd_ray.results.report.figures_parts import Report
 from benchmd_ray.results.report.frames import BOOTSTRAP
 
@@ -127,9 +128,12 @@ def sizes(scores: pd.DataFrame) -> str:
     if scores.empty:
         return ""
     parts = []
-    for (_, dataset, split), rows in scores.groupby(["modality", "dataset", "split"], sort=False):
+    for (kind, dataset, split), rows in scores.groupby(
+        ["modality", "dataset", "split"], sort=False
+    ):
         records, patients = int(rows["records"].max()), int(rows["patients"].max())
-        unit = rows["unit"].iloc[0]
+        known = modalities().get(str(kind))
+        unit = known.task.scored if known else "records"
         parts.append(f"{dataset} ({split}) {records:,} {unit} of {patients:,} patients")
     return f"{'; '.join(parts)}. {seeds(scores)}"
 

@@ -45,7 +45,6 @@ FRAMES: dict[str, dict[str, str]] = {
         **_whole("seeds"),
         "seed_values": "object",
         **_whole("records", "patients", "positives"),
-        **_text("unit"),
         **_real("paper"),
         **_text("caution"),
     },

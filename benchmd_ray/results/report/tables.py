@@ -72,7 +72,7 @@ def display_frame(analysis: Analysis) -> pd.DataFrame:
 
 def auroc_frame(analysis: Analysis) -> pd.DataFrame:
     """AUROC over all classes of each result, with what is known of the runs behind it."""
-    frame = _mean(analysis.scores, "auroc").drop(columns=["metric", "class", "positives", "unit"])
+    frame = _mean(analysis.scores, "auroc").drop(columns=["metric", "class", "positives"])
     behind: dict[tuple[str, ...], list[Cell]] = {}
     for cell in analysis.cells:
         behind.setdefault(tuple(getattr(cell, name) for name in KEY), []).append(cell)
@@ -229,7 +229,7 @@ def posthoc_shown(analysis: Analysis) -> pd.DataFrame:
 def _per_class(analysis: Analysis) -> pd.DataFrame:
     scores = analysis.scores
     frame = scores[(scores["metric"] == "auroc") & (scores["class"] != "mean")]
-    frame = frame.drop(columns=["metric", "seed_values", "paper", "unit"]).reset_index(drop=True)
+    frame = frame.drop(columns=["metric", "seed_values", "paper"]).reset_index(drop=True)
     return frame.rename(columns={"value": "auroc"})
 
 
@@ -243,7 +243,7 @@ TABLES = (
         f"{INTERVAL_PATIENTS} patients are scored, the calibration error never; the caution is for "
         "AUROC, balanced accuracy and F1.",
         metrics_shown,
-        lambda a: a.scores.drop(columns=["seed_values", "paper", "unit"]),
+        lambda a: a.scores.drop(columns=["seed_values", "paper"]),
     ),
     Table(
         "gaps",
