@@ -33,6 +33,11 @@ class Modality:
     place: int | None = None
     """Place among the others in tables; those without one come last, by name."""
 
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        """Sorts modalities as tables and figures show them."""
+        return self.place is None, self.place or 0, self.name
+
     def fits(self, other: Modality) -> bool:
         """Whether a model of one can be scored on the other: their signals and tasks are equal."""
         return (self.signal, self.task) == (other.signal, other.task)
@@ -41,8 +46,7 @@ class Modality:
 def modalities() -> dict[str, Modality]:
     """Those that have a sound card, by name, in the order of tables."""
     held = _held(card_folders()).sound.values()
-    ordered = sorted(held, key=lambda each: (each.place is None, each.place or 0, each.name))
-    return {each.name: each for each in ordered}
+    return {each.name: each for each in sorted(held, key=lambda each: each.order)}
 
 
 @functools.cache

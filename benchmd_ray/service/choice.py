@@ -86,10 +86,12 @@ def require_known(choice: Choice) -> None:
     Raises:
         BenchmdError: One does not, or a seed is below 0.
     """
+    # Those of catalogs are what their cards say, which need not be here.
+    kinds = choice.modalities if choice.catalogs else known_modalities()
     for kind, names, valid in (
         ("transfer setting", choice.settings, TRANSFERS),
         ("policy", choice.policies, POLICIES),
-        ("modality", choice.modalities, known_modalities()),
+        ("modality", choice.modalities, kinds),
     ):
         for name in names:
             if name not in valid:

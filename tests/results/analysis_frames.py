@@ -98,6 +98,7 @@ class Invented:
         paper = value + self.rng.normal(0, 0.03) if key["technique"] != "e-mix" else np.nan
         shared = {"seeds": self.seeds, "seed_values": (value,) * self.seeds, "sd": 0.01}
         shared |= {"records": 2400, "patients": 2100, "positives": 300}
+        shared["scored"] = "scans" if key["modality"] == "ldct" else "records"
         for name, metric, at in (
             ("mean", "auroc", value),
             ("mean", "calibration_error", 0.2 - 0.15 * value),
@@ -212,12 +213,9 @@ class Invented:
 def made(**frames):
     """An analysis of these frames; the others are empty."""
     whole = {name: frame(name, ()) for name in FRAMES} | frames
-    others = {f.name: default(f) for f in fields(Analysis) if f.name not in whole}
+    others = {f.name: [] for f in fields(Analysis) if f.name not in whole}
+    others["modalities"] = tuple(CLASSES)
     return Analysis(**others, **whole)
-
-
-def default(field):
-    return 1000 if field.name == "resamples" else []
 
 
 def invented(kinds=("ecg",), **choice):

@@ -16,6 +16,7 @@ from benchmd_ray.data.cards import kind_of
 from benchmd_ray.files import digest
 from benchmd_ray.hardware import Hardware
 from benchmd_ray.integrity import line, name_of, write_hash, write_hashed_json
+from benchmd_ray.modalities import Modality
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -41,9 +42,9 @@ def described(about: Mapping[str, Any] | None = None, **determinants: Any) -> di
     }
 
 
-def of_modality(name: str) -> dict[str, Any]:
+def of_modality(named: str | Modality) -> dict[str, Any]:
     """What ``run.json`` says of a modality, or of that of a dataset."""
-    kind = kind_of(name)
+    kind = kind_of(named) if isinstance(named, str) else named
     return {"modality": kind.name, "modality_card": asdict(kind)}
 
 
@@ -99,7 +100,7 @@ def make_pretraining(
     store: Path,
     technique: str,
     *,
-    modality: str = "ecg",
+    modality: str | Modality = "ecg",
     source: str = "ptb-xl",
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,
@@ -117,7 +118,9 @@ def make_pretraining(
     }
     settings = _settings(seed, changes or {})
     description = _description(settings, "pretrain", about, {"technique": technique})
-    run = open_run(store, f"pretrain-{modality}-{technique.replace('+', '-')}", description)
+    run = open_run(
+        store, f"pretrain-{about['modality']}-{technique.replace('+', '-')}", description
+    )
     lines = [{"done": d, "loss": 2 / (1 + d), "lr": 1e-4} for d in range(20, 401, 20)]
     return _finished(run, lines, finished)
 
@@ -127,7 +130,7 @@ def make_transfer(
     technique: str = "scratch",
     *,
     upstream: Run | None = None,
-    modality: str = "ecg",
+    modality: str | Modality = "ecg",
     source: str = "ptb-xl",
     setting: str = "linear",
     seed: int = 0,
@@ -148,7 +151,7 @@ def make_transfer(
     }
     weights = None if upstream is None else f"weights of {upstream.folder.name}"
     description = _description(settings, "transfer", stated, {"upstream": weights})
-    name = f"transfer-{modality}-{technique.replace('+', '-')}-{setting}"
+    name = f"transfer-{stated['modality']}-{technique.replace('+', '-')}-{setting}"
     lines = [
         {"done": e, "loss": 1 / e, "validation_auroc": 0.6 + 0.1 * (1 - 1 / e)}
         for e in range(1, 11)

@@ -77,7 +77,7 @@ def only(topic, analysis):
     """Figures of one topic by name."""
     looks = technique_looks(analysis.scores["technique"])
     with styled():
-        found = list(topic(Report(analysis, looks, studies(analysis.scores))))
+        found = list(topic(Report(analysis, looks, studies(analysis.scores, analysis.modalities))))
     return {one.name: one for one in found}
 
 
@@ -727,14 +727,14 @@ def test_a_value_outside_its_percentile_interval_is_drawn(small):
 
 
 def test_policies_and_protocols_are_named_only_where_there_are_several(images):
-    assert [study.label for study in studies(images.scores)] == ["cxr, mimic-cxr"]
+    assert [study.label for study in studies(images.scores, ("cxr",))] == ["cxr, mimic-cxr"]
     other = pd.concat([images.scores, images.scores.assign(policy="released")])
-    assert [study.label for study in studies(other)] == [
+    assert [study.label for study in studies(other, ("cxr",))] == [
         "cxr, mimic-cxr, clean",
         "cxr, mimic-cxr, released",
     ]
     shuffled = images.scores.assign(protocol="shuffled")
-    assert [study.slug for study in studies(shuffled)] == ["cxr-mimic-cxr-shuffled"]
+    assert [study.slug for study in studies(shuffled, ("cxr",))] == ["cxr-mimic-cxr-shuffled"]
 
 
 def test_runs_from_scratch_stand_beside_each_pretraining_of_a_protocol(images):
@@ -744,7 +744,7 @@ def test_runs_from_scratch_stand_beside_each_pretraining_of_a_protocol(images):
     scores = images.scores.assign(protocol=images.scores.apply(protocol, axis=1))
     more = scores[scores["technique"] == "mae"].assign(protocol="custom 1b")
     scores = pd.concat([scores, more])
-    found = studies(scores)
+    found = studies(scores, ("cxr",))
     assert [study.protocol for study in found] == ["custom 1a", "custom 1b"]
     assert set(found[1].of(scores)["technique"]) == {"scratch", "mae"}
     report = Report(replace(images, scores=scores), technique_looks([]), found)

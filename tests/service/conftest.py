@@ -16,10 +16,13 @@ ROWS = {"train": 100, "validation": 30}
 
 @pytest.fixture
 def write_manifest(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the manifest of a catalog: its dataset, policy, rows and positives of each split."""
+    """Writes the manifest of a catalog: its dataset, policy, rows and positives of each split.
+
+    The dataset is the name of a card, or a card.
+    """
 
     def write(dataset, policy="clean", rows=None, classes=None, folder=None):
-        card = dataset_card(dataset)
+        card = dataset_card(dataset) if isinstance(dataset, str) else dataset
         rows = rows or (ROWS if card.role == "source" else {TARGET_SPLIT[policy]: 50})
         positives = classes or dict.fromkeys(card.classes, 10)
         splits = {
@@ -33,7 +36,7 @@ def write_manifest(tmp_path: Path) -> Callable[..., Path]:
             }
             for split, count in rows.items()
         ]
-        path = (folder or tmp_path / "catalogs") / f"{dataset}-{policy}"
+        path = (folder or tmp_path / "catalogs") / f"{card.name}-{policy}"
         about = manifest_of(card, origin(card, path) | {"policy": policy}, [])
         made_catalogs.write_manifest(path, about | {"splits": splits, "shards": shards})
         return path

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from kinds import MODALITIES
 
+from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service import choice as choice_module
 from benchmd_ray.service.datasets import Dataset, Found
@@ -242,6 +243,18 @@ def test_a_chosen_modality_needs_a_source(write_manifest):
     source = write_manifest("ptb-xl")
     with pytest.raises(BenchmdError, match="no catalog of a source of cxr to train on"):
         planned(Choice(catalogs=(source,), modalities=("ecg", "cxr")))
+
+
+def test_a_chosen_modality_of_a_catalog_needs_no_card_here(write_manifest):
+    card = dataset_card("ptb-xl")
+    own = replace(card, name="steps", modality=replace(card.modality, name="wrist"))
+    catalogs = (write_manifest("ptb-xl"), write_manifest(own))
+    items = planned(Choice(catalogs=catalogs, modalities=("wrist",))).items
+    assert {(item.modality, item.source) for item in items} == {("wrist", "steps")}
+    with pytest.raises(
+        BenchmdError, match=r"no catalog of a source of wirst .* steps \(wrist sour"
+    ):
+        planned(Choice(catalogs=catalogs, modalities=("wirst",)))
 
 
 def test_a_folder_without_a_catalog_is_refused(tmp_path):

@@ -13,10 +13,8 @@ from typing import Any
 
 from benchmd_ray.data.cards import DatasetCard, Files, cards, code_classes, dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.medmnist_cards import task_name
 from benchmd_ray.data.verify import cautions
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.modalities import modalities
 from benchmd_ray.storage.bucket import SCHEME
 from benchmd_ray.storage.location import location
 from benchmd_ray.tasks import TaskKind
@@ -95,13 +93,10 @@ def _what(card: DatasetCard) -> list[str]:
     rate = f" at {signal.rate:g} Hz" if signal.rate else ""
     shape = " × ".join(map(str, signal.stored_shape))
     stored = f"{' × '.join(signal.axes)}: {shape}, {signal.unit}{rate}, stored as {signal.dtype}"
-    task = TASKS[card.task.kind]
-    if card.collection:
-        task += f" ({task_name(card.task)})"
     lines = [
         _text(f"{kind.name} ({stored})", label="modality"),
         _text(ROLES[card.role], label="role"),
-        _text(f"{task}: {', '.join(card.classes)}", label="predicted"),
+        _text(f"{TASKS[card.task.kind]}: {', '.join(card.classes)}", label="predicted"),
         _text(str(card.version), label="card version"),
     ]
     if card.collection:
@@ -296,15 +291,16 @@ def list_cards(listed: Iterable[DatasetCard]) -> str:
 
     A dataset of a collection that is there in several sizes has one line.
     """
-    order, sizes = list(modalities()), dict[str, list[DatasetCard]]()
+    sizes: dict[str, list[DatasetCard]] = {}
     for card in listed:
         name = card.name.partition("-")[0] if card.collection else card.name
         sizes.setdefault(name, []).append(card)
 
-    def place(cards: list[DatasetCard]) -> tuple[int, bool, str]:
+    def place(cards: list[DatasetCard]) -> tuple[object, ...]:
         first = cards[0]
-        at = len(order) if first.collection else order.index(first.modality.name)
-        return at, first.role != "source", first.name
+        if first.collection:
+            return True, first.name
+        return False, *first.modality.order, first.role != "source", first.name
 
     rows = [("name", "modality", "role", "access", "title")]
     rows += [

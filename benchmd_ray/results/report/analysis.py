@@ -81,6 +81,8 @@ class Analysis:
     """One row per search: its trials, what they scored and what they cost."""
     tuned: pd.DataFrame = field(default_factory=partial(frame, "tuned", ()))
     """Tuned settings minus those that their search started from, in AUROC."""
+    modalities: tuple[str, ...] = ()
+    """Names of the runs' modalities, in the order that their cards state."""
     records: list[SearchRecord] = field(default_factory=list)
     """The searches themselves, with every trial."""
     notes: list[str] = field(default_factory=list)
@@ -146,7 +148,14 @@ def analyse(
     frames = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
     said += tuning_notes(frames["tuned"], searches)
     cells.sort(key=cell_order)
-    return Analysis(cells=cells, notes=[*notes(cells), *said], records=list(searches), **frames)
+    kinds = sorted((run.modality for run in found), key=lambda kind: kind.order)
+    return Analysis(
+        cells=cells,
+        modalities=tuple(dict.fromkeys(kind.name for kind in kinds)),
+        notes=[*notes(cells), *said],
+        records=list(searches),
+        **frames,
+    )
 
 
 def blocks(
@@ -223,6 +232,7 @@ def score_rows(block: Block, metrics: Sequence[str]) -> Iterator[Row]:
                     "records": len(pool.first.targets),
                     "patients": pool.first.patients,
                     "positives": int(positives[column - 1] if column else positives.sum()),
+                    "scored": pool.first.predicted.scored,
                     "paper": block.paper(pool) if beside else float("nan"),
                     "caution": pooled.caution,
                 }

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from benchmd_ray.evaluation.sums import BINS
 from benchmd_ray.evaluation.support import ROUGH_IN_CLASS
-from benchmd_ray.modalities import modalities
 from benchmd_ray.results.canvas import TechniqueLook, new_figure
 from benchmd_ray.results.report.figures_panels import (
     SMALL,
@@ -30,7 +29,6 @@ from benchmd_ray.results.report.figures_parts import (
     mean_auroc,
     of_metric,
     of_setting,
-    ordered,
     places_of,
     techniques_of,
 )
@@ -79,7 +77,7 @@ def draw_roc(report: Report, study: Study, place: tuple[str, str], setting: str)
         of_setting(study, frame, place, setting)
         for frame in (report.analysis.roc, of_metric(report.analysis.scores))
     )
-    classes = classes_of(study, roc)
+    classes = classes_of(roc)
     title = f"{heading(study, place)}, {setting}: {_areas(scores, classes)}"
     figure, columns = _canvas(title, len(classes), 2.6)
     rows = -(-len(classes) // columns)
@@ -111,7 +109,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
         for frame in (report.analysis.calibration, report.analysis.scores)
     )
     errors = of_metric(scores, "calibration_error")
-    classes = classes_of(study, bins)
+    classes = classes_of(bins)
     title = f"{heading(study, place)}, {setting}: {_errors(errors)}"
     figure, columns = _canvas(title, len(classes), 3.1, extra=0.8)
     techniques = techniques_of(bins)
@@ -128,8 +126,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
             lower.set_ylabel("records\n(log)")
         lower.set_xlabel("predicted probability", fontsize=SMALL)
     technique_legend(figure, techniques, report.looks, lines=True)
-    kind = modalities().get(study.modality)
-    unit = kind.task.scored if kind else "records"
+    unit = scores["scored"].iloc[0]
     caption = joined(
         f"Mean predicted probability and share of positives in {BINS} bins of equal width; on the "
         f"diagonal a model is calibrated. Hollow: fewer than {FEW} {unit} in the bin. Below, "
@@ -142,10 +139,9 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
     return Titled(name, SECTION, title, caption, figure)
 
 
-def classes_of(study: Study, frame: pd.DataFrame) -> list[str]:
-    """Classes of a frame in the modality's order."""
-    kind = modalities().get(study.modality)
-    return ordered(frame["class"], kind.task.classes if kind else ())
+def classes_of(frame: pd.DataFrame) -> list[str]:
+    """Classes of a frame in its order, which is that of the task."""
+    return list(dict.fromkeys(frame["class"]))
 
 
 def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:

@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmd_ray.data.splits import TARGET_SPLIT
-from benchmd_ray.modalities import modalities
 from benchmd_ray.results.canvas import TechniqueLook
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES
 from benchmd_ray.results.report.protocols import comparable_with, letters_of
@@ -95,8 +94,13 @@ class Report:
         return "finetune-full" if "finetune-full" in found else found[-1]
 
 
-def studies(scores: pd.DataFrame) -> tuple[Study, ...]:
-    """The studies of a report: modalities in the benchmark's order, then by name."""
+def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[Study, ...]:
+    """The studies of a report: in the order of the modalities, then by name.
+
+    Args:
+        scores: Rows of results with the columns `STUDY`.
+        modalities: Names of all that they are of.
+    """
     if scores.empty:
         return ()
     protocols: dict[tuple[str, str, str], list[str]] = {}
@@ -104,8 +108,7 @@ def studies(scores: pd.DataFrame) -> tuple[Study, ...]:
     for kind, source, policy, protocol in sorted(rows):
         protocols.setdefault((kind, source, policy), []).append(protocol)
     keys = [(*key, name) for key, names in protocols.items() for name in letters_of(names)]
-    kinds = list(modalities())
-    keys.sort(key=lambda key: (kinds.index(key[0]) if key[0] in kinds else len(kinds), key))
+    keys.sort(key=lambda key: (modalities.index(key[0]), key))
     several = len({policy for _, _, policy, _ in keys}) > 1
     return tuple(
         Study(

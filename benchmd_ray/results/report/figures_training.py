@@ -39,10 +39,10 @@ def draw_training(report: Report) -> Iterator[Drawn]:
     """Pretraining of each source, then fine-tuning and linear evaluation of each study."""
     frame = _placed(report)
     pretraining = frame[(frame["kind"] == "pretrain") & (frame["name"] == "loss")]
-    for study in studies(pretraining):
+    for study in studies(pretraining, report.analysis.modalities):
         yield draw_pretraining(report, study, study.of(pretraining))
     transfer = frame[(frame["kind"] == "transfer") & frame["name"].isin(list(NAMES))]
-    for study in studies(transfer):
+    for study in studies(transfer, report.analysis.modalities):
         yield draw_transfer(report, study, study.of(transfer))
     for name, rows in (("pretraining", pretraining), ("transfer", transfer)):
         if rows.empty:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import pandas as pd
 
 from benchmd_ray.evaluation.comparison import LEVEL
-from benchmd_ray.modalities import modalities
 from benchmd_ray.results.report.figures_parts import Report
 from benchmd_ray.results.report.frames import BOOTSTRAP
 
@@ -128,13 +127,11 @@ def sizes(scores: pd.DataFrame) -> str:
     if scores.empty:
         return ""
     parts = []
-    for (kind, dataset, split), rows in scores.groupby(
-        ["modality", "dataset", "split"], sort=False
-    ):
+    places = scores.groupby(["modality", "dataset", "split"], sort=False)
+    for (_, dataset, split), rows in places:
         records, patients = int(rows["records"].max()), int(rows["patients"].max())
-        known = modalities().get(str(kind))
-        unit = known.task.scored if known else "records"
-        parts.append(f"{dataset} ({split}) {records:,} {unit} of {patients:,} patients")
+        scored = rows["scored"].iloc[0]
+        parts.append(f"{dataset} ({split}) {records:,} {scored} of {patients:,} patients")
     return f"{'; '.join(parts)}. {seeds(scores)}"
 
 

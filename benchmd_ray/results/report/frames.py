@@ -45,6 +45,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_whole("seeds"),
         "seed_values": "object",
         **_whole("records", "patients", "positives"),
+        **_text("scored"),
         **_real("paper"),
         **_text("caution"),
     },
@@ -127,8 +128,9 @@ FRAMES: dict[str, dict[str, str]] = {
 """Columns of each frame and their types, in order.
 
 `KEY` comes first where a frame has one row or more of each result. ``class`` is ``mean`` or the
-name of a class; ``caution`` says why an interval or a p is missing, or why the interval is rough. A
-frame without rows has its columns all the same.
+name of a class; ``scored`` is what ``records`` counts, such as scans; ``caution`` says why an
+interval or a p is missing, or why the interval is rough. A frame without rows has its columns all
+the same.
 """
 TUNING = ("searches", "tuned")
 """Frames that are empty where nothing was searched."""

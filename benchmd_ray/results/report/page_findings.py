@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from benchmd_ray.evaluation.comparison import LEVEL
-from benchmd_ray.modalities import modalities
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.figures_parts import ordered
 from benchmd_ray.results.report.frames import KEY, PLACE, VERSIONS
@@ -17,8 +16,6 @@ from benchmd_ray.results.report.page_tables import Kind, shown, text_of
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
-
-ORDERS = {"techniques": TECHNIQUES, "settings": SETTINGS}
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
@@ -34,8 +31,13 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
         "settings": scores["setting"],
         "seeds": ran.loc[ran["kind"] == "transfer", "seed"],
     }
+    orders: dict[str, Sequence[str]] = {
+        "modalities": analysis.modalities,
+        "techniques": TECHNIQUES,
+        "settings": SETTINGS,
+    }
     for label, column in counted.items():
-        names = ordered(column.unique(), _order(label))
+        names = ordered(column.unique(), orders.get(label, ()))
         rows.append((label, f"{len(names):,}", _listed(names)))
     versions = [f"{name} {_listed(ran[name].unique())}" for name in VERSIONS[:2] if len(ran)]
     return [*rows, ("versions", str(_version_sets(ran)), "; ".join(versions))]
@@ -106,10 +108,6 @@ def judged(
 
 def _is(number: int) -> str:
     return "is" if number == 1 else "are"
-
-
-def _order(label: str) -> tuple[str, ...]:
-    return tuple(modalities()) if label == "modalities" else ORDERS.get(label, ())
 
 
 def _kinds(ran: pd.DataFrame) -> str:

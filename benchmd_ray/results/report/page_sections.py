@@ -9,7 +9,6 @@ import pandas as pd
 
 from benchmd_ray.evaluation.comparison import LEVEL
 from benchmd_ray.evaluation.metrics import METRICS
-from benchmd_ray.modalities import modalities
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.frames import BOOTSTRAP, VERSIONS
 from benchmd_ray.results.report.hardware_notes import COLUMNS
@@ -81,7 +80,7 @@ def metrics(scores: pd.DataFrame) -> Table | None:
         Column(
             "class",
             list(rows["class"]),
-            order=("mean", *(c for m in modalities().values() for c in m.task.classes)),
+            order=tuple(dict.fromkeys(rows["class"])),
             filtered=True,
             chosen="mean",
         ),

@@ -66,7 +66,8 @@ def draw(analysis: Analysis, *, resamples: int | None = None) -> tuple[list[Titl
         for table in (analysis.scores, analysis.training)
         for name in table["technique"].unique()
     }
-    report = Report(analysis, technique_looks(names), studies(analysis.scores), resamples)
+    found = studies(analysis.scores, analysis.modalities)
+    report = Report(analysis, technique_looks(names), found, resamples)
     with styled():
         drawn = [one for topic in TOPICS for one in topic(report)]
     return (
