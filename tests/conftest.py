@@ -103,9 +103,11 @@ def s3(s3_server: S3Server) -> Iterator[str]:
     bucket._client.delete_bucket(Bucket="benchmd-test")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    """How many threads compute changes rounding: what an earlier file's tests chose ends here."""
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """How many threads compute changes rounding: what a test or fixture chose ends with it."""
+    torch.set_num_threads(1)
+    yield
     torch.set_num_threads(1)
 
 

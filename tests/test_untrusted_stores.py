@@ -102,6 +102,16 @@ def test_a_store_as_it_was_written_is_refused_nowhere(made, source):
     assert use(made, source) == []
 
 
+def test_the_module_that_a_catalog_s_card_names_is_not_imported(store, source, evil):
+    (path,) = store.glob("inner/catalogs/ptb-xl-*/manifest.json")
+    content = json.loads(path.read_text())
+    content["card"]["module"] = "evil"
+    forge_json(path, content)
+    assert open_catalog(path.parent).card.module == "evil"
+    use(store, source)
+    assert not evil.exists()
+
+
 @pytest.mark.slow
 def test_no_name_in_a_store_or_a_catalog_is_imported(made, store, source, evil):
     tried = 0
@@ -346,7 +356,7 @@ def test_a_flipped_bit_in_predictions_never_changes_the_table(made, store, ecg_c
     run = next(store.glob("transfer-*"))
     path = run / "predictions" / "georgia.parquet"
     whole, size = path.read_bytes(), path.stat().st_size
-    assert read_predictions(path)
+    before = read_predictions(path)
     for place in np.random.default_rng(2).integers(0, size, 40).tolist():
         flip(path, place)
         with pytest.raises(BenchmdError, match="benchmd evaluate"):
@@ -357,7 +367,10 @@ def test_a_flipped_bit_in_predictions_never_changes_the_table(made, store, ecg_c
         main, ["evaluate", str(run), "--catalog", str(ecg_catalogs["georgia"].path)]
     )
     assert done.exit_code == 0, done.output
-    assert path.read_bytes() == whole  # which made it again
+    again = read_predictions(path)  # which was made again
+    assert again.description == before.description  # which names the threads that computed it
+    assert again.table.equals(before.table)
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
