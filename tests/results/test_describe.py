@@ -130,6 +130,25 @@ def test_codes_are_counted_by_class():
         assert f"{name} {held}" in text
 
 
+@pytest.mark.parametrize(
+    ("files", "role", "rule"),
+    [
+        (Files(), "source", "Drawn by patient, each class in these shares: 70 % train, 15 % val"),
+        (Files(), "target", "All records are scored."),
+        (Files(levels=("split", "class")), "source", "The splits that the files state."),
+        (Files(table="t.csv", split="fold"), "source", "The splits that the files state."),
+        (None, "source", "clean Scored and never trained on: test."),
+    ],
+)
+def test_a_card_with_the_least_says_its_splits_and_nothing_empty(files, role, rule):
+    card = DatasetCard("skin", modality("derm"), role=role, files=files, module="m" * (not files))
+    text = describe_card(card)
+    assert text.startswith("skin\n====\n\nWhat it is")
+    assert "Where to get it" not in text
+    assert "\n\n\n" not in text
+    assert rule in squeezed(text)
+
+
 def test_datasets_are_listed_by_modality_with_sources_first():
     lines = list_cards([*cards().values(), WHOLE]).splitlines()
     columns = [re.split(r"\s{2,}", line) for line in lines]

@@ -71,7 +71,7 @@ def unmapped(card: DatasetCard) -> str:
 
 def describe_card(card: DatasetCard) -> str:
     """What a dataset is, where to get it, how its folder must look and what comes of it."""
-    head = f"{card.name}: {card.title}"
+    head = f"{card.name}: {card.title}" if card.title else card.name
     lines = [head, "=" * len(head)]
     for title, section in SECTIONS.items():
         content = section(card)
@@ -107,12 +107,13 @@ def _what(card: DatasetCard) -> list[str]:
 
 
 def _get(card: DatasetCard) -> list[str]:
-    lines = [
-        _text(card.homepage, label="homepage"),
-        _text(card.access, label="access"),
-        _text(card.licence, label="licence"),
-        _text(card.citation, label="cite"),
-    ]
+    said = {
+        "homepage": card.homepage,
+        "access": card.access,
+        "licence": card.licence,
+        "cite": card.citation,
+    }
+    lines = [_text(content, label=label) for label, content in said.items() if content]
     if card.download:
         lines += ["  download", *(_item(entry, 4) for entry in card.download)]
     return lines
@@ -205,6 +206,10 @@ def _policies(card: DatasetCard) -> list[str]:
     rules = {"clean": f"The default. {LEAK_FREE[card.role]}", "released": released}
     if card.collection:
         rules = {"clean": f"The default. {OWNERS_SPLITS}", "released": OWNERS_SPLITS}
+    elif card.files is not None:
+        rules = {"clean": _splits(card.files, card.role)}
+    elif card.module:
+        rules = {}
     return [
         _text(
             f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}.",
@@ -212,6 +217,16 @@ def _policies(card: DatasetCard) -> list[str]:
         )
         for policy, scored in card.evaluation_splits.items()
     ]
+
+
+def _splits(files: Files, role: str) -> str:
+    """Where the splits of a dataset without code come from."""
+    if role == "target":
+        return "All records are scored."
+    if files.split or (not files.table and "split" in files.levels):
+        return "The splits that the files state."
+    shares = ", ".join(f"{share * 100:.3g} % {split}" for split, share in files.drawn.items())
+    return f"Drawn by patient, each class in these shares: {shares}."
 
 
 def _expected(card: DatasetCard) -> list[str]:
