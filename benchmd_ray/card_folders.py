@@ -8,7 +8,7 @@ with the files as data, by an entry point of the group `GROUP`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -41,29 +41,38 @@ def card_folders() -> tuple[Path, ...]:
     """Folders of cards: the package's own, the user's, and those of installed packages.
 
     Raises:
-        BenchmdError: A folder that the user names is none, or a package is not installed.
+        BenchmdError: A folder that the user names is none.
     """
     own = [Path(name) for name in _named()]
     for folder in own:
         if not folder.is_dir():
             raise BenchmdError(f"{folder} is no folder of cards: check --cards and {CARDS}.")
-    return (resource_folder("data_catalog"), *own, *_installed())
+    return (resource_folder("data_catalog"), *own, *_installed().values())
+
+
+def broken_packages() -> dict[str, str]:
+    """What is wrong with entry points that name no folder of cards, by their names."""
+    return {
+        entry.name: f"the entry point {entry.name} of {GROUP} names {entry.value}, which is no "
+        "installed package: expected one that holds cards."
+        for entry in entry_points(group=GROUP)
+        if entry.name not in _installed()
+    }
 
 
 def _named() -> list[str]:
     return [name for name in os.environ.get(CARDS, "").split(os.pathsep) if name]
 
 
-def _installed() -> Iterator[Path]:
+def _installed() -> dict[str, Path]:
+    """Folders of cards by the entry points that name them."""
+    found = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         spec = find_module(entry.module)
         places = list(spec.submodule_search_locations or ()) if spec else []
-        if not places:
-            raise BenchmdError(
-                f"the entry point {entry.name} of {GROUP} names {entry.value}, which is no "
-                "installed package: expected one that holds cards."
-            )
-        yield Path(places[0])
+        if places:
+            found[entry.name] = Path(places[0])
+    return found
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,11 @@ def _read(path: Path) -> dict[str, Modality]:
     return {path.stem: typed(Modality, content, where)}
 
 
+def broken_modalities() -> dict[str, str]:
+    """What is wrong with the other cards, by the names of their files."""
+    return _held(card_folders()).broken
+
+
 def modality(name: str) -> Modality:
     """The modality of that name.
 

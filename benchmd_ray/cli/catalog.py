@@ -26,12 +26,15 @@ def catalog_list() -> None:
 
     The terms of access and everything else: `benchmd catalog show NAME`.
     """
+    from benchmd_ray.card_folders import broken_packages
     from benchmd_ray.data.cards import broken_cards, cards
+    from benchmd_ray.modalities import broken_modalities
     from benchmd_ray.results.catalogs.describe import list_cards
 
     click.echo(list_cards(cards().values()))
-    for name, why in broken_cards().items():
-        click.echo(f"{name}: its card is broken: {why}", err=True)
+    broken = dict.fromkeys([*broken_packages().values(), *broken_modalities().values()])
+    for why in (*broken, *broken_cards().values()):
+        click.echo(f"broken: {why}", err=True)
 
 
 @catalog.command("show")

@@ -103,6 +103,9 @@ def test_a_broken_signal_spoils_its_datasets_alone(folder, before, after, line, 
             use("own")
         assert re.search(message, str(refusal.value).replace(f", line {line}", ""))
     assert cards()["other"].modality.name == modality("derm").name
+    listed = CliRunner().invoke(main, ["catalog", "list"])
+    assert listed.exit_code == 0
+    assert listed.stderr.count("modalities/own.yaml") >= 1
 
 
 def test_a_card_of_a_name_that_is_taken_is_broken(folder):

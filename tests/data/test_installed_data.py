@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 from benchmd_ray.card_folders import CARDS
+from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, dataset_card
 from benchmd_ray.data.datasets import any_file, dataset_of, listed, versions_of
 from benchmd_ray.data.raw import Choices
@@ -76,6 +78,15 @@ def test_cards_and_datasets_of_an_installed_package_are_found(package, raw, tmp_
     assert "clinic" not in sys.modules, "looking for cards runs no code"
     catalog = build_here("clinic-edges", raw, tmp_path / "catalog")
     assert catalog.manifest["splits"]["test"]["classes"] == {"smooth": 3, "rough": 3}
+
+
+def test_a_package_without_cards_stops_nothing(package):
+    about = package / "clinic-1.0.dist-info" / "entry_points.txt"
+    about.write_text(about.read_text().replace("clinic.cards", "clinic.nowhere"))
+    listed = CliRunner().invoke(main, ["catalog", "list"])
+    assert listed.exit_code == 0
+    assert "ptb-xl" in listed.stdout
+    assert "clinic of benchmd_ray.cards names clinic.nowhere, which is no" in listed.stderr
 
 
 def test_without_the_package_there_is_no_card():
