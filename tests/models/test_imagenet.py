@@ -11,7 +11,6 @@ from transformers import ViTConfig, ViTModel
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
-from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.imagenet import (
     imagenet_weights,
@@ -240,7 +239,7 @@ def test_only_two_dimensional_images_have_imagenet_weights(vit_tiny_file, name):
 def test_only_images_of_the_weights_size_have_imagenet_weights(name):
     require_images(kind_of("breastmnist-224").signal)
     with pytest.raises(BenchmdError, match=rf"of 224 × 224 pixels, and those of {name} have \d"):
-        require_images(modality(name).signal)
+        require_images(kind_of(name).signal)
 
 
 def test_offline_the_message_says_what_to_download_by_hand(monkeypatch, tmp_path):
