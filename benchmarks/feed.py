@@ -32,7 +32,6 @@ from benchmd_ray.data.batches import Columns, ResidentFeed, Worker, epoch_order
 from benchmd_ray.data.normalise import NORMALISERS, normaliser
 from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.signals import Signal
-from benchmd_ray.typed import typed
 
 Signals = Iterator[torch.Tensor]
 """Batches, (batch, *input_shape) float32."""
@@ -45,9 +44,8 @@ class RawRecords(Dataset[torch.Tensor]):
         """Take how an item becomes a stored signal, and the items in row order."""
         self._read, self._items = read, items
         # not `normaliser`, whose function cannot be sent to the DataLoader's workers
-        chosen = NORMALISERS[signal.normaliser]
-        self._normalise = chosen.function
-        self._parameters = typed(chosen.parameters, signal.parameters, signal.normaliser)
+        self._normalise = NORMALISERS[signal.normaliser].function
+        self._parameters = signal.normaliser_parameters()
         self._sizes = torch.tensor([signal.stored_shape[1:]])
 
     def __len__(self) -> int:

@@ -205,6 +205,11 @@ class Unlayered(Encoder):
         self.layers = self.blocks
         del self.blocks
 
+    def encode(self, tokens):
+        for layer in self.layers:
+            tokens = layer(tokens)
+        return tokens
+
 
 def test_layer_decay_of_a_network_without_blocks_is_refused_before_training(run, monkeypatch):
     monkeypatch.setattr("benchmd_ray.models.encoder.plugin", lambda *_, **__: Unlayered)
