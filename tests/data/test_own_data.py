@@ -135,7 +135,7 @@ def test_folders_named_by_split_and_class(tmp_path):
         "test": {"round": 3, "square": 3},
     }
     assert catalog.manifest["left_out"] == {
-        "it lies in less than 2 folders": 1,
+        "it is in fewer than 2 folders": 1,
         "its label 'odd' is no class": 1,
     }
 

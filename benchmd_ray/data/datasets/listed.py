@@ -211,7 +211,7 @@ def _in_folders(root: Path, card: DatasetCard) -> Iterator[Named]:
     for path in _paths(root / files.folder, card, root):
         parts = PurePosixPath(path).relative_to(files.folder or ".").parts[:-1]
         if len(parts) < len(files.levels):
-            yield Named(path, left_out=f"it lies in less than {len(files.levels)} folders")
+            yield Named(path, left_out=f"it is in fewer than {len(files.levels)} folders")
             continue
         said = dict(zip(files.levels, parts, strict=False))
         label, why = _class_of(card, said.get("class", ""))
