@@ -47,7 +47,7 @@ EVIL = "evil:make"
 REPORTED = ("run.json", "georgia.parquet", "ptb-xl.parquet", "search.json", "trials.parquet")
 """Files whose texts a report shows."""
 MODULE = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\ndef make(*_): pass\n"
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,6 @@ def test_the_module_that_a_catalog_s_card_names_is_not_imported(store, source, e
     assert not evil.exists()
 
 
-@pytest.mark.slow
 def test_no_name_in_a_store_or_a_catalog_is_imported(made, store, source, evil):
     tried = 0
     for path in files_of(store):
@@ -157,7 +156,6 @@ def forgeries(path: Path):
             yield lambda at, name=name: forge_metadata(at, name.decode(), EVIL)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["evaluate", "transfer", "run"])
 def test_a_network_that_a_store_names_is_not_imported_by_commands(
     store, ecg_catalogs, tmp_path, command
@@ -233,7 +231,6 @@ def test_a_name_to_allow_must_be_an_import_path():
     assert "is not of the form package.module:name" in done.output
 
 
-@pytest.mark.slow
 def test_neither_commands_nor_workers_search_the_working_folder(tmp_path):
     (tmp_path / "here.py").write_text("")
     code = (
@@ -459,7 +456,6 @@ def reopened(search: Path) -> object:
     return Study(search / "study.log", space, Method()).trials()
 
 
-@pytest.mark.slow
 def test_one_damaged_run_is_named_and_left_out(store, tmp_path):
     pretrained, transferred = next(store.glob("pretrain-*")), sorted(store.glob("transfer-*"))
     assert len(transferred) > 1

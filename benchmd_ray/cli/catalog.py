@@ -65,7 +65,8 @@ def catalog_show(name: str, figures: Path | None) -> None:
         opened = open_catalog(location(name))
         for path in write_figures(opened, figures):
             click.echo(f"written: {path}")
-        click.echo(f"the examples are records; the dataset's terms: {opened.card.licence}")
+        terms = opened.card.licence or "not stated in its card"
+        click.echo(f"the examples are records; the dataset's terms: {terms}")
 
 
 @catalog.command("new")

@@ -181,6 +181,7 @@ def test_a_pretraining_on_other_splits_is_refused(done, ecg_catalogs, tmp_path, 
         transfer_run(other.path, tmp_path, SMALL, upstream=upstream.folder)
 
 
+@pytest.mark.slow
 def test_a_clusters_address_puts_even_one_worker_on_the_cluster(
     ecg_catalogs, tmp_path, monkeypatch
 ):

@@ -108,7 +108,7 @@ def whole(tuning, training_alone, tmp_path_factory):
     return searched(made, tmp_path_factory.mktemp("whole"))
 
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import read_metrics
 from benchmd_ray.training.transfer import TransferJob
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 PLAIN = ("execution.max_failures=0", "execution.checkpoint_every=3")
 
@@ -193,7 +193,6 @@ def test_one_worker_of_ray_train_computes_what_the_process_does(make_job, launch
     assert losses(here["mae"]) == pytest.approx(losses(here["deepspeed"]), abs=1e-6)
 
 
-@pytest.mark.slow
 def test_two_workers_with_zero_stage_2_compute_what_one_does(make_job_in, alone, by_two):
     both = by_two["split"]
     require_same(both, alone["mae"])

@@ -24,6 +24,8 @@ from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.reporter import RunReporter, SilentReporter, read_metrics
 from benchmd_ray.training.transfer import TransferJob, transfer
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "encoder=tiny",
     "encoder.dropout=0",
