@@ -83,7 +83,8 @@ class Files:
     labels: tuple[str, ...] = ()
     """Multi-label: columns of 1, 0 or nothing; empty for those that the classes name."""
     patient: str = ""
-    """Column with the patient; empty where each file stands for one."""
+    """Column with the patient; empty where each file stands for one. A row without its patient is
+    left out."""
     split: str = ""
     """Column with the split; empty where lists or folders give it, or splits are drawn."""
     splits: dict[str, Split] = field(default_factory=dict)
@@ -166,7 +167,8 @@ class DatasetCard:
     normalisation: str = ""
     """Where the statistics that normalise its signals come from."""
     private_names: bool = False
-    """True where names of raw files or folders name patients: they are not written down."""
+    """True where names of raw files or folders name patients: they are not written down; see
+    `hides_names`."""
     expected: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     """Published counts: policy → split (``total`` for all) → class → records, or scans of CT."""
     notes: tuple[str, ...] = ()
@@ -185,6 +187,12 @@ class DatasetCard:
     def classes(self) -> tuple[str, ...]:
         """Classes of its targets: the task's, or those that merge them."""
         return tuple(self.merged_classes) or self.task.classes
+
+    @property
+    def hides_names(self) -> bool:
+        """Whether names of raw files are not written down: they name patients, or folders do."""
+        by_folder = self.files is not None and not self.files.table and self.files.levels
+        return self.private_names or "patient" in (by_folder or ())
 
     @property
     def target(self) -> Target:

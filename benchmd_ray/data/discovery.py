@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmd_ray.data.cards import POLICIES, DatasetCard
 from benchmd_ray.data.datasets import dataset_of
-from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, inside
+from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, inside
 from benchmd_ray.errors import BenchmdError, unknown_name
 
 
@@ -32,7 +32,10 @@ def discovered(
     found = dataset_of(card).discover(raw, card, choices)
     for item in found.items:
         inside(item.path, raw)
-    return choices, _unique(found)
+    found = _unique(found)
+    if choices.policy == "clean":
+        _require_own_splits(found, card)
+    return choices, found
 
 
 def chosen(
@@ -69,6 +72,24 @@ def _unique(found: Discovery) -> Discovery:
         return found
     left_out = Counter(found.left_out) + Counter({DUPLICATE: len(found.items) - len(items)})
     return dataclasses.replace(found, items=items, left_out=dict(left_out))
+
+
+def _require_own_splits(found: Discovery, card: DatasetCard) -> None:
+    """Refuse patients who are in several splits."""
+    first: dict[str, RawItem] = {}
+    shared = {}
+    for item in found.items:
+        if item.split != first.setdefault(item.group_id, item).split:
+            shared.setdefault(item.group_id, item)
+    if shared:
+        group, other = next(iter(shared.items()))
+        raise BenchmdError(
+            f"{len(shared):,} of {len(first):,} patients of {card.name} are in several splits: of "
+            f"one the record {first[group].record_id} is in {first[group].split} and "
+            f"{other.record_id} in {other.split}. Expected each in one, so that no model is scored "
+            "on patients that it learnt from: correct the splits, or leave them out of the card "
+            "to have them drawn by patient."
+        )
 
 
 def _expectation(card: DatasetCard) -> str:

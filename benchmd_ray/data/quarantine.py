@@ -31,7 +31,7 @@ def quarantined(
     reason = _reason(error)
     reason = reason.replace(f"{root}/", "").replace(root, "the raw folder")
     file: str | None = item.path
-    if card.private_names:
+    if card.hides_names:
         file = None
         for name in _names(item, root, card):
             # not within another word: a folder "1" is no part of "12 leads"
@@ -47,7 +47,7 @@ def quarantined(
 
 def named(item: RawItem, card: DatasetCard) -> str:
     """An item's file for messages, or its record where file names name patients."""
-    return f"the record {item.record_id}" if card.private_names else item.path
+    return f"the record {item.record_id}" if card.hides_names else item.path
 
 
 def _reason(error: Exception) -> str:

@@ -11,8 +11,10 @@ from PIL import Image
 
 from benchmd_ray.card_folders import CARDS
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.datasets.listed import CONSTANT, NOWHERE, discover, read
-from benchmd_ray.data.raw import Choices
+from benchmd_ray.data.datasets.listed import CONSTANT, NO_PATIENT, NOWHERE, discover, read
+from benchmd_ray.data.discovery import discovered
+from benchmd_ray.data.quarantine import named
+from benchmd_ray.data.raw import DUPLICATE, Choices
 from benchmd_ray.errors import BenchmdError
 
 
@@ -160,3 +162,51 @@ def test_a_folder_of_slices_is_one_record(tmp_path, write_slice, card, named):
     assert not found.left_out
     (record,) = read(raw, found.items[0], own).records
     assert record.valid_size == (3, 256, 256)
+
+
+def test_patients_in_several_splits_are_refused(raw, card):
+    held = [("a0", "p", "train"), ("a1", "q", "train"), ("b0", "q", "test"), ("b1", "r", "test")]
+    lines = [f"{name[0]}/{name}.png,{name[0]},{who},{split}\n" for name, who, split in held]
+    (raw / "table.csv").write_text("path,label,who,split\n" + "".join(lines))
+    own = card({"table": "table.csv", "patient": "who", "split": "split"})
+    with pytest.raises(
+        BenchmdError,
+        match=r"1 of 3 patients of own-0 are in several splits: of one the record a/a1 is in train "
+        r"and b/b0 in test\. Expected each in one",
+    ) as error:
+        discovered(own, raw, "clean", None, {})
+    assert "'q'" not in str(error.value)
+    (raw / "table.csv").write_text("path,label,who,split\n" + "".join(lines[:2] + lines[3:]))
+    _, found = discovered(own, raw, "clean", None, {})
+    assert splits(found) == {"a/a0.png": "train", "a/a1.png": "train", "b/b1.png": "test"}
+
+
+def test_of_a_file_in_two_rows_the_first_row_counts(raw, card):
+    (raw / "table.csv").write_text(
+        "path,label,split\na/a0.png,a,train\na/a0.png,b,test\nb/b0.png,b,test\n"
+    )
+    _, found = discovered(card({"table": "table.csv", "split": "split"}), raw, "clean", None, {})
+    assert [(item.path, item.label, item.split) for item in found.items] == [
+        ("a/a0.png", "a", "train"),
+        ("b/b0.png", "b", "test"),
+    ]
+    assert found.left_out[DUPLICATE] == 1
+
+
+def test_a_row_without_its_patient_is_left_out(raw, card):
+    (raw / "table.csv").write_text("path,label,who\na/a0.png,a,p\na/a1.png,a,\nb/b0.png,b,q\n")
+    found = discover(raw, card({"table": "table.csv", "patient": "who"}), Choices())
+    assert {item.path for item in found.items} == {"a/a0.png", "b/b0.png"}
+    assert found.left_out[NO_PATIENT] == 1
+
+
+def test_folders_of_patients_are_not_written_down(raw, card):
+    own = card({"levels": ["class", "patient"]})
+    for number, path in enumerate(sorted(raw.glob("*/*.png"))):
+        (path.parent / f"Doe{number % 3}").mkdir()
+        path.rename(path.parent / f"Doe{number % 3}" / path.name)
+    found = discover(raw, own, Choices())
+    assert len(found.items) == 6
+    assert not any("Doe" in item.record_id + item.group_id for item in found.items)
+    assert len({item.group_id for item in found.items}) == 3
+    assert "Doe" not in named(found.items[0], own)

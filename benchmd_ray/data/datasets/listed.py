@@ -31,6 +31,7 @@ LAYOUT = "files"
 TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
 """Values of a column of one label, in lower case; nothing stands for unknown."""
 CONSTANT = "a segment or window of it is constant"
+NO_PATIENT = "the table does not say its patient"
 NOWHERE = "its split is none of those that the card names, or no list has it"
 
 
@@ -69,10 +70,9 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             missing.append(_shown(card, one.path))
         else:
             kept.append(one)
-    splits = _splits(kept, card)
     items = []
-    for one in kept:
-        if split := splits[one.path]:
+    for one, split in zip(kept, _splits(kept, card), strict=True):
+        if split:
             items.append(_item(card, one, split))
         else:
             left_out[NOWHERE] += 1
@@ -104,6 +104,8 @@ def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
         label = None
         if not several:
             label, why = _class_of(card, row[files.label])
+        if files.patient and not row[files.patient]:
+            why = why or NO_PATIENT
         yield Named(
             path,
             label,
@@ -267,21 +269,20 @@ def _lines(path: Path, card: DatasetCard) -> Iterator[tuple[int, str]]:
             yield number, line.strip()
 
 
-def _splits(kept: Sequence[Named], card: DatasetCard) -> dict[str, str]:
-    """The split of each record by its path; empty for one that the card names none for."""
+def _splits(kept: Sequence[Named], card: DatasetCard) -> list[str]:
+    """The split of each record; empty for one that the card names none for."""
     files = _files(card)
     if card.role == "target":
-        return {one.path: "test" for one in kept}
+        return ["test"] * len(kept)
     if all(one.split is None for one in kept):
-        drawn = balanced_splits(
+        return balanced_splits(
             card.name,
             [one.patient or one.path for one in kept],
             [_labels_of(one) for one in kept],
             {str(split): share for split, share in files.drawn.items()},
         )
-        return dict(zip([one.path for one in kept], drawn, strict=True))
     names = {name: name for name in get_args(Split)} | files.splits
-    return {one.path: names.get(one.split or "", "") for one in kept}
+    return [names.get(one.split or "", "") for one in kept]
 
 
 def _labels_of(one: Named) -> tuple[str, ...]:
@@ -293,11 +294,11 @@ def _labels_of(one: Named) -> tuple[str, ...]:
 def _record_id(card: DatasetCard, path: str) -> str:
     """The path without its ending, or the hash of that where names name patients."""
     name = path.removesuffix(ending(path, card.signal))
-    return hashed_patient(card.name, name) if card.private_names else name
+    return hashed_patient(card.name, name) if card.hides_names else name
 
 
 def _shown(card: DatasetCard, path: str) -> str:
-    return f"the file of record {_record_id(card, path)}" if card.private_names else path
+    return f"the file of record {_record_id(card, path)}" if card.hides_names else path
 
 
 def _item(card: DatasetCard, one: Named, split: str) -> RawItem:

@@ -145,11 +145,11 @@ def _clean_split(card: DatasetCard, photograph: Photograph) -> str:
 
 def _record_id(card: DatasetCard, photograph: Photograph) -> str:
     """The image's name, or its hash where names name patients."""
-    return hashed_patient(card.name, photograph.name) if card.private_names else photograph.name
+    return hashed_patient(card.name, photograph.name) if card.hides_names else photograph.name
 
 
 def _shown(card: DatasetCard, photograph: Photograph) -> str:
-    if card.private_names:
+    if card.hides_names:
         return f"the image of record {_record_id(card, photograph)}"
     return photograph.path
 

@@ -143,7 +143,7 @@ def _folder(card: DatasetCard) -> list[str]:
         lines += _files(card.files)
     if card.module:
         lines.append(_text(f"The module {card.module} knows how it looks."))
-    if card.private_names:
+    if card.hides_names:
         lines.append(
             _text(
                 "Names of its files or folders name patients, so catalogs do not hold them; to "
