@@ -115,6 +115,9 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
             found = float(value)  # YAML 1.1 reads 1e-4 as a string
     elif kind is int and isinstance(value, float) and value.is_integer():
         found = int(value)
+    if kind is str and isinstance(value, bool | int | float):
+        why = " (unquoted, yes, no, on and off are truth values)" if isinstance(value, bool) else ""
+        raise BenchmdError(f"{where} is {value}, expected text: write it in quotes{why}.")
     if not isinstance(found, kind) or isinstance(found, bool) != (kind is bool):
         raise BenchmdError(f"{where} is {shown(value)}, expected a value of type {kind.__name__}.")
     if kind is float and not math.isfinite(found):

@@ -59,7 +59,8 @@ def test_mappings_become_dataclasses():
     [
         (int, True, "it is True, expected a value of type int"),
         (bool, 1, "it is 1, expected a value of type bool"),
-        (str, 1, "it is 1, expected a value of type str"),
+        (str, 1, r"it is 1, expected text: write it in quotes\."),
+        (str, True, r"it is True, .* in quotes \(unquoted, yes, no, on and off are truth values"),
         (int, 2**63, "it is 9223372036854775808, expected a number of 64 bits"),
         (int, 1e300, r"it is 1e\+300, expected a number of 64 bits"),
         (int, math.inf, "it is inf, expected a value of type int"),
@@ -70,7 +71,7 @@ def test_mappings_become_dataclasses():
         (list[float], "0.5", r"it is '0\.5', expected a list"),
         (dict[str, Any], {"a": {}}, "expected names with plain values"),
         (dict[str, int], {"a": "b"}, r"it\.a is 'b', expected a value of type int"),
-        (dict[str, int], {1: 2}, "a name in it is 1, expected a value of type str"),
+        (dict[str, int], {1: 2}, "a name in it is 1, expected text: write it in quotes"),
         (Literal["left", "right"], "lift", "value of it: 'lift'. Did you mean 'left'"),
         (Literal[0, 1], True, "value of it: 'True'.*Valid: 0, 1"),
         (Outer, {"name": "x"}, "it is incomplete: kind is missing"),

@@ -77,7 +77,7 @@ def _unique(found: Discovery) -> Discovery:
 def _require_own_splits(found: Discovery, card: DatasetCard) -> None:
     """Refuse patients who are in several splits."""
     first: dict[str, RawItem] = {}
-    shared = {}
+    shared: dict[str, RawItem] = {}
     for item in found.items:
         if item.split != first.setdefault(item.group_id, item).split:
             shared.setdefault(item.group_id, item)

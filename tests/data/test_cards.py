@@ -125,7 +125,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
         ({"md5": {28: "0" * 32, 32: "1" * 32}}, r"breastmnist\.yaml names images of size 32, exp"),
         (
             {"md5": {28: 7}},
-            r"breastmnist\.yaml: images: md5\.28 is 7, expected a value of type str",
+            r"breastmnist\.yaml: images: md5\.28 is 7, expected text: write it in quotes",
         ),
         ({"md5": ["0" * 32]}, r"breastmnist\.yaml: images: md5 is \[.*expected names with values"),
         (
