@@ -20,19 +20,20 @@ FOUNDATION = {
 FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "repeating"}
 FOUNDATION |= {"sessions", "settings", "signals", "storage", "tasks", "telemetry"}
 FOUNDATION |= {"training_log", "typed"}
-SCORES = {"evaluation.metrics"}
 ROOMS = {
     "storage": {"errors", "files", "repeating", "storage"},
     "data": FOUNDATION | {"cluster", "data"},
     "models": FOUNDATION | {"models"},
     "ssl": FOUNDATION | {"models", "ssl"},
-    "training": FOUNDATION | SCORES | {"cluster", "data", "models", "ssl", "training"},
-    "evaluation": FOUNDATION | {"data", "models", "training", "evaluation"},
-    "tuning": FOUNDATION | SCORES | {"cluster", "data", "models", "ssl", "training", "tuning"},
-    "results": FOUNDATION | {"data", "evaluation", "results", "tuning.records"},
+    "scores": FOUNDATION | {"data.medmnist_cards", "scores"},
+    "training": FOUNDATION | {"cluster", "data", "models", "scores", "ssl", "training"},
+    "tuning": FOUNDATION
+    | {"cluster", "data", "models", "scores.metrics", "ssl", "training", "tuning"},
+    "results": FOUNDATION | {"data", "results", "scores", "training.predictions", "tuning.records"},
     "service": FOUNDATION
-    | {"cluster", "data", "models", "ssl", "training", "evaluation", "results", "service"}
+    | {"cluster", "data", "demo", "models", "ssl", "training", "scores", "results", "service"}
     | {"head", "tuning"},
+    "demo": FOUNDATION | {"data", "demo"},
 }
 RAY = {"cluster.py", "telemetry.py", "training/launch.py"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -89,7 +90,7 @@ def test_torch_stays_out_of_the_data_room_but_for_batches():
 
 @pytest.mark.parametrize("name", ["metrics", "ranking", "resampling", "sums"])
 def test_scores_need_numpy_and_scikit_learn_alone(name):
-    used = external(PACKAGE / "evaluation" / f"{name}.py")
+    used = external(PACKAGE / "scores" / f"{name}.py")
     standard = {"__future__", "collections", "concurrent", "dataclasses", "functools", "itertools"}
     assert used <= standard | {"math", "os", "typing", "numpy", "sklearn", "benchmd_ray"}
 

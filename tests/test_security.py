@@ -16,8 +16,8 @@ import pydicom
 import pytest
 
 from benchmd_ray.data.build import build
-from benchmd_ray.data.synthetic import write_mammo
-from benchmd_ray.data.synthetic.eeg import write_eeg
+from benchmd_ray.demo import write_mammo
+from benchmd_ray.demo.eeg import write_eeg
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.plain_yaml import read_yaml
 

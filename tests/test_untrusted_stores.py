@@ -32,12 +32,12 @@ from benchmd_ray.cli import main
 from benchmd_ray.cluster import connected
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import Damaged, read_hashed_json, write_hash, write_hashed_json
 from benchmd_ray.results.report.scored import read_scored
 from benchmd_ray.results.store import read_run, read_stores
 from benchmd_ray.training.checkpoints import _description
+from benchmd_ray.training.predictions import read_predictions
 from benchmd_ray.training.transfer import transfer_result
 from benchmd_ray.tuning.records import read_searches, read_trials
 from benchmd_ray.tuning.spaces import space_for

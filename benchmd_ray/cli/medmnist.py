@@ -110,8 +110,8 @@ def scores(paths: tuple[Path, ...], out: Path | None) -> None:
 def _print_scores(paths: Sequence[Path], out: Path | None) -> None:
     """Print scores next to the published ones, and write them where a folder is named."""
     from benchmd_ray.results.report import medmnist as tables
-    from benchmd_ray.results.report.written import text
     from benchmd_ray.results.store import read_stores
+    from benchmd_ray.results.written import text
     from benchmd_ray.tuning.records import read_searches
 
     stored, searched = read_stores(list(paths)), read_searches(list(paths))

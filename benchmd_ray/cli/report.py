@@ -64,8 +64,8 @@ def print_report(
     """
     from benchmd_ray.results.report import tables
     from benchmd_ray.results.report.analysis import analyse
-    from benchmd_ray.results.report.written import text
     from benchmd_ray.results.store import read_stores
+    from benchmd_ray.results.written import text
     from benchmd_ray.tuning.records import read_searches
 
     stored, searched = read_stores(paths), read_searches(paths)
@@ -133,8 +133,8 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
     """
     from benchmd_ray.files import replacing
     from benchmd_ray.results.report.against_paper import against_paper, shown, summary
-    from benchmd_ray.results.report.written import csv_text, text
     from benchmd_ray.results.store import read_stores
+    from benchmd_ray.results.written import csv_text, text
 
     stored = read_stores(list(paths))
     frame = against_paper(stored.found, resamples=resamples)

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.evaluation.metrics import metric
-from benchmd_ray.evaluation.predict import predictions_path, read_predictions
-from benchmd_ray.evaluation.resampling import resampled
-from benchmd_ray.evaluation.seeds import pooled_seeds
-from benchmd_ray.evaluation.support import support
+from benchmd_ray.scores.metrics import metric
+from benchmd_ray.scores.resampling import resampled
+from benchmd_ray.scores.seeds import pooled_seeds
+from benchmd_ray.scores.support import support
+from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.tuning.records import AUROC_OF, SEARCHES, TRIALS, read_trials
 
 RESAMPLES = 200

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.synthetic import WRITERS
+from benchmd_ray.demo import WRITERS
 from benchmd_ray.errors import unknown_name
 from benchmd_ray.service.outcome import Outcome
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan

@@ -13,7 +13,7 @@ import torch
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.imagenet import FILE, REPOSITORY
-from benchmd_ray.results.report.written import text
+from benchmd_ray.results.written import text
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.live import duration
 from benchmd_ray.service.plan import Choice, Item, Kind, Plan, make_plan

@@ -16,7 +16,6 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.predict import predict, predictions_path, read_description
 from benchmd_ray.integrity import Damaged, is_whole, remove_hashed, write_hash
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.store import Run, open_run, require_weights, scoring, working
@@ -27,6 +26,8 @@ from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import START, export_model, write_weights
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.launch import launch
+from benchmd_ray.training.predict import predict
+from benchmd_ray.training.predictions import predictions_path, read_description
 from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
 from benchmd_ray.training.transfer import TransferJob, require_transferable
 

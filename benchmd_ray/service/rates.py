@@ -15,7 +15,6 @@ import torch
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
@@ -26,6 +25,7 @@ from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.settings import EncoderSettings, Settings
 from benchmd_ray.signals import Signal
 from benchmd_ray.training.engine import TorchEngine, autocast
+from benchmd_ray.training.predictions import read_predictions
 from benchmd_ray.training.transfer import RESULT, transfer_result
 from benchmd_ray.training_log import read_metrics
 

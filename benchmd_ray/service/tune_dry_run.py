@@ -9,7 +9,7 @@ import pandas as pd
 
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import FOLDS, has_validation
-from benchmd_ray.results.report.written import text
+from benchmd_ray.results.written import text
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.live import duration

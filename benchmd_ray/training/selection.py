@@ -20,7 +20,7 @@ from benchmd_ray.data.feed import (
     whole_split_feed,
 )
 from benchmd_ray.data.splits import label_subset
-from benchmd_ray.evaluation.metrics import auroc, pooled, probabilities, require_scorable
+from benchmd_ray.scores.metrics import auroc, pooled, probabilities, require_scorable
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import TaskKind
 

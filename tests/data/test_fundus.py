@@ -19,7 +19,7 @@ from benchmd_ray.data.records import decode_targets, hashed_patient
 from benchmd_ray.data.splits import label_subset
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.predict import merging
+from benchmd_ray.training.predict import merging
 
 RELEASED = Choices("released")
 PUBLISHED = {

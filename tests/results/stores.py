@@ -213,7 +213,7 @@ def write_predictions(
     remarks: Mapping[str, int] | None = None,
     hardware: Hardware = HARDWARE,
 ) -> Path:
-    """Write predictions as `evaluation.predict.predict` does: by split people, targets, scores."""
+    """Write predictions as `training.predict.predict` does: by split people, targets, scores."""
     parts = []
     for split, (held, targets, scores) in splits.items():
         count = targets.shape[1]

@@ -27,13 +27,13 @@ from stores import (
     write_predictions,
 )
 
-from benchmd_ray.evaluation.comparison import delong, exchange_p
-from benchmd_ray.evaluation.metrics import METRICS
-from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.integrity import line
 from benchmd_ray.results.report.analysis import Analysis, analyse
 from benchmd_ray.results.report.curves import POINTS
 from benchmd_ray.results.report.frames import FRAMES, KEY, TUNING
+from benchmd_ray.scores.comparison import delong, exchange_p
+from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.training.predictions import read_predictions
 
 ECG = MODALITIES["ecg"].task
 RESAMPLES = 100

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 from analysis_frames import invented, made, without_intervals
 
-from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.results.canvas import new_figure, styled
 from benchmd_ray.results.report import page_sections as sections
 from benchmd_ray.results.report.analysis import Analysis
@@ -31,6 +30,7 @@ from benchmd_ray.results.report.page_tables import (
     shown,
     text_of,
 )
+from benchmd_ray.scores.metrics import METRICS
 
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=hacked=1>\"'&amp;"
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,15 +23,15 @@ from stores import (
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import Record
-from benchmd_ray.evaluation.metrics import METRICS
-from benchmd_ray.evaluation.predict import predict
-from benchmd_ray.evaluation.resampling import resampled
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.scored import measured, read_scored
+from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings import load_settings
 from benchmd_ray.training.checkpoints import export_model
+from benchmd_ray.training.predict import predict
 
 ECG = MODALITIES["ecg"]
 

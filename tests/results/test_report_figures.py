@@ -13,8 +13,6 @@ from analysis_frames import SOURCES, invented, made, without_intervals
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sklearn.metrics import roc_auc_score
 
-from benchmd_ray.evaluation.stability import critical_difference
-from benchmd_ray.evaluation.sums import BINS
 from benchmd_ray.results.canvas import (
     OTHER_LOOKS,
     TECHNIQUE_LOOKS,
@@ -46,6 +44,8 @@ from benchmd_ray.results.report.figures_training import draw_training
 from benchmd_ray.results.report.figures_wording import differences, judged
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.report_figures import draw, figures
+from benchmd_ray.scores.stability import critical_difference
+from benchmd_ray.scores.sums import BINS
 
 SECTIONS = [
     "Results",

@@ -20,8 +20,8 @@ from benchmd_ray.results.report.cells import unfinished
 from benchmd_ray.results.report.notes import notes
 from benchmd_ray.results.report.paper import paper_auroc, paper_sources
 from benchmd_ray.results.report.protocols import protocols
-from benchmd_ray.results.report.written import text
 from benchmd_ray.results.store import open_run
+from benchmd_ray.results.written import text
 
 ECG = MODALITIES["ecg"].task
 

@@ -34,8 +34,6 @@ from test_written import rows_of
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.comparison import exchange_p
-from benchmd_ray.evaluation.resampling import resampled
 from benchmd_ray.integrity import write_hash, write_hashed_json
 from benchmd_ray.results.canvas import styled
 from benchmd_ray.results.report import tables
@@ -46,6 +44,8 @@ from benchmd_ray.results.report.page_tuning import tuning_sentences
 from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.report_figures import draw
+from benchmd_ray.scores.comparison import exchange_p
+from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.tuning.records import COLUMNS, read_search, trials_schema
 

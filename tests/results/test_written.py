@@ -13,7 +13,7 @@ import pytest
 import benchmd_ray
 from benchmd_ray.results.report import tables
 from benchmd_ray.results.report.frames import TUNING
-from benchmd_ray.results.report.written import (
+from benchmd_ray.results.written import (
     LATEX,
     csv_text,
     latex,
@@ -136,8 +136,8 @@ def test_tables_for_people_are_made_into_csv_in_one_place():
         for path in package.rglob("*.py")
         if re.search(r"\.to_csv\(|csv\.(Dict)?[wW]riter\(", path.read_text("utf-8"))
     }
-    own_formats = {path for path in writers if path.startswith("data/synthetic/")}
+    own_formats = {path for path in writers if path.startswith("demo/")}
     assert writers - own_formats == {
-        "results/report/written.py",
-        "evaluation/medmnist.py",  # MedMNIST's result files: numbers only
+        "results/written.py",
+        "scores/medmnist.py",  # MedMNIST's result files: numbers only
     }

@@ -15,7 +15,6 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.files import sha256
 from benchmd_ray.models.imagenet import read_imagenet
 from benchmd_ray.results.report.analysis import analyse
@@ -26,6 +25,7 @@ from benchmd_ray.service.execute import base_settings, pretrain_run, transfer_ru
 from benchmd_ray.settings import ENCODERS, Settings, as_dict, fixed_settings, updated
 from benchmd_ray.training.checkpoints import MODEL, load_encoder
 from benchmd_ray.training.launch import launch as launch_job
+from benchmd_ray.training.predictions import read_predictions
 
 SHORT = {
     "pretrain": {"steps": 4, "batch_size": 4},

@@ -17,11 +17,10 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.medmnist import read_result
-from benchmd_ray.evaluation.predict import read_predictions
 from benchmd_ray.results.report import medmnist
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.tables import write_tables
+from benchmd_ray.scores.medmnist import read_result
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
@@ -34,6 +33,7 @@ from benchmd_ray.settings import (
     fixed_settings,
     updated,
 )
+from benchmd_ray.training.predictions import read_predictions
 from benchmd_ray.tuning import trial
 from benchmd_ray.tuning.study import Trial
 

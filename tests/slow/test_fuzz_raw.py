@@ -28,7 +28,7 @@ from PIL import Image
 
 from benchmd_ray.data.build import build
 from benchmd_ray.data.hdf5 import export_hdf5
-from benchmd_ray.data.synthetic import WRITERS
+from benchmd_ray.demo import WRITERS
 from benchmd_ray.files import resource_folder
 from benchmd_ray.settings import Settings, as_dict
 

@@ -14,17 +14,18 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.metrics import auroc
-from benchmd_ray.evaluation.predict import predict, read_predictions
 from benchmd_ray.files import sha256
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.settings import EncoderSettings, TransferSettings, medmnist_settings, updated
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation import AUGMENTATIONS, augmented
 from benchmd_ray.training.checkpoints import MODEL, load_classifier, model_description
+from benchmd_ray.training.predict import predict
+from benchmd_ray.training.predictions import read_predictions
 from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
 from benchmd_ray.training.seeds import AUGMENTATION, WEIGHTS, derived_seed
 from benchmd_ray.training.selection import Best

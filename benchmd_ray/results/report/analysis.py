@@ -2,7 +2,7 @@
 
 `analyse` reads the predictions of finished runs, pools those that differ by their seeds alone, and
 fills one frame for each kind of statement. Figures, page and tables read these frames and compute
-nothing. Statistics are those of `benchmd_ray.evaluation`.
+nothing. Statistics are those of `benchmd_ray.scores`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.progress import progress
 from benchmd_ray.results.report.cells import Cell, cell, cell_order, unfinished, with_predictions
 from benchmd_ray.results.report.compared import (
@@ -36,6 +35,7 @@ from benchmd_ray.results.report.scored import Scored, measured, read_scored
 from benchmd_ray.results.report.training_frames import ran_rows, training_rows
 from benchmd_ray.results.report.tuning_frames import search_rows, tuned_rows, tuning_notes
 from benchmd_ray.results.store import Run
+from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.tuning.records import SearchRecord
 
 Row = dict[str, Any]

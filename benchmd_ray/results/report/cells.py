@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.seeds import pooled_seeds
-from benchmd_ray.evaluation.support import Support
 from benchmd_ray.results.report.paper import paper_auroc, unlike_paper
 from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.results.store import Run
+from benchmd_ray.scores.seeds import pooled_seeds
+from benchmd_ray.scores.support import Support
 
 TECHNIQUES = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
 SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")

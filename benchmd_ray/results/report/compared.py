@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.evaluation.comparison import delong, exchange_p, holm, unpaired
-from benchmd_ray.evaluation.seeds import Difference, difference_over_seeds
-from benchmd_ray.evaluation.stability import ranking_stability
-from benchmd_ray.evaluation.support import Basis, caution, weaker
 from benchmd_ray.results.report.cells import SPLITS
 from benchmd_ray.results.report.frames import PLACE
 from benchmd_ray.results.report.pools import Pool
 from benchmd_ray.results.report.protocols import comparable_with, letters_of, same_transfer
+from benchmd_ray.scores.comparison import delong, exchange_p, holm, unpaired
+from benchmd_ray.scores.seeds import Difference, difference_over_seeds
+from benchmd_ray.scores.stability import ranking_stability
+from benchmd_ray.scores.support import Basis, caution, weaker
 
 SCRATCH = "scratch"
 """The technique that the others are compared with."""

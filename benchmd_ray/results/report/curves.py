@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pandas as pd
 from sklearn.metrics import roc_curve
 
-from benchmd_ray.evaluation.sums import BINS
 from benchmd_ray.results.report.frames import FRAMES, frame
 from benchmd_ray.results.report.pools import Pool
+from benchmd_ray.scores.sums import BINS
 
 POINTS = 200
 """Most points of a ROC curve."""

@@ -11,8 +11,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmd_ray.evaluation.sums import BINS
-from benchmd_ray.evaluation.support import ROUGH_IN_CLASS
 from benchmd_ray.results.canvas import TechniqueLook, new_figure
 from benchmd_ray.results.report.figures_panels import (
     SMALL,
@@ -40,6 +38,8 @@ from benchmd_ray.results.report.figures_wording import (
     sizes,
     spanned,
 )
+from benchmd_ray.scores.sums import BINS
+from benchmd_ray.scores.support import ROUGH_IN_CLASS
 
 SECTION = "ROC and calibration"
 FEW = 10

@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmd_ray.evaluation.comparison import LEVEL
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.figures_panels import (
     auroc_limits,
@@ -35,6 +34,7 @@ from benchmd_ray.results.report.figures_parts import (
     techniques_of,
 )
 from benchmd_ray.results.report.figures_wording import caveat, how_drawn, joined, listed, sizes
+from benchmd_ray.scores.comparison import LEVEL
 
 SECTION = "Subgroups"
 VARIABLES = ("age", "sex", "site", "device", "view")

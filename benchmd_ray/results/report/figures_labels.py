@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from benchmd_ray.evaluation.support import TEST_PATIENTS
 from benchmd_ray.results.canvas import TechniqueLook
 from benchmd_ray.results.report.figures_panels import (
     FAINT,
@@ -31,6 +30,7 @@ from benchmd_ray.results.report.figures_parts import (
     techniques_of,
 )
 from benchmd_ray.results.report.figures_wording import how_drawn, joined, sizes
+from benchmd_ray.scores.support import TEST_PATIENTS
 
 SECTION = "Label efficiency"
 LABELS = {

@@ -12,7 +12,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from benchmd_ray.evaluation.comparison import EXCHANGES, LEVEL
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.cells import TECHNIQUES
 from benchmd_ray.results.report.figures_panels import (
@@ -43,6 +42,7 @@ from benchmd_ray.results.report.figures_wording import (
     sizes,
     spanned,
 )
+from benchmd_ray.scores.comparison import EXCHANGES, LEVEL
 
 SECTION = "Significance"
 STARS = ((0.001, "***"), (0.01, "**"), (LEVEL, "*"))

@@ -8,8 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from benchmd_ray.evaluation.comparison import LEVEL
-from benchmd_ray.evaluation.stability import CriticalDifference, critical_difference
 from benchmd_ray.results.canvas import TechniqueLook
 from benchmd_ray.results.report.figures_panels import (
     SETTING_LABELS,
@@ -40,6 +38,8 @@ from benchmd_ray.results.report.figures_wording import (
     p_value,
     sizes,
 )
+from benchmd_ray.scores.comparison import LEVEL
+from benchmd_ray.scores.stability import CriticalDifference, critical_difference
 
 SECTION = "Significance"
 CELL = ["dataset", "setting"]

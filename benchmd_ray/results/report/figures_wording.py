@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from benchmd_ray.evaluation.comparison import LEVEL
 from benchmd_ray.results.report.figures_parts import Report
 from benchmd_ray.results.report.frames import BOOTSTRAP
+from benchmd_ray.scores.comparison import LEVEL
 
 GLUE = "\u00a0"
 """A space at which no line is broken."""

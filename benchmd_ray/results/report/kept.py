@@ -26,11 +26,11 @@ from benchmd_ray.integrity import Damaged, is_whole, replacing_hashed
 
 Floats = npt.NDArray[np.float64]
 CODE = (
-    "evaluation/metrics.py",
-    "evaluation/ranking.py",
-    "evaluation/resampling.py",
-    "evaluation/sums.py",
-    "evaluation/support.py",
+    "scores/metrics.py",
+    "scores/ranking.py",
+    "scores/resampling.py",
+    "scores/sums.py",
+    "scores/support.py",
     "results/report/scored.py",
 )
 """Source files that say what metrics and resamples are, and how they are kept."""

@@ -18,7 +18,6 @@ import pandas as pd
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.medmnist_cards import EARLIER, IMAGE_GROUPS, PLAIN_SIZE, task_name
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.medmnist import Score, score, write_result
 from benchmd_ray.files import replacing
 from benchmd_ray.modalities import Modality
 from benchmd_ray.results.report.cells import with_predictions
@@ -26,8 +25,9 @@ from benchmd_ray.results.report.hardware_notes import different_hardware
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.report.table_cells import number
-from benchmd_ray.results.report.written import csv_text
 from benchmd_ray.results.store import Run
+from benchmd_ray.results.written import csv_text
+from benchmd_ray.scores.medmnist import Score, score, write_result
 from benchmd_ray.settings import BASELINES
 from benchmd_ray.tuning.records import SearchRecord
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmd_ray.evaluation.metrics import METRICS
-from benchmd_ray.evaluation.support import (
-    INTERVAL_PATIENTS,
-    ROUGH_IN_CLASS,
-    TEST_PATIENTS,
-)
 from benchmd_ray.results.report.cells import Cell
 from benchmd_ray.results.report.frames import BOOTSTRAP
 from benchmd_ray.results.report.paper import SOURCE
 from benchmd_ray.results.report.protocols import is_tuned
+from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.support import (
+    INTERVAL_PATIENTS,
+    ROUGH_IN_CLASS,
+    TEST_PATIENTS,
+)
 
 
 def notes(found: Sequence[Cell]) -> list[str]:

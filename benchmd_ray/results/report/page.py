@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
-from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.files import replacing
 from benchmd_ray.progress import progress
 from benchmd_ray.results.canvas import styled
@@ -24,6 +23,7 @@ from benchmd_ray.results.report.page_findings import facts, findings
 from benchmd_ray.results.report.page_methods import METHODS, WORDS
 from benchmd_ray.results.report.page_tables import Table, html, text_of
 from benchmd_ray.results.report.page_tuning import searches, tuned, tuning_sentences
+from benchmd_ray.scores.metrics import METRICS
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis

@@ -1,13 +1,13 @@
 """Definitions on the report's page: how its numbers are made, and what its words mean.
 
-Those of the metrics are with the metrics, `benchmd_ray.evaluation.metrics.METRICS`.
+Those of the metrics are with the metrics, `benchmd_ray.scores.metrics.METRICS`.
 """
 
 from __future__ import annotations
 
-from benchmd_ray.evaluation.metrics import METRICS
-from benchmd_ray.evaluation.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS
 from benchmd_ray.results.report.paper import SOURCE
+from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS
 
 METHODS: tuple[tuple[str, str], ...] = (
     (

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.evaluation.comparison import LEVEL
-from benchmd_ray.evaluation.metrics import METRICS
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.frames import BOOTSTRAP, VERSIONS
 from benchmd_ray.results.report.hardware_notes import COLUMNS
 from benchmd_ray.results.report.page_tables import Column, Table, constant, text_of
+from benchmd_ray.scores.comparison import LEVEL
+from benchmd_ray.scores.metrics import METRICS
 
 ORDERS = {"setting": SETTINGS, "technique": TECHNIQUES, "a": TECHNIQUES, "b": TECHNIQUES}
 FILTERED = ("modality", "trained on", "dataset", "setting", "technique", "protocol", "variable")

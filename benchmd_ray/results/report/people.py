@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.evaluation.subgroups import age_band, by_subgroup
 from benchmd_ray.results.report.pools import Pool
 from benchmd_ray.results.report.scored import THREADS
+from benchmd_ray.scores.subgroups import age_band, by_subgroup
 
 Row = dict[str, Any]
 VARIABLES = ("age", "sex", "site", "device", "view")

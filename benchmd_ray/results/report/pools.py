@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.evaluation.seeds import Pooled, pooled_seeds
-from benchmd_ray.evaluation.support import Basis
 from benchmd_ray.results.report.cells import place
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.scored import Scored
+from benchmd_ray.scores.seeds import Pooled, pooled_seeds
+from benchmd_ray.scores.support import Basis
 
 Floats = npt.NDArray[np.float64]
 

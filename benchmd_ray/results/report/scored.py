@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.metrics import Values, metric
-from benchmd_ray.evaluation.predict import read_predictions
-from benchmd_ray.evaluation.resampling import resampled, usual_threads
-from benchmd_ray.evaluation.support import Support, support
 from benchmd_ray.results.report.kept import kept
 from benchmd_ray.results.store import Run
+from benchmd_ray.scores.metrics import Values, metric
+from benchmd_ray.scores.resampling import resampled, usual_threads
+from benchmd_ray.scores.support import Support, support
 from benchmd_ray.tasks import Task, TaskKind
+from benchmd_ray.training.predictions import read_predictions
 from benchmd_ray.typed import typed
 
 Floats = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ class Scored:
 
     run: Run
     about: Mapping[str, str]
-    """What the predictions say of the dataset (`evaluation.predict.DESCRIPTION`)."""
+    """What the predictions say of the dataset (`training.predictions.DESCRIPTION`)."""
     split: str
     classes: tuple[str, ...]
     targets: npt.NDArray[np.int8]

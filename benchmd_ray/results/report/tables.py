@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmd_ray.evaluation.metrics import METRICS
-from benchmd_ray.evaluation.support import INTERVAL_PATIENTS
 from benchmd_ray.files import replacing
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.cells import Cell
@@ -31,7 +29,9 @@ from benchmd_ray.results.report.table_cells import (
     spanned,
 )
 from benchmd_ray.results.report.tables_tuning import searches_shown, tuned_shown
-from benchmd_ray.results.report.written import csv_text, latex, markdown
+from benchmd_ray.results.written import csv_text, latex, markdown
+from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.support import INTERVAL_PATIENTS
 
 
 @dataclass(frozen=True)

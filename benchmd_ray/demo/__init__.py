@@ -1,0 +1,40 @@
+"""Small raw datasets in the real layouts, drawn from a seed, for the demo and the tests.
+
+One module per modality. Nobody should read medicine into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmd_ray.demo.ct import write_ct
+from benchmd_ray.demo.cxr import write_cxr
+from benchmd_ray.demo.derm import write_derm
+from benchmd_ray.demo.ecg import write_ecg
+from benchmd_ray.demo.eeg import write_eeg
+from benchmd_ray.demo.fundus import write_fundus
+from benchmd_ray.demo.mammo import write_mammo
+
+WRITERS: dict[str, Callable[..., dict[str, Path]]] = {
+    "ecg": write_ecg,
+    "eeg": write_eeg,
+    "cxr": write_cxr,
+    "mammo": write_mammo,
+    "derm": write_derm,
+    "fundus": write_fundus,
+    "ldct": write_ct,
+}
+"""By modality: (root, *, source_records, target_records, seed) writes the raw folder of each
+dataset, the source first, and returns them by the dataset's name."""
+
+__all__ = [
+    "WRITERS",
+    "write_ct",
+    "write_cxr",
+    "write_derm",
+    "write_ecg",
+    "write_eeg",
+    "write_fundus",
+    "write_mammo",
+]

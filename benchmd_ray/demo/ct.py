@@ -1,0 +1,366 @@
+"""Small raw CT datasets in the layouts of LIDC-IDRI and LNDb.
+
+A scan is a phantom of a few centimetres: two dark lungs in a bright body, with vessels, and
+nodules as bright balls (large) or single bright dots on several slices (small). Radiologists mark
+them with some disagreement. Nobody should read medicine into it.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
+
+import numpy as np
+import numpy.typing as npt
+import pydicom
+import SimpleITK
+from pydicom.dataset import FileMetaDataset
+from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
+from scipy.ndimage import gaussian_filter
+
+from benchmd_ray.demo.draw import generator, texture
+
+SIZE = 64
+"""Rows and columns of a slice."""
+SPACING = 0.7
+"""mm between pixels."""
+STEP = 2.5
+"""mm between slices."""
+MASK_COLUMNS = ("LNDbID", "RadID", "FindingID", "x", "y", "z", "Nodule", "Volume", "Text")
+MERGED_COLUMNS = (
+    "LNDbID", "RadID", "RadFindingID", "FindingID", "x", "y", "z", "AgrLevel", "Nodule", "Volume",
+    "Text",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Domain:
+    """Where scans are made."""
+
+    dataset: str
+    device: tuple[str, str]
+    blur: float
+    """Width of the reconstruction's kernel, pixels."""
+    noise: float
+    """HU."""
+    lung: float
+    """HU of lungs."""
+    small: float
+    """Share of scans with small nodules."""
+    large: float
+    """Share of scans with a large nodule."""
+
+
+SOURCE = _Domain("lidc-idri", ("SYNTHETIC", "Phantom A"), 0.5, 25, -850, 0.5, 0.5)
+TARGET = _Domain("lndb", ("SYNTHETIC", "Phantom B"), 0.8, 45, -820, 0.4, 0.65)
+
+
+@dataclass
+class _Nodule:
+    """Where a nodule lies, in voxels, and how large it is."""
+
+    x: int
+    y: int
+    slices: list[int]
+    radius: float
+    """Pixels; 0 for a small nodule, which is a dot on one slice."""
+    seen_by: list[int] = field(default_factory=list)
+
+    def outline(self, z: int) -> npt.NDArray[np.bool_]:
+        """(y, x): its pixels on a slice."""
+        off = (z - float(np.mean(self.slices))) / len(self.slices) * 1.8
+        across = math.sqrt(max(0.0, 1 - off**2))
+        rows, columns = np.mgrid[:SIZE, :SIZE]
+        distance = np.hypot(rows - self.y, columns - self.x)
+        return np.asarray(distance <= max(1.0, self.radius * across))
+
+
+def write_ct(
+    root: Path, *, source_records: int = 52, target_records: int = 18, seed: int = 0
+) -> dict[str, Path]:
+    """Write LIDC-IDRI and LNDb as raw folders below ``root``.
+
+    The same arguments give the same bytes. The default sizes take some seconds and 30 MB; their
+    catalogs hold about two windows of 3 MB per scan.
+
+    Args:
+        root: Folder to write into.
+        source_records: Scans of LIDC-IDRI, of some fewer patients.
+        target_records: Scans of LNDb.
+        seed: Seed of all that is drawn.
+
+    Returns:
+        The raw folder of each dataset, by its name; the source first.
+    """
+    folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
+    _write_lidc(folders[SOURCE.dataset], source_records, seed)
+    _write_lndb(folders[TARGET.dataset], target_records, seed)
+    return folders
+
+
+def _scan(
+    domain: _Domain, number: int, seed: int
+) -> tuple[npt.NDArray[np.int16], list[_Nodule], np.random.Generator]:
+    """A scan in HU, (z, y, x), its nodules, and the generator for what is drawn further."""
+    rng = generator(seed, domain.dataset, f"scan {number}")
+    depth = 18 if number == 4 else int(rng.integers(40, 49)) if number % 2 else 24
+    rows, columns = np.mgrid[:SIZE, :SIZE]
+    body = np.hypot((rows - 32) / 27, (columns - 32) / 30) < 1
+    width = rng.uniform(10, 12)
+    lungs = np.zeros((SIZE, SIZE), bool)
+    for centre in (19, 45):
+        lungs |= np.hypot((rows - 32) / 19, (columns - centre) / width) < 1
+    volume = np.where(body, 40.0, -1000.0) + np.zeros((depth, 1, 1))
+    volume[:, lungs] = domain.lung + rng.normal(0, 8)
+    vessels = texture((depth, SIZE, SIZE), 1.5, rng) > 2.8
+    volume[vessels & lungs] = -350
+    nodules = _nodules(domain, depth, number, rng)
+    for nodule in nodules:
+        for z in nodule.slices:
+            volume[z][nodule.outline(z)] = 150 if nodule.radius else 900
+    volume = gaussian_filter(volume, (0, domain.blur, domain.blur))
+    volume += domain.noise * rng.standard_normal(volume.shape, np.float32)
+    return np.rint(volume).clip(-1024, 3071).astype(np.int16), nodules, rng
+
+
+def _nodules(domain: _Domain, depth: int, number: int, rng: np.random.Generator) -> list[_Nodule]:
+    """Nodules of a scan; every class comes to every few scans in turn."""
+    nodules: list[_Nodule] = []
+    turn = (number * 0.618034) % 1, (number * 0.754878) % 1
+    start = int(rng.integers(2)) * (depth - 24) if depth > 24 else 0  # mostly in one window
+    end = min(depth, start + 24)
+    if turn[0] < domain.large:
+        first = int(rng.integers(start, end - 12))
+        place = _place(rng, 5)
+        nodules.append(_Nodule(*place, list(range(first, first + 12)), rng.uniform(5.5, 7.0)))
+    if turn[1] < domain.small:
+        for z in range(start + 1, end - 1):
+            nodules += [_Nodule(*_place(rng, 1), [z], 0.0) for _ in range(6)]
+    for nodule in nodules:
+        nodule.seen_by = [reader for reader in range(4) if rng.random() < 0.97]
+    if number % 6 == 5:  # a large nodule that two radiologists alone see
+        nodules.append(_Nodule(*_place(rng, 2), [depth - 3, depth - 2], 2.5, [0, 2]))
+    return nodules
+
+
+def _place(rng: np.random.Generator, margin: float) -> tuple[int, int]:
+    """Column and row within a lung."""
+    angle, distance = rng.uniform(0, 2 * math.pi), math.sqrt(rng.uniform()) * (9 - margin)
+    centre = 19 if rng.random() < 0.5 else 45
+    return round(centre + distance * math.cos(angle)), round(32 + distance * math.sin(angle) * 1.6)
+
+
+def _write_lidc(root: Path, scans: int, seed: int) -> None:
+    """DICOM series with an annotation file each, in the series' folder or beside the images."""
+    for number in range(scans):
+        patient = f"LIDC-IDRI-{number + 1 - (number % 9 == 8):04d}"  # some have two scans
+        study, series = (_uid(seed, "study", number), _uid(seed, "series", number))
+        folder = root / "LIDC-IDRI" / patient / study / series
+        volume, nodules, rng = _scan(SOURCE, number, seed)
+        uids = [_uid(seed, "slice", number, z) for z in range(len(volume))]
+        lost = {len(volume) // 2} if number == 7 else set()  # a slice that got lost
+        _write_series(folder, volume, (patient, study, series), uids, lost, backwards=number % 2)
+        message = _message(nodules, uids, study, series, rng)
+        where = root / "LIDC-XML-only" / "tcia-lidc-xml" / "157" if number % 3 == 2 else folder
+        if number != 6:  # one scan has no annotation
+            _write_xml(where / f"{158 + number:03d}.xml", message)
+    patient, study, series = "LIDC-IDRI-0001", _uid(seed, "x-ray"), _uid(seed, "x-ray series")
+    folder = root / "LIDC-IDRI" / patient / study / series
+    picture, image = np.full((1, SIZE, SIZE), 500, np.int16), _uid(seed, "x-ray image")
+    _write_series(folder, picture, (patient, study, series), [image], set(), modality="DX")
+    message = Element("IdriReadMessage", xmlns="http://www.nih.gov/idri")
+    SubElement(SubElement(message, "ResponseHeader"), "CXRSeriesInstanceUid").text = series
+    _write_xml(folder / "068.xml", message)
+
+
+def _write_series(
+    folder: Path,
+    volume: npt.NDArray[np.int16],
+    names: tuple[str, str, str],
+    uids: Sequence[str],
+    lost: set[int],
+    *,
+    backwards: int = 0,
+    modality: str = "CT",
+) -> None:
+    """A series; scanners number slices from the head, and name files in either order."""
+    folder.mkdir(parents=True)
+    dataset = pydicom.Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.MediaStorageSOPClassUID = CTImageStorage
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.SOPClassUID, dataset.Modality = CTImageStorage, modality
+    dataset.PatientID, dataset.StudyInstanceUID, dataset.SeriesInstanceUID = names
+    dataset.PatientName, dataset.PatientAge = "", f"{40 + len(volume) % 40:03d}Y"
+    dataset.Manufacturer, dataset.ManufacturerModelName = SOURCE.device
+    dataset.PixelSpacing, dataset.SliceThickness = [SPACING, SPACING], STEP
+    dataset.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+    dataset.Rows = dataset.Columns = SIZE
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.BitsAllocated = dataset.BitsStored = 16
+    dataset.HighBit, dataset.PixelRepresentation = 15, 1
+    dataset.RescaleSlope, dataset.RescaleIntercept = 1, -1024
+    for z, hounsfield in enumerate(volume):
+        if z in lost:
+            continue
+        dataset.SOPInstanceUID = uids[z]
+        dataset.file_meta.MediaStorageSOPInstanceUID = UID(uids[z])
+        dataset.InstanceNumber = len(volume) - z
+        dataset.ImagePositionPatient = [-SIZE * SPACING / 2, -SIZE * SPACING / 2, _height(z)]
+        dataset.PixelData = (hounsfield + 1024).astype("<i2").tobytes()
+        name = z + 1 if backwards else len(volume) - z
+        dataset.save_as(folder / f"{name:06d}.dcm", enforce_file_format=True)
+
+
+def _height(z: int) -> float:
+    """Position of a slice in mm."""
+    return -200 + STEP * z
+
+
+def _message(
+    nodules: list[_Nodule],
+    uids: Sequence[str],
+    study: str,
+    series: str,
+    rng: np.random.Generator,
+) -> Element:
+    """The annotation of a scan: four reading sessions."""
+    message = Element("LidcReadMessage", xmlns="http://www.nih.gov", uid=f"{series}.0")
+    header = SubElement(message, "ResponseHeader")
+    for name, text in (("SeriesInstanceUid", series), ("StudyInstanceUID", study)):
+        SubElement(header, name).text = text
+    for reader in range(4):
+        session = SubElement(message, "readingSession")
+        SubElement(session, "annotationVersion").text = "3.12"
+        SubElement(session, "servicingRadiologistID").text = "anon"
+        for number, nodule in enumerate(nodules):
+            if reader in nodule.seen_by:
+                _read_nodule(session, nodule, number, uids, int(rng.integers(-1, 2)))
+        lesion = SubElement(session, "nonNodule")
+        SubElement(lesion, "nonNoduleID").text = f"non {reader}"
+        _place_mark(lesion, 3, uids)
+        _edge(SubElement(lesion, "locus"), 30, 30)
+    return message
+
+
+def _read_nodule(
+    session: Element, nodule: _Nodule, number: int, uids: Sequence[str], shift: int
+) -> None:
+    """One radiologist's marks of a nodule: outlines with ratings, or a point."""
+    marked = SubElement(session, "unblindedReadNodule")
+    SubElement(marked, "noduleID").text = f"Nodule {number:03d}"
+    if nodule.radius:
+        SubElement(SubElement(marked, "characteristics"), "subtlety").text = "4"
+    for z in nodule.slices:
+        roi = SubElement(marked, "roi")
+        _place_mark(roi, z, uids)
+        SubElement(roi, "inclusion").text = "TRUE"
+        for angle in np.linspace(0, 2 * math.pi, 24) if nodule.radius else [0.0]:
+            across = (nodule.radius + 1) if nodule.radius else 0.0
+            column = round(nodule.x + across * math.cos(angle))
+            row = round(nodule.y + across * math.sin(angle)) + (shift if nodule.radius else 0)
+            _edge(SubElement(roi, "edgeMap"), column, row)
+
+
+def _place_mark(element: Element, z: int, uids: Sequence[str]) -> None:
+    SubElement(element, "imageZposition").text = f"{_height(z):.6f} "
+    SubElement(element, "imageSOP_UID").text = uids[z]
+
+
+def _edge(element: Element, column: int, row: int) -> None:
+    SubElement(element, "xCoord").text = str(column)
+    SubElement(element, "yCoord").text = str(row)
+
+
+def _write_xml(path: Path, message: Element) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    indent(message)
+    ElementTree(message).write(path, encoding="UTF-8", xml_declaration=True)
+
+
+def _uid(seed: int, *names: object) -> str:
+    """An identifier of its own for everything that has one."""
+    text = "/".join(str(part) for part in (seed, *names))
+    return f"2.25.{int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())}"
+
+
+def _write_lndb(root: Path, scans: int, seed: int) -> None:
+    """MetaImage scans and masks, and the tables; the last scan is of the unpublished test set."""
+    listed: list[dict[str, object]] = []
+    merged: list[dict[str, object]] = []
+    marked: list[dict[str, object]] = []
+    for number in range(1, scans + 1):
+        volume, nodules, rng = _scan(TARGET, number, seed)
+        if number % 5 == 0:  # some scans are no squares
+            volume = np.concatenate([volume, volume[:, :, -8:]], axis=2)
+        origin = (-20.5 - number, -20.25, -300.5 + rng.integers(20))
+        name = f"LNDb-{number:04d}"
+        _write_mhd(root / f"data{number % 6}" / f"{name}.mhd", volume, origin)
+        if number == scans:
+            continue
+        readers = 1 + number % 3
+        listed.append({"LNDbID": number, "RadN": readers})
+        findings = [_finding(nodule, origin) for nodule in nodules]
+        findings.append({"x": origin[0] + 20, "y": -2.0, "z": origin[2], "Nodule": 0} | _NONE)
+        for reader in range(1, readers + 1):
+            labels = np.zeros(volume.shape, np.uint8)
+            for finding, nodule in enumerate(nodules, 1):
+                for z in nodule.slices if nodule.radius else ():
+                    labels[z, :, :SIZE][nodule.outline(z)] = finding
+            _write_mhd(root / "masks" / f"{name}_rad{reader}.mhd", labels, origin)
+            marked += [
+                {"LNDbID": number, "RadID": reader, "FindingID": finding} | row
+                for finding, row in enumerate(findings, 1)
+            ]
+        for finding, row in enumerate(findings, 1):
+            who = {
+                "LNDbID": number,
+                "RadID": ",".join(str(reader) for reader in range(1, readers + 1)),
+                "RadFindingID": ",".join([str(finding)] * readers),
+                "FindingID": finding,
+                "AgrLevel": readers * int(row["Nodule"] == 1),
+            }
+            merged.append(who | row)
+    tables = root / "trainset_csv"
+    _write_table(tables / "trainCTs.csv", ("LNDbID", "RadN"), listed)
+    _write_table(tables / "trainNodules.csv", MASK_COLUMNS, marked)
+    _write_table(tables / "trainNodules_gt.csv", MERGED_COLUMNS, merged)
+
+
+_NONE: dict[str, object] = {"Volume": 14.13716694, "Text": 0}
+"""What the tables state for findings that are not outlined."""
+
+
+def _finding(nodule: _Nodule, origin: Sequence[float]) -> dict[str, object]:
+    """A nodule in the tables: its centre in mm and its volume in mm³."""
+    place = (nodule.x * SPACING, nodule.y * SPACING, float(np.mean(nodule.slices)) * STEP)
+    row: dict[str, object] = {
+        axis: round(float(start) + offset, 4)
+        for axis, start, offset in zip("xyz", origin, place, strict=True)
+    }
+    row |= {"Nodule": 1} | _NONE | {"Text": 5}
+    if nodule.radius:
+        row["Volume"] = round(4 / 3 * math.pi * (nodule.radius * SPACING) ** 3, 6)
+    return row
+
+
+def _write_mhd(path: Path, values: npt.NDArray[np.generic], origin: Sequence[float]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image: Any = SimpleITK.GetImageFromArray(values)
+    image.SetSpacing((SPACING, SPACING, STEP))
+    image.SetOrigin([float(value) for value in origin])
+    SimpleITK.WriteImage(image, str(path), useCompression=False)
+
+
+def _write_table(path: Path, columns: Sequence[str], rows: Sequence[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

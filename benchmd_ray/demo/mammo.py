@@ -1,0 +1,292 @@
+"""Small raw mammography datasets in the layouts of VinDr-Mammo and CBIS-DDSM.
+
+A breast is half an ellipse at the edge of the image, with a texture of gland inside and a bright
+marker beside it. The higher the BI-RADS assessment, the brighter the breast, and the larger and
+brighter a mass in it. The target looks like digitised film: grainy, dark, with a bright frame.
+Nobody should read medicine into it.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pydicom import uid
+from pydicom.dataset import FileDataset, FileMetaDataset
+
+from benchmd_ray.demo.draw import drawn_labels, generator, texture
+from benchmd_ray.modalities import modality
+
+Floats = npt.NDArray[np.floating]
+
+CLASSES = modality("mammo").task.classes
+HEIGHT, WIDTH = 160, 128
+TISSUE = (0.2, 0.25, 0.3, 0.35, 0.4)
+"""Brightness of the breast, by class; the range of grey levels is 1."""
+BRIGHTNESS = (0.0, 0.15, 0.3, 0.42, 0.55)
+"""A mass is brighter by that much, by class."""
+RADIUS = (0.0, 6.0, 8.0, 10.0, 12.0)
+"""Of a mass in pixels, by class."""
+DEVICES = (("SIEMENS", "Mammomat Inspiration"), ("IMS s.r.l.", "Giotto Image 3DL"))
+FIRST_PATIENT = 90_001
+"""CBIS-DDSM: number of the first synthetic patient, beyond those of the real ones."""
+SECOND_BREAST, BOTH_KINDS, INCONCLUSIVE = 3, 9, 11
+"""CBIS-DDSM: every how many patients have films of both breasts, films with masses and with
+calcifications, assessments of 0."""
+
+
+@dataclass(frozen=True)
+class _Domain:
+    """Where mammograms are taken."""
+
+    dataset: str
+    prevalence: tuple[float, ...]
+    """Share of each class among the breasts."""
+    gamma: float
+    """Exponent of the grey levels: how dark they are rendered."""
+    noise: float
+    """Grain, as a share of the range of grey levels."""
+    frame: int
+    """Width of a bright frame in pixels."""
+
+
+SOURCE = _Domain("vindr-mammo", (0.36, 0.24, 0.16, 0.14, 0.1), 1.0, 0.015, 0)
+TARGET = _Domain("cbis-ddsm", (0.1, 0.15, 0.25, 0.3, 0.2), 1.25, 0.05, 3)
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """How the pixels of a file are stored."""
+
+    bits: int
+    inverted: bool = False
+    syntax: str = uid.ExplicitVRLittleEndian
+
+
+ENCODINGS = (
+    _Encoding(12),
+    _Encoding(14, inverted=True),
+    _Encoding(12, syntax=uid.JPEG2000Lossless),
+    _Encoding(16, inverted=True, syntax=uid.JPEG2000Lossless),
+)
+"""VinDr-Mammo: one after the other."""
+
+
+@dataclass(frozen=True)
+class _Film:
+    """One image."""
+
+    number: int
+    """From 1."""
+    patient: int
+    """From 1."""
+    side: str
+    view: str
+    label: str
+
+    @property
+    def level(self) -> int:
+        return CLASSES.index(self.label)
+
+
+def write_mammo(
+    root: Path, *, source_records: int = 480, target_records: int = 120, seed: int = 0
+) -> dict[str, Path]:
+    """Write VinDr-Mammo and CBIS-DDSM as raw folders below ``root``.
+
+    Files, folders and columns are the owners'. The same arguments give the same bytes. The default
+    sizes take some seconds and 20 MB.
+
+    Args:
+        root: Folder to write into.
+        source_records: Images of VinDr-Mammo, four of each exam.
+        target_records: Images of CBIS-DDSM's test sets, of fewer patients.
+        seed: Seed of all that is drawn.
+
+    Returns:
+        The raw folder of each dataset, by its name.
+    """
+    folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
+    _write_vindr(folders["vindr-mammo"], source_records, seed)
+    _write_cbis(folders["cbis-ddsm"], target_records, seed)
+    return folders
+
+
+def _films(domain: _Domain, sides: Sequence[str], records: int, seed: int) -> Iterator[_Film]:
+    """Two views of each breast; the breasts are dealt to the patients in turn."""
+    labels = drawn_labels(
+        CLASSES, domain.prevalence, len(sides), generator(seed, domain.dataset, "labels")
+    )
+    patient, number = 0, 0
+    for side, label in zip(sides, labels, strict=True):
+        patient += side == "L"
+        for view in ("CC", "MLO"):
+            number += 1
+            if number <= records:
+                yield _Film(number, patient, side, view, label)
+
+
+def _write_vindr(root: Path, records: int, seed: int) -> None:
+    """One folder per exam; tables of breasts and of headers; a file that no table names."""
+    breasts, headers = [], []
+    for film in _films(SOURCE, ["L", "R"] * (records // 4 + 1), records, seed):
+        study, image = _hex(seed, f"study {film.patient}"), _hex(seed, f"image {film.number}")
+        encoding = ENCODINGS[film.number % len(ENCODINGS)]
+        _save(_drawn(SOURCE, film, seed), encoding, root / f"images/{study}/{image}.dicom")
+        breasts.append(
+            {"study_id": study, "series_id": _hex(seed, f"series {film.patient}")}
+            | {"image_id": image, "laterality": film.side, "view_position": film.view}
+            | {"height": str(HEIGHT), "width": str(WIDTH), "breast_birads": film.label}
+            | {"breast_density": f"DENSITY {'ABCD'[film.patient % 4]}"}
+            | {"split": "test" if film.patient % 5 == 0 else "training"}
+        )
+        maker, model = DEVICES[film.patient % len(DEVICES)]
+        age = f"{35 + film.patient * 7 % 45:03}Y" if film.patient % 6 else ""
+        headers.append(
+            {"SOP Instance UID": image, "Patient's Age": age}
+            | {"Manufacturer": maker, "Manufacturer's Model Name": model}
+        )
+    _write_table(root / "breast-level_annotations.csv", breasts)
+    _write_table(root / "metadata.csv", headers)
+    stray = _drawn(SOURCE, _Film(0, 0, "L", "CC", CLASSES[0]), seed)
+    _save(
+        stray, ENCODINGS[0], root / f"images/{_hex(seed, 'study 0')}/{_hex(seed, 'image 0')}.dicom"
+    )
+
+
+def _write_cbis(root: Path, records: int, seed: int) -> None:
+    """One folder per series, films and cut-outs apart; tables of masses and calcifications."""
+    top = root / "CBIS-DDSM"
+    tables: dict[str, list[dict[str, str]]] = {"Mass": [], "Calc": []}
+    sides = [
+        side
+        for patient in range(1, records // 2 + 2)
+        for side in ("LR" if patient % SECOND_BREAST == 0 else "L")
+    ]
+    for film in _films(TARGET, sides, records, seed):
+        pixels = _drawn(TARGET, film, seed)
+        kinds = ["Mass", "Calc"]
+        if film.patient % BOTH_KINDS != 1:
+            kinds = [kinds[film.patient % 2]]
+        for kind in kinds:
+            rows = _abnormalities(film, kind, len(kinds), seed)
+            tables[kind] += rows
+            _save(pixels, _Encoding(16), top / _there(rows[0]["image file path"]))
+            if film.number <= len(sides) // 8:  # a few cut-outs, which must not be taken
+                cut = pixels[40:80, 40:80]
+                _save(cut, _Encoding(16), top / _there(rows[0]["cropped image file path"]))
+    for kind, rows in tables.items():
+        _write_table(root / f"{kind.lower()}_case_description_test_set.csv", rows)
+
+
+def _abnormalities(film: _Film, kind: str, kinds: int, seed: int) -> list[dict[str, str]]:
+    """Rows of a film: the first is assessed as its class says, a second one lower."""
+    patient, side = f"P_{FIRST_PATIENT + film.patient}", {"L": "LEFT", "R": "RIGHT"}[film.side]
+    series = f"{kind}-Test_{patient}_{side}_{film.view}"
+    levels = [film.level + 1, max(1, film.level)][: 1 + film.number % 2]
+    if kinds == 2 and kind == "Calc":
+        levels = [max(1, film.level)]
+    if film.patient % INCONCLUSIVE == 0:
+        levels = [0]
+    own = {
+        "Mass": ("breast_density", "mass shape", "mass margins", "mass"),
+        "Calc": ("breast density", "calc type", "calc distribution", "calcification"),
+    }[kind]
+    rows = []
+    for number, level in enumerate(levels, 1):
+        paths = {
+            f"{what} file path": f"{series}{suffix}/{_uid(seed, series, suffix, 'study')}/"
+            f"{_uid(seed, series, suffix, 'series')}/{file}"
+            for what, suffix, file in (
+                ("image", "", "000000.dcm"),
+                ("cropped image", f"_{number}", "000000.dcm"),
+                ("ROI mask", f"_{number}", "000001.dcm\n"),
+            )
+        }
+        rows.append(
+            {"patient_id": patient, own[0]: str(1 + film.patient % 4)}
+            | {"left or right breast": side, "image view": film.view}
+            | {"abnormality id": str(number), "abnormality type": own[3], own[1]: "", own[2]: ""}
+            | {"assessment": str(level), "pathology": "MALIGNANT" if level > 3 else "BENIGN"}
+            | {"subtlety": "3"}
+            | paths
+        )
+    return rows
+
+
+def _there(path: str) -> str:
+    """Where a file lies that a table calls 000000.dcm."""
+    return path.replace("000000.dcm", "1-1.dcm")
+
+
+def _drawn(domain: _Domain, film: _Film, seed: int) -> Floats:
+    """Grey levels from 0 to 1, (y, x); the mass lies at one place of the breast in both views."""
+    breast = generator(seed, domain.dataset, f"breast {film.patient} {film.side}")
+    y, x = np.mgrid[:HEIGHT, :WIDTH].astype(np.float32)
+    height, depth = breast.uniform(58, 72), breast.uniform(70, 95)
+    tissue, gland = TISSUE[film.level] + breast.uniform(-0.04, 0.04), breast.uniform(0.04, 0.08)
+    angle, reach = breast.uniform(-0.7, 0.7), breast.uniform(0.3, 0.6)
+    tilt = 10.0 if film.view == "MLO" else 0.0
+
+    rng = generator(seed, domain.dataset, f"film {film.number}")
+    middle = HEIGHT / 2 + tilt + rng.uniform(-4, 4)
+    inside = ((y - middle) / height) ** 2 + (x / depth) ** 2
+    grey = np.where(inside < 1, tissue + gland * texture((HEIGHT, WIDTH), 5, rng), 0.0)
+    centre = middle + reach * height * np.sin(angle), reach * depth * np.cos(angle)
+    radius = RADIUS[film.level] * rng.uniform(0.85, 1.15)
+    if radius:
+        distance = np.hypot(y - centre[0], x - centre[1])
+        grey = grey + BRIGHTNESS[film.level] / (1 + np.exp((distance - radius) / 1.2))
+    grey[8:18, WIDTH - 26 : WIDTH - 14] = 1.0  # the marker of side and view
+    if film.side == "R":
+        grey = grey[:, ::-1]
+    grey = np.clip(grey, 0, 1) ** domain.gamma
+    if domain.frame:
+        grey[: domain.frame] = grey[:, -domain.frame :] = 0.95
+    return np.asarray(np.clip(grey + domain.noise * texture(grey.shape, 0.6, rng), 0, 1))
+
+
+def _save(grey: Floats, encoding: _Encoding, path: Path) -> None:
+    """Write a DICOM file; its patient is nobody."""
+    top = 2**encoding.bits - 1
+    values = np.rint(grey * top).astype(np.uint16)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = _uid(0, *path.parts[-4:])
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = uid.DigitalMammographyXRayImageStorageForPresentation
+    meta.MediaStorageSOPInstanceUID = uid.UID(name)
+    meta.TransferSyntaxUID = uid.ExplicitVRLittleEndian
+    dataset = FileDataset(path.as_posix(), {}, file_meta=meta, preamble=b"\0" * 128)
+    dataset.SOPClassUID, dataset.SOPInstanceUID = meta.MediaStorageSOPClassUID, name
+    dataset.Modality, dataset.PatientID, dataset.PatientName = "MG", "", ""
+    dataset.Rows, dataset.Columns = values.shape
+    dataset.SamplesPerPixel, dataset.PixelRepresentation, dataset.BitsAllocated = 1, 0, 16
+    dataset.BitsStored, dataset.HighBit = encoding.bits, encoding.bits - 1
+    dataset.PhotometricInterpretation = f"MONOCHROME{1 if encoding.inverted else 2}"
+    dataset.RescaleSlope, dataset.RescaleIntercept = "1", "0"
+    dataset.PixelData = (top - values if encoding.inverted else values).tobytes()
+    if encoding.syntax != uid.ExplicitVRLittleEndian:
+        dataset.compress(encoding.syntax, generate_instance_uid=False)
+    dataset.save_as(path, enforce_file_format=True)
+
+
+def _hex(seed: int, what: str) -> str:
+    """A name as VinDr-Mammo's: 32 hex digits."""
+    return hashlib.blake2b(f"{seed}/{what}".encode(), digest_size=16).hexdigest()
+
+
+def _uid(seed: int, *what: str) -> str:
+    """A UID of its own."""
+    return f"2.25.{int(_hex(seed, '/'.join(what)), 16)}"
+
+
+def _write_table(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,1 +1,0 @@
-"""Predictions, metrics and their intervals."""

@@ -1,0 +1,1 @@
+"""Metrics, their intervals and comparisons: numerics only."""

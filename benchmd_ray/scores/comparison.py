@@ -1,0 +1,318 @@
+"""Is one technique better than another on the same patients: tests and corrections.
+
+The exchange test asks what differences of the AUROC come out when the two techniques trade places
+in patients drawn at random. It needs no variance, so that it holds its level with few patients and
+with classes of few positives. DeLong's test is the one that the field expects; it rests on a
+variance, and so on more patients. Both are of the mean over classes. Where many pairs are compared,
+Holm's correction holds the chance of any false claim at the level.
+
+All hold the trained models fixed: they say nothing about another training seed, which
+`benchmd_ray.scores.seeds` adds. A value that does not exist is NaN, and each docstring says
+when.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtr
+from scipy.stats import rankdata
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.scores.metrics import checked_groups, checked_predictions
+from benchmd_ray.scores.support import support
+
+Floats = npt.NDArray[np.float64]
+Targets = npt.NDArray[np.int8]
+Patients = npt.NDArray[np.intp]
+
+LEVEL = 0.05
+"""Techniques, groups or values are said to differ where p is below it."""
+_ROUNDING = 1e-12
+"""Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
+EXCHANGES = 1000
+"""Drawn for an exchange test."""
+_BLOCK = 4096
+"""Patients whose places are drawn at a time: 33 MB with 1,000 draws."""
+
+
+def unpaired(resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike) -> Floats:
+    """Resamples of a minus those of b, drawn independently of each other, (resamples,).
+
+    Resamples of two sets of patients follow from the same seed and are not independent as they
+    come: with equally many patients, patient i of both sets is drawn equally often. So those of b
+    are put in another order, which is always the same one: the results for several training seeds
+    remain paired among each other. NaN where either is NaN; as many as the shorter of the two has.
+
+    Raises:
+        BenchmdError: The resamples are not one-dimensional.
+    """
+    a, b = np.asarray(resampled_a, np.float64), np.asarray(resampled_b, np.float64)
+    for values in (a, b):
+        if values.ndim != 1:
+            raise BenchmdError(
+                f"resampled values have shape {values.shape}, expected (resamples,): take column 0 "
+                "for the mean over classes"
+            )
+    count = min(len(a), len(b))
+    return np.asarray(a[:count] - b[np.random.default_rng(0).permutation(len(b))[:count]])
+
+
+def holm(p_values: npt.ArrayLike) -> Floats:
+    """P-values corrected for their number, (tests,), in the order given (Holm 1979).
+
+    The smallest is multiplied by the number of tests, the next by one less, and so on; none becomes
+    smaller than one before it, nor larger than 1. NaN stays NaN and does not count as a test.
+
+    Args:
+        p_values: (tests,).
+
+    Raises:
+        BenchmdError: They are not one-dimensional or not within 0 to 1.
+    """
+    p = np.asarray(p_values, np.float64)
+    if p.ndim != 1:
+        raise BenchmdError(f"p-values have shape {p.shape}, expected (tests,)")
+    if ((p < 0) | (p > 1)).any():
+        wrong = p[(p < 0) | (p > 1)][0]
+        raise BenchmdError(f"p-values must lie within 0 to 1, but got {wrong:g}")
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    corrected = np.full(len(p), np.nan)
+    steps = p[order] * np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(order) else steps
+    return corrected
+
+
+def exchange_p(
+    targets: npt.ArrayLike,
+    scores_a: npt.ArrayLike,
+    scores_b: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    *,
+    draws: int = EXCHANGES,
+    seed: int = 0,
+) -> float:
+    """Two-sided p of the difference of two mean AUROCs on the same rows, by exchange.
+
+    If it makes no difference which technique scored a patient, the two may trade places in any
+    patients: a permutation test within patients (Bandos, Rockette & Gur 2005, there of one class
+    with one row per patient). What they trade are ranks, so that the scales of the scores do not
+    matter. The difference after an exchange is a sum over patients of `exchange_shares`, each with
+    the sign of the patient's draw, so that all draws are one product of matrices.
+
+    Args:
+        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
+        scores_a: (rows, classes), higher means more likely positive.
+        scores_b: (rows, classes).
+        groups: (rows,), the patient of each row.
+        draws: Number of exchanges drawn.
+        seed: Seed of the draws.
+
+    Returns:
+        Share of exchanges whose difference is as far from 0 as the one seen, which counts as one
+        of them (Phipson & Smyth 2010). 1 for techniques that order all pairs alike; NaN where no
+        class can be scored.
+
+    Raises:
+        BenchmdError: The arrays do not fit together or a score is not finite.
+    """
+    shares = exchange_shares(targets, scores_a, scores_b, groups)
+    if not shares.size:
+        return math.nan
+    whole = shares.sum()
+    shares = shares[shares != 0]
+    rng, drawn = np.random.default_rng(seed), np.full(draws, -whole)
+    for first in range(0, len(shares), _BLOCK):
+        block = shares[first : first + _BLOCK]
+        bits = np.frombuffer(rng.bytes(draws * -(-len(block) // 8)), np.uint8).reshape(draws, -1)
+        kept = np.unpackbits(bits, axis=1, count=len(block)).astype(np.float64)
+        drawn += 2 * (kept @ block)
+    return float((1 + np.count_nonzero(np.abs(drawn) >= abs(whole) - _ROUNDING)) / (draws + 1))
+
+
+def exchange_shares(
+    targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
+) -> Floats:
+    """Each patient's share in the difference of the mean AUROC, b minus a, (patients,).
+
+    They add up to the difference; with the signs of some patients turned, to the difference once
+    the techniques have traded their ranks there. For a pair of a positive i and a negative j let
+    h(x, y) say whether rank x of i is above rank y of j. The pair's difference depends on two
+    signs, and equals
+
+        ½ sᵢ [h(b, b) - h(a, a) + h(b, a) - h(a, b)] + ½ sⱼ [h(b, b) - h(a, a) - h(b, a) + h(a, b)]
+
+    for all four. Summed over the other side, what row i adds is how many of the negatives' ranks,
+    of both techniques, its two ranks are above: O(n log n).
+
+    Returns:
+        Patients in sorted order; empty where no class can be scored.
+
+    Raises:
+        BenchmdError: The arrays do not fit together or a score is not finite.
+    """
+    known, a, b, patient = _checked(targets, scores_a, scores_b, groups)
+    shares, scored = np.zeros(int(patient.max(initial=-1)) + 1), 0
+    for target, *scores in zip(known.T, a.T, b.T, strict=True):
+        positive, negative = target == 1, target == 0
+        pairs = np.count_nonzero(positive) * np.count_nonzero(negative)
+        if not pairs:
+            continue
+        scored += 1
+        rows = positive | negative
+        ranks = np.zeros((2, len(target)))
+        ranks[:, rows] = [rankdata(score[rows]) for score in scores]
+        for side, other, sign in ((positive, negative, 1), (negative, positive, -1)):
+            both = np.sort(ranks[:, other].ravel())
+            own = ranks[:, side]
+            twice = np.searchsorted(both, own, "left") + np.searchsorted(both, own, "right")
+            gained = sign * (twice[1] - twice[0]) / (4 * pairs)
+            shares += np.bincount(patient[side], gained, minlength=len(shares))
+    return shares / scored if scored else np.empty(0)
+
+
+@dataclass(frozen=True)
+class DeLong:
+    """DeLong's test of the mean AUROC over classes: technique b minus technique a."""
+
+    difference: float
+    """Mean AUROC of b minus that of a; NaN where no class can be scored."""
+    se: float
+    """Standard error; NaN where the positives or the negatives of a scored class come from a single
+    patient."""
+    degrees: float
+    """Degrees of freedom, see `support.Basis.degrees`."""
+    p: float
+    """Two-sided p from Student's t; 1 for techniques that order all pairs alike. NaN with NaN `se`,
+    and where the se is 0 though the difference is not: every patient shows exactly the same
+    difference, so the patients do not say how it varies."""
+
+
+def delong(
+    targets: npt.ArrayLike,
+    scores_a: npt.ArrayLike,
+    scores_b: npt.ArrayLike,
+    groups: npt.ArrayLike | None = None,
+) -> DeLong:
+    """Test the difference of two mean AUROCs on the same rows.
+
+    DeLong, DeLong & Clarke-Pearson 1988, from mid-ranks as in Sun & Xu 2014 (O(n log n)). With
+    several rows of a patient the variance of each class is the clustered one of Obuchowski 1997,
+    which is DeLong's own where each patient has one row. Classes share their patients: the
+    covariance of two is that of the patients' sums, with Obuchowski's factor for different samples
+    of the same patients. The variance of the mean is the mean of all of these.
+
+    Args:
+        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
+        scores_a: (rows, classes), higher means more likely positive.
+        scores_b: (rows, classes).
+        groups: (rows,), the patient of each row; None when each row is a patient.
+
+    Raises:
+        BenchmdError: The arrays do not fit together or a score is not finite.
+    """
+    rows = np.arange(len(np.asarray(targets))) if groups is None else groups
+    known, a, b, patient = _checked(targets, scores_a, scores_b, rows)
+    parts = [
+        _parts(target, score_a, score_b, patient)
+        for target, score_a, score_b in zip(known.T, a.T, b.T, strict=True)
+        if (target == 1).any() and (target == 0).any()
+    ]
+    if not parts:
+        return DeLong(math.nan, math.nan, math.nan, math.nan)
+    difference = float(np.mean([part.difference for part in parts]))
+    degrees = support(known, patient).basis("auroc").degrees
+    if not any(part.differs for part in parts):
+        return DeLong(0.0, 0.0, degrees, 1.0)
+    sums = np.array([part.up + part.down for part in parts])
+    together, patients = sums.sum(axis=0), sums.shape[1]
+    between = float(together @ together - np.square(sums).sum()) * patients / max(patients - 1, 1)
+    variance = (sum(part.variance for part in parts) + between) / len(parts) ** 2
+    if math.isnan(variance):
+        return DeLong(difference, math.nan, math.nan, math.nan)
+    se = math.sqrt(max(variance, 0.0))
+    if se <= _ROUNDING:
+        return DeLong(difference, 0.0, degrees, 1.0 if abs(difference) <= _ROUNDING else math.nan)
+    return DeLong(difference, se, degrees, 2 * float(stdtr(degrees, -abs(difference) / se)))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """One class's difference, as sums over patients."""
+
+    difference: float
+    up: Floats
+    """(patients,): of a patient's positives the mean over the negatives, less the difference."""
+    down: Floats
+    """(patients,): of its negatives the mean over the positives, less the difference."""
+    variance: float
+    differs: bool
+    """Whether the techniques order any pair differently."""
+
+
+def _parts(target: Targets, a: Floats, b: Floats, patient: Patients) -> _Parts:
+    positive, negative = target == 1, target == 0
+    m, n = np.count_nonzero(positive), np.count_nonzero(negative)
+    (up_a, down_a), (up_b, down_b) = (_won(s[positive], s[negative]) for s in (a, b))
+    # differences of counts are exact: techniques of the same order differ by exactly 0
+    up, down = (up_b - up_a) / n, (down_b - down_a) / m
+    difference, count = float(up.mean()), int(patient.max()) + 1
+    of_up, of_down = patient[positive], patient[negative]
+    ups, downs = (
+        np.asarray(np.bincount(rows, each, minlength=count), np.float64)
+        for rows, each in ((of_up, (up - difference) / m), (of_down, (down - difference) / n))
+    )
+    has_up = np.bincount(of_up, minlength=count) > 0
+    has_down = np.bincount(of_down, minlength=count) > 0
+    variance = _clustered(ups, downs, has_up, has_down)
+    return _Parts(difference, ups, downs, variance, bool(up.any()) or bool(down.any()))
+
+
+def _won(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
+    """Pairs that each positive and each negative row wins and loses: (positives,), (negatives,).
+
+    The mid-rank of a positive among all, less that among the positives, is the number of negatives
+    below it, a tie counting one half. Of a negative likewise the positives below, so the rest are
+    above it.
+    """
+    ranks = rankdata(np.concatenate([positives, negatives]))
+    above = ranks[: len(positives)] - rankdata(positives)
+    below = ranks[len(positives) :] - rankdata(negatives)
+    return above, len(positives) - below
+
+
+def _clustered(
+    up: Floats, down: Floats, has_up: npt.NDArray[np.bool_], has_down: npt.NDArray[np.bool_]
+) -> float:
+    """Variance of a mean over pairs from its centred parts (Obuchowski 1997).
+
+    Args:
+        up: (patients,), see `_Parts`.
+        down: (patients,).
+        has_up: (patients,), whether a patient has a positive.
+        has_down: (patients,).
+
+    Returns:
+        NaN where the positives or the negatives come from a single patient.
+    """
+    with_up, with_down = np.count_nonzero(has_up), np.count_nonzero(has_down)
+    with_any = np.count_nonzero(has_up | has_down)
+    if with_up < 2 or with_down < 2:
+        return math.nan
+    return float(
+        with_up / (with_up - 1) * (up @ up)
+        + with_down / (with_down - 1) * (down @ down)
+        + 2 * with_any / (with_any - 1) * (up @ down)
+    )
+
+
+def _checked(
+    targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
+) -> tuple[Targets, Floats, Floats, Patients]:
+    known, a = checked_predictions(targets, scores_a)
+    _, b = checked_predictions(targets, scores_b)
+    return known, a, b, checked_groups(groups, len(known))

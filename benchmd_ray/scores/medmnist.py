@@ -1,0 +1,202 @@
+"""AUC, ACC and result files as MedMNIST defines them.
+
+Source: Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), section "Evaluation", and the
+evaluator released with it (https://github.com/MedMNIST/MedMNIST, ``medmnist/evaluator.py``). Where
+that evaluator fails, on a class without a positive or without a negative, there is no AUC here and
+the class is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from benchmd_ray.data.medmnist_cards import PLAIN_SIZE, MedmnistTask
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import replacing
+from benchmd_ray.scores.metrics import auroc_per_class, checked_predictions
+
+THRESHOLD = 0.5
+"""A score above it, but not one that equals it, is a positive decision."""
+SPLITS = {"train": "train", "validation": "val", "test": "test"}
+"""MedMNIST's names of the splits."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What MedMNIST reports of a split."""
+
+    auc: float
+    """Binary: of the last class; else the mean over classes or labels, each against the rest. NaN
+    where one of them could not be scored."""
+    acc: float
+    """Share of right decisions; multi-label: the mean of that over the labels."""
+    unscored: tuple[str, ...]
+    """Classes without an AUC: without a positive, or without a negative."""
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """A standard result file: scores of a split, and what its name says."""
+
+    dataset: str
+    """Name of the dataset, such as breastmnist."""
+    size: int
+    """Size of its images in pixels."""
+    split: str
+    """train, validation or test."""
+    run: str
+    auc: float
+    """To three digits; NaN where the name says no number."""
+    acc: float
+    scores: npt.NDArray[np.float64]
+    """(rows, classes), in the order of the rows of MedMNIST's own file."""
+
+
+def score(
+    targets: npt.ArrayLike, scores: npt.ArrayLike, task: MedmnistTask, classes: Sequence[str]
+) -> Score:
+    """AUC and ACC of a split.
+
+    Args:
+        targets: (rows, classes), 1 or 0; but in a multi-label task each row has one 1. A binary
+            task has two columns.
+        scores: (rows, classes), probabilities.
+        task: Of the dataset.
+        classes: Names of the columns.
+
+    Raises:
+        BenchmdError: The task is unknown, the arrays do not fit together, a score is not finite, or
+            a row has no class or several.
+    """
+    if task not in get_args(MedmnistTask):
+        raise unknown_name("task", task, get_args(MedmnistTask))
+    known, finite = checked_predictions(targets, scores)
+    if len(classes) != known.shape[1] or not len(known):
+        raise BenchmdError(
+            f"targets have shape {known.shape}, expected one row or more and {len(classes)} "
+            f"columns ({', '.join(classes)})"
+        )
+    _require_whole(known, task)
+    ranked = slice(-1, None) if task == "binary-class" else slice(None)
+    aucs = auroc_per_class(known[:, ranked], finite[:, ranked])
+    unscored = tuple(np.array(classes)[ranked][np.isnan(aucs)].tolist())
+    return Score(float(aucs.mean()), _accuracy(known, finite, task), unscored)
+
+
+def _accuracy(
+    targets: npt.NDArray[np.int8], scores: npt.NDArray[np.float64], task: MedmnistTask
+) -> float:
+    if task == "binary-class":
+        right = (scores[:, -1] > THRESHOLD) == targets[:, -1]
+    elif task == "multi-label":
+        right = (scores > THRESHOLD) == targets
+    else:
+        right = scores.argmax(axis=1) == targets.argmax(axis=1)
+    return float(right.mean())
+
+
+def _require_whole(targets: npt.NDArray[np.int8], task: MedmnistTask) -> None:
+    """Refuse targets that MedMNIST does not have."""
+    if task == "multi-label":
+        wrong, expected = (targets < 0).any(axis=1), "1 or 0 for every label"
+    else:
+        wrong, expected = (targets == 1).sum(axis=1) != 1, "one class with a 1"
+        wrong |= (targets < 0).any(axis=1)
+    if wrong.any():
+        raise BenchmdError(
+            f"targets of row {np.argmax(wrong)}, and of {np.count_nonzero(wrong) - 1} others, are "
+            f"not those of MedMNIST's {task} task: expected {expected}"
+        )
+    if task == "binary-class" and targets.shape[1] != 2:
+        raise BenchmdError(
+            f"a binary task has {targets.shape[1]} columns of targets, expected 2: of the negative "
+            "and of the positive class"
+        )
+
+
+def write_result(
+    folder: Path, dataset: str, size: int, split: str, run: str, found: Score, rows: pd.DataFrame
+) -> Path:
+    """Write a standard result file.
+
+    Args:
+        folder: Takes the file; one of the same name is replaced.
+        dataset: Name of the dataset, such as breastmnist.
+        size: Size of its images in pixels.
+        split: train, validation or test.
+        run: Name of the run, such as the seed.
+        found: AUC and ACC of the scores.
+        rows: The scores (rows, classes); its index says which row of MedMNIST's file each is of.
+
+    Returns:
+        The file.
+
+    Raises:
+        BenchmdError: A name cannot be part of the file's, or the index is not 0, 1, 2, … in some
+            order.
+    """
+    for what, name, allowed in (("dataset", dataset, "[a-z0-9]+"), ("run", run, r"[\w-]+")):
+        if not re.fullmatch(allowed, name, re.ASCII):
+            raise BenchmdError(
+                f"the {what} {name!r} cannot be part of the name of a result file: expected "
+                "letters and digits alone" + (", - and _." if what == "run" else ", in lower case.")
+            )
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    ordered = rows.sort_index()
+    _require_rows(ordered, f"the scores of {dataset}, {split}")
+    sized = "" if size == PLAIN_SIZE else f"_{size}"
+    said = f"[AUC]{found.auc:.3f}_[ACC]{found.acc:.3f}"
+    path = folder / f"{dataset}{sized}_{SPLITS[split]}_{said}@{run}.csv"
+    with replacing(path) as partial:
+        ordered.to_csv(partial, header=False)
+    return path
+
+
+def _require_rows(rows: pd.DataFrame, where: str) -> None:
+    if not len(rows) or rows.index.tolist() != list(range(len(rows))):
+        raise BenchmdError(
+            f"{where} have {len(rows)} rows whose index is not 0, 1, 2, …: expected every row of "
+            "MedMNIST's file once."
+        )
+
+
+_NAME = re.compile(
+    r"(?P<dataset>[^_]+)(_(?P<size>\d+))?_(?P<split>train|val|test)[^@]*"
+    r"\[AUC\](?P<auc>[^_]*)_\[ACC\](?P<acc>[^@]*)@(?P<run>[^.]*).*\.csv"
+)
+
+
+def read_result(path: Path) -> ResultFile:
+    """Read a standard result file, whoever wrote it.
+
+    Raises:
+        BenchmdError: Its name or content is none of such a file.
+    """
+    said = _NAME.fullmatch(path.name)
+    try:
+        if said is None:
+            raise ValueError("its name is of another form")
+        auc, acc = float(said["auc"]), float(said["acc"])
+        rows = pd.read_csv(path, index_col=0, header=None, dtype=float).sort_index()
+        scores = rows.to_numpy(np.float64)
+        if not np.isfinite(scores).all() or not scores.size:
+            raise ValueError("a row has no finite score for every class")
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+        raise BenchmdError(
+            f"{path} is no result file of MedMNIST ({error}): expected the name DATASET_SPLIT_"
+            "[AUC]0.123_[ACC]0.456@RUN.csv, with _SIZE after the dataset where that is not "
+            f"{PLAIN_SIZE}, and lines of an index and the scores, without a header."
+        ) from error
+    _require_rows(rows, str(path))
+    split = next(ours for ours, theirs in SPLITS.items() if theirs == said["split"])
+    size = int(said["size"] or PLAIN_SIZE)
+    return ResultFile(said["dataset"], size, split, said["run"], auc, acc, scores)

@@ -1,0 +1,124 @@
+"""AUROC and average precision of weighted rows, from one ranking of each class.
+
+The rows of a class are sorted by score once. With weights, cumulative sums along that order say
+how much weight lies below and at each score, which is all that both need. Weights are whole
+numbers, how often a patient was drawn, so counts are exact and ties are treated exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.scores.sums import Floats, Targets, ratio
+
+Weights = npt.NDArray[Any]
+"""How often each patient was drawn, (draws, patients), of any integer type."""
+Places = npt.NDArray[np.intp]
+_NARROW = 2**30
+"""Sums below this are held in 32 bits, where twice a sum has to fit."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A metric of the order of the scores: of rows as they are, and of weighted rows."""
+
+    per_class: Callable[[npt.ArrayLike, npt.ArrayLike], Floats]
+    """Values (classes,) from targets and scores (rows, classes)."""
+    weighted: Callable[[Ranking, Weights], Floats]
+    """Values (draws,) of a class."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One class, its rows with known targets by ascending score.
+
+    A level is a score that at least one positive has, ascending.
+    """
+
+    rows: Places
+    """(known,) patient of each row."""
+    positives: Places
+    """(positives,) patient of each positive row."""
+    positives_up_to: Places
+    """(levels,) how many positives score the level or less."""
+    below: Places
+    """(levels,) how many rows score less."""
+    up_to: Places
+    """(levels,) how many rows score the level or less."""
+
+
+def rank(target: Targets, score: Floats, patients: Places) -> Ranking:
+    """Rank one class.
+
+    Args:
+        target: (rows,) 1, 0 or -1 for unknown.
+        score: (rows,).
+        patients: (rows,) column of each row's patient in the weights.
+    """
+    known = np.flatnonzero(target >= 0)
+    order = known[np.argsort(score[known], kind="stable")]
+    ascending, positives = score[order], order[target[order] == 1]
+    levels, counts = np.unique(score[positives], return_counts=True)
+    return Ranking(
+        rows=patients[order],
+        positives=patients[positives],
+        positives_up_to=np.cumsum(counts),
+        below=np.searchsorted(ascending, levels, side="left"),
+        up_to=np.searchsorted(ascending, levels, side="right"),
+    )
+
+
+def weighted_auroc(ranking: Ranking, weights: Weights) -> Floats:
+    """AUROC of each draw, (draws,); NaN where it holds no positive or no negative.
+
+    A positive wins against the negative weight below it and half of that of its own score. Over
+    all rows instead of the negatives, which needs one cumulative sum, the positives win half of
+    their squared weight among themselves.
+    """
+    rows = _cumulative(weights, ranking.rows)
+    at_level = _positives_at_levels(ranking, weights)
+    twice_below = rows.take(ranking.below, axis=1, mode="clip")
+    twice_below += rows.take(ranking.up_to, axis=1, mode="clip")
+    positives = at_level.sum(axis=1, dtype=np.int64)
+    won = np.einsum("ij,ij->i", twice_below, at_level, dtype=np.int64) - positives**2
+    return ratio(won, 2 * positives * (rows[:, -1] - positives))
+
+
+def weighted_average_precision(ranking: Ranking, weights: Weights) -> Floats:
+    """Average precision of each draw, (draws,); NaN where it holds no positive or no negative.
+
+    The sum over the levels of the recall that a level adds times the precision of all that score
+    as much or more, without interpolation (as scikit-learn's ``average_precision_score``).
+    """
+    rows = _cumulative(weights, ranking.rows)
+    at_level = _positives_at_levels(ranking, weights)
+    total = rows[:, -1:]
+    found = np.cumsum(at_level[:, ::-1], axis=1, dtype=rows.dtype)[:, ::-1]
+    called = total - rows.take(ranking.below, axis=1, mode="clip")
+    precision = found / np.maximum(called, 1)  # where nothing is called, nothing is added
+    positives = at_level.sum(axis=1, dtype=np.int64)
+    added = np.einsum("ij,ij->i", precision, at_level)
+    return np.where(positives < total[:, 0], ratio(added, positives), np.nan)
+
+
+def _cumulative(weights: Weights, patients: Places) -> npt.NDArray[Any]:
+    """Weight of the first 0, 1, … rows: (draws, rows + 1)."""
+    most = int(weights.max(initial=0)) * len(patients)
+    wide = np.int32 if most < _NARROW else np.int64
+    sums = np.zeros((len(weights), len(patients) + 1), wide)
+    np.cumsum(weights.take(patients, axis=1, mode="clip"), axis=1, dtype=wide, out=sums[:, 1:])
+    return sums
+
+
+def _positives_at_levels(ranking: Ranking, weights: Weights) -> npt.NDArray[Any]:
+    """Weight of the positives of each level: (draws, levels)."""
+    if len(ranking.positives_up_to) == len(ranking.positives):  # no two score the same
+        return weights.take(ranking.positives, axis=1, mode="clip")
+    sums = _cumulative(weights, ranking.positives)
+    up_to = sums.take(ranking.positives_up_to, axis=1, mode="clip")
+    return np.diff(up_to, axis=1, prepend=0)

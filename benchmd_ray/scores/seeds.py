@@ -1,0 +1,188 @@
+"""One training seed or several as one result: mean, spread, and an interval of what varies.
+
+Two things would come out differently a second time: which patients the dataset holds, and how the
+training went. The bootstrap over patients holds the trained models fixed; the spread between seeds
+holds the patients fixed. Each by itself is too narrow. This is the design of reader studies, where
+several readers see the same patients, with seeds for readers, and the variance is the one of that
+field (Obuchowski & Rockette 1995), for S seeds:
+
+    variance of the mean  =  C + s² / S
+
+C is the covariance of two seeds' values over the resamples of the patients, averaged over the pairs
+of seeds and not below 0: the part of patient sampling that all seeds share. s² is the variance
+between seeds (ddof 1); seen on one set of patients, it holds each seed's own part of patient
+sampling too, so nothing counts twice. Chance can make s² smaller than that part. The variance is
+therefore never taken below that of the mean over the resamples, what it were if seeds did not vary.
+
+The two parts have degrees of freedom of their own, those of the patients and S - 1, and the
+quantile is between theirs (`benchmd_ray.scores.intervals`). Satterthwaite's approximation,
+which Hillis (2007) takes, estimates one number of degrees from s² itself: with two seeds, of which
+chance often makes s² small, it holds the truth in 87 of 100 studies. With one seed the interval is
+for patients only and says nothing about seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.scores.intervals import StandardError, difference_interval, value_interval
+from benchmd_ray.scores.support import Basis, caution
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One metric over the seeds of a run."""
+
+    mean: float
+    """Mean over seeds; NaN where a seed has no value."""
+    sd: float
+    """Standard deviation between seeds (ddof 1); NaN with one seed."""
+    low: float
+    """Lower end of the 95 % interval for the expected value over patients and seeds; NaN where
+    there is none."""
+    high: float
+    """Upper end."""
+    seeds: int
+    """Number of seeds."""
+    caution: str
+    """Why there is no interval, or why it is rough; empty where there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two values of a metric."""
+
+    value: float
+    """The difference itself; NaN where one of the two has no value."""
+    low: float
+    """Lower end of the 95 % interval; NaN where there is none."""
+    high: float
+    """Upper end."""
+    p: float
+    """Two-sided p of no difference; NaN where nothing is tested."""
+    caution: str
+    """Why there is no interval or no p, or why the interval is rough; empty where there is nothing
+    to say."""
+
+
+def pooled_seeds(
+    values: Sequence[float], resampled: Sequence[npt.ArrayLike], basis: Basis
+) -> Pooled:
+    """Pool the seeds of one technique on one dataset.
+
+    Resamples that a seed could not score are skipped.
+
+    Args:
+        values: (seeds,), the metric of each seed on all patients, between 0 and 1.
+        resampled: (seeds,) arrays of (resamples,): the metric of each seed in the same resamples.
+            Those of a metric without an interval may be empty.
+        basis: The patients that the values rest on.
+
+    Raises:
+        BenchmdError: There is no seed, or values and resamples do not fit together.
+    """
+    point, draws = _checked(values, resampled)
+    mean = float(point.mean())
+    low = high = math.nan
+    reason = basis.no_interval
+    if not reason and not math.isnan(mean):
+        error = _error(point, draws, basis.degrees)
+        low, high = value_interval(mean, error, draws.mean(axis=0), basis.fewest)
+        reason = "" if low <= high else "the resamples do not differ"
+    return Pooled(
+        mean=mean,
+        sd=float(point.std(ddof=1)) if len(point) > 1 else math.nan,
+        low=low,
+        high=high,
+        seeds=len(point),
+        caution="" if math.isnan(mean) else caution(basis.rough, interval=reason),
+    )
+
+
+def difference_over_seeds(
+    values: Sequence[float],
+    resampled: Sequence[npt.ArrayLike],
+    basis: Basis,
+    *,
+    exact: float | None = None,
+) -> Difference:
+    """A difference over seeds, tested against zero with both sources of variation.
+
+    The same method on differences: of two techniques trained with the same seeds and scored on the
+    same patients (technique minus scratch), or of one technique on two sets of patients
+    (`benchmd_ray.scores.comparison.unpaired`).
+
+    Args:
+        values: (seeds,), the difference of each seed on all patients.
+        resampled: (seeds,) arrays of (resamples,): the difference of each seed in the same
+            resamples.
+        basis: The patients that the differences rest on.
+        exact: The p of a test that needs no interval, instead of t's.
+
+    Returns:
+        The mean, its 95 % interval, and a p. That of t is not below what the number of resamples
+        can tell, 2 / (resamples + 1), and there is none without an interval or with a rough one.
+
+    Raises:
+        BenchmdError: There is no seed, or values and resamples do not fit together.
+    """
+    point, draws = _checked(values, resampled)
+    mean = float(point.mean())
+    if math.isnan(mean):
+        return Difference(mean, math.nan, math.nan, math.nan, "")
+    low = high = by_t = math.nan
+    reason = basis.no_interval
+    if not reason:
+        error = _error(point, draws, basis.degrees)
+        low, high = difference_interval(mean, error)
+        reason = "" if low <= high else "the resamples do not differ"
+        by_t = error.p(mean, min(1.0, 2 / (draws.shape[1] + 1)))
+    untested = basis.no_test or (reason or basis.rough if exact is None else "")
+    p = math.nan if untested else by_t if exact is None else exact
+    said = caution(basis.rough, interval=reason, p=untested)
+    return Difference(mean, low, high, p, said)
+
+
+def _error(point: Floats, draws: Floats, degrees: float) -> StandardError:
+    """Standard error of the mean over seeds, as the module says.
+
+    Args:
+        point: (seeds,).
+        draws: (seeds, resamples).
+        degrees: Degrees of freedom of the patients' part.
+    """
+    seeds, resamples = draws.shape
+    if resamples < 2:
+        return StandardError(math.nan, ())
+    covariances = np.atleast_2d(np.cov(draws))
+    least = float(covariances.mean())
+    if seeds == 1:
+        return StandardError(math.sqrt(least), ((least, degrees),))
+    shared = max(0.0, float(covariances[~np.eye(seeds, dtype=bool)].mean()))
+    between = float(point.var(ddof=1)) / seeds
+    patients = max(shared, least - between)
+    return StandardError(math.sqrt(patients + between), ((patients, degrees), (between, seeds - 1)))
+
+
+def _checked(values: Sequence[float], resampled: Sequence[npt.ArrayLike]) -> tuple[Floats, Floats]:
+    """Values (seeds,) and the resamples that all seeds could score, (seeds, resamples)."""
+    point = np.asarray(values, np.float64)
+    if point.ndim != 1 or not len(point):
+        raise BenchmdError(f"values have shape {point.shape}, expected (seeds,), at least one seed")
+    draws = [np.asarray(own, np.float64) for own in resampled]
+    shapes = {own.shape for own in draws}
+    if len(draws) != len(point) or len(shapes) != 1 or draws[0].ndim != 1:
+        raise BenchmdError(
+            f"resampled values have shapes {[own.shape for own in draws]} for {len(point)} seeds, "
+            "expected (resamples,) for each, from the same resamples"
+        )
+    stacked = np.stack(draws)
+    return point, stacked[:, ~np.isnan(stacked).any(axis=0)]

@@ -1,0 +1,315 @@
+"""Would the techniques keep their order: on other patients of one dataset, and over datasets.
+
+On one dataset the interval of a rank follows from the tests of pairs: a technique may stand as low
+as there are techniques that it is not shown to be better than (Mogstad, Romano, Shaikh & Wilhelm
+2024, with Holm's correction over all pairs, so that all intervals hold together). Each resample of
+the patients ranks the techniques anew, and how well these rankings agree with that of all patients
+(Kendall's τ-b) describes what the order is worth.
+
+Over sources the techniques are compared by their average ranks (Demšar 2006), with Wilcoxon's
+signed-rank test for each pair instead of Nemenyi's (Benavoli, Corani & Mangili 2016), since
+Nemenyi's verdict on two techniques depends on which others are compared. Settings and targets of
+one source share its patients and its pretrained models, so the tests take one value of a source,
+the mean over its cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import friedmanchisquare, rankdata
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.scores.comparison import LEVEL, holm
+
+Floats = npt.NDArray[np.float64]
+
+
+class Place(NamedTuple):
+    """A rank and its 95 % interval; NaN where there is none."""
+
+    rank: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Stability:
+    """What the order of techniques is worth."""
+
+    order: tuple[str, ...]
+    """Techniques, best first, on all patients; those that tie in the order given."""
+    rank: dict[str, Place]
+    """Rank of each on all patients (1 is best, ties averaged) and its interval, in that order."""
+    tau: float
+    """Mean over the resamples of Kendall's τ-b of their ranking with that of all patients. 1 is the
+    same order, 0 no relation. NaN with one technique or when all tie."""
+
+
+def ranks(values: npt.ArrayLike) -> Floats:
+    """Ranks within each row, (resamples, techniques): 1 for the highest value, ties averaged.
+
+    A row with a NaN is NaN throughout: without one of the values there is no ranking of all.
+
+    Args:
+        values: (resamples, techniques), higher is better. Negate a metric of which lower is.
+
+    Raises:
+        BenchmdError: The values are not two-dimensional.
+    """
+    array = np.asarray(values, np.float64)
+    if array.ndim != 2:
+        raise BenchmdError(f"values have shape {array.shape}, expected (resamples, techniques)")
+    if not array.size:
+        return np.empty(array.shape)
+    found = np.asarray(rankdata(-array, axis=1), np.float64)
+    found[np.isnan(array).any(axis=1)] = np.nan
+    return found
+
+
+def ranking_stability(
+    values: Mapping[str, float],
+    resampled: Mapping[str, npt.ArrayLike],
+    p: Mapping[tuple[str, str], float],
+) -> Stability:
+    """Rank techniques on all patients and in each resample of them.
+
+    Resamples in which a technique has no value are skipped. If a technique has no value on all
+    patients, all ranks are NaN and the order is the one given.
+
+    Args:
+        values: The metric of each technique on all patients, higher is better.
+        resampled: (resamples,) the metric of each technique in the same resamples.
+        p: Of the difference of every two techniques, corrected for their number. NaN where it was
+            not tested; a technique of such a pair has no interval.
+
+    Raises:
+        BenchmdError: Values and resamples name other techniques, none at all, or resamples differ
+            in number.
+    """
+    names = _same_names(values, resampled)
+    full = ranks([[values[name] for name in names]])[0]
+    drawn = ranks(_columns(names, resampled))
+    drawn = drawn[~np.isnan(drawn).any(axis=1)]
+    order = np.argsort(full, kind="stable") if not np.isnan(full).any() else np.arange(len(names))
+    agreement = _tau(drawn, full)
+    scored = agreement[~np.isnan(agreement)]
+    return Stability(
+        order=tuple(names[i] for i in order),
+        rank={names[i]: Place(float(full[i]), *_places(names[i], values, p)) for i in order},
+        tau=float(scored.mean()) if scored.size else math.nan,
+    )
+
+
+def _places(
+    name: str, values: Mapping[str, float], p: Mapping[tuple[str, str], float]
+) -> tuple[float, float]:
+    """First and last rank that no test rules out."""
+    first, last = 1, len(values)
+    for pair, corrected in p.items():
+        if name in pair:
+            if math.isnan(corrected):
+                return math.nan, math.nan
+            (other,) = set(pair) - {name}
+            first += corrected < LEVEL and values[other] > values[name]
+            last -= corrected < LEVEL and values[other] < values[name]
+    return float(first), float(last)
+
+
+@dataclass(frozen=True)
+class CriticalDifference:
+    """Techniques compared over sources, for a critical-difference diagram."""
+
+    names: tuple[str, ...]
+    """Techniques in order of mean rank, best first; those that tie in the order given."""
+    mean_ranks: tuple[float, ...]
+    """Mean over the sources of the mean rank over a source's cells (1 is best, ties averaged); NaN
+    without a cell."""
+    cells: int
+    """Cells in which every technique was scored: those used."""
+    sources: int
+    """Sources of these cells."""
+    skipped: int
+    """Cells in which a technique is missing: those not used."""
+    friedman: float
+    """Friedman's chi-squared of no difference between the techniques."""
+    p: float
+    """Its p, from the chi-squared distribution; NaN with two techniques, where the pair says it."""
+    pairs: tuple[tuple[str, str, float], ...]
+    """Every pair in order of `names`, with the p of Wilcoxon's signed-rank test after Holm."""
+    cliques: tuple[tuple[str, ...], ...]
+    """Longest runs of two or more neighbours in `names` of which no pair differs significantly."""
+    note: str
+    """Why nothing can be concluded; empty when something can. If not empty, all p are NaN and
+    there are no cliques: no significant difference was found because none could be."""
+
+
+def critical_difference(
+    table: npt.ArrayLike, names: Sequence[str], sources: Sequence[str], level: float = LEVEL
+) -> CriticalDifference:
+    """Compare techniques over sources: mean ranks, Friedman's test, and every pair with Holm.
+
+    The tests take the mean of each technique over a source's cells. The smallest p of Wilcoxon's
+    signed-rank test on n sources is 2 / 2ⁿ. Where even that, after Holm, is above the level, no
+    outcome could be significant; then `note` says so, and how many sources it takes.
+
+    Args:
+        table: (cells, techniques), one value of the metric each, higher is better; NaN where a
+            technique was not run.
+        names: (techniques,).
+        sources: (cells,), the source of each cell.
+        level: Level of significance, between 0 and 1.
+
+    Raises:
+        BenchmdError: The shape does not fit names and sources, there are fewer than two techniques,
+            or the level is out of range.
+    """
+    values = _checked_table(table, names, sources, level)
+    usable = ~np.isnan(values).any(axis=1)
+    source = np.unique(np.asarray(sources, np.str_)[usable], return_inverse=True)[1]
+    placed, each = (_means(cells, source) for cells in (ranks(values[usable]), values[usable]))
+    mean = placed.mean(axis=0) if len(placed) else np.full(len(names), np.nan)
+    order = np.argsort(mean, kind="stable")
+    ordered, each = tuple(names[i] for i in order), each[:, order]
+    indices = list(combinations(range(len(ordered)), 2))
+    skipped = int(np.count_nonzero(~usable))
+    note = _too_few(len(each), skipped, len(indices), level)
+    statistic, p = (math.nan, math.nan) if note else _friedman(each)
+    raw = [math.nan if note else _wilcoxon(each[:, a] - each[:, b]) for a, b in indices]
+    corrected = dict(zip(indices, holm(raw).tolist(), strict=True))
+    return CriticalDifference(
+        names=ordered,
+        mean_ranks=tuple(mean[order].tolist()),
+        cells=len(source),
+        sources=len(each),
+        skipped=skipped,
+        friedman=statistic,
+        p=p,
+        pairs=tuple((ordered[a], ordered[b], q) for (a, b), q in corrected.items()),
+        cliques=() if note else _cliques(ordered, corrected, level),
+        note=note,
+    )
+
+
+def _means(values: Floats, source: npt.NDArray[np.intp]) -> Floats:
+    """Mean over the cells of each source, (sources, techniques)."""
+    sums = np.zeros((int(source.max(initial=-1)) + 1, values.shape[1]))
+    np.add.at(sums, source, values)
+    return np.asarray(sums / np.bincount(source, minlength=len(sums))[:, None])
+
+
+def _same_names(
+    values: Mapping[str, float], resampled: Mapping[str, npt.ArrayLike]
+) -> tuple[str, ...]:
+    if set(values) != set(resampled):
+        raise BenchmdError(
+            f"values are of {', '.join(values) or 'no technique'}, resamples of "
+            f"{', '.join(resampled) or 'no technique'}: expected the same techniques"
+        )
+    if not values:
+        raise BenchmdError("there is no technique to rank: expected at least one")
+    return tuple(values)
+
+
+def _columns(names: Sequence[str], resampled: Mapping[str, npt.ArrayLike]) -> Floats:
+    columns = [np.asarray(resampled[name], np.float64) for name in names]
+    for name, column in zip(names, columns, strict=True):
+        if column.ndim != 1 or len(column) != len(columns[0]):
+            raise BenchmdError(
+                f"resampled values of {name} have shape {column.shape}, those of {names[0]} "
+                f"{columns[0].shape}: expected (resamples,) from the same resamples"
+            )
+    return np.stack(columns, axis=1)
+
+
+def _tau(drawn: Floats, full: Floats) -> Floats:
+    """Kendall's τ-b of each row with one ranking, (rows,); NaN where either has only ties.
+
+    The sum over pairs of techniques of whether both order them alike (1), oppositely (-1) or either
+    ties (0), over the geometric mean of the numbers of pairs that each does not tie.
+    """
+    first, second = np.triu_indices(len(full), 1)
+    own = np.sign(drawn[:, first] - drawn[:, second])
+    other = np.sign(full[first] - full[second])
+    untied = np.sqrt((own != 0).sum(axis=1) * np.count_nonzero(other))
+    found = np.full(len(drawn), np.nan)
+    np.divide(own @ other, untied, out=found, where=untied > 0)
+    return found
+
+
+def _checked_table(
+    table: npt.ArrayLike, names: Sequence[str], sources: Sequence[str], level: float
+) -> Floats:
+    values = np.asarray(table, np.float64)
+    if values.ndim != 2 or values.shape != (len(sources), len(names)):
+        raise BenchmdError(
+            f"the table has shape {values.shape}, expected ({len(sources)}, {len(names)}): a row "
+            f"for the source of each cell, a column for each of {', '.join(names)}"
+        )
+    if len(names) < 2:
+        raise BenchmdError(f"comparing takes two techniques or more, but got {len(names)}")
+    if not 0 < level < 1:
+        raise BenchmdError(f"level must lie between 0 and 1, but got {level}")
+    return values
+
+
+def _too_few(sources: int, skipped: int, pairs: int, level: float) -> str:
+    # the smallest p of n sources is 2 / 2ⁿ, and Holm multiplies it by the pairs
+    needed = next(n for n in range(1, 1100) if pairs * 2.0 ** (1 - n) <= level)
+    if sources >= needed:
+        return ""
+    cells = f"{skipped} cell{'s' * (skipped != 1)}"
+    missing = f" ({cells} skipped, where a technique is missing)" if skipped else ""
+    return (
+        f"Nothing can be concluded from {sources} source{'s' * (sources != 1)}{missing}: even a "
+        f"technique that wins on all of them could not differ from another at the level {level:g} "
+        f"with {pairs} pair{'s' * (pairs != 1)} compared; that takes {needed} sources."
+    )
+
+
+def _friedman(values: Floats) -> tuple[float, float]:
+    if values.shape[1] < 3:
+        return math.nan, math.nan
+    if (values == values[:, :1]).all():
+        return 0.0, 1.0  # all tie on every dataset, where the statistic is 0 / 0
+    statistic, p = friedmanchisquare(*values.T)
+    return float(statistic), float(p)
+
+
+def _wilcoxon(differences: Floats) -> float:
+    """Two-sided p of Wilcoxon's signed-rank test, exact with ties too.
+
+    Datasets without a difference are dropped (Wilcoxon 1945). The p is the share of all ways to
+    set the signs whose positive ranks sum up as far from the middle as seen, counted rank by rank.
+    """
+    rounded = np.round(differences, 12)  # 0.9 - 0.8 and 0.8 - 0.7 are to tie
+    nonzero = rounded[rounded != 0]
+    doubled = np.rint(2 * rankdata(np.abs(nonzero))).astype(np.int64)  # mid-ranks as integers
+    total = int(doubled.sum())
+    share = np.zeros(total + 1)
+    share[0] = 1.0
+    for rank in doubled:
+        share[rank:] += share[: total + 1 - rank].copy()
+        share /= 2
+    smaller = min(int(doubled[nonzero > 0].sum()), int(doubled[nonzero < 0].sum()))
+    return float(min(1.0, 2 * share[: smaller + 1].sum()))
+
+
+def _cliques(
+    names: Sequence[str], p: Mapping[tuple[int, int], float], level: float
+) -> tuple[tuple[str, ...], ...]:
+    """Longest runs of neighbours without a significant pair, two or more long."""
+    found: list[tuple[int, int]] = []
+    for start in range(len(names)):
+        end = start + 1
+        while end < len(names) and all(p[i, end] > level for i in range(start, end)):
+            end += 1
+        if end - start > 1 and (not found or end > found[-1][1]):
+            found.append((start, end))
+    return tuple(tuple(names[start:end]) for start, end in found)

@@ -1,0 +1,272 @@
+"""Does a model do as well for one kind of patient as for another: sex, age, site, device, view.
+
+Two views of it. The AUROC of each group, over the training seeds, says how well the group's
+patients are told apart among themselves. The tests ask whether patients of the groups differ in
+what the model gives to the truth: each patient has one value, the mean probability given to the
+true state of its known labels, from scores averaged over the seeds; Kruskal & Wallis over all
+groups, then Mann & Whitney for each pair, corrected by Bonferroni. Neither adjusts for what else
+differs between the groups, such as how frequent a disease is in them.
+
+Groups with few patients are excluded and named, so that nobody reads a number into chance; rows
+without a label are the group ``unknown`` there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import kruskal, mannwhitneyu
+
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.scores.metrics import checked_predictions, metric
+from benchmd_ray.scores.resampling import resampled
+from benchmd_ray.scores.seeds import pooled_seeds
+from benchmd_ray.scores.support import TEST_PATIENTS, support
+from benchmd_ray.tasks import EXCLUSIVE, TaskKind
+
+Floats = npt.NDArray[np.float64]
+
+UNKNOWN_GROUP = "unknown"
+"""Name under which rows without a label are left out."""
+AGE_BANDS = (*(f"{start}–{start + 9}" for start in range(0, 90, 10)), "90+")
+"""Bands of ten years; catalogs store ages above 90 as 90."""
+
+
+def age_band(years: float | None) -> str | None:
+    """The band of `AGE_BANDS` that an age lies in; None for None and NaN.
+
+    Raises:
+        BenchmdError: The age is negative or not finite.
+    """
+    if years is None or math.isnan(years):
+        return None
+    if years < 0 or math.isinf(years):
+        raise BenchmdError(f"an age must be 0 years or more, but got {years:g}; None is unknown")
+    return AGE_BANDS[min(int(years // 10), len(AGE_BANDS) - 1)]
+
+
+@dataclass(frozen=True)
+class Subgroup:
+    """AUROC of one group's patients."""
+
+    name: str
+    rows: int
+    patients: int
+    value: float
+    """Mean AUROC over the classes that the group can score; NaN where it can score none."""
+    low: float
+    """Lower end of the 95 % interval over the group's patients and the seeds; NaN where there is
+    none."""
+    high: float
+    """Upper end."""
+    unscored: tuple[int, ...]
+    """Indices of the classes with no positive or no negative in this group. Where groups differ in
+    them, their means are over different classes."""
+    caution: str
+    """Why there is no interval, or why it is rough; empty where there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class Subgroups:
+    """The groups of one variable, compared."""
+
+    variable: str
+    groups: tuple[Subgroup, ...]
+    """Groups with enough patients, in order of name."""
+    left_out: tuple[tuple[str, int], ...]
+    """Name and patients of each group left out: those too small, then ``unknown``."""
+    kruskal_h: float
+    """Kruskal & Wallis's H over the groups with enough patients whose truth is known; NaN with
+    fewer than two of them."""
+    kruskal_p: float
+    """Its p; 1 where all patients have the same value."""
+    posthoc: tuple[tuple[str, str, float, float], ...]
+    """Each pair of groups: names, Mann & Whitney's U of the first, two-sided p after Bonferroni."""
+
+
+def by_subgroup(
+    targets: npt.ArrayLike,
+    scores: Sequence[npt.ArrayLike],
+    groups: npt.ArrayLike,
+    labels: Sequence[str | None],
+    task: TaskKind,
+    *,
+    variable: str,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Subgroups:
+    """AUROC of each group with its interval, and tests between the groups.
+
+    A group takes `support.TEST_PATIENTS` patients. A patient whose rows are in several groups (two
+    views, two ages) counts in each group's AUROC, but in the tests once, as these take patients as
+    independent: in the group of most of its rows, and where groups are level in one of them at
+    random.
+
+    Args:
+        targets: (rows, classes), integers: 1, 0, or -1 for unknown.
+        scores: Of each training seed (rows, classes), probabilities.
+        groups: (rows,), the patient of each row.
+        labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where it is not
+            known.
+        task: As `Task.kind`.
+        variable: What the labels are: sex, age.
+        resamples: Number of resamples.
+        seed: Seed of the draws.
+
+    Raises:
+        BenchmdError: The arrays do not fit together, a score is no probability, or the task is
+            unknown.
+    """
+    known = checked_predictions(targets, scores[0])[0]
+    each = [checked_predictions(targets, one)[1] for one in scores]
+    patients, named = np.asarray(groups), _named(labels)
+    _check(patients, named, len(known))
+    truth = probability_of_truth(known, np.mean(each, axis=0), task)
+    counts = {str(name): len(np.unique(patients[named == name])) for name in np.unique(named)}
+    unknown = counts.pop(UNKNOWN_GROUP, 0)
+    large = [name for name, count in counts.items() if count >= TEST_PATIENTS]
+    small = [(name, count) for name, count in counts.items() if count < TEST_PATIENTS]
+    samples = _one_value_per_patient(truth, patients, named, large, seed)
+    samples = {name: one for name, one in samples.items() if len(one) >= TEST_PATIENTS}
+    h, p = _kruskal(list(samples.values()))
+
+    def of_group(name: str) -> Subgroup:
+        inside = named == name
+        inner = [one[inside] for one in each]
+        return _subgroup(name, known[inside], inner, patients[inside], task, resamples, seed)
+
+    return Subgroups(
+        variable=variable,
+        groups=tuple(of_group(name) for name in large),
+        left_out=(*small, *([(UNKNOWN_GROUP, unknown)] if unknown else [])),
+        kruskal_h=h,
+        kruskal_p=p,
+        posthoc=_posthoc(samples),
+    )
+
+
+def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskKind) -> Floats:
+    """Probability that each row's scores give to the truth, (rows,); NaN where nothing is known.
+
+    Single-label: the probability of the true class. Multi-label: the mean over the known labels of
+    p where the label is present and 1 - p where it is absent.
+
+    Args:
+        targets: (rows, classes), integers: 1, 0, or -1 for unknown.
+        scores: (rows, classes), probabilities.
+        task: As `Task.kind`.
+
+    Raises:
+        BenchmdError: The arrays do not fit together, a score is no probability, or the task is
+            unknown.
+    """
+    known, probability = checked_predictions(targets, scores)
+    outside = (probability < -1e-6) | (probability > 1 + 1e-6)
+    if outside.any():
+        raise BenchmdError(
+            f"scores must be probabilities within 0 to 1, but {np.count_nonzero(outside)} are not "
+            f"({probability[outside][0]:g}): turn logits into them with `probabilities` first"
+        )
+    found = np.full(len(known), np.nan)
+    if task in EXCLUSIVE:
+        counted = (known == 1).any(axis=1)
+        given = np.where(known == 1, probability, 0.0).sum(axis=1)
+        return np.asarray(np.where(counted, given, found))
+    if task == "multi-label":
+        number = (known >= 0).sum(axis=1)
+        given = np.where(known == 1, probability, 1 - probability)
+        total = np.where(known >= 0, given, 0.0).sum(axis=1)
+        return np.asarray(np.divide(total, number, out=found, where=number > 0))
+    raise unknown_name("task", task, get_args(TaskKind))
+
+
+def _named(labels: Sequence[str | None]) -> npt.NDArray[np.str_]:
+    # a label that is not equal to itself is NaN, as tables hold where text is missing
+    return np.array([str(x) if x and x == x else UNKNOWN_GROUP for x in labels], np.str_)
+
+
+def _check(patients: npt.NDArray[np.generic], named: npt.NDArray[np.str_], rows: int) -> None:
+    for name, array in (("groups", patients), ("labels", named)):
+        if array.shape != (rows,):
+            raise BenchmdError(
+                f"{name} have shape {array.shape}, expected ({rows},): one for each row of targets"
+            )
+
+
+def _subgroup(
+    name: str,
+    targets: npt.NDArray[np.int8],
+    scores: Sequence[Floats],
+    patients: npt.NDArray[np.generic],
+    task: TaskKind,
+    resamples: int,
+    seed: int,
+) -> Subgroup:
+    found = [metric("auroc", targets, one, task) for one in scores]
+    draws = [
+        resampled("auroc", targets, one, patients, task, resamples=resamples, seed=seed, threads=1)
+        for one in scores
+    ]
+    held = support(targets, patients)
+    pooled = pooled_seeds(
+        [one.mean for one in found], [one[:, 0] for one in draws], held.basis("auroc")
+    )
+    return Subgroup(
+        name=name,
+        rows=len(targets),
+        patients=held.patients,
+        value=pooled.mean,
+        low=pooled.low,
+        high=pooled.high,
+        unscored=found[0].unscored,
+        caution=pooled.caution,
+    )
+
+
+def _one_value_per_patient(
+    truth: Floats,
+    patients: npt.NDArray[np.generic],
+    named: npt.NDArray[np.str_],
+    large: Sequence[str],
+    seed: int,
+) -> dict[str, Floats]:
+    """Values of the patients that count in each group, where it has any."""
+    usable = np.isin(named, large) & ~np.isnan(truth)
+    names, patient = np.unique(patients[usable], return_inverse=True)
+    group = np.searchsorted(np.array(large, np.str_), named[usable])
+    rows = np.zeros((len(names), len(large)))
+    np.add.at(rows, (patient, group), 1)
+    sums = np.zeros_like(rows)
+    np.add.at(sums, (patient, group), truth[usable])
+    if not rows.size:
+        return {}
+    # a random share below one row decides between groups with as many rows
+    own = (rows + np.random.default_rng(seed).random(rows.shape) * (rows > 0)).argmax(axis=1)
+    every = np.arange(len(names))
+    # means of equal values must be equal: ranks would turn rounding into an order
+    values = np.round(sums[every, own] / rows[every, own], 12)
+    return {name: values[own == i] for i, name in enumerate(large) if (own == i).any()}
+
+
+def _kruskal(samples: Sequence[Floats]) -> tuple[float, float]:
+    if len(samples) < 2:
+        return math.nan, math.nan
+    if np.ptp(np.concatenate(samples)) == 0:
+        return 0.0, 1.0  # all tie, where the statistic is 0 / 0
+    found = kruskal(*samples)
+    return float(found.statistic), float(found.pvalue)
+
+
+def _posthoc(samples: dict[str, Floats]) -> tuple[tuple[str, str, float, float], ...]:
+    pairs = list(combinations(samples, 2))
+    found = []
+    for a, b in pairs:
+        test = mannwhitneyu(samples[a], samples[b], alternative="two-sided")
+        found.append((a, b, float(test.statistic), min(1.0, float(test.pvalue) * len(pairs))))
+    return tuple(found)

@@ -1,0 +1,196 @@
+"""How many patients a value rests on, and what may be said with so few.
+
+Records of one patient are alike, so patients are counted, not records. Where some patients have
+many more records than others these few decide, and all of them count as fewer: as Kish's (1965)
+effective number, (Σ r)² / Σ r² for r records of each, which is the plain number where all have as
+many. A class has as many patients as its rarer side: those with a positive record or those with a
+negative one, whichever count as fewer. The rules follow from simulations (``docs/statistics.md``):
+
+- fewer than 10 patients: no interval; fewer than 20: no p, so that nothing is said to differ;
+- a class with fewer than 5 patients on its rarer side: no interval of its own values, nor of a mean
+  over classes that takes it in; with 5 to 9 the interval is marked as rough;
+- metrics that few records raise take more, or have no interval (`metrics.Metric.least`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.scores.metrics import METRICS, checked_groups
+from benchmd_ray.tasks import UNKNOWN
+
+INTERVAL_PATIENTS = 10
+"""Patients that an interval takes."""
+TEST_PATIENTS = 20
+"""Patients that a p-value takes."""
+ROUGH_IN_CLASS = 10
+"""With fewer on the rarer side of a class an interval is rough."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Support:
+    """Patients of some rows."""
+
+    patients: int
+    """How many there are with a known label."""
+    effective: float
+    """How many they count as."""
+    known: tuple[float, ...]
+    """What those count as whose label of each class is known."""
+    rarer: tuple[float, ...]
+    """Of each class, what patients on its rarer side count as; 0 where it cannot be scored."""
+    mirrored: bool
+    """Whether two classes are scored, each the opposite of the other: they rest on the same."""
+
+    def basis(self, metric: str, column: int = 0) -> Basis:
+        """What a value of a metric rests on.
+
+        Args:
+            metric: One of `METRICS`.
+            column: 0 for the value over all classes, then each class.
+        """
+        least = METRICS[metric].least
+        scored = tuple(count for count in self.rarer if count)
+        counts = (self.rarer[column - 1],) if column else scored[: 1 if self.mirrored else None]
+        patients = self.known[column - 1] if column else self.effective
+        return Basis(patients, counts if least else (), least)
+
+
+def support(targets: npt.ArrayLike, groups: npt.ArrayLike) -> Support:
+    """Count patients.
+
+    Args:
+        targets: (rows, classes), 1, 0, or -1 for unknown.
+        groups: (rows,), the patient of each row.
+
+    Raises:
+        BenchmdError: There is not one patient for each row.
+    """
+    known = np.asarray(targets)
+    patient = checked_groups(groups, len(known))
+    rarer = [
+        min(effective(np.bincount(patient[target == side])) for side in (0, 1))
+        for target in known.T
+    ]
+    two = np.flatnonzero(rarer)
+    opposite = len(two) == 2 and bool((known[:, two].sum(axis=1) == 1).all())
+    whole = np.bincount(patient[(known != UNKNOWN).any(axis=1)])
+    each = tuple(effective(np.bincount(patient[target != UNKNOWN])) for target in known.T)
+    return Support(
+        patients=int(np.count_nonzero(whole)),
+        effective=effective(whole),
+        known=each,
+        rarer=tuple(rarer),
+        mirrored=opposite,
+    )
+
+
+def effective(records: npt.ArrayLike) -> float:
+    """What patients with so many records each count as; 0 without any."""
+    counts = np.asarray(records, np.float64)
+    squares = float(np.square(counts).sum())
+    return float(counts.sum()) ** 2 / squares if squares else 0.0
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The counts that decide about the interval and the test of a value or a difference."""
+
+    patients: float
+    counts: tuple[float, ...]
+    """Patients on the rarer side of each class that counts; empty where all patients do alike."""
+    least: float = METRICS["auroc"].least
+    """Patients on the rarer side of a class that an interval takes."""
+
+    @cached_property
+    def fewest(self) -> float:
+        """Patients on the rarer side of the rarest class, or all patients."""
+        return min((self.patients, *self.counts))
+
+    @cached_property
+    def degrees(self) -> float:
+        """Degrees of freedom of the variance, for t; NaN where the rarest class has one patient.
+
+        Satterthwaite's (1946) for a mean over independent classes whose variances are inversely
+        proportional to their patients, at most the patients less 1.
+        """
+        if self.fewest < 1 + _ROUNDING:
+            return math.nan
+        counts = np.array(self.counts or (self.patients,), np.float64)
+        share = 1 / counts / (1 / counts).sum()
+        return float(min(1 / (share**2 / (counts - 1)).sum(), self.patients - 1))
+
+    @cached_property
+    def no_interval(self) -> str:
+        """Why there is no interval; empty where there is one."""
+        if math.isinf(self.least):
+            return "few records raise the metric"
+        if _fewer(self.patients, INTERVAL_PATIENTS):
+            return _counted(self.patients)
+        return self._below(self.least)
+
+    @cached_property
+    def no_test(self) -> str:
+        """Why nothing is tested; empty where something may be.
+
+        With few patients on the rarer side of the only class an exchange test has too few
+        exchanges to tell.
+        """
+        if _fewer(self.patients, TEST_PATIENTS):
+            return _counted(self.patients)
+        return self._below(self.least) if len(self.counts) == 1 else ""
+
+    @cached_property
+    def rough(self) -> str:
+        """Why the interval is rough; empty where it is not, or where there is none."""
+        return "" if self.no_interval else self._below(ROUGH_IN_CLASS)
+
+    def _below(self, least: float) -> str:
+        few = sum(_fewer(count, least) for count in self.counts)
+        if not few:
+            return ""
+        if len(self.counts) == 1:
+            return f"{_counted(self.counts[0])} on the rarer side"
+        have = "has" if few == 1 else "have"
+        return (
+            f"{few} of {len(self.counts)} classes {have} fewer than {least:g} patients on the "
+            "rarer side"
+        )
+
+
+def weaker(a: Basis, b: Basis) -> Basis:
+    """What a difference of values of two sets of patients rests on: the fewer of both."""
+    counts = min(a.counts, b.counts, key=lambda counts: min(counts, default=math.inf))
+    return Basis(min(a.patients, b.patients), counts, max(a.least, b.least))
+
+
+def caution(rough: str = "", **missing: str) -> str:
+    """What a reader must know of a result, such as ``no interval, no p: 8 patients``.
+
+    Args:
+        rough: Why the interval is rough; empty where it is not.
+        **missing: Why something is missing, by its name; empty where it is there.
+    """
+    reasons: dict[str, list[str]] = {}
+    named = {f"no {name}": why for name, why in missing.items()} | {"rough interval": rough}
+    for name, why in named.items():
+        if why:
+            reasons.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+
+
+def _fewer(patients: float, least: float) -> bool:
+    return patients < least - _ROUNDING
+
+
+def _counted(patients: float) -> str:
+    """A number of patients, rounded down: ``8 patients``, ``7 effective patients``."""
+    whole = math.floor(patients + _ROUNDING)
+    effective = "" if patients - whole < 2 * _ROUNDING else "effective "
+    return f"{whole} {effective}patient{'' if whole == 1 else 's'}"

@@ -1,0 +1,116 @@
+"""Scoring a catalog with the model of a finished transfer run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.data.records import METADATA
+from benchmd_ray.data.resident import split_table
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.hardware import hardware
+from benchmd_ray.integrity import OF, name_of, replacing_hashed
+from benchmd_ray.models.heads import Classifier
+from benchmd_ray.scores.metrics import probabilities
+from benchmd_ray.settings import Settings
+from benchmd_ray.signals import differing_in
+from benchmd_ray.training.augmentation import evaluated
+from benchmd_ray.training.checkpoints import described, load_classifier, model_description
+from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
+from benchmd_ray.training.predictions import IDENTIFIERS, predictions_path
+
+
+def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> Path:
+    """Score the evaluation splits of a catalog with a run's model and write the predictions.
+
+    Args:
+        run: Folder of a finished transfer run.
+        catalog: The source's own or a target's (zero-shot).
+        settings: Precision and feed.
+        worker: The device.
+
+    Returns:
+        The file written.
+
+    Raises:
+        BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
+    """
+    model = load_classifier(run)
+    about = model_description(run)
+    signal, task = described(about, run)
+    if signal != catalog.signal or task != catalog.task:
+        other = "of other classes" if signal == catalog.signal else f"of {catalog.signal.name}"
+        raise BenchmdError(
+            f"{run} is a model of {signal.name}, the catalog {catalog.path} is "
+            f"{other}{differing_in(signal, catalog.signal)}: name a catalog of the same signal and "
+            "task."
+        )
+    if not catalog.evaluation_splits:
+        raise BenchmdError(
+            f"the catalog {catalog.path} has no record in its evaluation splits "
+            f"{', '.join(catalog.card.evaluation_splits[catalog.manifest['policy']])}."
+        )
+    parts = [
+        _split_table(model, about, catalog, split, settings, worker)
+        for split in catalog.evaluation_splits
+    ]
+    description = {
+        "dataset": catalog.dataset,
+        "modality": catalog.modality,
+        "role": catalog.card.role,
+        "policy": str(catalog.manifest["policy"]),
+        "catalog": catalog.digest,
+        "raw_records": str(catalog.manifest["raw"]["records"]),
+        "raw_expected": str(catalog.manifest["raw"]["expected"]),
+        "options": json.dumps(catalog.options),
+        "remarks": json.dumps(catalog.manifest.get("remarks", {})),
+        "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
+        "hardware": hardware(worker.device).to_json(),
+        OF: name_of(run),
+    }
+    table = pa.concat_tables(parts).replace_schema_metadata(description)
+    path = predictions_path(run, catalog.dataset)
+    with replacing_hashed(path) as partial:
+        pq.write_table(table, partial)
+    return path
+
+
+def _split_table(
+    model: Classifier,
+    about: Mapping[str, Any],
+    catalog: Catalog,
+    split: str,
+    settings: Settings,
+    worker: Worker,
+) -> pa.Table:
+    forward = evaluating(model, worker, settings.execution.precision)
+    feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
+    shown = evaluated(forward, about["augmentation"])
+    logits = collect(shown, feed, evaluation_batch(model.encoder))
+    scores = probabilities(logits, catalog.task.kind) @ merging(catalog.card)
+    table = split_table(catalog, split, [*IDENTIFIERS, "target", *METADATA])
+    classes = scores.shape[1]
+    column = pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel(), pa.float64()), classes)
+    return table.add_column(len(IDENTIFIERS), "scores", column)
+
+
+def merging(card: DatasetCard) -> npt.NDArray[np.float64]:
+    """Scores of the task's classes to those of a dataset's: (classes, card's classes).
+
+    A class that merges several has the sum of their scores (decision D12).
+    """
+    own = card.task.classes
+    members = [card.merged_classes.get(name, (name,)) for name in card.classes]
+    return np.array([[float(name in merged) for merged in members] for name in own])

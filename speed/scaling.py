@@ -1,0 +1,213 @@
+r"""``python -m speed.scaling`` from the project's root.
+
+How throughput grows with the nodes of a cluster, simulated on this machine (`ray.cluster_utils`):
+1, 2 and 4 nodes of two CPUs each, of which a stream of records takes the second. For each size:
+
+- ``build``: raw records/s of a catalog's build, for which each node has a shard at least;
+- ``feed``: records/s of an epoch of the streaming feed, one worker pinned to each node;
+- ``plan``: items/s of a plan of ``--items`` runs whose work is nothing, against the same empty
+  tasks given to Ray at once (``peer``): what the scheduler itself costs.
+
+``ms_per_item`` and ``driver_cpu_ms_per_item`` say what an item costs by the clock and of the
+driver's CPU; ``growth`` compares that CPU time with a plan of a quarter as many items: near 1 where
+nothing is quadratic. Simulated nodes share this machine's CPUs (``machine``): rates grow with nodes
+only as long as there are as many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmd_ray.cluster import connected, ray_data
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.build import build
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.demo import WRITERS
+from benchmd_ray.service import execution
+from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.plan import Item, Plan, make_plan
+from benchmd_ray.service.schedule import run_plan
+from benchmd_ray.service.work import Report
+from benchmd_ray.settings import load_settings
+from speed import measure
+
+CPUS = 2
+"""Of a simulated node."""
+STORE_BYTES = 200 * 2**20
+"""Object store of a simulated node."""
+BATCH = 64
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    options = measure.parser(__doc__)
+    options.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4], help="sizes (1 2 4)")
+    options.add_argument("--records", type=int, default=1200, help="raw records (1200)")
+    options.add_argument("--items", type=int, default=1000, help="runs of the plan (1000)")
+    options.set_defaults(repetitions=1, warm_up=0)
+    chosen = measure.parsed(options, arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        json.dump(scaled(chosen, Path(folder)), sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+def scaled(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What each size of the cluster reaches."""
+    raw = WRITERS["ecg"](folder / "raw", source_records=chosen.records, target_records=1)["ptb-xl"]
+    sizes = [measured(count, raw, folder / str(count), chosen) for count in chosen.nodes]
+    first, last = sizes[0], sizes[-1]
+    return {
+        "benchmark": "scaling",
+        "settings": vars(chosen),
+        "machine": measure.machine(),
+        "sizes": sizes,
+        "ratio": {
+            name: measure.rounded(last[name]["per_second"] / first[name]["per_second"])
+            for name in ("build", "feed", "plan")
+        },
+    }
+
+
+def measured(count: int, raw: Path, folder: Path, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Rates on a cluster of so many nodes."""
+    with simulated(count):
+        ray_data().range(count * CPUS).map(lambda row: row).materialize()  # processes are up
+        begin = time.perf_counter()
+        catalog = build("ptb-xl", raw, folder / "catalog", allow_missing=True, max_quarantined=0.2)
+        seconds = time.perf_counter() - begin
+        records = catalog.manifest["raw"]["records"]
+        return {
+            "nodes": count,
+            "build": rate(records, seconds) | {"shards": len(catalog.manifest["shards"])},
+            "feed": fed(catalog, count),
+            "plan": planned(catalog, folder, chosen.items),
+        }
+
+
+def rate(units: int, seconds: float) -> dict[str, float]:
+    """Units and what that is a second."""
+    rounded = measure.rounded
+    return {"units": units, "seconds": rounded(seconds), "per_second": rounded(units / seconds)}
+
+
+@contextmanager
+def simulated(count: int) -> Iterator[None]:
+    """A cluster of so many nodes, to which this process is connected."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": CPUS, "object_store_memory": STORE_BYTES}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        for _ in range(count - 1):
+            cluster.add_node(**node)
+        with connected(cluster.address, cpus=count * CPUS):
+            yield
+    finally:
+        cluster.shutdown()
+
+
+def fed(catalog: Catalog, count: int) -> dict[str, float]:
+    """An epoch of the training split, streamed by one worker on each node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=1)(stream)
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+
+    def epoch() -> int:
+        there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        placed = [task.options(scheduling_strategy=place) for place in there]
+        return sum(ray.get([t.remote(catalog.path, n, count) for n, t in enumerate(placed)]))
+
+    epoch()  # processes are up
+    begin = time.perf_counter()
+    records = epoch()
+    return rate(records, time.perf_counter() - begin)
+
+
+def stream(path: Path, rank: int, world: int) -> int:
+    """Read this worker's share of an epoch; how many records it was."""
+    catalog = open_catalog(path)
+    settings = load_settings(assignments=["execution.feed=streaming", "execution.device=cpu"])
+    feed = whole_split_feed(
+        catalog, "train", settings, Worker(rank=rank, world=world), catalog.statistics
+    )
+    return sum(len(batch.signals) for batch in feed.epoch(BATCH * world, 0))
+
+
+def planned(catalog: Catalog, folder: Path, items: int) -> dict[str, Any]:
+    """Plans of runs whose work is nothing, and the same tasks without a plan."""
+    few = max(1, items // 4)
+    empty_tasks(few)  # processes are up
+    peer = empty_tasks(items)
+    smaller = empty_plan(catalog, folder / "few", few)
+    whole = empty_plan(catalog, folder / "all", items)
+    cpu = whole["driver_cpu_ms_per_item"]
+    return whole | {
+        "peer": peer,
+        "ratio": measure.rounded(whole["per_second"] / peer["per_second"]),
+        "growth": measure.rounded(cpu / smaller["driver_cpu_ms_per_item"]),
+    }
+
+
+def empty_plan(catalog: Catalog, store: Path, items: int) -> dict[str, float]:
+    """A plan of so many seeds of linear evaluation, none of which does anything.
+
+    Raises:
+        AssertionError: Not all of them were started.
+    """
+    choice = Choice(
+        catalogs=(catalog.path,),
+        techniques=("scratch",),
+        settings=("linear",),
+        seeds=tuple(range(items)),
+        assignments=("execution.device=cpu",),
+    )
+    plan: Plan = make_plan(choice, tflops=1.0)
+    # Such a run holds a whole CPU; tasks that do nothing would wait for those of the nodes.
+    plan = replace(plan, items=tuple(replace(item, cpus=1.0) for item in plan.items))
+    with patch.object(execution, "execute_item", nothing):
+        begin, cpu = time.perf_counter(), time.process_time()
+        outcome = run_plan(plan, store, say=lambda line: None, quiet=True)
+        seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    if len(outcome.done) != items:
+        raise AssertionError(f"{len(outcome.done)} of {items} runs were done")
+    return rate(items, seconds) | {
+        "ms_per_item": measure.rounded(1000 * seconds / items),
+        "driver_cpu_ms_per_item": measure.rounded(1000 * cpu / items),
+    }
+
+
+def nothing(item: Item, store: str, *_: Any) -> Report:
+    """Takes the place of an item's work."""
+    return Report(f"nothing-{item.seed}")
+
+
+def empty_tasks(count: int) -> dict[str, float]:
+    """As many tasks that hold a CPU and do nothing, given to Ray at once."""
+    import ray
+
+    task = ray.remote(num_cpus=1)(empty)
+    begin = time.perf_counter()
+    ray.get([task.remote(0) for _ in range(count)])
+    return rate(count, time.perf_counter() - begin)
+
+
+def empty(number: int) -> int:
+    """A task that does nothing."""
+    return number
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+r"""``python -m speed.store_scale`` from the project's root.
+
+Stores of more and more finished runs: how long it takes to read what they hold, to list them, and
+to report on them, for the first time and again after one more run. There is no peer; a rate that
+does not fall as the store grows is what it should have. Each size is measured once.
+
+The runs have made-up predictions on one dataset each: techniques and transfer settings on two
+modalities, with as many seeds as make up the number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from click.testing import CliRunner
+
+from benchmd_ray.cli import main as benchmd
+from benchmd_ray.hardware import Hardware
+from benchmd_ray.integrity import OF, line, name_of, write_hash, write_hashed_json
+from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.results.store import Run, open_run, read_stores
+from benchmd_ray.scores.metrics import probabilities
+from benchmd_ray.settings import Settings, as_dict, updated
+from benchmd_ray.training.predictions import predictions_path
+from speed import measure
+
+SOURCES = {"ecg": "ptb-xl", "cxr": "mimic-cxr"}
+TECHNIQUES = ("scratch", "e-mix", "shed", "mae")
+SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
+PACKAGES = ("benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow")
+PER_PATIENT = 2
+
+
+def write_run(store: Path, modality: str, technique: str, setting: str, seed: int) -> Run:
+    """A finished transfer run without predictions."""
+    mode, _, labels = setting.partition("-")
+    changes = {"seed": seed, "transfer": {"mode": mode, "labels": labels or "full"}}
+    settings = as_dict(updated(Settings(), changes))
+    upstream = None if technique == "scratch" else f"weights of {technique} {seed}"
+    description = {
+        "kind": "transfer",
+        "technique": technique,
+        "setting": setting,
+        "modality": modality,
+        "modality_card": as_dict(modality_named(modality)),
+        "source": SOURCES[modality],
+        "policy": "clean",
+        "seed": seed,
+        "fixed": True,
+        "device": "cpu",
+        "raw": [100, 100],
+        "options": {},
+        "upstream": None,
+        "settings": settings,
+        "versions": dict.fromkeys(PACKAGES, "1.0"),
+        "determinants": {
+            "stage": "transfer",
+            "catalog": f"digest of {modality}",
+            "settings": settings,
+            "upstream": upstream,
+        },
+    }
+    run = open_run(store, f"transfer-{modality}-{technique}-{setting}", description)
+    lines = [{"done": e, "loss": 1 / e, "validation_auroc": 0.7, "per_second": 1} for e in (1, 2)]
+    (run.folder / "metrics.jsonl").write_text("".join(map(line, lines)))
+    done = {"finished": "2026-01-01T00:00:00+00:00", "seconds": 1.0, "model_sha256": None}
+    write_hashed_json(run.folder / "done.json", done, of=run.folder)
+    return run
+
+
+def write_predictions(run: Run, records: int) -> None:
+    """Made-up predictions: all runs of a modality have the same records and targets."""
+    modality = run.modality
+    count = len(modality.task.classes)
+    same = np.random.default_rng(0)
+    own = np.random.default_rng([run.description["seed"], *run.folder.name.encode()])
+    targets: npt.NDArray[np.int8]
+    if modality.task.exclusive:
+        targets = np.eye(count, dtype=np.int8)[same.integers(0, count, records)]
+    else:
+        targets = (same.random((records, count)) < 0.3).astype(np.int8)
+    scores = probabilities(own.normal(size=targets.shape) + targets, modality.task.kind)
+    names = pa.array([f"r{i:06d}" for i in range(records)])
+    nothing = pa.nulls(records, pa.string())
+    table = pa.table(
+        {
+            "record_id": names,
+            "unit_id": names,
+            "group_id": pa.array([f"p{i // PER_PATIENT:06d}" for i in range(records)]),
+            "split": pa.array(["validation"] * records),
+            "scores": pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), count),
+            "target": pa.FixedSizeListArray.from_arrays(pa.array(targets.ravel()), count),
+            "age": pa.nulls(records, pa.float32()),
+            **dict.fromkeys(("sex", "site", "device", "view"), nothing),
+        }
+    )
+    about = {
+        "dataset": run.description["source"],
+        "modality": modality.name,
+        "role": "source",
+        "policy": "clean",
+        "catalog": f"digest of {modality.name}",
+        "raw_records": "100",
+        "raw_expected": "100",
+        "options": "{}",
+        "remarks": "{}",
+        "task": json.dumps(asdict(modality.task)),
+        "hardware": Hardware("a processor", "its instructions", "1").to_json(),
+        OF: name_of(run.folder),
+    }
+    path = predictions_path(run.folder, run.description["source"])
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(table.replace_schema_metadata(about), path)
+    write_hash(path)
+
+
+def fill(store: Path, first: int, last: int, records: int) -> None:
+    """Write the runs of these numbers."""
+    kinds = list(itertools.product(SOURCES, TECHNIQUES, SETTINGS))
+    for number in range(first, last):
+        modality, technique, setting = kinds[number % len(kinds)]
+        write_predictions(
+            write_run(store, modality, technique, setting, number // len(kinds)), records
+        )
+
+
+def seconds_of(task: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call."""
+    start = time.perf_counter()
+    task()
+    return time.perf_counter() - start
+
+
+def command(*arguments: str) -> None:
+    """Run a command of the package in this process."""
+    result = CliRunner().invoke(benchmd, arguments)
+    if result.exit_code:
+        raise AssertionError(result.output[-2000:])
+
+
+def measured(store: Path, out: Path, chosen: argparse.Namespace, size: int) -> dict[str, Any]:
+    """Seconds of each reading of a store of ``size`` runs."""
+    report = ("report", str(store), "--out", str(out), "--resamples", str(chosen.resamples))
+    figures = () if chosen.figures else ("--no-figures",)
+    if damaged := read_stores([store]).damaged:
+        raise AssertionError(damaged)
+    seconds = {
+        "read": seconds_of(lambda: read_stores([store])),
+        "list": seconds_of(lambda: command("list", str(store))),
+        "report": seconds_of(lambda: command(*report, *figures)),
+    }
+    fill(store, size, size + 1, chosen.records)
+    seconds["report_again"] = seconds_of(lambda: command(*report, *figures))
+    return {
+        "runs": size,
+        "seconds": {name: measure.rounded(value) for name, value in seconds.items()},
+        "ms_per_run": {n: measure.rounded(1000 * value / size) for n, value in seconds.items()},
+        "peak_gib": measure.rounded(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    options = measure.parser(__doc__)
+    options.add_argument("--sizes", type=int, nargs="+", default=[100, 1_000, 10_000])
+    options.add_argument("--records", type=int, default=200, help="predictions of a run (200)")
+    options.add_argument("--resamples", type=int, default=1000, help="of the bootstrap (1000)")
+    options.add_argument("--figures", action="store_true", help="draw the report's figures, too")
+    chosen = measure.parsed(options, None if arguments is None else list(arguments))
+    sizes = sorted(chosen.sizes)
+    if sizes[0] < 1 or chosen.records < 20:
+        options.error("--sizes has to be 1 or more and --records 20 or more")
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        os.environ["BENCHMD_CACHE"] = str(Path(folder, "cache"))
+        store, found, written = Path(folder, "runs"), [], 0
+        for size in sizes:
+            fill(store, written, size, chosen.records)
+            found.append(measured(store, Path(folder, "report"), chosen, size))
+            written = size + 1
+    result = {
+        "benchmark": "store_scale",
+        "settings": vars(chosen),
+        "machine": measure.machine(),
+        "sizes": found,
+    }
+    json.dump(result, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Each benchmark runs from the project's root and prints one JSON object with a ratio."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from in_process import build_in_process
+
+from benchmd_ray.data import build as building
+
+PROJECT = Path(__file__).resolve().parents[2]
+COMMON = {
+    "benchmark",
+    "settings",
+    "machine",
+    "unit",
+    "rates",
+    "ours",
+    "peer",
+    "ratio",
+    "ratio_range",
+    "ratio_of_fastest",
+}
+BLOCKED = """
+import runpy, sys
+for name in {names!r}:
+    sys.modules[name] = None
+sys.argv = {arguments!r}
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def run(command: list[str], folder: Path) -> dict[str, Any]:
+    """The JSON that a command prints; nothing else may be on standard output."""
+    environment = os.environ | {"BENCHMD_CACHE": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def benchmark(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    """A benchmark's JSON with small sizes, its common part checked."""
+    small = ["--repetitions", "2", "--threads", "1", *arguments]
+    result = run(["-m", f"speed.{name}", *small], folder)
+    require_common(result, name)
+    return result
+
+
+def require_common(result: dict[str, Any], name: str) -> None:
+    """Check what every benchmark prints."""
+    assert result.keys() >= COMMON
+    assert result["benchmark"] == name
+    assert result["rates"].keys() >= {result["ours"], result["peer"]}
+    assert all(rate["least"] > 0 for rate in result["rates"].values())
+    least, most = result["ratio_range"]
+    assert 0 < least <= result["ratio"] <= most
+    assert result["machine"]["torch"] == torch.__version__
+    assert result["machine"]["threads"] == 1
+    assert "/" not in json.dumps(result["settings"])  # no path of the machine
+
+
+def test_encoder_step_compares_with_einsum_attention(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--size", "tiny", "--batch", "2", "--peak-tflops", "1"]
+    result = benchmark("encoder_step", tmp_path, *small)
+    assert result["flops_per_step"] == 2 * encoder_flops(result["parameters"])
+    assert result["hours_per_100000_steps"]["ours_float32"] > 0
+    for name, achieved in result["tflops_per_second"].items():
+        assert result["share_of_peak"][name] == pytest.approx(achieved, rel=1e-3)
+
+
+def encoder_flops(parameters: int) -> int:
+    """Matrix products of one ECG through the tiny encoder and head, forward and backward."""
+    width, inner, mlp, patch, tokens, classes, depth = 32, 32, 64, 300, 201, 7, 2
+    block = 4 * width * inner + 2 * width * mlp
+    norms_and_biases = 4 * width + width + mlp + width
+    assert parameters == (
+        patch * width + width + width + tokens * width + depth * (block + norms_and_biases)
+    )
+    attention = 2 * tokens * tokens * inner
+    blocks = 3 * depth * (tokens * block + attention)
+    embedding = 2 * (tokens - 1) * patch * width  # signals take no gradient
+    return 2 * (blocks + embedding + 3 * width * classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("encoder_step", ["--size", "tiny", "--batch", "2"]),
+        ("feed", ["--arrays", "--records", "8", "--batch", "4", "--workers", "0"]),
+    ],
+)
+def test_benchmark_of_the_device_needs_little_more_than_torch(
+    name: str, arguments: list[str], tmp_path: Path
+) -> None:
+    names = ["ray", "pyarrow", "deepspeed", "wfdb", "click", "tqdm", "scipy", "sklearn", "pandas"]
+    small = ["--device", "cpu", "--repetitions", "1", "--threads", "1", *arguments]
+    code = BLOCKED.format(names=names, arguments=[name, *small], module=f"speed.{name}")
+    require_common(run(["-c", code], tmp_path), name)
+
+
+def epochs_without_ray(folder: Path, *arguments: str) -> dict[str, Any]:
+    """The JSON of `medmnist_epoch` where neither Ray nor DeepSpeed is, its own part checked."""
+    name, small = "medmnist_epoch", ["--device", "cpu", "--repetitions", "2", "--threads", "1"]
+    code = BLOCKED.format(
+        names=["ray", "deepspeed", "wfdb", "pydicom"],
+        arguments=[name, *small, "--width", "2", *arguments],
+        module=f"speed.{name}",
+    )
+    result = run(["-c", code], folder)
+    require_common(result, name)
+    assert 0 <= result["largest_difference_of_losses"] < 1e-5
+    for way, seconds in result["seconds_per_epoch"].items():
+        fastest = result["training_examples"] / seconds["least"]
+        assert result["rates"][way]["most"] == pytest.approx(fastest, rel=1e-3)
+        assert result["cpu_seconds_per_epoch"][way]["least"] > 0
+    return result
+
+
+def test_epochs_of_images_of_a_catalog_compare_with_a_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, held = np.random.default_rng(0), {}
+    for prefix, rows in (("train", 130), ("val", 12), ("test", 4)):
+        held[f"{prefix}_images"] = generator.integers(0, 256, (rows, 28, 28), np.uint8)
+        held[f"{prefix}_labels"] = (np.arange(rows) % 2).astype(np.uint8)[:, None]
+    path = tmp_path / "breastmnist.npz"
+    np.savez(path, **held)
+    build_in_process(monkeypatch)
+    options = {"md5": "allow"}
+    out = tmp_path / "catalog"
+    building.build("breastmnist", tmp_path, out, allow_missing=True, options=options)
+    result = epochs_without_ray(tmp_path, "--npz", str(path), "--catalog", str(out))
+    assert (result["training_examples"], result["batch_size"]) == (130, 128)
+    assert result["steps_per_epoch"] == 2
+    scores = result["validation_auroc_of_first_epoch"]
+    assert scores["ours"] == pytest.approx(scores["plain_loop"], abs=1 / 36 + 1e-4)  # one pair
+
+
+def test_epochs_of_random_shapes_compare_with_a_plain_loop(tmp_path: Path) -> None:
+    small = ["--dataset", "adrenalmnist3d", "--records", "6", "--epochs", "2"]
+    result = epochs_without_ray(tmp_path, *small)
+    assert result["settings"]["network"] == "resnet18-3d"
+    assert result["steps_per_epoch"] == 1
+
+
+def test_feed_of_arrays_compares_with_a_dataloader(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--records", "10", "--batch", "4", "--workers", "1"]
+    result = benchmark("feed", tmp_path, "--arrays", *small)
+    assert result["source"] == "arrays"
+
+
+@pytest.mark.ray
+def test_feed_compares_with_a_dataloader_of_raw_files(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--records", "40", "--batch", "8", "--workers", "1"]
+    result = benchmark("feed", tmp_path, *small)
+    assert result["source"] == "synthetic"
+    assert 0 < result["settings"]["records"] < 40  # the training split's
+
+
+@pytest.mark.ray
+def test_catalog_build_compares_with_one_process(tmp_path: Path) -> None:
+    result = benchmark("catalog_build", tmp_path, "--records", "40")
+    assert result["start_up_seconds"] > 0
+    assert result["including_start_up"] > 0
+
+
+@pytest.mark.ray
+def test_build_scale_gives_rate_and_memory_of_each_size(tmp_path: Path) -> None:
+    small = ["--modality", "ecg", "--records", "10", "--cpus", "1", "--factors", "1", "4"]
+    result = run(["-m", "speed.build_scale", *small], tmp_path)
+    builds = result["builds"]
+    assert [build["raw_records"] for build in builds] == [10, 40]
+    for build in builds:
+        assert 0 < build["rows"] <= build["raw_records"]
+        assert build["rows_per_second"] == pytest.approx(build["rows"] / build["seconds"], rel=0.01)
+        assert build["over_idle_mib"] == pytest.approx(build["peak_mib"] - build["idle_mib"], abs=1)
+    first, last = builds[0], builds[-1]
+    for name, of in (("ratio", "rows_per_second"), ("memory_ratio", "peak_mib")):
+        assert result[name] == pytest.approx(last[of] / first[of], rel=0.01)
+    assert result["over_idle_ratio"] == pytest.approx(
+        last["over_idle_mib"] / max(1, first["over_idle_mib"]), rel=0.01
+    )
+    assert "/" not in json.dumps(result["settings"])
+
+
+def test_scaling_gives_the_rates_of_each_size_of_a_cluster(tmp_path: Path) -> None:
+    small = ["--nodes", "1", "--records", "40", "--items", "24"]
+    result = run(["-m", "speed.scaling", *small], tmp_path)
+    (size,) = result["sizes"]
+    assert size["build"]["units"] == 40
+    assert size["plan"]["units"] == size["plan"]["peer"]["units"] == 24
+    for name, ratio in result["ratio"].items():
+        rate = size[name]
+        assert rate["per_second"] == pytest.approx(rate["units"] / rate["seconds"], rel=1e-3)
+        assert ratio == 1
+    assert size["plan"]["ms_per_item"] > size["plan"]["driver_cpu_ms_per_item"] / 2 > 0
+    assert "/" not in json.dumps(result["settings"])
+
+
+def test_store_scale_times_each_size_of_a_store(tmp_path: Path) -> None:
+    small = ["--sizes", "8", "4", "--records", "20", "--resamples", "3"]
+    result = run(["-m", "speed.store_scale", *small], tmp_path)
+    assert [size["runs"] for size in result["sizes"]] == [4, 8]
+    for size in result["sizes"]:
+        assert size["seconds"].keys() == {"read", "list", "report", "report_again"}
+        for name, seconds in size["seconds"].items():
+            assert seconds > 0
+            assert size["ms_per_run"][name] == pytest.approx(
+                1000 * seconds / size["runs"], rel=0.01
+            )
+    assert "/" not in json.dumps(result["settings"])
+
+
+def test_zero_gives_losses_and_memory_of_each_stage(tmp_path: Path) -> None:
+    small = ["--size", "tiny", "--modality", "eeg", "--batch", "2", "--workers", "2"]
+    few = ["--stages", "0", "1", "2", "--repetitions", "1", "--loss-steps", "2"]
+    result = run(["-m", "speed.zero", *small, *few], tmp_path)
+    for losses in result["losses"].values():
+        one, *others = losses["workers"].values()
+        assert len(one) == 2
+        assert len(others) == 2
+        assert losses["largest_difference"] == pytest.approx(
+            max(abs(a - b) for other in others for a, b in zip(one, other, strict=True)), rel=1e-3
+        )
+        assert losses["largest_difference"] < 1e-4
+    whole, *split = result["runs"]
+    # Parameters, gradients and two moments; DeepSpeed splits all but the parameters, with a copy.
+    inputs = 9e4  # at most, of a step
+    assert 0 <= whole["held_mib"] * 2**20 - 16 * result["parameters"] < inputs
+    for stage in split:
+        assert 0 <= stage["held_mib"] * 2**20 - 12 * result["parameters"] < inputs
+        assert stage["ms_per_step"]["least"] > 0
+
+
+def test_linear_evaluation_compares_with_the_frozen_encoder(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--size", "tiny", "--records", "12", "--batch", "5"]
+    result = benchmark("linear_evaluation", tmp_path, *small, "--epochs", "10")
+    assert result["epochs_measured"] == {"encoded_once": 10, "through_the_encoder": 2}
+    assert result["peer_is_extrapolated"]
+    assert result["largest_difference_of_heads"] < 1e-4
+
+
+def test_linear_evaluation_measures_all_epochs_where_told(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--size", "tiny", "--records", "4", "--batch", "2"]
+    result = benchmark(
+        "linear_evaluation", tmp_path, *small, "--epochs", "2", "--epochs-measured", "2"
+    )
+    assert not result["peer_is_extrapolated"]
+
+
+@pytest.mark.parametrize("metric", ["auroc", "auprc"])
+def test_bootstrap_compares_with_scikit_learn(metric: str, tmp_path: Path) -> None:
+    small = ["--metric", metric, "--rows", "3000", "--classes", "3", "--rows-per-patient", "2"]
+    result = benchmark("bootstrap", tmp_path, *small, "--resamples", "20", "--peer-resamples", "4")
+    assert result["resamples_measured"] == {"weighted": 20, "scikit_learn_loop": 4}
+    assert result["peer_is_extrapolated"]
+    assert result["largest_difference_of_values"] < 1e-9
+    for name, seconds in result["wall_seconds"].items():
+        assert result["rates"][name]["least"] == pytest.approx(20 / seconds["most"], rel=1e-3)
