@@ -229,6 +229,11 @@ class TransferSettings:
             _require(holds, f"transfer.{name}", getattr(self, name), expected)
 
     @property
+    def few_labels(self) -> bool:
+        """Whether there are so few labels that fine-tuning on them fills no GPU."""
+        return self.labels in ("small", "medium")
+
+    @property
     def labels_per_class(self) -> int | None:
         """Labels per class of the label setting; None takes all."""
         return LABEL_SETTINGS[self.labels]

@@ -1,6 +1,7 @@
 """Which room may import which: read from the imports themselves."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -107,3 +108,9 @@ def test_importing_the_command_line_starts_nothing_heavy():
     code = "import sys, benchmd_ray.cli; print([m for m in ('ray', 'torch') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_items_are_asked_for_their_step_instead_of_being_told_apart_by_name():
+    compared = re.compile(r"\b(item|i|draft|plan|work)\.(kind|stage) (==|!=|in|not in)\b")
+    paths = [p for room in ("service", "results", "tuning") for p in (PACKAGE / room).rglob("*.py")]
+    assert [relative(p) for p in paths if compared.search(p.read_text("utf-8"))] == []

@@ -93,6 +93,10 @@ class Followed:
     technique: str
     dataset: str
     """What is scored: the source of a transfer, the target of an evaluation."""
+    makes_run: bool = True
+    """Whether it makes a run of its own, with metrics."""
+    scores: bool = True
+    """Whether it ends with predictions."""
 
 
 class Tracker:
@@ -244,16 +248,16 @@ class _Following:
             append_text(folder / "errors.log", f"{type(error).__name__}: {error}\n")
 
     def started(self, item: Followed, folder: Path | None) -> None:
-        if folder is not None and item.kind != "evaluate":
+        if folder is not None and item.makes_run:
             self._opened(item, folder)
 
     def finished(self, item: Followed, folder: Path) -> None:
         told = self._opened(item, folder)
-        if item.kind != "evaluate":
+        if item.makes_run:
             self._tell_metrics(told)
         trained = {"hardware": [str(one) for one in trained_by(folder)]}
         told.wandb_run.config.update(trained, allow_val_change=True)
-        if item.kind != "pretrain":
+        if item.scores:
             tell_scores(told.wandb_run, folder, item.dataset)
         told.wandb_run.finish()
         del self.open[item.name]

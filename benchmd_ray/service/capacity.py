@@ -10,7 +10,6 @@ from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.naming import settled
 from benchmd_ray.service.plan import Item
-from benchmd_ray.ssl import technique_named
 
 SLACK = 1e-6
 """Shares of a GPU add up to one but for rounding."""
@@ -137,18 +136,12 @@ def placed(item: Item, *, gpu: bool) -> Item:
         item: An item of a plan.
         gpu: Whether the cluster has a GPU.
     """
-    settings = settled(item.settings, gpu=gpu)
-    trains = item.kind == "pretrain" and technique_named(item.technique).method is not None
-    shared = trains or (item.kind == "transfer" and settings.transfer.mode == "finetune")
+    settings = item.step.placed(settled(item.settings, gpu=gpu))
     execution = settings.execution
-    if not shared:
-        execution = replace(execution, workers=1)
-    if item.kind == "pretrain" and not trains:  # weights are written as they are
-        execution = replace(execution, device="cpu")
     gpus = 0.0
     if execution.device == "cuda":
         gpus = float(execution.workers) if execution.workers > 1 else item.gpus or 1.0
-    return replace(item, settings=replace(settings, execution=execution), gpus=gpus)
+    return replace(item, settings=settings, gpus=gpus)
 
 
 def need_of(item: Item) -> Need:

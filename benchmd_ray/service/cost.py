@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,9 +19,6 @@ from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings, as
 from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.ssl.emix import PROJECTION
-
-Stage = Literal["pretrain", "export", "linear", "finetune", "evaluate"]
-"""Kind of work: `export` takes ImageNet weights as they are."""
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -35,15 +31,36 @@ FILES_BYTES = 8192
 
 
 @dataclass(frozen=True)
-class Work:
-    """What one run computes, all workers together."""
+class Inputs:
+    """What decides the work and the size of a step."""
 
-    stage: Stage
-    modality: str
     technique: str
+    settings: Settings
+    source: Dataset
+    """Dataset that is trained on."""
+    target: Dataset | None = None
+    """Dataset that is scored, where it is not the source."""
+    labelled: int | None = None
+    """Training records of a transfer, where they are counted; else `labelled_rows`."""
+
+    @property
+    def signal(self) -> Signal:
+        """What is encoded."""
+        return self.source.kind.signal
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step computes, all workers together."""
+
+    step: str
+    """Name of the step."""
+    modality: str
     encoder: EncoderSettings
     batch: int
     workers: int
+    method: str = ""
+    """Technique whose method is what a unit computes; empty where units depend on none."""
     units: int = 0
     """Steps (pretraining) or epochs (transfer)."""
     unit_flops: float = 0.0
@@ -52,58 +69,22 @@ class Work:
     """Linear evaluation: steps of the head only in one unit; they cost time, hardly operations."""
     once_flops: float = 0.0
     """Operations in addition to the units, forward only: encoding, scoring."""
+    starts: bool = True
+    """Whether it begins a run, which takes time before the first unit."""
 
     def alike(self, other: Work) -> bool:
         """Whether a unit of the other work is the very same."""
         one, two = (
-            (w.stage, w.modality, w.encoder, w.batch, w.workers, w.unit_head_steps)
+            (w.step, w.modality, w.encoder, w.batch, w.workers, w.method, w.unit_head_steps)
             for w in (self, other)
         )
-        same_method = self.stage != "pretrain" or self.technique == other.technique
         close = abs(self.unit_flops - other.unit_flops) <= 1e-6 * self.unit_flops
-        return one == two and same_method and close
+        return one == two and close
 
 
-def work_of(
-    stage: Stage,
-    technique: str,
-    settings: Settings,
-    source: Dataset,
-    target: Dataset | None = None,
-    *,
-    labelled: int | None = None,
-) -> Work:
-    """The work of a run, or of scoring one target.
-
-    Args:
-        stage: What is done.
-        technique: Name of the technique.
-        settings: Settings of the run.
-        source: Dataset that is trained on.
-        target: Dataset that is scored, for the stage ``evaluate``.
-        labelled: Training records of a transfer, where they are known; else `labelled_rows`.
-    """
-    signal, encoder = source.kind.signal, settings.encoder
-    forward = forward_flops(signal, encoder)
-    batch, units = settings.pretrain.batch_size, settings.pretrain.steps
-    unit, once, head_steps = 0.0, 0.0, 0
-    if stage == "pretrain":
-        unit = batch * pretrain_flops(signal, encoder, technique, batch)
-    elif stage == "evaluate":
-        units, once = 0, forward * (target or source).scored_rows
-    elif stage == "export":
-        units = 0
-    else:
-        rows = labelled or labelled_rows(settings.transfer, source)
-        held = source.rows.get("validation", 0)
-        batch, units = min(settings.transfer.batch_size, rows), settings.transfer.epochs
-        once = forward * source.scored_rows
-        if stage == "linear":
-            once, head_steps = once + forward * (rows + held), -(-rows // batch)
-        else:
-            unit = rows * training_flops(signal, encoder) + held * forward
-    about = (stage, source.modality, technique, encoder, batch, settings.execution.workers)
-    return Work(*about, units, unit, head_steps, once)
+def training_records(inputs: Inputs) -> int:
+    """Records that a transfer trains on."""
+    return inputs.labelled or labelled_rows(inputs.settings.transfer, inputs.source)
 
 
 def labelled_rows(transfer: TransferSettings, source: Dataset) -> int:
@@ -243,36 +224,27 @@ class Disk:
     """What it has in addition while it works: two checkpoints, and one that is being written."""
 
 
-def disk_of(
-    stage: Stage,
-    technique: str,
-    settings: Settings,
-    source: Dataset,
-    target: Dataset | None = None,
-) -> Disk:
-    """Bytes that a run, or the predictions for one target, take; arguments as in `work_of`."""
-    chosen = source.kind
-    classes = len(chosen.task.classes)
-    if stage == "evaluate":
-        return Disk(_prediction_bytes(classes, (target or source).scored_rows))
-    headless = stage in ("pretrain", "export")
-    size = encoder_parameters(chosen.signal, settings.encoder)
-    head = technique if headless else classes
-    size += head_parameters(chosen.signal, settings.encoder, head)
-    lines = settings.transfer.epochs
-    if headless:
-        lines = settings.pretrain.steps // settings.execution.log_every if stage != "export" else 0
-    # Weights and AdamW's two moments; fine-tuning also keeps the weights of its best epoch.
-    checkpoint = {"pretrain": 3, "finetune": 4}.get(stage, 0) * size * FLOAT
+def disk_of_run(inputs: Inputs, *, head: str | int, copies: int = 0, lines: int = 0) -> Disk:
+    """Bytes of a run without predictions.
+
+    Args:
+        inputs: What is run.
+        head: As in `head_parameters`.
+        copies: How often a checkpoint holds the weights: with AdamW's two moments 3 times, with
+            those of the best epoch 4 times; 0 writes no checkpoint.
+        lines: Lines of metrics.
+    """
+    encoder, keep = inputs.settings.encoder, inputs.settings.execution.keep
+    size = encoder_parameters(inputs.signal, encoder)
+    size += head_parameters(inputs.signal, encoder, head)
+    checkpoint = copies * size * FLOAT
     kept, working = lines * METRICS_BYTES + FILES_BYTES, 3 * checkpoint
-    if not headless:
-        kept += _prediction_bytes(classes, source.scored_rows)
-    keep = settings.execution.keep
     if keep == "predictions":
         return Disk(kept, working + size * FLOAT)
     left = 2 * checkpoint if keep == "checkpoints" else 0
     return Disk(kept + size * FLOAT + left, working - left)
 
 
-def _prediction_bytes(classes: int, rows: int) -> int:
+def prediction_bytes(classes: int, rows: int) -> int:
+    """Bytes of the predictions for so many rows."""
     return rows * (8 * classes + PREDICTION_BYTES) + FILES_BYTES

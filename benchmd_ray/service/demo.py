@@ -83,7 +83,7 @@ def demo_plan(catalogs: Sequence[Catalog]) -> Plan:
     )
     plan = make_plan(choice, tflops=TFLOPS)
     items = tuple(
-        _on_two_workers(item) if item.kind == "pretrain" else item
+        _on_two_workers(item) if item.setting == "pretrain" else item
         for item in plan.items
         if item.technique in TECHNIQUES.get(item.modality, FEWER)
     )

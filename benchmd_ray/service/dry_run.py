@@ -16,17 +16,11 @@ from benchmd_ray.models.imagenet import FILE, REPOSITORY
 from benchmd_ray.results.written import text
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.live import duration
-from benchmd_ray.service.plan import Choice, Item, Kind, Plan, make_plan
+from benchmd_ray.service.plan import Choice, Item, Plan, make_plan
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.status import find_runs
+from benchmd_ray.service.steps import counts
 from benchmd_ray.ssl import TECHNIQUES
-
-KINDS: dict[Kind, str] = {
-    "pretrain": "pretraining",
-    "transfer": "transfers",
-    "evaluate": "evaluations",
-}
-"""Columns of the table."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ def status(plan: Plan, store: Path, *, gpu: bool = False, weights: Path | None =
         item.name
         for item in asked
         if (run := found[item.name]) is not None
-        and item.kind != "evaluate"
+        and item.step.makes_run
         and item.name not in done
         and run.run.folder.is_dir()
     }
@@ -157,7 +151,7 @@ def _headline(plan: Plan) -> str:
         return f"{len(names)} {one if len(names) == 1 else many}"
 
     every = plan.items
-    transfers = {i.setting for i in every if i.kind == "transfer"}
+    transfers = {i.setting for i in every if i.step.scores}
     parts = [
         number({i.modality for i in every}, "modality", "modalities"),
         number({i.technique for i in every}, "technique", "techniques"),
@@ -188,10 +182,9 @@ def _row(
 ) -> dict[str, Any]:
     left = [item for item in items if item.name not in held.done]
     hours = sum(i.seconds * (i.gpus if on_gpu else i.cpus) for i in left) / 3600
-    counts = {title: sum(i.kind == kind for i in items) for kind, title in KINDS.items()}
     return {
         **dict(zip(("modality", "trained on", "policy"), names, strict=True)),
-        **counts,
+        **counts(item.step for item in items),
         "done": len(items) - len(left),
         f"{'GPU' if on_gpu else 'CPU'}-hours left": figure(hours),
         "disk": size(sum(i.disk_bytes for i in left)),

@@ -58,7 +58,7 @@ class Estimator:
             work: The work.
             share: Share of a device that it has, others working beside it.
         """
-        start = 0.0 if work.stage == "evaluate" else self._start_seconds(work)
+        start = self._start_seconds(work) if work.starts else 0.0
         units, source = self._unit_seconds(work, share)
         once, other = self._forward_seconds(work, share)
         self.used[source if work.unit_flops else other] += 1
@@ -126,12 +126,12 @@ def _computing(measured: Sequence[Measured]) -> list[Measured]:
 def nearest(measured: Sequence[Measured], work: Work) -> list[Measured]:
     """The measured runs most like some work: as much as possible of what decides speed is the same.
 
-    In this order: encoder, workers, stage, modality, batch.
+    In this order: encoder, workers, step, modality, batch.
     """
     same: list[Callable[[Work], object]] = [
         lambda w: w.encoder == work.encoder,
         lambda w: w.workers == work.workers,
-        lambda w: w.stage == work.stage,
+        lambda w: w.step == work.step,
         lambda w: w.modality == work.modality,
         lambda w: w.batch == work.batch,
     ]

@@ -28,7 +28,8 @@ from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.outcome import Again, Failure, Observers, Outcome
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, time_left
-from benchmd_ray.service.status import Found, find_run, find_runs
+from benchmd_ray.service.status import find_run, find_runs
+from benchmd_ray.service.steps import Progress
 from benchmd_ray.service.work import Report, execute_item
 from benchmd_ray.telemetry import count, gauge, observe
 
@@ -133,7 +134,7 @@ class Execution:
         ends = {name: tuple(held) for name, held in self.ends.items()}
         return Outcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
 
-    def _sort_out(self, found: dict[str, Found | None]) -> None:
+    def _sort_out(self, found: dict[str, Progress | None]) -> None:
         """Take what is done already, and refuse what can never run here."""
         left = []
         for item in self.waiting:
@@ -227,7 +228,7 @@ class Execution:
         self.running[reference] = Task(item, need, shown)
         self.told.started(item, folder)
 
-    def _find(self, item: Item, upstream: Path | None) -> Found | None:
+    def _find(self, item: Item, upstream: Path | None) -> Progress | None:
         try:
             run = None if upstream is None else read_run(upstream)
             return find_run(item, self.store, run, gpu=self.gpu, weights=self.weights)

@@ -53,6 +53,6 @@ def _release(
     freed = 0
     for item in (chosen[name] for name in names if name in chosen):
         keep = item.settings.execution.keep
-        if item.kind != "evaluate" and keep == "predictions" and item.name not in needed:
+        if item.step.makes_run and keep == "predictions" and item.name not in needed:
             freed += release(read_run(folders[item.name]), keep)
     return freed

@@ -41,12 +41,9 @@ class Progressing:
     @property
     def fraction(self) -> float | None:
         """Share of its training that is done; None where that is not to be seen."""
-        if self.item.kind == "evaluate" or self.folder is None:
-            return None
-        settings, pretraining = self.item.settings, self.item.kind == "pretrain"
-        total = settings.pretrain.steps if pretraining else settings.transfer.epochs
-        done = units_done(self.folder)
-        return None if done is None else min(1.0, done / total)
+        total = self.item.step.total(self.item.settings)
+        done = None if total is None or self.folder is None else units_done(self.folder)
+        return None if done is None or total is None else min(1.0, done / total)
 
 
 def units_done(folder: Path) -> float | None:
@@ -82,7 +79,7 @@ def label(item: Item) -> str:
     """An item in a few words: ``ptb-xl mae pretrain``, ``ptb-xl mae linear on georgia``."""
     name = f"{item.source} {item.technique} {item.setting}"
     seed = f" seed {item.seed}" if item.seed else ""
-    return name + seed + (f" on {item.dataset}" if item.kind == "evaluate" else "")
+    return name + seed + (f" on {item.dataset}" if item.dataset != item.source else "")
 
 
 def duration(seconds: float) -> str:

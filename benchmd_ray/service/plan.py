@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -22,21 +21,16 @@ from benchmd_ray.service.choice import (
     technique_settings,
     with_setting,
 )
-from benchmd_ray.service.cost import Stage, Work, disk_of, work_of
+from benchmd_ray.service.cost import Inputs, Work
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.estimate import Estimator
 from benchmd_ray.service.rates import measure_here, measured_runs
+from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
 from benchmd_ray.settings import Settings
-from benchmd_ray.ssl import SCRATCH, TECHNIQUES, technique_named
+from benchmd_ray.ssl import SCRATCH, TECHNIQUES
 from benchmd_ray.storage.location import Location
 
-__all__ = ["Choice", "Item", "Kind", "Plan", "make_plan", "require_known"]
-
-Kind = Literal["pretrain", "transfer", "evaluate"]
-"""Pretrain on a source; transfer to its labels and score it; score a target."""
-
-FEW_LABELS = ("small", "medium")
-"""Label settings whose fine-tuning fills no GPU."""
+__all__ = ["Choice", "Item", "Plan", "make_plan", "require_known"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,8 @@ class Item:
     name: str
     """Unique and readable: ``ptb-xl/clean/mae/seed-0/pretrain``, ``…/linear``,
     ``…/linear/georgia``."""
-    kind: Kind
+    step: Step
+    """What it does."""
     modality: str
     source: str
     """Dataset that the model is trained on."""
@@ -73,7 +68,12 @@ class Item:
     disk_bytes: int
     """Estimated size of what stays when it is done."""
     peak_bytes: int = 0
-    """Estimated size of what it needs beside that while it runs: its checkpoints."""
+    """Estimated size of what it needs in addition while it runs: its checkpoints."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of its step."""
+        return self.step.kind
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _Draft:
     """An item without its estimates."""
 
     name: str
-    kind: Kind
+    step: Step
     technique: str
     setting: str
     settings: Settings
@@ -139,16 +139,12 @@ class _Draft:
     after: str | None = None
 
     @property
-    def stage(self) -> Stage:
-        if self.kind == "transfer":
-            return self.settings.transfer.mode
-        if self.kind == "pretrain" and technique_named(self.technique).method is None:
-            return "export"
-        return self.kind
+    def inputs(self) -> Inputs:
+        return Inputs(self.technique, self.settings, self.source, self.target)
 
     @property
     def work(self) -> Work:
-        return work_of(self.stage, self.technique, self.settings, self.source, self.target)
+        return self.step.work(self.inputs)
 
 
 def _drafts(choice: Choice, found: Sequence[Dataset], notes: list[str]) -> list[_Draft]:
@@ -197,20 +193,27 @@ def _drafts_of_source(
             upstream = exported.get(technique)
             if technique != SCRATCH and upstream is None:
                 upstream = f"{name}/pretrain"
-                yield _Draft(upstream, "pretrain", technique, "pretrain", seeded, source)
-                if technique_named(technique).method is None:  # one for all seeds: nothing is drawn
+                step = pretrain_step(technique)
+                yield _Draft(upstream, step, technique, "pretrain", seeded, source)
+                if step.total(seeded) is None:  # one for all seeds: nothing is drawn
                     exported[technique] = upstream
             for setting in dict.fromkeys(choice.settings or PROTOCOL):
                 own = with_setting(seeded, setting)
                 draft = _Draft(
-                    f"{name}/{setting}", "transfer", technique, setting, own, source, None, upstream
+                    f"{name}/{setting}",
+                    transfer_step(own),
+                    technique,
+                    setting,
+                    own,
+                    source,
+                    after=upstream,
                 )
                 yield draft
                 for target in targets:
                     yield replace(
                         draft,
                         name=f"{draft.name}/{target.name}",
-                        kind="evaluate",
+                        step=Evaluate(),
                         target=target,
                         after=draft.name,
                     )
@@ -253,36 +256,26 @@ def _estimator(
 
 
 def _item(draft: _Draft, estimator: Estimator, on_gpu: bool) -> Item:
-    cpus, gpus = _needed(draft, on_gpu)
-    disk = disk_of(draft.stage, draft.technique, draft.settings, draft.source, draft.target)
+    settings, step = draft.settings, draft.step
+    gpus = step.gpus(settings) if on_gpu else 0.0
+    disk = step.disk(draft.inputs)
     read = draft.target or draft.source
     return Item(
         name=draft.name,
-        kind=draft.kind,
+        step=step,
         modality=draft.source.modality,
         source=draft.source.name,
         dataset=read.name,
         policy=draft.source.policy,
         technique=draft.technique,
         setting=draft.setting,
-        seed=draft.settings.seed,
+        seed=settings.seed,
         catalog=read.catalog,
-        settings=draft.settings,
+        settings=settings,
         after=draft.after,
-        cpus=cpus,
+        cpus=float(step.workers(settings) * settings.execution.cpus_per_worker),
         gpus=gpus,
         seconds=estimator.seconds(draft.work, min(gpus, 1.0) or 1.0),
         disk_bytes=disk.kept,
         peak_bytes=disk.working,
     )
-
-
-def _needed(draft: _Draft, on_gpu: bool) -> tuple[float, float]:
-    """CPUs and GPUs of an item."""
-    execution, few = draft.settings.execution, draft.settings.transfer.labels in FEW_LABELS
-    small = draft.stage in ("linear", "evaluate") or (draft.stage == "finetune" and few)
-    workers = 1 if draft.stage in ("linear", "evaluate", "export") else execution.workers
-    cpus = workers * execution.cpus_per_worker
-    if not on_gpu or draft.stage == "export":
-        return float(cpus), 0.0
-    return float(cpus), execution.gpu_share if small and workers == 1 else float(workers)

@@ -20,8 +20,9 @@ from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.storage.mirror import PREDICTIONS
 from benchmd_ray.results.store import Run, read_stores
-from benchmd_ray.service.cost import Work, forward_flops, training_flops, work_of
+from benchmd_ray.service.cost import Inputs, Work, forward_flops, training_flops
 from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.settings import EncoderSettings, Settings
 from benchmd_ray.signals import Signal
 from benchmd_ray.training.engine import TorchEngine, autocast
@@ -118,8 +119,9 @@ def _work_of_run(run: Run, known: Sequence[Dataset]) -> Work | None:
             return None
     name = str(about["source"])
     source = Dataset(name, run.modality, "source", str(about["policy"]), rows, ())
-    stage = "pretrain" if about["kind"] == "pretrain" else settings.transfer.mode
-    return work_of(stage, str(about["technique"]), settings, source, labelled=labelled)
+    technique = str(about["technique"])
+    step = pretrain_step(technique) if about["kind"] == "pretrain" else transfer_step(settings)
+    return step.work(Inputs(technique, settings, source, labelled=labelled))
 
 
 def _rows(run: Run, known: Sequence[Dataset]) -> dict[str, int]:
@@ -140,11 +142,7 @@ def median_start(measured: Iterable[Measured]) -> float:
 
     Linear evaluation is left out: beside its epochs it encodes the records.
     """
-    held = [
-        m.start_seconds
-        for m in measured
-        if m.start_seconds is not None and m.work.stage in ("pretrain", "finetune")
-    ]
+    held = [m.start_seconds for m in measured if m.start_seconds is not None and m.work.unit_flops]
     return statistics.median(held) if held else 0.0
 
 

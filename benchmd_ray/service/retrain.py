@@ -79,7 +79,7 @@ def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> lis
     for item in best:
         held, settings = begun[item.name].settings, item.settings
         named[item.name] = f"{search.plan.name}/{item.name}"
-        if item.kind == "pretrain":
+        if not item.step.scores:
             unchanged = (held.encoder, held.pretrain) == (settings.encoder, settings.pretrain)
             if unchanged:  # the search varied the transfer alone
                 named[item.name] = item.name

@@ -29,7 +29,7 @@ from benchmd_ray.tuning.records import FORMAT
 from benchmd_ray.tuning.search import Budget
 from benchmd_ray.tuning.spaces import PRETRAIN, Space, shared, space_for, starting_at
 from benchmd_ray.tuning.study import Method
-from benchmd_ray.tuning.trial import Stage, with_linear
+from benchmd_ray.tuning.trial import Stage, stage_of, with_linear
 
 SEARCHED = (PRETRAIN, *TRANSFERS)
 """What can be searched: pretraining, or a transfer setting as tables name it."""
@@ -79,7 +79,7 @@ class SearchPlan:
     @property
     def stage(self) -> Stage:
         """What its trials train last but a head."""
-        return "pretrain" if self.setting == PRETRAIN else "transfer"
+        return stage_of(self.setting)
 
     @property
     def determinants(self) -> dict[str, Any]:

@@ -88,4 +88,6 @@ class TrackedSearch:
 
 def followed(item: Item) -> Followed:
     """An item as W&B shows it."""
-    return Followed(item.name, item.kind, item.modality, item.technique, item.dataset)
+    step = item.step
+    names = (item.name, step.kind, item.modality, item.technique, item.dataset)
+    return Followed(*names, makes_run=step.makes_run, scores=step.scores)

@@ -8,10 +8,8 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.capacity import SLACK, Capacity
-from benchmd_ray.service.plan import FEW_LABELS
 from benchmd_ray.service.searches import SearchPlan, Tuning
 from benchmd_ray.tuning.search import Place
-from benchmd_ray.tuning.trial import last_step
 
 MEMORY_SHARE = 0.85
 """Of the memory that an embedded Ray counts on, what all trials together may allocate."""
@@ -19,11 +17,10 @@ MEMORY_SHARE = 0.85
 
 def longest(plan: SearchPlan) -> int:
     """Steps of the longest trial that a search can propose."""
-    name = "pretrain.steps" if plan.stage == "pretrain" else "transfer.epochs"
     for parameter in plan.space.parameters:
-        if parameter.name == name:
+        if parameter.name == plan.stage.steps:
             return int(parameter.high or max(parameter.values))
-    return last_step(plan.stage, plan.starts[0])
+    return plan.stage.last_step(plan.starts[0])
 
 
 def place_of(
@@ -42,11 +39,11 @@ def place_of(
     """
     settings = plan.starts[0]
     execution, transfer = settings.execution, settings.transfer
-    few = transfer.mode == "linear" or transfer.labels in FEW_LABELS
+    fills = plan.stage.pretrains or not (transfer.mode == "linear" or transfer.few_labels)
     cpus = float(execution.cpus_per_worker)
     gpus = 0.0
     if execution.device == "cuda":
-        gpus = execution.gpu_share if plan.stage == "transfer" and few else 1.0
+        gpus = 1.0 if fills else execution.gpu_share
     # Ray Data starves where trials hold every CPU.
     spare = any(
         streams(catalog, split, execution) for catalog in inner for split in ("train", "validation")

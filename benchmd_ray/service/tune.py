@@ -222,7 +222,7 @@ def _arms(
 ) -> tuple[Arm, ...]:
     """What trials work on; a transfer's pretraining is done here, once for all trials."""
     upstream: dict[str, Path] = {}
-    if plan.stage == "transfer" and plan.technique != SCRATCH:
+    if not plan.stage.pretrains and plan.technique != SCRATCH:
         choice = replace(
             tuning.choice,
             catalogs=tuple(catalog.path for catalog in inner),
@@ -235,7 +235,7 @@ def _arms(
         items = tuple(
             replace(item, settings=_keeping(item.settings))
             for item in whole.items
-            if item.kind == "pretrain"
+            if not item.step.scores
         )
         runs = store / INNER / "runs"
         outcome = run_plan(
@@ -264,7 +264,7 @@ def _arms(
 
 def _start_weights(tuning: Tuning, plan: SearchPlan, catalog: Catalog, store: Path) -> Path | None:
     """File of the ImageNet weights that a searched pretraining starts from."""
-    if plan.stage == "transfer" or not technique_named(plan.technique).imagenet:
+    if not plan.stage.pretrains or not technique_named(plan.technique).imagenet:
         return None
     weights = imagenet_weights(tuning.choice.weights, catalog.signal)
     path = store / INNER / f"{weights.sha256[:12]}-{catalog.signal.name}.safetensors"

@@ -115,9 +115,7 @@ def _validation(source: Dataset) -> str:
 def _objective(plan: SearchPlan) -> str:
     across = {None: "AUROC", "mean-auroc": "the mean AUROC", "mean-rank": "the mean rank of AUROC"}
     scored = across[plan.method.across] + (" over modalities" if plan.method.across else "")
-    if plan.stage == "pretrain":
-        scored += " of linear evaluation"
-    return scored + (" and device hours" if plan.method.cost else "")
+    return scored + plan.stage.scored_by + (" and device hours" if plan.method.cost else "")
 
 
 def _budget(budget: Budget) -> str:
@@ -132,7 +130,7 @@ def _budget(budget: Budget) -> str:
 
 
 def _stopping(plan: SearchPlan) -> str:
-    unit = "pretraining steps" if plan.stage == "pretrain" else "epochs"
+    unit = plan.stage.unit
     steps: Sequence[int] = rungs(longest(plan))
     if len(plan.sources) > 1:
         unit, steps = "modalities", range(1, len(plan.sources))
@@ -168,12 +166,14 @@ def _times(
     own = [item for item in items if item.seed == tuning.choice.seeds[0]]
     share = {source.name: _inner_share(source) for source in plan.sources}
     pretrained, transferred = (
-        sum(item.seconds * share[item.source] for item in own if item.kind == kind)
-        for kind in ("pretrain", "transfer")
+        sum(
+            i.seconds * share[i.source] for i in own if i.step.makes_run and i.step.scores is scores
+        )
+        for scores in (False, True)
     )
     lines = []
     trial = transferred
-    if plan.stage == "pretrain":
+    if plan.stage.pretrains:
         trial += pretrained
     elif plan.technique != SCRATCH:
         lines.append(f"Shared by all trials: one pretraining, about {duration(pretrained)}.")

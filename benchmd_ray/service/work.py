@@ -14,9 +14,8 @@ from benchmd_ray.files import remove
 from benchmd_ray.interrupts import interruptible
 from benchmd_ray.results.storage.mirror import store_folder
 from benchmd_ray.results.store import read_run
-from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.plan import Item
-from benchmd_ray.ssl import technique_named
+from benchmd_ray.service.steps import Request
 from benchmd_ray.storage.bucket import BucketError
 
 FAILURE = "failure.txt"
@@ -90,16 +89,6 @@ def execute_item(
 def _run(item: Item, store: Path, upstream: str | None, weights: Path | None) -> Path:
     """Folder of the run that the item made or found."""
     assert item.catalog is not None  # `run_plan` refuses such items
-    if item.kind == "pretrain":
-        start = weights if technique_named(item.technique).imagenet else None
-        run = pretrain_run(
-            item.technique, item.catalog, store, item.settings, weights=start, within=True
-        )
-        return run.folder
-    if item.kind == "transfer":
-        before = None if upstream is None else store / upstream
-        return transfer_run(item.catalog, store, item.settings, upstream=before, within=True).folder
-    assert upstream is not None  # an evaluation always comes after a transfer
-    run = read_run(store / upstream)
-    evaluate_run(run, item.catalog, item.settings, within=True)
-    return run.folder
+    before = None if upstream is None else read_run(store / upstream)
+    request = Request(item.technique, item.catalog, store, item.settings, before, weights)
+    return item.step.run(request).folder

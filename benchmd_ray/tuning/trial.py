@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import resource
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,9 +27,7 @@ from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import RunReporter, SilentReporter
 from benchmd_ray.training.transfer import TransferJob, transfer_result
 from benchmd_ray.training_log import read_metrics
-from benchmd_ray.tuning.spaces import applied
-
-Stage = Literal["pretrain", "transfer"]
+from benchmd_ray.tuning.spaces import PRETRAIN, applied
 
 
 @dataclass(frozen=True)
@@ -144,60 +143,105 @@ def run_trial(
             own = replace(arm, settings=applied(arm.settings, values))
             inside: Report | None = report if len(work.arms) == 1 else None
             folder = work.trial_folder(number) / arm.modality
-            train = _pretrained if work.stage == "pretrain" else _transferred
-            done[arm.modality] = train(work, own, folder, inside, clock)
+            done[arm.modality] = work.stage.train(work, own, folder, inside, clock)
             if place in work.rungs and place < len(work.arms) and inside is None:
                 report(Reached(place, _mean(done), dict(done), clock.seconds))
-    last = len(work.arms) if len(work.arms) > 1 else last_step(work.stage, own.settings)
+    last = len(work.arms) if len(work.arms) > 1 else work.stage.last_step(own.settings)
     report(Reached(last, _mean(done), dict(done), clock.seconds, complete=True))
-
-
-def last_step(stage: Stage, settings: Settings) -> int:
-    """Step at which a trial of one modality is complete."""
-    return settings.pretrain.steps if stage == "pretrain" else settings.transfer.epochs
 
 
 def _mean(done: Mapping[str, float]) -> float:
     return math.fsum(done.values()) / len(done)
 
 
-def _pretrained(work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock) -> float:
-    """Pretrain, and evaluate linearly at each rung and at the end; the AUROC of the end."""
-    total, pretraining, score = arm.settings.pretrain.steps, folder / "pretrain", math.nan
-    # Rungs before the checkpoint were reported by a process before this one.
-    done = checkpoint_step(pretraining)
-    stops = [s for s in work.rungs if done <= s < total] if report is not None else []
-    for until in (*stops, total):
-        pretraining.mkdir(parents=True, exist_ok=True)
-        if arm.start is not None:
-            copy_hashed(arm.start, pretraining / START)
-        job = PretrainJob(arm.settings, work.technique, arm.catalog, pretraining, until=until)
-        launch(job, reporter=_Ticking(clock))
-        settings = with_linear(arm.settings)
-        linear = folder / f"linear-{until}"
-        score = _trained(TransferJob(settings, arm.catalog, linear, pretraining), clock)
-        remove(linear)
-        if report is not None and until < total:
-            report(Reached(until, score, {arm.modality: score}, clock.seconds))
-    return score
+class Stage(ABC):
+    """What is searched: a pretraining or a transfer."""
+
+    steps: ClassVar[str]
+    """Setting that says how long a trial trains."""
+    unit: ClassVar[str]
+    """What is counted by it."""
+    scored_by: ClassVar[str] = ""
+    """What follows the name of the score where people read it."""
+    pretrains: ClassVar[bool] = False
+    """Whether each trial pretrains; else all trials share one pretraining."""
+
+    @abstractmethod
+    def last_step(self, settings: Settings) -> int:
+        """Step at which a trial of one modality is complete."""
+
+    @abstractmethod
+    def train(
+        self, work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock
+    ) -> float:
+        """Train with an arm's settings; the AUROC on its validation records."""
+
+
+class Pretraining(Stage):
+    """Pretraining, scored by linear evaluation at each rung and at the end."""
+
+    steps, unit, scored_by = "pretrain.steps", "pretraining steps", " of linear evaluation"
+    pretrains = True
+
+    def last_step(self, settings: Settings) -> int:
+        """Steps of pretraining."""
+        return settings.pretrain.steps
+
+    def train(
+        self, work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock
+    ) -> float:
+        """The AUROC at the end."""
+        total, pretraining, score = arm.settings.pretrain.steps, folder / "pretrain", math.nan
+        # Rungs before the checkpoint were reported by a process before this one.
+        done = checkpoint_step(pretraining)
+        stops = [s for s in work.rungs if done <= s < total] if report is not None else []
+        for until in (*stops, total):
+            pretraining.mkdir(parents=True, exist_ok=True)
+            if arm.start is not None:
+                copy_hashed(arm.start, pretraining / START)
+            job = PretrainJob(arm.settings, work.technique, arm.catalog, pretraining, until=until)
+            launch(job, reporter=_Ticking(clock))
+            linear = folder / f"linear-{until}"
+            settings = with_linear(arm.settings)
+            score = _trained(TransferJob(settings, arm.catalog, linear, pretraining), clock)
+            remove(linear)
+            if report is not None and until < total:
+                report(Reached(until, score, {arm.modality: score}, clock.seconds))
+        return score
+
+
+class Transfer(Stage):
+    """Transfer of one pretraining that all trials share, or from scratch."""
+
+    steps, unit = "transfer.epochs", "epochs"
+
+    def last_step(self, settings: Settings) -> int:
+        """Epochs."""
+        return settings.transfer.epochs
+
+    def train(
+        self, work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock
+    ) -> float:
+        """The best AUROC over the epochs."""
+
+        def reached(epoch: int, best: float) -> None:
+            if report is not None and epoch in work.rungs and epoch < arm.settings.transfer.epochs:
+                report(Reached(epoch, best, {arm.modality: best}, clock.seconds))
+
+        upstream = None if work.technique == SCRATCH else arm.upstream
+        features, into = work.folder / "features", folder / "transfer"
+        job = TransferJob(arm.settings, arm.catalog, into, upstream, features=features)
+        return _trained(job, clock, reached)
+
+
+def stage_of(setting: str) -> Stage:
+    """The stage that a searched setting is of: `PRETRAIN` or a transfer setting."""
+    return Pretraining() if setting == PRETRAIN else Transfer()
 
 
 def with_linear(settings: Settings) -> Settings:
     """The settings by which a pretraining is scored: linear evaluation on all labels."""
     return replace(settings, transfer=replace(settings.transfer, mode="linear", labels="full"))
-
-
-def _transferred(work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock) -> float:
-    """Transfer; the best AUROC over the epochs."""
-
-    def reached(epoch: int, best: float) -> None:
-        if report is not None and epoch in work.rungs and epoch < arm.settings.transfer.epochs:
-            report(Reached(epoch, best, {arm.modality: best}, clock.seconds))
-
-    features = work.folder / "features"
-    upstream = None if work.technique == SCRATCH else arm.upstream
-    job = TransferJob(arm.settings, arm.catalog, folder / "transfer", upstream, features=features)
-    return _trained(job, clock, reached)
 
 
 class _Ticking(SilentReporter):

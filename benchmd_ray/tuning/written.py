@@ -18,7 +18,7 @@ from benchmd_ray.tuning.records import AUROC_OF, BEST, RESULT, STATES, TRIALS, t
 from benchmd_ray.tuning.search import Limits
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.study import Study, Trial
-from benchmd_ray.tuning.trial import Work, last_step
+from benchmd_ray.tuning.trial import Work
 
 AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
 """Settings that a plan varies itself; a file of settings does not hold them."""
@@ -33,7 +33,7 @@ def trial_row(trial: Trial, work: Work) -> dict[str, Any]:
     """
     several = len(work.arms) > 1
     settings = applied(work.arms[0].settings, trial.values)
-    final = len(work.arms) if several else last_step(work.stage, settings)
+    final = len(work.arms) if several else work.stage.last_step(settings)
     complete = trial.state == "complete"
     reached = (final, trial.auroc) if complete else (trial.curve or [(None, None)])[-1]
     curve = [*trial.curve, *([(final, trial.auroc)] if complete else [])]

@@ -43,7 +43,9 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
 def item(name: str, kind: str, dataset: str = "ptb-xl") -> Followed:
-    return Followed(name, kind, "ecg", "mae", dataset)
+    evaluates, pretrains = kind == "evaluate", kind == "pretrain"
+    names = (name, kind, "ecg", "mae", dataset)
+    return Followed(*names, makes_run=not evaluates, scores=not pretrains)
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,13 @@ from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service import cost, rates
-from benchmd_ray.service.cost import disk_of, labelled_rows, work_of
+from benchmd_ray.service.cost import Inputs, labelled_rows
 from benchmd_ray.service.datasets import Dataset, card_rows
 from benchmd_ray.service.estimate import Estimator, nearest
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.rates import Measured, Spot, measure_here, measured_runs, units_per_second
+from benchmd_ray.service.steps import Evaluate, Export, Finetune, Linear, Pretrain
 from benchmd_ray.settings import (
     ENCODERS,
     EncoderSettings,
@@ -40,6 +41,14 @@ from benchmd_ray.ssl import METHODS
 TINY = Settings(encoder=ENCODERS["tiny"])
 ECG = kind_of("ecg")
 PTB = Dataset("ptb-xl", ECG, "source", "clean", {"train": 100, "validation": 30}, ("validation",))
+
+
+def work_of(step, technique, settings, source, target=None):
+    return step.work(Inputs(technique, settings, source, target))
+
+
+def disk_of(step, technique, settings, source):
+    return step.disk(Inputs(technique, settings, source))
 
 
 def counted(work):
@@ -169,12 +178,12 @@ def test_a_resnet_has_the_parameters_operations_and_bytes_of_its_module(name, ne
     source = Dataset(
         name, modality, "source", "clean", {"train": 40, "validation": 8, "test": 9}, ("test",)
     )
-    work = work_of("finetune", "scratch", settings, source)
+    work = work_of(Finetune(), "scratch", settings, source)
     # An epoch trains on 40 (three passes each) and encodes 8; 9 are scored at the end.
     assert (work.unit_flops, work.once_flops) == ((3 * 40 + 8) * forward / 2, 9 * forward / 2)
     assert work.units == 100
-    assert disk_of("finetune", "scratch", settings, source).kept >= 4 * held
-    assert disk_of("finetune", "scratch", settings, source).working == 3 * 4 * 4 * held
+    assert disk_of(Finetune(), "scratch", settings, source).kept >= 4 * held
+    assert disk_of(Finetune(), "scratch", settings, source).working == 3 * 4 * 4 * held
 
 
 def test_sizes_of_resnets_are_the_published_ones():
@@ -201,7 +210,7 @@ def test_labels_of_a_setting_are_limited_by_each_class():
 
 def test_an_epoch_of_finetuning_trains_on_the_labels_and_encodes_the_validation_split():
     settings = updated(TINY, {"transfer": {"mode": "finetune", "epochs": 7}})
-    work = work_of("finetune", "mae", settings, PTB)
+    work = work_of(Finetune(), "mae", settings, PTB)
     one, three = (
         f(SIGNALS["ecg"], TINY.encoder) for f in (cost.forward_flops, cost.training_flops)
     )
@@ -211,7 +220,7 @@ def test_an_epoch_of_finetuning_trains_on_the_labels_and_encodes_the_validation_
 
 
 def test_linear_evaluation_encodes_once_and_then_steps_its_head():
-    work = work_of("linear", "mae", TINY, PTB)
+    work = work_of(Linear(), "mae", TINY, PTB)
     assert work.unit_flops == 0
     assert work.unit_head_steps == 2
     assert work.once_flops == (100 + 30 + 30) * cost.forward_flops(SIGNALS["ecg"], TINY.encoder)
@@ -219,7 +228,7 @@ def test_linear_evaluation_encodes_once_and_then_steps_its_head():
 
 def test_scoring_a_target_encodes_its_scored_splits():
     target = Dataset("georgia", ECG, "target", "clean", {"test": 40, "train": 999}, ("test",))
-    work = work_of("evaluate", "mae", TINY, PTB, target)
+    work = work_of(Evaluate(), "mae", TINY, PTB, target)
     assert (work.units, work.once_flops) == (
         0,
         40 * cost.forward_flops(SIGNALS["ecg"], TINY.encoder),
@@ -310,7 +319,7 @@ def test_a_run_like_a_measured_one_takes_its_speed(tmp_path):
     assert [m.units_per_second for m in found] == [4.0]
     longer = updated(TINY, {"pretrain": {"steps": 800}})
     estimator = Estimator("cpu", tuple(found))
-    work = work_of("pretrain", "mae", longer, PTB)
+    work = work_of(Pretrain(), "mae", longer, PTB)
     assert estimator.seconds(work) == pytest.approx(800 / 4.0 + (23.0 - 80 / 4.0))
     assert "measured speed of runs like them" in estimator.basis()
 
@@ -329,7 +338,7 @@ def test_other_runs_are_scaled_by_their_operations(tmp_path):
         ("larger", "mae", paper),
     ):
         expected = steps / 4.0 * flops[name] / flops["mae"]
-        assert estimator.seconds(work_of("pretrain", technique, settings, PTB)) == pytest.approx(
+        assert estimator.seconds(work_of(Pretrain(), technique, settings, PTB)) == pytest.approx(
             expected
         )
     assert "scaled by floating-point operations from 1 measured run on cpu" in estimator.basis()
@@ -337,14 +346,14 @@ def test_other_runs_are_scaled_by_their_operations(tmp_path):
 
 def test_half_a_device_takes_twice_as_long_for_what_it_computes():
     estimator = Estimator("cuda", tflops=1.0)
-    work = work_of("pretrain", "mae", TINY, PTB)
+    work = work_of(Pretrain(), "mae", TINY, PTB)
     assert estimator.seconds(work, 0.5) == pytest.approx(2 * estimator.seconds(work))
 
 
 def test_a_stated_speed_replaces_what_was_measured(tmp_path):
     run_folder(tmp_path, "pretrain-ecg-mae-1", rate=4.0)
     estimator = Estimator("cpu", tuple(measured_runs(tmp_path)), tflops=2.0)
-    work = work_of("pretrain", "mae", TINY, PTB)
+    work = work_of(Pretrain(), "mae", TINY, PTB)
     per_step = 64 * cost.pretrain_flops(SIGNALS["ecg"], TINY.encoder, "mae", 64)
     assert estimator.seconds(work) == pytest.approx(100_000 * per_step / 2e12)
     assert estimator.basis() == "2 TFLOP/s sustained by each device, as stated."
@@ -354,34 +363,34 @@ def test_runs_on_another_kind_of_device_count_for_nothing(tmp_path):
     run_folder(tmp_path, "pretrain-ecg-mae-1", device="cpu")
     estimator = Estimator("cuda", tuple(measured_runs(tmp_path)))
     assert estimator.empty
-    assert estimator.seconds(work_of("pretrain", "mae", TINY, PTB)) > 0
+    assert estimator.seconds(work_of(Pretrain(), "mae", TINY, PTB)) > 0
     assert "a mere assumption, since no run on cuda is measured" in estimator.basis()
 
 
 def test_several_workers_share_the_work():
-    alone = work_of("pretrain", "mae", TINY, PTB)
-    four = work_of("pretrain", "mae", updated(TINY, {"execution": {"workers": 4}}), PTB)
+    alone = work_of(Pretrain(), "mae", TINY, PTB)
+    four = work_of(Pretrain(), "mae", updated(TINY, {"execution": {"workers": 4}}), PTB)
     estimator = Estimator("cpu", spot=Spot("cpu", 1e9, 3e9))
     assert estimator.seconds(alone) == pytest.approx(4 * estimator.seconds(four))
 
 
 def test_forward_passes_take_the_speed_of_forward_passes_where_it_is_measured():
     estimator = Estimator("cpu", spot=Spot("cpu", 1e9, 3e9))
-    work = work_of("evaluate", "mae", TINY, PTB)
+    work = work_of(Evaluate(), "mae", TINY, PTB)
     assert estimator.seconds(work) == pytest.approx(work.once_flops / 3e9)
     assert "a few seconds of training on this machine" in estimator.basis()
 
 
 def test_the_nearest_runs_share_the_encoder_before_the_modality():
     def run(name, **changes):
-        work = replace(work_of("pretrain", "mae", TINY, PTB), **changes)
+        work = replace(work_of(Pretrain(), "mae", TINY, PTB), **changes)
         return Measured(name, "cpu", work, 1.0)
 
-    asked = work_of("pretrain", "mae", TINY, PTB)
+    asked = work_of(Pretrain(), "mae", TINY, PTB)
     found = [
         run("other encoder", encoder=ENCODERS["paper"]),
         run("other modality", modality="derm"),
-        run("other modality, finetune", modality="derm", stage="finetune"),
+        run("other modality, finetune", modality="derm", step="finetune"),
     ]
     assert [m.run for m in nearest(found, asked)] == ["other modality"]
     assert [m.run for m in nearest(found[:1], asked)] == ["other encoder"]
@@ -397,16 +406,16 @@ def test_a_head_that_was_measured_takes_its_time(tmp_path):
     estimator = Estimator("cpu", tuple(found), tflops=None)
     larger = replace(PTB, rows={"train": 1000, "validation": 30})
     per_step = 1 / (4.0 * 2)  # 4 epochs a second, of two steps each
-    work = replace(work_of("linear", "mae", settings, larger), once_flops=0.0)
+    work = replace(work_of(Linear(), "mae", settings, larger), once_flops=0.0)
     assert estimator.seconds(work) == pytest.approx(80 * 16 * per_step)
     assert "linear head" not in estimator.basis()
 
 
 def test_the_assumed_time_of_a_heads_steps_is_said():
     estimator = Estimator("cuda", tflops=1.0)
-    linear = replace(work_of("linear", "mae", TINY, PTB), once_flops=0.0)
+    linear = replace(work_of(Linear(), "mae", TINY, PTB), once_flops=0.0)
     assert estimator.seconds(linear) == pytest.approx(linear.units * 2 * 1e-3)
-    estimator.seconds(work_of("finetune", "mae", TINY, PTB))
+    estimator.seconds(work_of(Finetune(), "mae", TINY, PTB))
     assert estimator.basis() == (
         "1 TFLOP/s sustained by each device, as stated. 1 entry: 1 ms for a step of a linear head, "
         "a mere assumption, since none on cuda is measured."
@@ -532,19 +541,19 @@ def test_a_plan_that_nothing_is_known_for_measures_this_machine(catalog, tmp_pat
 
 
 def test_disk_counts_three_checkpoints_of_weights_and_both_moments():
-    for stage, copies in (("pretrain", 3), ("finetune", 4), ("linear", 0), ("export", 0)):
-        disk = disk_of(stage, "mae", TINY, PTB)
+    for step, copies in ((Pretrain(), 3), (Finetune(), 4), (Linear(), 0), (Export(), 0)):
+        disk = disk_of(step, "mae", TINY, PTB)
         weights = cost.encoder_parameters(SIGNALS["ecg"], TINY.encoder)
-        head = "mae" if stage in ("pretrain", "export") else 7
+        head = "mae" if not step.scores else 7
         weights += cost.head_parameters(SIGNALS["ecg"], TINY.encoder, head)
         assert disk.working == 3 * copies * weights * 4
         assert disk.kept > weights * 4
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_disk_follows_what_is_kept(stage):
+@pytest.mark.parametrize("step", [Pretrain(), Finetune()])
+def test_disk_follows_what_is_kept(step):
     def of(keep):
-        return disk_of(stage, "mae", updated(TINY, {"execution": {"keep": keep}}), PTB)
+        return disk_of(step, "mae", updated(TINY, {"execution": {"keep": keep}}), PTB)
 
     models, everything, little = map(of, ("models", "checkpoints", "predictions"))
     assert everything.kept + everything.working == models.kept + models.working

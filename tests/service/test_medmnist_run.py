@@ -230,7 +230,7 @@ def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_
     start = updated(SMALL, {"encoder": encoder, "transfer": {"epochs": 1}})
     start = updated(start, {"execution": {"device": "cpu", "precision": "float32"}})
     arm = trial.Arm("breastmnist", inner.path, start)
-    work = trial.Work("scratch", "transfer", (arm,), tmp_path, ())
+    work = trial.Work("scratch", trial.Transfer(), (arm,), tmp_path, ())
     scores = []
     for number, values in enumerate(
         (

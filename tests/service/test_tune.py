@@ -29,7 +29,7 @@ from benchmd_ray.tuning import ray_tune
 from benchmd_ray.tuning.records import read_search
 from benchmd_ray.tuning.search import Budget
 from benchmd_ray.tuning.study import Method, Trial
-from benchmd_ray.tuning.trial import Arm, Work, run_trial
+from benchmd_ray.tuning.trial import Arm, Transfer, Work, run_trial
 
 SMALL = """
 encoder: tiny
@@ -165,7 +165,7 @@ def test_trials_are_scored_on_the_inner_catalog_alone(tuning, whole, tmp_path):
     arm = Arm("ecg", inner, plan.starts[0])
     for trial in whole.trials[:2]:
         told = []
-        work = Work("scratch", "transfer", (arm,), tmp_path, ())
+        work = Work("scratch", Transfer(), (arm,), tmp_path, ())
         run_trial(work, trial.number, trial.values, told.append)
         assert told[-1].auroc == trial.auroc
 

@@ -25,7 +25,7 @@ from benchmd_ray.tuning.records import BEST
 from benchmd_ray.tuning.search import Budget, Limits, Place
 from benchmd_ray.tuning.spaces import applied, space_for, starting_at
 from benchmd_ray.tuning.study import Method, Study
-from benchmd_ray.tuning.trial import Arm, Work
+from benchmd_ray.tuning.trial import Arm, Transfer, Work
 from benchmd_ray.tuning.written import write_result
 
 SEARCH = ("scratch", "finetune-full")
@@ -147,7 +147,7 @@ def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner,
         study.ended(proposal.number, seconds=1.0, aurocs={kind.name: 0.75 if won else 0.5})
         best = proposal.values if won else None
     arm = Arm(kind.name, tmp_path, settings)
-    work = Work("scratch", "transfer", (arm,), tmp_path, ())
+    work = Work("scratch", Transfer(), (arm,), tmp_path, ())
     limits = Limits(study, Budget(), Place(1.0, 0.0, 1), lambda: False, SilentBoard())
     write_result(tmp_path, limits, work, [base], {"seconds": 1.0, "shared_seconds": 0.0})
     expected = applied(settings, best)

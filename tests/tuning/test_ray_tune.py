@@ -11,7 +11,7 @@ from benchmd_ray.tuning.ray_tune import LOSSES, Judge, Proposals, Watch
 from benchmd_ray.tuning.search import Budget, Limits, Place, _after_crash
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Method, Study
-from benchmd_ray.tuning.trial import Work
+from benchmd_ray.tuning.trial import Transfer, Work
 
 SPACE = Space("made", (Parameter("transfer.optimiser.lr", "log float", 1e-3, low=1e-5, high=0.1),))
 
@@ -29,7 +29,7 @@ def told():
 
 @pytest.fixture
 def judge(limits, told, tmp_path):
-    work = Work("mae", "transfer", (), tmp_path, ())
+    work = Work("mae", Transfer(), (), tmp_path, ())
     work.trial_folder(0).mkdir(parents=True)
     return Judge(limits, told.append, work)
 
@@ -81,7 +81,7 @@ def test_an_error_of_the_driver_ends_the_search_as_what_it_is(limits, tmp_path):
     def full(number):
         raise OSError(28, "No space left on device")
 
-    judge = Judge(limits, full, Work("mae", "transfer", (), tmp_path, ()))
+    judge = Judge(limits, full, Work("mae", Transfer(), (), tmp_path, ()))
     proposal = Proposals(limits, []).suggest("a")
     result = reported(failed="the loss became NaN")
     assert judge.on_trial_result(None, trial(proposal), result) == "STOP"
@@ -125,7 +125,7 @@ def test_what_follows_a_search_is_never_written_away_by_ray_tune(limits, tmp_pat
     with pytest.raises(RuntimeError, match="inheritance"):
         pickle.dumps(queue)
     for made in (
-        Judge(limits, queue.put, Work("mae", "transfer", (), tmp_path, ())),
+        Judge(limits, queue.put, Work("mae", Transfer(), (), tmp_path, ())),
         Proposals(limits, []),
         Watch(limits),
     ):

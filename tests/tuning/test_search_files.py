@@ -16,7 +16,7 @@ from benchmd_ray.tuning.records import BEST, FORMAT, RESULT, SEARCH, TRIALS, rea
 from benchmd_ray.tuning.search import Budget, Limits, Place
 from benchmd_ray.tuning.spaces import Parameter, Space, applied
 from benchmd_ray.tuning.study import Method, Study
-from benchmd_ray.tuning.trial import Arm, Work
+from benchmd_ray.tuning.trial import Arm, Pretraining, Transfer, Work
 from benchmd_ray.tuning.written import differing, nested, write_result, write_trials
 
 LR, SCHEDULE = "transfer.optimiser.lr", "transfer.optimiser.schedule"
@@ -52,7 +52,7 @@ SOUGHT = {"made": "up"}
 def make(tmp_path):
     """Makes a search: its folder, study, work and limits."""
 
-    def opened(*modalities, stage="transfer", **method):
+    def opened(*modalities, stage=None, **method):
         folder = tmp_path / "searches" / f"tune-ecg-mae-finetune-small-{digest(SOUGHT)[:12]}"
         folder.mkdir(parents=True, exist_ok=True)
         arms = tuple(
@@ -61,7 +61,7 @@ def make(tmp_path):
             for base in (fixed_settings(MODALITIES[name]),)
         )
         study = Study(folder / "study.log", SPACE, Method(**method), devices=DEVICES)
-        work = Work("mae", stage, arms, folder, (1, 2))
+        work = Work("mae", stage or Transfer(), arms, folder, (1, 2))
         place = Place(DEVICES, 0.0, 1)
         limits = Limits(study, Budget(), place, lambda: False, SilentBoard())
         plan = {
@@ -256,7 +256,7 @@ def test_ranks_are_read_back(make):
 
 
 def test_a_pretraining_goes_to_its_last_step(make):
-    folder, study, work, limits = make(stage="pretrain")
+    folder, study, work, limits = make(stage=Pretraining())
     study.propose()
     study.ended(0, seconds=1.0, aurocs={"ecg": 0.5})
     record = written(folder, study, work, limits)

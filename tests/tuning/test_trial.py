@@ -17,7 +17,16 @@ from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import SilentReporter, read_metrics
 from benchmd_ray.training.transfer import RESULT, TransferJob
 from benchmd_ray.tuning.spaces import applied
-from benchmd_ray.tuning.trial import Arm, Work, limited, run_trial, why_failed, with_linear
+from benchmd_ray.tuning.trial import (
+    Arm,
+    Pretraining,
+    Transfer,
+    Work,
+    limited,
+    run_trial,
+    why_failed,
+    with_linear,
+)
 
 LR = "transfer.optimiser.lr"
 FINETUNE = ("transfer.mode=finetune", "transfer.labels=full")
@@ -57,10 +66,10 @@ def arm(inner_ecg, pretrained_ecg, start_settings):
 def work(tmp_path, arm):
     """Makes what trials have in common."""
 
-    def make(*arms, stage="transfer", rungs=(1, 3), technique="mae", name="search", **changes):
+    def make(*arms, stage=None, rungs=(1, 3), technique="mae", name="search", **changes):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        return Work(technique, stage, arms or (arm(),), folder, rungs, **changes)
+        return Work(technique, stage or Transfer(), arms or (arm(),), folder, rungs, **changes)
 
     return make
 
@@ -132,7 +141,7 @@ def test_an_interrupted_fine_tuning_ends_as_if_it_had_not_been(work, arm, stop_a
     assert first.scores + second.scores == whole.scores
 
 
-PRETRAIN = {"stage": "pretrain", "rungs": (2, 4)}
+PRETRAIN = {"stage": Pretraining(), "rungs": (2, 4)}
 
 
 @pytest.fixture
@@ -224,7 +233,7 @@ def test_two_arms_report_their_mean_after_each(work, arm, trained):
 # What a trial may not do.
 
 
-@pytest.mark.parametrize("stage", ["transfer", "pretrain"])
+@pytest.mark.parametrize("stage", [Transfer(), Pretraining()])
 def test_a_trial_opens_nothing_but_its_inner_catalog(
     work, arm, searched_source, ecg_catalogs, stage
 ):

@@ -1,0 +1,388 @@
+"""What an item of a plan does: its work, its size, what it needs, how it is found and run.
+
+A plan, its estimates, its execution and all that follows them ask the step instead of comparing
+names: another step is one more class here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
+from benchmd_ray.results.storage.mirror import RUN
+from benchmd_ray.results.store import Run, read_run, run_folder
+from benchmd_ray.service import cost
+from benchmd_ray.service.cost import Disk, Inputs, Work
+from benchmd_ray.service.execute import evaluate_run, is_scored, pretrain_run, transfer_run
+from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
+from benchmd_ray.settings import Settings
+from benchmd_ray.signals import Signal
+from benchmd_ray.ssl import technique_named
+from benchmd_ray.storage.location import Location
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be found in a store, or run."""
+
+    technique: str
+    catalog: Location
+    """Catalog that is read."""
+    store: Path
+    """Folder of all runs."""
+    settings: Settings
+    """With device and precision settled."""
+    upstream: Run | None = None
+    """Finished run that it starts from."""
+    weights: Path | None = None
+    """File of ImageNet weights; None takes the hub's, which are downloaded once."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The run that an item names, and how far it is."""
+
+    run: Run
+    """Its folder need not be there."""
+    done: bool
+    """Whether nothing is left to do: the run is finished and what the item scores is scored."""
+
+
+@dataclass(frozen=True)
+class Step(ABC):
+    """What an item does."""
+
+    kind: ClassVar[str]
+    """Kind of the item, as W&B and metrics name it."""
+    title: ClassVar[str]
+    """Column of a plan's table that counts it."""
+    makes_run: ClassVar[bool] = True
+    """Whether it makes a run of its own; else it adds to the run that it comes after."""
+    scores: ClassVar[bool] = True
+    """Whether it ends with predictions."""
+    parallel: ClassVar[bool] = False
+    """Whether several workers share its training."""
+
+    @abstractmethod
+    def work(self, inputs: Inputs) -> Work:
+        """What it computes."""
+
+    @abstractmethod
+    def disk(self, inputs: Inputs) -> Disk:
+        """Bytes that it takes."""
+
+    @abstractmethod
+    def find(self, request: Request) -> Progress:
+        """Its run in a store.
+
+        Raises:
+            BenchmdError: The catalog or the weights cannot be read, or do not fit.
+        """
+
+    @abstractmethod
+    def run(self, request: Request) -> Run:
+        """Do it in this process, where it is not done yet.
+
+        Raises:
+            Busy: Another process works on it.
+            BenchmdError: Something named does not exist or fit, or the work failed.
+        """
+
+    def total(self, settings: Settings) -> int | None:
+        """Steps or epochs of its training; None where nothing is trained."""
+        return None
+
+    def workers(self, settings: Settings) -> int:
+        """Workers that share it."""
+        return settings.execution.workers if self.parallel else 1
+
+    def gpus(self, settings: Settings) -> float:
+        """GPUs that it keeps busy where there are any, or the share of one."""
+        return float(self.workers(settings))
+
+    def placed(self, settings: Settings) -> Settings:
+        """Settings as it is executed: on as many workers, and on the device, that it uses."""
+        execution = replace(settings.execution, workers=self.workers(settings))
+        return replace(settings, execution=execution)
+
+
+class Pretrain(Step):
+    """Pretraining on a source by a technique's method."""
+
+    kind, title, scores, parallel = "pretrain", "pretraining", False, True
+
+    def work(self, inputs: Inputs) -> Work:
+        """Its steps."""
+        settings, batch = inputs.settings, inputs.settings.pretrain.batch_size
+        flops = cost.pretrain_flops(inputs.signal, settings.encoder, inputs.technique, batch)
+        return replace(
+            _training(self, inputs, batch),
+            method=inputs.technique,
+            units=settings.pretrain.steps,
+            unit_flops=batch * flops,
+        )
+
+    def disk(self, inputs: Inputs) -> Disk:
+        """Weights of the encoder and of the technique's head, checkpoints and metrics."""
+        settings = inputs.settings
+        lines = settings.pretrain.steps // settings.execution.log_every
+        return cost.disk_of_run(inputs, head=inputs.technique, copies=3, lines=lines)
+
+    def find(self, request: Request) -> Progress:
+        """The pretraining's run."""
+        return _pretraining(request)
+
+    def run(self, request: Request) -> Run:
+        """Pretrain."""
+        return _pretrained(request)
+
+    def total(self, settings: Settings) -> int:
+        """Its steps."""
+        return settings.pretrain.steps
+
+
+class Export(Step):
+    """Weights that a technique starts from, written as they are: ImageNet's."""
+
+    kind, title, scores = "pretrain", "pretraining", False
+
+    def work(self, inputs: Inputs) -> Work:
+        """Nothing is computed."""
+        return replace(
+            _training(self, inputs, inputs.settings.pretrain.batch_size), method=inputs.technique
+        )
+
+    def disk(self, inputs: Inputs) -> Disk:
+        """Weights."""
+        return cost.disk_of_run(inputs, head=inputs.technique)
+
+    def find(self, request: Request) -> Progress:
+        """The run that holds the weights."""
+        return _pretraining(request)
+
+    def run(self, request: Request) -> Run:
+        """Write the weights."""
+        return _pretrained(request)
+
+    def gpus(self, settings: Settings) -> float:
+        """None."""
+        return 0.0
+
+    def placed(self, settings: Settings) -> Settings:
+        """On a CPU."""
+        execution = replace(settings.execution, workers=1, device="cpu")
+        return replace(settings, execution=execution)
+
+
+class Linear(Step):
+    """Linear evaluation of an encoder on a source's labels, and its scores there."""
+
+    kind, title = "transfer", "transfers"
+
+    def work(self, inputs: Inputs) -> Work:
+        """Each record is encoded once; the epochs are the head's."""
+        rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
+        batch = min(inputs.settings.transfer.batch_size, rows)
+        forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
+        return replace(
+            _training(self, inputs, batch),
+            units=inputs.settings.transfer.epochs,
+            unit_head_steps=-(-rows // batch),
+            once_flops=forward * (inputs.source.scored_rows + rows + validation),
+        )
+
+    def disk(self, inputs: Inputs) -> Disk:
+        """Weights, metrics and predictions."""
+        return _transfer_disk(inputs, copies=0)
+
+    def find(self, request: Request) -> Progress:
+        """The transfer's run."""
+        return _transfer(request)
+
+    def run(self, request: Request) -> Run:
+        """Transfer and score."""
+        return _transferred(request)
+
+    def total(self, settings: Settings) -> int:
+        """Its epochs."""
+        return settings.transfer.epochs
+
+    def gpus(self, settings: Settings) -> float:
+        """A share of one: it fills none."""
+        return settings.execution.gpu_share
+
+
+class Finetune(Step):
+    """Fine-tuning of an encoder on a source's labels, and its scores there."""
+
+    kind, title, parallel = "transfer", "transfers", True
+
+    def work(self, inputs: Inputs) -> Work:
+        """Its epochs, each with the validation."""
+        encoder, source = inputs.settings.encoder, inputs.source
+        rows, validation = cost.training_records(inputs), source.rows.get("validation", 0)
+        forward = cost.forward_flops(inputs.signal, encoder)
+        epoch = rows * cost.training_flops(inputs.signal, encoder) + validation * forward
+        return replace(
+            _training(self, inputs, min(inputs.settings.transfer.batch_size, rows)),
+            units=inputs.settings.transfer.epochs,
+            unit_flops=epoch,
+            once_flops=forward * source.scored_rows,
+        )
+
+    def disk(self, inputs: Inputs) -> Disk:
+        """Weights, checkpoints with the weights of the best epoch, metrics and predictions."""
+        return _transfer_disk(inputs, copies=4)
+
+    def find(self, request: Request) -> Progress:
+        """The transfer's run."""
+        return _transfer(request)
+
+    def run(self, request: Request) -> Run:
+        """Transfer and score."""
+        return _transferred(request)
+
+    def total(self, settings: Settings) -> int:
+        """Its epochs."""
+        return settings.transfer.epochs
+
+    def gpus(self, settings: Settings) -> float:
+        """One for each worker; a share of one where there are few labels."""
+        workers = self.workers(settings)
+        few = settings.transfer.few_labels and workers == 1
+        return settings.execution.gpu_share if few else float(workers)
+
+
+class Evaluate(Step):
+    """Scores of a finished transfer on a target, zero-shot."""
+
+    kind, title, makes_run = "evaluate", "evaluations", False
+
+    def work(self, inputs: Inputs) -> Work:
+        """Each record is encoded once."""
+        scored = (inputs.target or inputs.source).scored_rows
+        once = cost.forward_flops(inputs.signal, inputs.settings.encoder) * scored
+        work = _training(self, inputs, inputs.settings.pretrain.batch_size)
+        return replace(work, once_flops=once, starts=False)
+
+    def disk(self, inputs: Inputs) -> Disk:
+        """Predictions."""
+        scored = (inputs.target or inputs.source).scored_rows
+        return Disk(cost.prediction_bytes(len(inputs.source.kind.task.classes), scored))
+
+    def find(self, request: Request) -> Progress:
+        """The transfer, and whether the target is scored."""
+        run = _upstream(request)
+        return Progress(run, is_scored(run, open_catalog(request.catalog.resolve())))
+
+    def run(self, request: Request) -> Run:
+        """Score the target."""
+        run = _upstream(request)
+        evaluate_run(run, request.catalog, request.settings, within=True)
+        return run
+
+    def gpus(self, settings: Settings) -> float:
+        """A share of one: it fills none."""
+        return settings.execution.gpu_share
+
+
+STEPS: tuple[type[Step], ...] = (Pretrain, Export, Linear, Finetune, Evaluate)
+"""All steps, in the order of a plan's columns."""
+
+
+def pretrain_step(technique: str) -> Step:
+    """The step of a technique's pretraining."""
+    return Export() if technique_named(technique).method is None else Pretrain()
+
+
+def transfer_step(settings: Settings) -> Step:
+    """The step of a transfer with these settings."""
+    return Linear() if settings.transfer.mode == "linear" else Finetune()
+
+
+def counts(steps: Iterable[Step]) -> dict[str, int]:
+    """How many steps there are of each title."""
+    titles = [step.title for step in steps]
+    return {title: titles.count(title) for title in dict.fromkeys(one.title for one in STEPS)}
+
+
+def _training(step: Step, inputs: Inputs, batch: int) -> Work:
+    """The work of a step without its units."""
+    return Work(
+        type(step).__name__.lower(),
+        inputs.source.modality,
+        inputs.settings.encoder,
+        batch,
+        inputs.settings.execution.workers,
+    )
+
+
+def _transfer_disk(inputs: Inputs, *, copies: int) -> Disk:
+    classes, epochs = len(inputs.source.kind.task.classes), inputs.settings.transfer.epochs
+    disk = cost.disk_of_run(inputs, head=classes, copies=copies, lines=epochs)
+    return replace(disk, kept=disk.kept + cost.prediction_bytes(classes, inputs.source.scored_rows))
+
+
+def _upstream(request: Request) -> Run:
+    assert request.upstream is not None  # an evaluation always comes after a transfer
+    return request.upstream
+
+
+def _pretraining(request: Request) -> Progress:
+    catalog, store = open_catalog(request.catalog.resolve()), request.store.resolve()
+    start = _weights(request.technique, catalog.signal, request.weights)
+    settings = request.settings
+    _, name, description = pretraining(request.technique, catalog, store, settings, start)
+    run = _named(store, name, description)
+    return Progress(run, run.finished)
+
+
+def _pretrained(request: Request) -> Run:
+    imagenet = technique_named(request.technique).imagenet
+    return pretrain_run(
+        request.technique,
+        request.catalog,
+        request.store,
+        request.settings,
+        weights=request.weights if imagenet else None,
+        within=True,
+    )
+
+
+def _transfer(request: Request) -> Progress:
+    catalog: Catalog = open_catalog(request.catalog.resolve())
+    store, before = request.store.resolve(), request.upstream
+    upstream = None if before is None else finished_upstream(before.folder, catalog)
+    _, name, description = transferring(catalog, store, request.settings, upstream)
+    run = _named(store, name, description)
+    return Progress(run, run.finished and is_scored(run, catalog))
+
+
+def _transferred(request: Request) -> Run:
+    before = request.upstream
+    return transfer_run(
+        request.catalog,
+        request.store,
+        request.settings,
+        upstream=None if before is None else before.folder,
+        within=True,
+    )
+
+
+def _named(store: Path, name: str, description: dict[str, object]) -> Run:
+    folder = run_folder(store, name, description)
+    return read_run(folder) if (folder / RUN).is_file() else Run(folder, description)
+
+
+@lru_cache(maxsize=64)
+def _weights(technique: str, signal: Signal, path: Path | None) -> ImageNetWeights | None:
+    """What a technique starts from, if it is ImageNet weights; only what names them."""
+    if not technique_named(technique).imagenet:
+        return None
+    return replace(imagenet_weights(path, signal), tensors={})
