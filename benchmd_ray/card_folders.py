@@ -30,7 +30,7 @@ def add_card_folders(folders: Iterable[Path]) -> None:
     """Let this process, and those that it starts, find the cards of these folders.
 
     Raises:
-        BenchmdError: One is no folder.
+        BenchmdError: One is not a folder.
     """
     chosen = [str(folder.absolute()) for folder in folders]
     os.environ[CARDS] = os.pathsep.join(dict.fromkeys([*_named(), *chosen]))
@@ -46,7 +46,7 @@ def card_folders() -> tuple[Path, ...]:
     own = [Path(name) for name in _named()]
     for folder in own:
         if not folder.is_dir():
-            raise BenchmdError(f"{folder} is no folder of cards: check --cards and {CARDS}.")
+            raise BenchmdError(f"{folder} is not a folder of cards: check --cards and {CARDS}.")
     return (resource_folder("data_catalog"), *own, *_installed().values())
 
 
@@ -76,14 +76,15 @@ def _installed() -> dict[str, Path]:
 
 
 @dataclass(frozen=True)
-class Held(Generic[T]):
+class Cards(Generic[T]):
     """What the cards of some folders say."""
 
     kind: str
     """What they are of, for messages: ``dataset``."""
     sound: dict[str, T] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
-    """What is wrong with the others, by the names of their files."""
+    """What is wrong with the others, by the names of their files; by the path of a file whose name
+    is taken."""
 
     def __getitem__(self, name: str) -> T:
         """What the card of that name says.
@@ -102,7 +103,7 @@ def read_cards(
     kind: str,
     paths: Iterable[Path],
     read: Callable[[Path], dict[str, T]],
-) -> Held[T]:
+) -> Cards[T]:
     """What card files say; a broken one spoils none but its own.
 
     Args:
@@ -110,20 +111,29 @@ def read_cards(
         paths: The files, the package's own first: what has a name that is taken is broken.
         read: What a file says, by name.
     """
-    held: Held[T] = Held(kind)
+    cards: Cards[T] = Cards(kind)
     places: dict[str, Path] = {}
-    for path in paths:
+    for path in _once(paths):
         try:
-            found = read(path)
-            for name in found.keys() & places.keys():
-                raise BenchmdError(
-                    f"the card {path} has the name {name}, which is that of {places[name]}: choose "
-                    "another."
-                )
+            content = read(path)
         except BenchmdError as error:
-            if path.stem not in places:
-                held.broken[path.stem] = str(error)
+            cards.broken[str(path) if path.stem in places else path.stem] = str(error)
             continue
-        held.sound.update(found)
-        places |= dict.fromkeys(found, path)
-    return held
+        taken = [name for name in content if name in places]
+        if taken:
+            cards.broken[str(path)] = (
+                f"the card {path} has the name {taken[0]}, which is that of {places[taken[0]]}: "
+                "choose another."
+            )
+            continue
+        cards.sound.update(content)
+        places |= dict.fromkeys(content, path)
+    return cards
+
+
+def _once(paths: Iterable[Path]) -> list[Path]:
+    """The files without those that are another's again, by a link or a folder named twice."""
+    first: dict[Path, Path] = {}
+    for path in paths:
+        first.setdefault(path.resolve(), path)
+    return list(first.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable
 
@@ -54,3 +55,20 @@ def unknown_name(kind: str, got: str, valid: Iterable[str]) -> BenchmdError:
         nearest = difflib.get_close_matches(got, names, n=MOST_NAMES // 4, cutoff=0)
         listed = f"{', '.join(nearest)} and {len(names) - len(nearest)} others"
     return BenchmdError(f"unknown {kind} {shown(got)}.{hint} Valid: {listed}.")
+
+
+NAME = r"[a-z0-9][a-z0-9-]{0,99}"
+"""What datasets, signals and modalities are named like: files and folders are named by them."""
+
+
+def require_plain_name(what: str, name: str) -> None:
+    """Refuse a name that no file or folder should have.
+
+    Raises:
+        BenchmdError: It is not of the form `NAME`.
+    """
+    if not re.fullmatch(NAME, name):
+        raise BenchmdError(
+            f"{shown(name)} is not a valid name of a {what}: use up to 100 lower-case letters, "
+            "digits and hyphens."
+        )

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmd_ray.card_folders import Held, card_folders, read_cards
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.card_folders import Cards, card_folders, read_cards
+from benchmd_ray.errors import BenchmdError, require_plain_name, shown
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 
@@ -33,6 +33,16 @@ class Modality:
     place: int | None = None
     """Place among the others in tables; those without one come last, by name."""
 
+    def __post_init__(self) -> None:
+        """Refuse a name that no folder should have, and batches of nothing.
+
+        Raises:
+            BenchmdError: The message says what is expected.
+        """
+        require_plain_name("modality", self.name)
+        if self.batch_size < 1:
+            raise BenchmdError(f"batch_size is {self.batch_size}, expected 1 or more.")
+
     @property
     def order(self) -> tuple[bool, int, str]:
         """Sorts modalities as tables and figures show them."""
@@ -45,12 +55,12 @@ class Modality:
 
 def modalities() -> dict[str, Modality]:
     """Those that have a sound card, by name, in the order of tables."""
-    held = _held(card_folders()).sound.values()
+    held = _read_all(card_folders()).sound.values()
     return {each.name: each for each in sorted(held, key=lambda each: each.order)}
 
 
 @functools.cache
-def _held(folders: tuple[Path, ...]) -> Held[Modality]:
+def _read_all(folders: tuple[Path, ...]) -> Cards[Modality]:
     paths = (path for folder in folders for path in sorted((folder / FOLDER).glob("*.yaml")))
     return read_cards("modality", paths, _read)
 
@@ -73,7 +83,7 @@ def _read(path: Path) -> dict[str, Modality]:
 
 def broken_modalities() -> dict[str, str]:
     """What is wrong with the other cards, by the names of their files."""
-    return _held(card_folders()).broken
+    return _read_all(card_folders()).broken
 
 
 def modality(name: str) -> Modality:
@@ -82,4 +92,4 @@ def modality(name: str) -> Modality:
     Raises:
         BenchmdError: There is none, the message lists the valid names; or its card is broken.
     """
-    return _held(card_folders())[name]
+    return _read_all(card_folders())[name]

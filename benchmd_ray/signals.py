@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError, require_plain_name, unknown_name
 from benchmd_ray.typed import typed
 
 
@@ -20,11 +20,11 @@ class Range:
     onto_high: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a range that is none."""
+        """Refuse an empty range."""
         if not (self.low < self.high and self.onto_low < self.onto_high):
             raise BenchmdError(
                 f"the range from {self.low:g} to {self.high:g}, onto {self.onto_low:g} to "
-                f"{self.onto_high:g}, is none: expected low below high."
+                f"{self.onto_high:g}, is empty: low must be below high."
             )
 
 
@@ -34,6 +34,14 @@ class Window:
 
     centre: float
     width: float
+
+    def __post_init__(self) -> None:
+        """Refuse an empty window."""
+        if self.width <= 0:
+            raise BenchmdError(
+                f"the window around {self.centre:g} has the width {self.width:g}: expected a "
+                "positive number."
+            )
 
     @property
     def range(self) -> Range:
@@ -59,6 +67,10 @@ MAX_VALUES = 2**28
 """Values of a stored signal: half a gigabyte of int16."""
 
 
+AXES = (("channel", "time"), ("channel", "y", "x"), ("channel", "z", "y", "x"))
+"""Axes that a signal may have: over time, of an image, of a volume."""
+
+
 @dataclass(frozen=True)
 class Signal:
     """What the records of a catalog are."""
@@ -66,7 +78,7 @@ class Signal:
     name: str
     """What it is called in messages, tables and search spaces."""
     axes: tuple[str, ...]
-    """Names of the axes; the first is the channel axis."""
+    """Of `AXES`."""
     stored_shape: tuple[int, ...]
     """Shape in the catalog."""
     input_shape: tuple[int, ...]
@@ -94,14 +106,17 @@ class Signal:
         Raises:
             BenchmdError: The message says what, and what is expected.
         """
+        for name in (self.name, *self.within):
+            require_plain_name("signal", name)
         if fault := self._fault():
             raise BenchmdError(f"the signal {self.name} cannot be: {fault}.")
         self.normaliser_parameters()
 
     def _fault(self) -> str:
         extents = (*self.stored_shape, *self.input_shape, *self.patch)
-        if not 2 <= len(self.axes) <= 4 or len(set(self.axes)) != len(self.axes):
-            return f"its axes are {', '.join(self.axes)}, expected a channel axis and one to three"
+        if self.axes not in AXES:
+            expected = " or ".join(", ".join(axes) for axes in AXES)
+            return f"its axes are {', '.join(self.axes)}, expected {expected}"
         if not len(self.axes) == len(self.stored_shape) == len(self.input_shape):
             return "stored_shape and input_shape do not have an extent for each of its axes"
         if len(self.patch) != len(self.axes) - 1:
@@ -122,6 +137,8 @@ class Signal:
                 return f"patches of {patch} do not cut {seen} values along {axis} into whole ones"
         if self.channels and len(self.channels) != self.stored_shape[0]:
             return f"it has {self.stored_shape[0]} channels and names {len(self.channels)}"
+        if self.axes[-1] == "time" and (self.rate is None or self.dtype != "int16"):
+            return "signals over time are int16 and have a rate in Hz"
         if self.rate is not None and self.rate <= 0:
             return f"its rate is {self.rate:g} Hz, expected a positive number"
         return ""

@@ -46,7 +46,6 @@ class RawRecords(Dataset[torch.Tensor]):
         # not `normaliser`, whose function cannot be sent to the DataLoader's workers
         self._normalise = NORMALISERS[signal.normaliser].function
         self._parameters = signal.normaliser_parameters()
-        self._sizes = torch.tensor([signal.stored_shape[1:]])
 
     def __len__(self) -> int:
         """Number of records."""
@@ -55,7 +54,7 @@ class RawRecords(Dataset[torch.Tensor]):
     def __getitem__(self, row: int) -> torch.Tensor:
         """The normalised signal of a record."""
         stored = np.asarray(self._read(self._items[row]))
-        about = (torch.ones(1), self._sizes, {}, self._parameters)
+        about = (torch.ones(1), {}, self._parameters)
         return self._normalise(torch.from_numpy(stored)[None], *about)[0]
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import functools
-import re
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from benchmd_ray.card_folders import Held, card_folders, read_cards
+from benchmd_ray.card_folders import Cards, card_folders, read_cards
 from benchmd_ray.data.medmnist_cards import contents_by_size
-from benchmd_ray.errors import BenchmdError, shown, unknown_name
+from benchmd_ray.errors import BenchmdError, require_plain_name, shown, unknown_name
 from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import Modality, modalities, modality
 from benchmd_ray.plain_yaml import Lined, read_yaml_file
@@ -23,8 +22,6 @@ from benchmd_ray.typed import line_of, typed
 POLICIES = ("clean", "released")
 """Label-and-split policies: leak-free (the default), and as BenchMD released them."""
 Split = Literal["train", "validation", "test"]
-NAME = r"[a-z0-9][a-z0-9-]{0,99}"
-"""What a dataset is named like."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,9 @@ class Files:
         default_factory=lambda: {"train": 0.7, "validation": 0.15, "test": 0.15}
     )
     """Shares of the patients in each split that is drawn."""
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: dict[Literal["age", "sex", "site", "device", "view"], str] = field(
+        default_factory=dict
+    )
     """Columns with age, sex, site, device and view."""
     levels: tuple[Literal["split", "class", "patient"], ...] = ("class",)
     """Without a table: what the folders say, the outermost first."""
@@ -113,17 +112,34 @@ class Files:
     windows with all slices, or one."""
 
     def __post_init__(self) -> None:
-        """Refuse shares and rates that cannot be.
+        """Refuse what no build could follow.
 
         Raises:
-            BenchmdError: One is not positive.
+            BenchmdError: A number is not positive, a path leads elsewhere, or two keys do not go
+                together.
         """
-        numbers = {f"drawn, {split}": share for split, share in self.drawn.items()}
-        for name, value in (numbers | {"rate": self.rate or 1.0}).items():
-            if value <= 0:
-                raise BenchmdError(f"files: {name} is {value:g}, expected a positive number.")
-        if not self.drawn:
-            raise BenchmdError("files: drawn is empty, expected shares of train and others.")
+        if fault := self._fault():
+            raise BenchmdError(f"files: {fault}.")
+
+    def _fault(self) -> str:
+        for split, share in self.drawn.items():
+            if share <= 0:
+                return f"drawn, {split} is {share:g}, expected a positive number"
+        if "train" not in self.drawn:
+            return "drawn has no share of train"
+        if self.rate is not None and self.rate <= 0:
+            return f"rate is {self.rate:g}, expected a positive number in Hz"
+        for name in (self.table, self.folder, *self.lists.values()):
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                return f"{shown(name)} is not a path within the raw folder"
+        stated = bool(self.split) if self.table else "split" in self.levels
+        if self.splits and not stated:
+            return "splits names values: add split, the column or the level of folders with them"
+        if self.lists and stated:
+            return "lists and split both say the splits: leave one of them out"
+        if not self.table and (self.labels or self.patient or self.split or self.metadata):
+            return "labels, patient, split and metadata are columns: name their table"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -142,7 +158,7 @@ class DatasetCard:
     licence: str = ""
     citation: str = ""
     layouts: dict[str, Layout] = field(default_factory=dict)
-    evaluation_splits: dict[str, tuple[str, ...]] = field(
+    evaluation_splits: dict[str, tuple[Split, ...]] = field(
         default_factory=lambda: {"clean": ("test",)}
     )
     """Per policy, the splits that are scored and never trained on."""
@@ -232,6 +248,8 @@ def _with_modality(content: dict[str, Any], where: str) -> dict[str, Any]:
                     f"{where}: {part}{line_of(content, part)} is {shown(changes)}, expected its "
                     "keys."
                 )
+            if "normaliser" in changes:  # those of another would not fit
+                changes.setdefault("parameters", {})
             for key, value in whole[part].items():
                 changes.setdefault(key, value)
             whole[part] = changes
@@ -279,12 +297,15 @@ def without_build(card: DatasetCard) -> DatasetCard:
 
 
 def _check_names(card: DatasetCard, where: str, content: Any) -> None:
-    """Refuse what files are named by, where it could lead out of their folders."""
-    if not re.fullmatch(NAME, card.name):
-        raise BenchmdError(
-            f"the name in {where}{line_of(content, 'name')} is {shown(card.name)}: expected small "
-            "letters, digits and hyphens."
-        )
+    """Refuse unknown policies, and names of files that could lead out of their folders."""
+    for policy in card.evaluation_splits:
+        if policy not in POLICIES:
+            line = line_of(content, "evaluation_splits", policy)
+            raise unknown_name(f"policy in {where}: evaluation_splits{line}:", policy, POLICIES)
+    try:
+        require_plain_name("dataset", card.name)
+    except BenchmdError as error:
+        raise BenchmdError(f"{where}{line_of(content, 'name')}: {error}") from error
     for key, name in (("code_table", card.code_table), ("split_table", card.split_table)):
         if name and Path(name).name != name:
             raise BenchmdError(
@@ -296,7 +317,9 @@ def _check_names(card: DatasetCard, where: str, content: Any) -> None:
 def _check_classes(card: DatasetCard, where: str, content: Any) -> None:
     """Refuse a class that the task or the card does not have."""
     merged = {name for names in card.merged_classes.values() for name in names}
+    columns = () if card.files is None else card.files.labels
     named = [
+        ("files, labels", {card.class_mapping.get(c, c) for c in columns} - {""}, card.classes),
         ("class_mapping", set(card.class_mapping.values()) - {""}, card.classes),
         ("merged_classes", merged, card.task.classes),
         *(
@@ -313,16 +336,16 @@ def _check_classes(card: DatasetCard, where: str, content: Any) -> None:
 
 def cards() -> dict[str, DatasetCard]:
     """All sound cards by name, those of the package first."""
-    return _held(card_folders()).sound
+    return _read_all(card_folders()).sound
 
 
 def broken_cards() -> dict[str, str]:
     """What is wrong with the other cards, by the names of their files."""
-    return _held(card_folders()).broken
+    return _read_all(card_folders()).broken
 
 
 @functools.cache
-def _held(folders: tuple[Path, ...]) -> Held[DatasetCard]:
+def _read_all(folders: tuple[Path, ...]) -> Cards[DatasetCard]:
     paths = (path for folder in folders for path in sorted(folder.glob("*.yaml")))
     return read_cards("dataset", paths, _cards_of)
 
@@ -334,11 +357,7 @@ def dataset_card(name: str) -> DatasetCard:
         BenchmdError: There is none, the message lists the valid names and the nearest; or it is
             broken.
     """
-    if name in broken_cards():
-        raise BenchmdError(broken_cards()[name])
-    if name not in cards():
-        raise unknown_name("dataset", name, cards())
-    return cards()[name]
+    return _read_all(card_folders())[name]
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmd_ray.data.cards import POLICIES, DatasetCard
+from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, inside
 from benchmd_ray.errors import BenchmdError, unknown_name
@@ -33,7 +33,7 @@ def discovered(
     for item in found.items:
         inside(item.path, raw)
     found = _unique(found)
-    if choices.policy == "clean":
+    if choices.policy == "clean" or card.files is not None:
         _require_own_splits(found, card)
     return choices, found
 
@@ -46,8 +46,8 @@ def chosen(
     Raises:
         BenchmdError: The policy, an option or its value is unknown, or a split table of no use.
     """
-    if policy not in POLICIES:
-        raise unknown_name("policy", policy, POLICIES)
+    if policy not in card.evaluation_splits:
+        raise unknown_name(f"policy of {card.name}:", policy, card.evaluation_splits)
     for name, value in options.items():
         if name not in card.options:
             raise unknown_name(f"option of {card.name}", name, card.options)

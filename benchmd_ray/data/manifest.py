@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,7 +18,13 @@ from benchmd_ray.data.cards import DatasetCard, without_build
 from benchmd_ray.data.catalog import FORMAT
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.raw import Choices, Discovery
-from benchmd_ray.data.records import decode_signals, decode_targets, positives_per_unit, schema
+from benchmd_ray.data.records import (
+    decode_signals,
+    decode_targets,
+    positives_per_unit,
+    schema,
+    valid_area,
+)
 from benchmd_ray.files import digest, json_bytes
 from benchmd_ray.signals import Signal
 from benchmd_ray.storage.location import Location, write
@@ -63,21 +68,15 @@ def write_shard(table: pa.Table, path: Location, signal: Signal) -> dict[str, An
 
 
 def _sums(table: pa.Table, signal: Signal) -> dict[str, list[float]]:
-    """Per channel: number, sum and sum of squares of the values in physical units.
-
-    The padding of images is not counted; it is zero, so the sums do not know of it.
-    """
-    signals = decode_signals(table["signal"], signal)
-    channels = signal.stored_shape[0]
-    extents: list[tuple[int, ...]] = [signal.stored_shape[1:]] * len(signals)
-    if signal.dtype == "uint8":
-        extents = table["valid_size"].to_pylist()
-    total, squares = np.zeros(channels), np.zeros(channels)
-    for stored, scale in zip(signals, table["scale"].to_pylist(), strict=True):
-        values = stored.reshape(channels, -1)
+    """Per channel: number, sum and sum of squares of the values in physical units, unpadded."""
+    channels, *extents = signal.stored_shape
+    total, squares, count = np.zeros(channels), np.zeros(channels), 0
+    columns = (table["scale"].to_pylist(), table["valid_size"].to_pylist())
+    for stored, scale, size in zip(decode_signals(table["signal"], signal), *columns, strict=True):
+        values = stored[:, *valid_area(extents, size)].reshape(channels, -1)
         total += values.sum(axis=1, dtype=np.int64) * scale
         squares += np.square(values.astype(np.float32)).sum(axis=1, dtype=np.float64) * scale**2
-    count = sum(math.prod(extent) for extent in extents)
+        count += values.shape[1]
     return {
         "count": [count] * channels,
         "sum": total.tolist(),

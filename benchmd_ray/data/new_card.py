@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow.parquet as pq
 
-from benchmd_ray.data.cards import NAME, Files
+from benchmd_ray.data.cards import Files
 from benchmd_ray.data.datasets.any_file import ARRAYS, IMAGES, OVER_TIME, TIMES, VOLUMES
 from benchmd_ray.data.datasets.listed import table_rows
 from benchmd_ray.data.raw import walk
@@ -24,7 +24,7 @@ from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.readers.wfdb import read_wfdb
 from benchmd_ray.data.records import METADATA, RecordError
 from benchmd_ray.data.tables import present, read_rows
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import NAME, BenchmdError
 from benchmd_ray.files import replacing
 
 TABLES = (".csv", ".tsv", ".parquet")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from benchmd_ray.data.records import valid_area
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.signals import Plain, Range, Signal, Window
 
@@ -20,32 +21,31 @@ float32 (batch, *input_shape)."""
 
 
 def by_own_range(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, _: Statistics, __: Plain
+    signals: torch.Tensor, scales: torch.Tensor, _: Statistics, __: Plain
 ) -> torch.Tensor:
-    """Each record divided by its own max − min, so that the unit cancels.
+    """Each record divided by its own max − min, so that the unit cancels; 0 where it is constant.
 
     Args:
         signals: (batch, channel, …), stored steps of any integer type.
         scales: Not used.
-        sizes: Not used.
 
     Returns:
-        float32 of the same shape; max − min of each record is 1.
+        float32 of the same shape; max − min of each record is 1, or 0.
     """
     x = signals.float()
     axes = tuple(range(1, x.ndim))
-    return x / (x.amax(dim=axes, keepdim=True) - x.amin(dim=axes, keepdim=True))
+    extent = x.amax(dim=axes, keepdim=True) - x.amin(dim=axes, keepdim=True)
+    return x / extent.masked_fill(extent == 0, torch.inf)
 
 
 def fixed_range(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, _: Statistics, to: Range
+    signals: torch.Tensor, scales: torch.Tensor, _: Statistics, to: Range
 ) -> torch.Tensor:
     """A range in the signal's unit mapped onto another; what lies beyond is clipped.
 
     Args:
         signals: (batch, channel, …), stored steps.
         scales: (batch,) physical unit of a step.
-        sizes: Not used.
         to: The range.
     """
     x = signals.float() * _each(scales, signals)
@@ -55,54 +55,49 @@ def fixed_range(
     return x * (to.onto_high - to.onto_low) + to.onto_low
 
 
-def window(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, _: Statistics, to: Window
-) -> torch.Tensor:
+def window(signals: torch.Tensor, scales: torch.Tensor, _: Statistics, to: Window) -> torch.Tensor:
     """A window of CT mapped to [0, 1]; see `fixed_range`."""
-    return fixed_range(signals, scales, sizes, {}, to.range)
+    return fixed_range(signals, scales, {}, to.range)
 
 
 def standardised(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, held: Statistics, _: Plain
+    signals: torch.Tensor, scales: torch.Tensor, held: Statistics, _: Plain
 ) -> torch.Tensor:
-    """Mean removed and divided by the standard deviation, per channel; the padding is zero.
+    """Mean removed and divided by the standard deviation, per channel.
 
     Args:
         signals: (batch, channel, …), stored steps.
         scales: (batch,) physical unit of a step.
-        sizes: (batch, axes but the channel's) valid extents, centred.
         held: Of the source's training split.
     """
     x = signals.float() * _each(scales, signals)
     mean, std = _per_channel(held, "mean", signals), _per_channel(held, "std", signals)
-    return (x - mean) / std * _valid(sizes, signals)
+    return (x - mean) / std
 
 
 def centred(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, held: Statistics, to: Range
+    signals: torch.Tensor, scales: torch.Tensor, held: Statistics, to: Range
 ) -> torch.Tensor:
-    """Mean removed, and divided by the extent of a range; the padding is zero.
+    """Mean removed, and divided by the extent of a range.
 
     Args:
         signals: (batch, channel, …), stored steps.
         scales: (batch,) physical unit of a step.
-        sizes: (batch, axes but the channel's) valid extents, centred.
         held: Of the source's training split.
         to: The range, such as 0 to 255.
     """
     x = signals.float() * _each(scales, signals)
-    return (x - _per_channel(held, "mean", signals)) / (to.high - to.low) * _valid(sizes, signals)
+    return (x - _per_channel(held, "mean", signals)) / (to.high - to.low)
 
 
 def as_stored(
-    signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor, _: Statistics, __: Plain
+    signals: torch.Tensor, scales: torch.Tensor, _: Statistics, __: Plain
 ) -> torch.Tensor:
     """Values in the signal's unit, as they are.
 
     Args:
         signals: (batch, channel, …), stored steps.
         scales: (batch,) physical unit of a step.
-        sizes: Not used.
     """
     return signals.float() * _each(scales, signals)
 
@@ -118,12 +113,14 @@ def _per_channel(held: Statistics, name: str, signals: torch.Tensor) -> torch.Te
 
 
 def _valid(sizes: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
-    """(batch, 1, …): True within the centred valid extents."""
+    """(batch, 1, …): True where stored signals are more than padding; see `valid_area`."""
     whole = torch.ones((), dtype=torch.bool, device=signals.device)
-    for axis, extent in enumerate(signals.shape[2:]):
-        start = (extent - sizes[:, axis]) // 2
+    extents = signals.shape[2:]
+    areas = valid_area(extents, sizes.unbind(dim=1))
+    for axis, (extent, area) in enumerate(zip(extents, areas, strict=True)):
         place = torch.arange(extent, device=signals.device)
-        inside = (place >= start[:, None]) & (place < (start + sizes[:, axis])[:, None])
+        start, stop = (torch.as_tensor(end, device=place.device) for end in (area.start, area.stop))
+        inside = (place >= start.reshape(-1, 1)) & (place < stop.reshape(-1, 1))
         shape = [len(sizes), *(1,) * (signals.ndim - 1)]
         shape[2 + axis] = extent
         whole = whole & inside.reshape(shape)
@@ -135,9 +132,9 @@ class Normaliser:
     """A way to normalise that a card may name."""
 
     function: Callable[..., torch.Tensor]
-    """(signals, scales, valid sizes, statistics, parameters) → normalised, of the same shape."""
+    """(signals, scales, statistics, parameters) → normalised, of the same shape."""
     by_statistics: bool = False
-    """Whether it needs the source's training statistics."""
+    """Whether it needs the source's training statistics; what is padding then becomes 0."""
 
 
 NORMALISERS: dict[str, Normaliser] = {
@@ -175,7 +172,8 @@ def normaliser(signal: Signal, statistics: Statistics | None) -> Normalise:
     held = statistics or {}
 
     def normalise(signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-        return chosen.function(signals[centre], scales, sizes, held, parameters)
+        x = chosen.function(signals[centre], scales, held, parameters)
+        return x * _valid(sizes, signals)[centre] if chosen.by_statistics else x
 
     return normalise
 

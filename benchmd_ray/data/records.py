@@ -42,6 +42,17 @@ def shown_names(names: Iterable[str]) -> str:
     return ", ".join(held[:MOST_NAMES]) + more
 
 
+def require_once(what: str, name: str, count: int, names: Iterable[str]) -> None:
+    """Refuse a channel that a file does not have, or has several times.
+
+    Raises:
+        RecordError: The message has the names that there are.
+    """
+    if count != 1:
+        has = f"has no {what} {name}" if count == 0 else f"has {what} {name} {count} times"
+        raise RecordError(f"it {has}, expected once; its {what}s are {shown_names(names)}")
+
+
 class RecordLeftOut(Exception):
     """The protocol leaves the record out; it is counted under this reason."""
 
@@ -66,6 +77,22 @@ class Record:
     """One value per class: 1, 0, or -1 for unknown."""
     metadata: dict[str, float | str | None] = field(default_factory=dict)
     """Values for the columns of `METADATA`."""
+
+
+def valid_area(extents: Sequence[int], size: Sequence[Any]) -> tuple[slice, ...]:
+    """Where a stored signal is more than padding, along each axis but the channel's.
+
+    Padding is on both sides, half of it rounded down in front; that of short volumes is behind
+    their slices.
+
+    Args:
+        extents: Of the stored signal, without its channels.
+        size: The valid ones, as `Record.valid_size`.
+    """
+    starts = [(whole - valid) // 2 for whole, valid in zip(extents, size, strict=True)]
+    if len(starts) == 3:
+        starts[0] = 0
+    return tuple(slice(start, start + valid) for start, valid in zip(starts, size, strict=True))
 
 
 def hashed_patient(dataset: str, patient: str) -> str:

@@ -23,6 +23,10 @@ MAX_SAMPLES = 2**27
 """A resampled signal of more samples, over all channels, is refused."""
 
 
+LOWEST_RATE = 1e-3
+"""Hz; rates are taken to 1 / 10,000."""
+
+
 def resample(
     signal: npt.NDArray[np.float64], rate: float, new_rate: float
 ) -> npt.NDArray[np.float64]:
@@ -40,6 +44,8 @@ def resample(
         RecordError: The ratio of the rates has a term of more than `MAX_TERM`, or the result
             would have more than `MAX_SAMPLES`.
     """
+    if min(rate, new_rate) < LOWEST_RATE:
+        raise RecordError(f"its sampling rate is {rate:g} Hz, expected {LOWEST_RATE:g} or more")
     ratio = Fraction(new_rate).limit_denominator(10_000) / Fraction(rate).limit_denominator(10_000)
     if ratio == 1:
         return signal
@@ -97,8 +103,17 @@ def fitted(
         valid = high, max(1, round(width * high / height))
     else:
         valid = max(1, round(height * wide / width)), wide
-    resized = np.asarray(Image.fromarray(image).resize(valid[::-1], Image.Resampling.BILINEAR))
-    channels = resized.reshape(*valid, -1).transpose(2, 0, 1)
+    # Pillow would take 2 or 4 channels for colours with transparency.
+    parts = [image] if image.shape[2:] in ((), (3,)) else list(np.moveaxis(image, -1, 0))
+    resized = [
+        np.asarray(
+            Image.fromarray(np.ascontiguousarray(part)).resize(
+                valid[::-1], Image.Resampling.BILINEAR
+            )
+        ).reshape(*valid, -1)
+        for part in parts
+    ]
+    channels = np.concatenate(resized, axis=2).transpose(2, 0, 1)
     box = np.full((len(channels), high, wide), fill, image.dtype)
     top, left = (high - valid[0]) // 2, (wide - valid[1]) // 2
     box[:, top : top + valid[0], left : left + valid[1]] = channels

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from kinds import SIGNALS
+from PIL import Image
 
 from benchmd_ray.data.cards import Files
 from benchmd_ray.data.datasets.any_file import read_file
+from benchmd_ray.data.manifest import _sums
+from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.data.records import RecordError
 
 WRIST = dataclasses.replace(
@@ -137,14 +142,14 @@ def test_volumes_are_cut_into_windows_of_slices(tmp_path, cut, starts):
         assert np.abs(values_of(part)[0] - volume[start : start + 8]).max() < 1e-3
 
 
-def test_short_volumes_lie_in_the_middle(tmp_path):
+def test_short_volumes_are_padded_behind_as_those_of_ct_are(tmp_path):
     volume = np.random.default_rng(3).integers(-1024, 1000, (5, 20, 24)).astype(np.int16)
     np.save(tmp_path / "x.npy", volume)
     (part,) = read_file(tmp_path / "x.npy", SCAN, Files())
     held = values_of(part)[0]
     assert part.valid_size == (5, 20, 24)
-    assert np.abs(held[1:6] - volume).max() < 0.02
-    assert np.abs(held[[0, 6, 7]] - volume.min()).max() < 0.02
+    assert np.abs(held[:5] - volume).max() < 0.02
+    assert np.abs(held[5:] - volume.min()).max() < 0.02
 
 
 def by_hand(path: Path) -> np.ndarray:
@@ -242,11 +247,21 @@ def test_channels_of_different_rates_are_resampled_each(tmp_path, write_edf):
     assert np.abs(values_of(part) - expected)[:, 50:-50].max() < 1.0
 
 
-@pytest.mark.parametrize("head", ["time,left,right", "Timestamp,left,right", "left,right", ",a,b"])
+@pytest.mark.parametrize(
+    "head",
+    ["time,left,right", "Timestamp,left,right", "left,right", ",a,b", "0,1", "\ufeffleft,right"],
+)
 def test_a_column_of_times_is_no_channel(tmp_path, head):
     values = np.random.default_rng(4).normal(size=(100, 2))
     columns = [np.arange(100)[:, None]] * (head.count(",") == 2) + [values]
-    np.savetxt(tmp_path / "x.csv", np.hstack(columns), delimiter=",", header=head, comments="")
+    np.savetxt(
+        tmp_path / "x.csv",
+        np.hstack(columns),
+        delimiter=",",
+        header=head,
+        comments="",
+        encoding="utf-8",
+    )
     signal = dataclasses.replace(WRIST, channels=())
     (part,) = read_file(tmp_path / "x.csv", signal, Files(rate=50.0))
     assert np.abs(values_of(part) - values.T).max() < 1e-3
@@ -334,3 +349,79 @@ def test_a_folder_of_dicom_slices_is_one_volume(tmp_path, write_slice):
     assert np.abs(values_of(part)[0] - slices).max() < 0.04
     with pytest.raises(RecordError, match="another than CT"):
         read_file(tmp_path / "scan", dataclasses.replace(signal, unit="HU"), Files())
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+def test_images_of_any_number_of_channels_are_resized_plane_by_plane(tmp_path, channels):
+    own = dataclasses.replace(
+        SIGNALS["cxr"], name="own", stored_shape=(channels, 32, 32), input_shape=(channels, 32, 32)
+    )
+    pixels = np.random.default_rng(channels).integers(0, 256, (48, 24, channels), np.uint8)
+    np.save(tmp_path / "x.npy", pixels)
+    (part,) = read_file(tmp_path / "x.npy", own, Files())
+    assert part.valid_size == (32, 16)
+    for plane, stored in zip(np.moveaxis(pixels, -1, 0), part.signal, strict=True):
+        expected = Image.fromarray(plane).resize((16, 32), Image.Resampling.BILINEAR)
+        assert np.array_equal(stored[:, 8:24], np.asarray(expected))
+        assert not stored[:, :8].any()
+
+
+OWN = {
+    "wrist": (WRIST, lambda rng: rng.normal(3.0, 1.0, (2, 60))),
+    "film": (FILM, lambda rng: rng.normal(300.0, 90.0, (40, 12))),
+    "scan": (SCAN, lambda rng: rng.normal(-500.0, 90.0, (5, 20, 24))),
+    "photograph": (
+        dataclasses.replace(FILM, dtype="uint8"),
+        lambda rng: rng.integers(50, 256, (40, 12), np.uint8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_statistics_and_normalisers_pass_over_padding(tmp_path, name):
+    signal, draw = OWN[name]
+    rng = np.random.default_rng(len(name))
+    values = [draw(rng) for _ in range(4)]
+    parts = []
+    for number, one in enumerate(values):
+        np.save(tmp_path / f"{number}.npy", one)
+        parts += read_file(tmp_path / f"{number}.npy", signal, Files(rate=signal.rate))
+    stored_bytes = [part.signal.tobytes() for part in parts]
+    table = pa.table(
+        {
+            "signal": pa.array(stored_bytes, pa.binary(len(stored_bytes[0]))),
+            "scale": [part.scale for part in parts],
+            "valid_size": [part.valid_size for part in parts],
+        }
+    )
+    sums = _sums(table, signal)
+    channels = signal.stored_shape[0]
+    whole = np.concatenate([one.reshape(channels, -1) for one in values], axis=1).astype(float)
+    assert sums["count"] == [whole.shape[1]] * channels
+    np.testing.assert_allclose(np.divide(sums["sum"], sums["count"]), whole.mean(axis=1), rtol=1e-3)
+    np.testing.assert_allclose(sums["squares"], np.square(whole).sum(axis=1), rtol=1e-3)
+    mean, std = whole.mean(axis=1), whole.std(axis=1)
+    standard = dataclasses.replace(signal, normaliser="source-statistics", parameters={})
+    normalise = normaliser(standard, {"mean": mean.tolist(), "std": std.tolist()})
+    stored = (
+        np.stack([part.signal for part in parts]),
+        np.array([part.scale for part in parts], np.float32),
+        np.array([part.valid_size for part in parts]),
+    )
+    seen = normalise(*map(torch.from_numpy, stored)).numpy()
+    for one, found in zip(values, seen, strict=True):
+        each = (one.reshape(channels, -1) - mean[:, None]) / std[:, None]
+        assert np.sort(found[found != 0]) == pytest.approx(
+            np.sort(each[each != 0].ravel()), abs=2e-3
+        )
+
+
+def test_a_constant_area_is_zero_by_its_own_range():
+    own = dataclasses.replace(WRIST, input_shape=(2, 50))
+    signals = np.full((2, 2, 100), 7, np.int16)
+    signals[:, :, :10] = np.arange(10)
+    signals[1, 0, 60] = 9
+    about = (torch.ones(2), torch.tensor([[100], [100]]))
+    found = normaliser(own, None)(torch.from_numpy(signals), *about)
+    assert not found[0].any()
+    assert found[1].max() - found[1].min() == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from benchmd_ray.card_folders import CARDS
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import broken_cards, cards, dataset_card
+from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import modality
 
@@ -22,6 +24,7 @@ task:
   classes: [a, b]
 files:
   table: t.csv
+  split: part
   splits: {one: train}
 """
 SIGNAL = """\
@@ -55,13 +58,22 @@ FAULTS = [
     ("  table: t.csv", "  tabel: t.csv", 8, r"unknown key .*files.* 'tabel'\. .*'table'"),
     ("  kind: single-label", "  kind: single", 5, r"unknown value .*'single'\. .*'single-label'"),
     ("  table: t.csv", "  table: [1]", 8, "expected a value of type str"),
-    ("{one: train}", "{one: trian}", 9, r"unknown value .*'trian'\. Did you mean 'train'\?"),
+    ("{one: train}", "{one: trian}", 10, r"unknown value .*'trian'\. Did you mean 'train'\?"),
     ("  classes: [a, b]", "  classes: [a]", 4, "expected 2 or more"),
     ("name: own", "name: own\nclass_mapping: {x: c}", 3, r"unknown class in .*class_mapping.*'c'"),
     ("name: own", "name: another", 2, "expected the file's own"),
     ("task:", "task: [a, b]\nx:", 4, "expected its keys"),
     ("files:", "files: {a: [}", 7, "cannot read"),
     ("files:", "files:\n  rate: -1", 7, "rate is -1, expected a positive number"),
+    ("files:", "files:\n  rate: 0", 7, "rate is 0, expected a positive number"),
+    ("  split: part\n", "", 7, "splits names values: add split"),
+    ("split: part", "lists: {train: x.txt}\n  split: part", 7, "leave one of them out"),
+    ("split: part", "metadata: {ages: x}\n  split: part", 9, "'ages'.* Did you mean 'age'"),
+    ("split: part", "drawn: {test: 1}\n  split: part", 7, "drawn has no share of train"),
+    ("split: part", "labels: [c]\n  split: part", 9, "unknown class in .*labels.*'c'"),
+    ("files:", "evaluation_splits: {odd: [test]}\nfiles:", 7, "unknown policy in .*'odd'"),
+    ("[a, b]", "[a, b]\n  scored: scan", 7, "'scan'.* Did you mean 'scans'"),
+    ("task:", "module: faulty\nsignal: {name: ../x}\ntask:", 5, "'../x' is not a valid name"),
 ]
 
 
@@ -89,6 +101,8 @@ MODALITY_FAULTS = [
     ("  rate: 32", "  rat: 32", 11, r"unknown key .* 'rat'\. Did you mean 'rate'\?"),
     ("  stored_shape: [3, 320]", "  stored_shape: [3, 319]", 3, "centre 320 cannot be cut out"),
     ("batch_size: 64", "batch_size: many", 2, "expected a value of type int"),
+    ("  axes: [channel, time]", "  axes: [time, channel]", 3, "expected channel, time or"),
+    ("  rate: 32\n", "", 3, "signals over time are int16 and have a rate"),
     ("  dtype: int16", "  dtype: int61", 7, r"Did you mean 'int16'"),
 ]
 
@@ -111,5 +125,25 @@ def test_a_broken_signal_spoils_its_datasets_alone(folder, before, after, line, 
 def test_a_card_of_a_name_that_is_taken_is_broken(folder):
     (folder / "georgia.yaml").write_text(SOUND.replace("own", "georgia"))
     assert cards()["georgia"].modality.name == "ecg"
-    listed = CliRunner().invoke(main, ["catalog", "list"])
+    listed = CliRunner().invoke(main, ["catalog", "list"], env={"COLUMNS": "2000"})
     assert listed.exit_code == 0
+    said = " ".join(listed.stderr.split())
+    assert re.search(r"georgia\.yaml has the name georgia, which is that of .*georgia\.yaml", said)
+
+
+def test_a_folder_that_is_named_twice_has_its_cards_once(folder, monkeypatch):
+    (folder / "again").symlink_to(folder)
+    monkeypatch.setenv(CARDS, f"{folder}:{folder}/again")
+    assert cards()["other"].name == "other"
+    assert broken_cards() == {}
+
+
+@pytest.mark.parametrize("text", ["def x(:\n", "1 / 0\n", "import nowhere\n"])
+def test_a_module_that_cannot_be_imported_is_named(folder, monkeypatch, text):
+    (folder / "faulty.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "faulty", raising=False)
+    before = SOUND[: SOUND.index("files:")]
+    (folder / "own.yaml").write_text(before + "module: faulty\n")
+    with pytest.raises(BenchmdError, match=r"the module faulty of own cannot be imported \(\w+\):"):
+        dataset_of(dataset_card("own"))

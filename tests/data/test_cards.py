@@ -179,7 +179,7 @@ def test_a_card_that_is_no_mapping_is_named(tmp_path, content):
             {"class_mapping": {1: "normal"}},
             r"a name in the card x\.yaml: class_mapping is 1, expected",
         ),
-        ({"name": "../x"}, r"the name in the card x\.yaml is '\.\./x': expected small letters"),
+        ({"name": "../x"}, r"x\.yaml: '\.\./x' is not a valid name of a dataset: use"),
         (
             {"name": "x", "code_table": "../t.csv"},
             r"code_table in .*x\.yaml is '\.\./t\.csv'",

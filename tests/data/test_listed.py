@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from PIL import Image
 
 from benchmd_ray.card_folders import CARDS
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.datasets.listed import CONSTANT, NO_PATIENT, NOWHERE, discover, read
+from benchmd_ray.data.datasets import listed
+from benchmd_ray.data.datasets.listed import (
+    CONSTANT,
+    NO_CLASS,
+    NO_PATIENT,
+    NOWHERE,
+    discover,
+    read,
+    table_rows,
+)
 from benchmd_ray.data.discovery import discovered
 from benchmd_ray.data.quarantine import named
 from benchmd_ray.data.raw import DUPLICATE, Choices
@@ -21,15 +34,17 @@ from benchmd_ray.errors import BenchmdError
 @pytest.fixture
 def card(tmp_path, monkeypatch):
     """Makes a card of these files."""
-    monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
+    folders = []
 
     def make(files, **about):
-        (tmp_path / "cards").mkdir(exist_ok=True)
-        number = len(list((tmp_path / "cards").iterdir()))
-        text = {"name": f"own-{number}", "modality": "derm", "files": files} | about
+        name = f"own-{len(folders)}"
+        folders.append(tmp_path / "cards" / name)
+        folders[-1].mkdir(parents=True)
+        text = {"name": name, "modality": "derm", "files": files} | about
         text.setdefault("task", {"kind": "single-label", "classes": ["a", "b"]})
-        (tmp_path / "cards" / f"own-{number}.yaml").write_text(yaml.safe_dump(text))
-        return dataset_card(f"own-{number}")
+        (folders[-1] / f"{name}.yaml").write_text(yaml.safe_dump(text))
+        monkeypatch.setenv(CARDS, os.pathsep.join(map(str, folders)))
+        return dataset_card(name)
 
     return make
 
@@ -102,8 +117,9 @@ def test_odd_lists_are_refused(raw, card, lines, message):
 
 
 def test_lists_within_the_raw_folder_alone(raw, card):
-    with pytest.raises(BenchmdError, match="not within the raw folder"):
-        discover(raw, card({"lists": {"train": "../elsewhere.txt"}}), Choices())
+    for where in ({"lists": {"train": "../x.txt"}}, {"folder": "/etc"}, {"table": "a/../../t.csv"}):
+        with pytest.raises(BenchmdError, match="is not a path within the raw folder"):
+            card(where)
 
 
 def test_several_labels_have_a_column_each(raw, card):
@@ -124,7 +140,7 @@ def test_several_labels_have_a_column_each(raw, card):
     }
     assert found.left_out == {
         "none of its labels is known": 1,
-        "its value 'maybe' of oedema is neither 1 nor 0": 1,
+        "its value of oedema is neither 1 nor 0": 1,
         "no table names it": 1,
     }
 
@@ -210,3 +226,74 @@ def test_folders_of_patients_are_not_written_down(raw, card):
     assert not any("Doe" in item.record_id + item.group_id for item in found.items)
     assert len({item.group_id for item in found.items}) == 3
     assert "Doe" not in named(found.items[0], own)
+
+
+def test_files_of_one_name_and_two_formats_are_two_records(raw, card):
+    shutil.copy(raw / "a" / "a0.png", raw / "a" / "a0.bmp")
+    found = discovered(card({"drawn": {"train": 1.0}}), raw, "clean", None, {})[1]
+    ids = {item.path: item.record_id for item in found.items}
+    assert (ids["a/a0.png"], ids["a/a0.bmp"], ids["a/a1.png"]) == ("a/a0.png", "a/a0.bmp", "a/a1")
+    assert DUPLICATE not in found.left_out
+
+
+def test_a_whole_path_in_a_list_stands_for_its_own_file(raw, card):
+    for where in ("a", "."):
+        shutil.copy(raw / "a" / "a0.png", raw / where / "same.png")
+    write_lists(raw, train=["same.png"], val=["a/same.png"], test=["a1"])
+    (raw / "table.csv").write_text("path,label\nsame.png,a\na/same.png,a\na/a1.png,b\n")
+    found = discover(raw, card({"table": "table.csv", "lists": LISTS}), Choices())
+    assert splits(found) == {
+        "same.png": "train",
+        "a/same.png": "validation",
+        "a/a1.png": "test",
+    }
+
+
+@pytest.mark.parametrize("values", [[1.0, float("nan"), 2.0], [" 1.0", None, "2.0 "]])
+def test_tables_in_parquet_read_as_those_in_csv(tmp_path, values):
+    table = pa.table({"path": ["x", "y", "z"], "age": values})
+    pq.write_table(table, tmp_path / "t.parquet")
+    rows = list(table_rows(tmp_path / "t.parquet", ["path", "age"], "it"))
+    assert [row["age"] for row in rows] == ["1.0", "", "2.0"]
+
+
+def test_odd_tables_in_parquet_are_refused(tmp_path, monkeypatch):
+    twice = pa.Table.from_arrays([pa.array(["x"])] * 2, names=["path", "path"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(BenchmdError, match="has 2 columns 'path', expected one"):
+        list(table_rows(tmp_path / "twice.parquet", ["path"], "it"))
+    with pytest.raises(BenchmdError, match="has no column 'label', expected one; it has 'path'"):
+        list(table_rows(tmp_path / "twice.parquet", ["label"], "it"))
+    # A text that is there often takes little in a file and much in memory.
+    monkeypatch.setattr(listed, "MAX_BYTES", 2**20)
+    pq.write_table(pa.table({"path": ["x" * 1000] * 5000}), tmp_path / "long.parquet")
+    assert (tmp_path / "long.parquet").stat().st_size < 2**16
+    with pytest.raises(BenchmdError, match="decoded it has over 1,048,576 bytes"):
+        list(table_rows(tmp_path / "long.parquet", ["path"], "it"))
+
+
+def test_labels_that_the_card_does_not_name_are_counted_and_never_written_down(raw, card):
+    shutil.copytree(raw / "a", raw / "Mueller, Eva")
+    found = discover(raw, card({}), Choices())
+    assert found.left_out == {NO_CLASS: 3}
+    own = card({}, task={"kind": "single-label", "classes": ["c", "d"]})
+    with pytest.raises(
+        BenchmdError, match=r"9 records .* 3 labels, such as .* Expected c, d"
+    ) as no:
+        discover(raw, own, Choices())
+    assert "Mueller" in str(no.value)  # a class, as far as the card says
+    with pytest.raises(BenchmdError, match="9 records") as no:
+        discover(raw, dataclasses.replace(own, private_names=True), Choices())
+    assert "Mueller" not in str(no.value)
+
+
+def test_a_policy_that_the_card_does_not_have_is_refused(raw, card):
+    for policy in ("released", "odd"):
+        with pytest.raises(BenchmdError, match=rf"unknown policy of own-\d: '{policy}'"):
+            discovered(card({}), raw, policy, None, {})
+
+
+def test_an_override_of_the_normaliser_takes_no_parameters_of_the_other(card):
+    own = card({}, modality="eeg", signal={"normaliser": "none"})
+    assert own.signal.parameters == {}
+    assert card({}, modality="eeg").signal.parameters == {"low": -125, "high": 125}

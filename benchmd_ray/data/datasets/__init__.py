@@ -36,7 +36,7 @@ from benchmd_ray.data.datasets import (
     vindr_mammo,
 )
 from benchmd_ray.data.raw import Dataset
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.files import sha256
 from benchmd_ray.plugins import GROUPS, find_module
 
@@ -131,9 +131,10 @@ def _outside(name: str, dataset: str) -> Dataset:
         )
     try:
         module = importlib.import_module(name)
-    except ImportError as error:
+    except Exception as error:  # whatever a module of the user does
         raise BenchmdError(
-            f"the module {name} of {dataset} cannot be imported: {error}."
+            f"the module {name} of {dataset} cannot be imported ({type(error).__name__}): "
+            f"{first_line(error)}."
         ) from error
     missing = [part for part in ("discover", "read") if not callable(getattr(module, part, None))]
     if missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from benchmd_ray.data.readers.metaimage import read_mhd
 from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume, read_series
 from benchmd_ray.data.readers.wfdb import read_wfdb
-from benchmd_ray.data.records import RecordError, RecordLeftOut, shown_names
+from benchmd_ray.data.records import RecordError, RecordLeftOut, require_once, valid_area
 from benchmd_ray.data.transforms import (
     fitted,
     quantise,
@@ -33,7 +34,7 @@ from benchmd_ray.data.transforms import (
 )
 from benchmd_ray.signals import Signal
 
-VERSION = 1
+VERSION = 2
 """Raised whenever what is stored of a file changes."""
 MAX_CSV_BYTES = 2**28
 MICROVOLTS = {"µV": 1.0, "uV": 1.0, "mV": 1e3, "V": 1e6}
@@ -57,10 +58,8 @@ class Part(NamedTuple):
     @property
     def is_constant(self) -> bool:
         """Whether it holds one value alone in each channel, of which no normaliser makes sense."""
-        own = self.signal.reshape(len(self.signal), -1)
-        if self.signal.ndim == 2:  # without the padding around
-            start = (own.shape[1] - self.valid_size[0]) // 2
-            own = own[:, start : start + self.valid_size[0]]
+        inside = valid_area(self.signal.shape[1:], self.valid_size)
+        own = self.signal[:, *inside].reshape(len(self.signal), -1)
         return bool((own == own[:, :1]).all())
 
 
@@ -89,7 +88,7 @@ def read_file(path: Path, signal: Signal, files: Files) -> list[Part]:
     - Images, (y, x) or (y, x, channel), keep their aspect ratio (decision D3).
     - Volumes, (z, y, x) or (channel, z, y, x), are cut into windows of slices, each of which is
       resized whatever its aspect ratio (decision D5). Shorter ones are padded with their smallest
-      value on both sides.
+      value behind the last slice.
 
     Args:
         path: The file, its format known by its ending; or the folder of a DICOM series.
@@ -175,11 +174,10 @@ def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) ->
     starts = window_starts(held, depth)
     if files.cut != "segments":
         starts = [max(0, held - depth) // 2 if files.cut == "centre" else 0]
-    before = max(0, depth - held) // 2
-    around = ((0, 0), (before, max(0, depth - held) - before), (0, 0), (0, 0))
+    behind = ((0, 0), (0, max(0, depth - held)), (0, 0), (0, 0))
     parts = []
     for start in starts:
-        window = np.pad(slices[:, start : start + depth], around, constant_values=lowest)
+        window = np.pad(slices[:, start : start + depth], behind, constant_values=lowest)
         if signal.dtype == "uint8":
             steps, scale = np.rint(window).astype(np.uint8), 1.0
         else:
@@ -223,13 +221,9 @@ def _chosen(names: Sequence[str], signal: Signal, files: Files) -> list[int]:
     wanted = [files.channels.get(name, name) for name in signal.channels]
     if wanted and any(names):
         plain = [name.strip().lower() for name in names]
-        missing = [name for name in wanted if plain.count(name.strip().lower()) != 1]
-        if not missing:
-            return [plain.index(name.strip().lower()) for name in wanted]
-        raise RecordError(
-            f"channel {missing[0]} is there {plain.count(missing[0].strip().lower())} times, "
-            f"expected once; the channels are {shown_names(names)}"
-        )
+        for name in wanted:
+            require_once("channel", name, plain.count(name.strip().lower()), names)
+        return [plain.index(name.strip().lower()) for name in wanted]
     count = signal.stored_shape[0]
     if len(names) != count:
         raise RecordError(f"it has {len(names)} channels, expected {count}")
@@ -304,9 +298,12 @@ def _planes(path: Path, signal: Signal, files: Files) -> list[Array]:
 def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     """A row for each sample, a column for each channel; named in the first row, or not."""
     text = read_bounded(path, MAX_CSV_BYTES, "the table of samples")
+    text = text.removeprefix(codecs.BOM_UTF8)
     first = text[:4096].split(b"\n", 1)[0].decode("utf-8", "replace").strip()
     mark = max(",;\t", key=first.count)
-    named = not all(map(_is_number, first.split(mark)))
+    cells = [cell.strip().strip('"') for cell in first.split(mark)]
+    numbered = [str(number) for number in range(len(cells))]  # as pandas names columns
+    named = not all(map(_is_number, cells)) or cells == numbered != ["0"]
     try:
         table = pa.csv.read_csv(
             pa.BufferReader(text),

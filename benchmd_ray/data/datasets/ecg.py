@@ -15,7 +15,7 @@ from benchmd_ray.data.records import (
     Record,
     RecordError,
     RecordLeftOut,
-    shown_names,
+    require_once,
 )
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.data.transforms import quantise, resample, segments
@@ -99,13 +99,8 @@ def twelve_leads(waveform: Waveform) -> npt.NDArray[np.int64]:
         RecordError: A lead is missing or there twice.
     """
     names = [name.strip().lower() for name in waveform.names]
-    counts = {lead: names.count(lead.lower()) for lead in LEADS}
-    wrong = [lead for lead, count in counts.items() if count != 1]
-    if wrong:
-        raise RecordError(
-            f"lead {wrong[0]} is there {counts[wrong[0]]} times, expected once; "
-            f"the {len(names)} channels are {shown_names(waveform.names)}"
-        )
+    for lead in LEADS:
+        require_once("lead", lead, names.count(lead.lower()), waveform.names)
     return np.array([names.index(lead.lower()) for lead in LEADS])
 
 

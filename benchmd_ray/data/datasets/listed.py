@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import get_args
+from typing import Any, get_args
 
 import pyarrow.parquet as pq
 
@@ -24,14 +24,17 @@ from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, age, read_rows, sex
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.tasks import UNKNOWN
 
-VERSION = 1
+VERSION = 2
 """Raised whenever records, labels or splits change that the same card and files give."""
+PARQUET_ROWS = 1024
+"""Rows of a Parquet table that are decoded at a time."""
 LAYOUT = "files"
 """Name of the one layout."""
 TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
 """Values of a column of one label, in lower case; nothing stands for unknown."""
 CONSTANT = "a segment or window of it is constant"
 NO_PATIENT = "the table does not say its patient"
+NO_CLASS = "its label is not one of the classes that the card names"
 NOWHERE = "its split is none of those that the card names, or no list has it"
 
 
@@ -47,7 +50,9 @@ class Named:
     split: str | None = None
     """As it is written; None where none is."""
     left_out: str = ""
-    """Why it is left out."""
+    """Why it is excluded."""
+    written: str = ""
+    """Its label as it is written."""
     metadata: dict[str, float | str | None] = field(default_factory=dict)
 
 
@@ -70,10 +75,14 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             missing.append(_shown(card, one.path))
         else:
             kept.append(one)
+    if named and left_out[NO_CLASS] == len(named):
+        raise BenchmdError(_no_class(root, card, named))
+    stems = Counter(_stem(card, one.path) for one in kept)
     items = []
     for one, split in zip(kept, _splits(kept, card), strict=True):
         if split:
-            items.append(_item(card, one, split))
+            stem = _stem(card, one.path)
+            items.append(_item(card, one, split, stem if stems[stem] == 1 else one.path))
         else:
             left_out[NOWHERE] += 1
     if files.table:
@@ -82,6 +91,16 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         left_out[NO_ROW] += sum(1 for _ in others)
     patients = files.patient or "patient" in files.levels
     return Discovery(LAYOUT, items, missing, dict(+left_out), "patient" if patients else "record")
+
+
+def _no_class(root: Path, card: DatasetCard, named: Sequence[Named]) -> str:
+    labels = list(dict.fromkeys(one.written for one in named))
+    seen = f", such as {', '.join(map(shown, labels[:3]))}" if not card.hides_names else ""
+    valid = list(card.class_mapping or card.classes)
+    return (
+        f"none of the {len(named):,} records in {root} has a label that the card of {card.name} "
+        f"knows: they have {len(labels):,} labels{seen}. Expected {', '.join(valid[:20])}."
+    )
 
 
 def _files(card: DatasetCard) -> Files:
@@ -110,10 +129,11 @@ def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
             path,
             label,
             labels,
-            row[files.patient] if files.patient else "",
-            row[files.split] if files.split else None,
-            why,
-            {name: _value(name, row[column]) for name, column in files.metadata.items()},
+            patient=row[files.patient] if files.patient else "",
+            split=row[files.split] if files.split else None,
+            left_out=why,
+            written="" if several else row[files.label],
+            metadata={name: _value(name, row[column]) for name, column in files.metadata.items()},
         )
 
 
@@ -139,38 +159,52 @@ def _parquet_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[dic
     """Rows of a Parquet file as a CSV file would have them.
 
     Raises:
-        BenchmdError: It is no such file, lacks a column, or is too large.
+        BenchmdError: It is missing or no such file, lacks a column or has one twice, or is too
+            large.
     """
     if not path.is_file():
         raise BenchmdError(f"{path} is missing: expected the table of {what}.")
+    chosen = list(dict.fromkeys(columns))
+    size = 0
     try:
-        file = pq.ParquetFile(path)
-        about = file.metadata
-        if path.stat().st_size > MAX_BYTES or about.num_rows * len(columns) > MAX_VALUES:
-            raise BenchmdError(f"{path} is too large for a table: it has {about.num_rows:,} rows.")
-        absent = [name for name in columns if name not in file.schema_arrow.names]
-        if absent:
-            raise BenchmdError(
-                f"{path} has no column {absent[0]!r}; it has "
-                f"{', '.join(map(shown, file.schema_arrow.names[:40]))}."
-            )
-        held = file.read(columns=list(dict.fromkeys(columns))).to_pylist()
+        with pq.ParquetFile(path) as file:
+            names, rows = file.schema_arrow.names, file.metadata.num_rows
+            if path.stat().st_size > MAX_BYTES or rows * len(chosen) > MAX_VALUES:
+                raise BenchmdError(f"{path} is too large for a table: it has {rows:,} rows.")
+            for name in chosen:
+                if names.count(name) != 1:
+                    has = "no column" if name not in names else f"{names.count(name)} columns"
+                    raise BenchmdError(
+                        f"{path} has {has} {name!r}, expected one; it has "
+                        f"{', '.join(map(shown, names[:40]))}."
+                    )
+            for batch in file.iter_batches(PARQUET_ROWS, columns=chosen):
+                size += batch.nbytes
+                if size > MAX_BYTES:
+                    raise BenchmdError(
+                        f"{path} is too large for a table: decoded it has over {MAX_BYTES:,} bytes."
+                    )
+                for row in batch.to_pylist():
+                    yield {name: _as_text(value) for name, value in row.items()}
     except (OSError, ValueError) as error:  # pyarrow's are ValueErrors
         raise BenchmdError(f"{path} cannot be read as Parquet ({type(error).__name__}).") from error
-    for row in held:
-        yield {name: "" if value is None else str(value) for name, value in row.items()}
+
+
+def _as_text(value: Any) -> str:
+    """A value as a CSV file would have it; empty where it is missing or NaN."""
+    return "" if value is None or value != value else str(value).strip()
 
 
 def _class_of(card: DatasetCard, label: str) -> tuple[str | None, str]:
     """The class of a label, or why there is none."""
     if not label:
         return None, NO_LABEL
-    if card.class_mapping and label in card.class_mapping:
+    if label in card.class_mapping:
         name = card.class_mapping[label]
         return name, "" if name else f"its label {shown(label)} has no class"
     if label in card.classes and not card.class_mapping:
         return label, ""
-    return None, f"its label {shown(label)} is no class"
+    return None, NO_CLASS
 
 
 def _labels(
@@ -181,7 +215,7 @@ def _labels(
     for column in columns:
         text = row[column].strip().lower()
         if text and text not in TRUTHS:
-            return {}, f"its value {shown(row[column])} of {column} is neither 1 nor 0"
+            return {}, f"its value of {column} is neither 1 nor 0"
         name = card.class_mapping.get(column, column)
         if name:
             found[name] = max(found[name], TRUTHS.get(text, UNKNOWN))
@@ -217,7 +251,14 @@ def _in_folders(root: Path, card: DatasetCard) -> Iterator[Named]:
             continue
         said = dict(zip(files.levels, parts, strict=False))
         label, why = _class_of(card, said.get("class", ""))
-        yield Named(path, label, {}, said.get("patient", ""), said.get("split"), why)
+        yield Named(
+            path,
+            label,
+            patient=said.get("patient", ""),
+            split=said.get("split"),
+            left_out=why,
+            written=said.get("class", ""),
+        )
 
 
 def _by_lists(
@@ -231,12 +272,15 @@ def _by_lists(
         BenchmdError: There is no such list, or a record is in two, or a line stands for several.
     """
     files = _files(card)
+    paths: dict[str, set[str]] = {}
     by_name: dict[str, set[str]] = {}
     for one in named:
         path = PurePosixPath(one.path).relative_to(files.folder or ".").as_posix()
+        paths.setdefault(path, set()).add(one.path)
         for name in (path, path.rpartition("/")[2]):
             for key in (name, name.removesuffix(ending(name, card.signal))):
                 by_name.setdefault(key, set()).add(one.path)
+    by_name |= paths  # a whole path stands for its own file
     splits: dict[str, str] = {}
     missing = []
     for split, source in files.lists.items():
@@ -291,20 +335,26 @@ def _labels_of(one: Named) -> tuple[str, ...]:
     return tuple(name for name, value in one.labels.items() if value == 1)
 
 
-def _record_id(card: DatasetCard, path: str) -> str:
-    """The path without its ending, or the hash of that where names name patients."""
-    name = path.removesuffix(ending(path, card.signal))
+def _stem(card: DatasetCard, path: str) -> str:
+    """The path without its ending."""
+    return path.removesuffix(ending(path, card.signal))
+
+
+def _record_id(card: DatasetCard, name: str) -> str:
+    """A record's name, or the hash of it where names name patients."""
     return hashed_patient(card.name, name) if card.hides_names else name
 
 
 def _shown(card: DatasetCard, path: str) -> str:
-    return f"the file of record {_record_id(card, path)}" if card.hides_names else path
+    if not card.hides_names:
+        return path
+    return f"the file of record {_record_id(card, _stem(card, path))}"
 
 
-def _item(card: DatasetCard, one: Named, split: str) -> RawItem:
+def _item(card: DatasetCard, one: Named, split: str, name: str) -> RawItem:
     return RawItem(
         path=one.path,
-        record_id=_record_id(card, one.path),
+        record_id=_record_id(card, name),
         group_id=hashed_patient(card.name, one.patient or one.path),
         split=split,
         label=one.label,

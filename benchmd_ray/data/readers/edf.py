@@ -21,7 +21,7 @@ import mne
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.records import RecordError, shown_names
+from benchmd_ray.data.records import RecordError, require_once
 
 VERSION = 1
 """Raised whenever what it reads of the same file changes."""
@@ -255,11 +255,7 @@ def _find(header: Header, name: str) -> Channel:
         RecordError: It is missing or there twice.
     """
     found = [channel for channel in header.channels if plain(channel.name) == plain(name)]
-    if len(found) != 1:
-        names = shown_names(channel.name for channel in header.channels)
-        raise RecordError(
-            f"channel {name} is there {len(found)} times, expected once; the channels are {names}"
-        )
+    require_once("channel", name, len(found), (channel.name for channel in header.channels))
     return found[0]
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.records import OLDEST_AGE, decode_signals, decode_targets
+from benchmd_ray.data.records import OLDEST_AGE, decode_signals, decode_targets, valid_area
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.tasks import UNKNOWN
 
@@ -212,7 +212,8 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
         table = file.read_row_group(number, columns=columns).slice(row, 1)
     signal = decode_signals(table["signal"], catalog.signal)[0]
     held = table.drop_columns("signal").to_pylist()[0]
-    physical = valid_area(signal, held["valid_size"]).astype(np.float32) * held["scale"]
+    inside = valid_area(signal.shape[1:], held["valid_size"])
+    physical = signal[:, *inside].astype(np.float32) * held["scale"]
     names = zip(catalog.card.classes, held["target"], strict=True)
     return Example(
         record_id=held["record_id"],
@@ -221,22 +222,6 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
         classes=tuple(name for name, value in names if value == 1),
         signal=physical.astype(np.float32),
     )
-
-
-def valid_area(
-    signal: npt.NDArray[np.generic], size: Sequence[int] | None
-) -> npt.NDArray[np.generic]:
-    """A signal without its padding: around images, behind the slices of short scans.
-
-    Args:
-        signal: (channel, …); of type uint8 for images.
-        size: Valid extent along each axis but the channel's; all of it when None.
-    """
-    inside = [slice(None)]
-    for whole, extent in zip(signal.shape[1:], size or signal.shape[1:], strict=True):
-        start = (whole - extent) // 2 if signal.dtype == np.uint8 else 0
-        inside.append(slice(start, start + extent))
-    return signal[tuple(inside)]
 
 
 def _tables(catalog: Catalog, split: str, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:

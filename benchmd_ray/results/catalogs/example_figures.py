@@ -200,14 +200,13 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
     """Images without their padding, a class in each row; of a CT window the middle slice."""
     kind = catalog.signal
     volume = len(kind.axes) == 4
-    low, high = 0.0, 255.0
+    low, high = _limits(catalog, chosen)
     what = "images of each class, without padding"
     if volume:
         what = "the middle slice of volumes of each class"
     windowed = kind.normaliser == "window"
     if windowed:
         centre, width = (float(kind.parameters[name]) for name in ("centre", "width"))
-        low, high = centre - width / 2, centre + width / 2
         said = f"{centre:g}/{width:g} {kind.unit}".replace("-", "−")
         what = f"the middle slice of volumes of each class, window {said}"
     columns = max(map(len, chosen.values()))
@@ -226,8 +225,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
             axes.spines[:].set_visible(False)
         row[0].set_ylabel(textwrap.fill(name, 16), rotation=0, ha="right", va="center")
         for axes, example in zip(row[: len(found)], found, strict=True):
-            image = example.signal[:, example.signal.shape[1] // 2] if volume else example.signal
-            shown = _shown(axes, image, low, high)
+            shown = _shown(axes, _image(example.signal), low, high)
             _same_scale(axes, example.signal.shape[-2:], cell)
             also = [other for other in example.classes if other != name]
             text = f"{example.split}; also {', '.join(also)}" if also else example.split
@@ -238,11 +236,32 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
     return figure
 
 
-def _shown(axes: Axes, signal: npt.NDArray[np.float32], low: float, high: float) -> AxesImage:
-    """Draw an image (channel, y, x); one channel from black at ``low`` to white at ``high``."""
-    if len(signal) == 1:
-        return axes.imshow(signal[0], cmap="gray", vmin=low, vmax=high)
-    return axes.imshow(signal.transpose(1, 2, 0) / 255)
+def _limits(catalog: Catalog, chosen: dict[str, list[Example]]) -> tuple[float, float]:
+    """What is drawn black and white: of the window, of bytes, else of the middle 98 % of pixels."""
+    kind = catalog.signal
+    if kind.normaliser == "window":
+        window = kind.normaliser_parameters().range
+        return window.low, window.high
+    if kind.dtype == "uint8":
+        return 0.0, 255.0
+    images = [_image(example.signal).ravel() for found in chosen.values() for example in found]
+    low, high = np.percentile(np.concatenate(images), (1, 99))
+    return float(low), float(max(high, np.nextafter(low, np.inf)))
+
+
+def _image(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """(channel, y, x): the signal itself, or the middle slice of a volume."""
+    return signal[:, signal.shape[1] // 2] if signal.ndim == 4 else signal
+
+
+def _shown(axes: Axes, image: npt.NDArray[np.float32], low: float, high: float) -> AxesImage:
+    """Draw an image (channel, y, x) from black at ``low`` to white at ``high``.
+
+    Three channels are red, green and blue; of other numbers the first is drawn.
+    """
+    if len(image) != 3:
+        return axes.imshow(image[0], cmap="gray", vmin=low, vmax=high)
+    return axes.imshow(((image.transpose(1, 2, 0) - low) / (high - low)).clip(0, 1))
 
 
 def _same_scale(axes: Axes, extent: Sequence[int], cell: Sequence[int]) -> None:
