@@ -84,10 +84,12 @@ def catalog_new(name: str, folder: Path, out: Path) -> None:
     """
     from benchmd_ray.data.new_card import new_card
 
-    paths, unknown = new_card(name, folder, out)
+    paths, guess = new_card(name, folder, out)
     for path in paths:
         click.echo(f"written: {path}")
-    for what in unknown:
+    for what in guess.guessed:
+        click.echo(f"guessed: {what}")
+    for what in guess.unknown:
         click.echo(f"not known: {what}")
     click.echo(f"next: benchmd catalog build {name} --cards {out} --raw {folder} --out …")
 

@@ -103,6 +103,43 @@ def read_rows(
     return [dict(zip(names, (row + empty)[: len(names)], strict=True)) for row in rows]
 
 
+def header_of(path: Path) -> tuple[list[str], str]:
+    """Names of a CSV file's columns, without blanks around them, and what separates them.
+
+    Commas, semicolons and tabs separate: whichever its first line has most. The names are empty
+    where the file is.
+
+    Raises:
+        BenchmdError: It cannot be opened or is no text.
+    """
+    path = present(path)
+    try:
+        with _open_text(path, "utf-8-sig") as file:
+            line = next((line for line in _lines(file, path) if line.strip()), "")
+        mark = separator_of(line)
+        return [name.strip() for name in next(csv.reader([line], delimiter=mark), [])], mark
+    except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BenchmdError(
+            f"{path} is no table in UTF-8 ({error}): save it as CSV in UTF-8."
+        ) from error
+    except OSError as error:
+        raise BenchmdError(f"{path} cannot be opened: {error.strerror}.") from error
+
+
+def separator_of(line: str) -> str:
+    """What separates the values of a line: comma, semicolon or tab."""
+    return max(",;\t", key=line.count)
+
+
+def is_number(text: str) -> bool:
+    """Whether a value is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def present(path: Path) -> Path:
     """The file, or where it is missing the one of the same name with or without ``.gz``."""
     other = path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")

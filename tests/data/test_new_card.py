@@ -30,10 +30,10 @@ def write_pictures(root, names, channels=3):
 
 
 def build(name, raw, tmp_path, monkeypatch, build_here):
-    paths, unknown = new_card(name, raw, tmp_path / "cards")
+    paths, guess = new_card(name, raw, tmp_path / "cards")
     monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
     assert [path.name for path in paths] == [f"{name}.yaml", f"{name}.yaml"]
-    return build_here(name, raw, tmp_path / "catalog", allow_missing=False), unknown
+    return build_here(name, raw, tmp_path / "catalog", allow_missing=False), guess.unknown
 
 
 def counts(catalog):
@@ -118,7 +118,7 @@ def test_a_rate_that_no_file_states_is_said(tmp_path, monkeypatch, build_here):
         (["a/1.png", "a/2.png"], "pets", "all files of .* are in one folder, a: expected two"),
         (["train/1.png"], "pets", "the folders in .* name splits, and none in them classes"),
         (["a/1.xyz"], "pets", r"holds no file of a known format: expected one of \.png"),
-        (["a/1.png", "b/1.png"], "../pets", "the name '../pets' cannot be: take small letters"),
+        (["a/1.png", "b/1.png"], "../pets", "'../pets' is not a valid name of a dataset"),
     ],
 )
 def test_what_cannot_be_guessed_is_refused_and_nothing_written(tmp_path, files, name, message):
@@ -190,4 +190,105 @@ def test_an_array_that_has_to_be_named_is_said(tmp_path):
         np.savez(tmp_path / "raw" / kind / "x.npz", one=np.zeros((2, 9)), two=np.zeros((2, 9)))
     with pytest.raises(BenchmdError, match=r"several arrays .*its arrays are: one, two"):
         new_card("pairs", tmp_path / "raw", tmp_path / "cards")
+    assert not (tmp_path / "cards").exists()
+
+
+def guess_of(raw, tmp_path, name="own"):
+    return new_card(name, raw, tmp_path / "cards")[1]
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_columns_are_known_by_name_however_they_are_written(tmp_path, mark):
+    raw = tmp_path / "raw"
+    write_pictures(raw, [f"{n}.png" for n in range(6)])
+    rows = [["File", "PatientId", "target", "Set", "kind"]]
+    rows += [
+        [f"{n}.png", f"p{n}", str(n / 7), "val" if n else "odd", KINDS[n % 2]] for n in range(6)
+    ]
+    rows += [[f"x{n}.png", "p", str(n / 7), "train", "cat"] for n in range(300)]
+    (raw / "list.csv").write_text("\n".join(mark.join(row) for row in rows))
+    guess = guess_of(raw, tmp_path)
+    assert guess.files == {
+        "table": "list.csv", "path": "File", "patient": "PatientId", "split": "Set",
+        "splits": {"train": "train", "val": "validation"}, "label": "kind",
+    }  # fmt: skip
+    assert guess.classes == ["cat", "dog"]
+    odd, too_many = guess.unknown
+    assert "the column target is: it has 306 different values" in too_many
+    assert "'odd' in the column Set" in odd
+    assert (
+        "# Guessed: patients are in the column PatientId."
+        in (tmp_path / "cards" / "own.yaml").read_text()
+    )
+
+
+def test_a_column_that_names_no_split_is_not_taken_for_one(tmp_path):
+    raw = tmp_path / "raw"
+    write_pictures(raw, [f"{n}.png" for n in range(6)])
+    lines = [f"{n}.png,{KINDS[n % 2]},{n % 3}" for n in range(6)]
+    (raw / "list.csv").write_text("\n".join(["file,class,fold", *lines]))
+    guess = guess_of(raw, tmp_path)
+    assert "split" not in guess.files
+    assert guess.unknown == ["what the column fold is: none of its values names a split"]
+
+
+def test_recordings_next_to_their_table_are_no_tables(tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    values = np.random.default_rng(0).normal(size=(50, 2))
+    for number in range(6):
+        np.savetxt(raw / f"{number}.csv", values, "%.4f", ",", header="x,y", comments="")
+    (raw / "broken.csv").write_text("a,a,b\n1,2\n")
+    lines = [f"{n}.csv\t{KINDS[n % 2]}" for n in range(6)]
+    (raw / "sessions.tsv").write_text("\n".join(["file\tactivity", *lines]))
+    guess = guess_of(raw, tmp_path)
+    assert guess.files == {
+        "table": "sessions.tsv",
+        "path": "file",
+        "label": "activity",
+        "rate": 100,
+    }
+    assert guess.signal["channels"] == ["x", "y"]
+    assert any("broken.csv" in what for what in guess.unknown)
+
+
+@pytest.mark.parametrize("name", ["2024", "on", "1e5"])
+def test_names_and_classes_that_yaml_reads_otherwise_are_quoted(tmp_path, monkeypatch, name):
+    raw = tmp_path / "raw"
+    write_pictures(raw, [f"{label}/{n}.png" for label in ("on", "2024", "1e5") for n in range(2)])
+    guess_of(raw, tmp_path, name)
+    monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
+    assert dataset_card(name).classes == ("1e5", "2024", "on")
+
+
+@pytest.mark.parametrize("name", ["ptb-xl", "ecg", "breastmnist"])
+def test_names_of_datasets_and_modalities_are_not_taken(tmp_path, name):
+    raw = tmp_path / "raw"
+    write_pictures(raw, ["a/1.png", "b/1.png"])
+    with pytest.raises(BenchmdError, match=f"of the name {name}: choose another"):
+        guess_of(raw, tmp_path, name)
+    assert not (tmp_path / "cards").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe\x00"])
+def test_files_of_samples_without_any_are_refused(tmp_path, content):
+    raw = tmp_path / "raw"
+    for label in KINDS:
+        (raw / label).mkdir(parents=True)
+        (raw / label / "x.csv").write_bytes(content)
+    with pytest.raises(BenchmdError, match=r"x\.csv (cannot be read: it is empty|is no table)"):
+        guess_of(raw, tmp_path)
+
+
+def test_a_file_that_ends_its_reader_ends_no_command(tmp_path, monkeypatch):
+    raw = tmp_path / "raw"
+    write_pictures(raw, ["a/1.png", "b/1.png"])
+    path = tmp_path / "sitecustomize.py"
+    path.write_text(
+        "import os, PIL.Image\nPIL.Image.open = lambda *_, **__: os.kill(os.getpid(), 11)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BenchmdError, match=r"its first file crashed .*\(SIGSEGV\): write the card"):
+        guess_of(raw, tmp_path)
     assert not (tmp_path / "cards").exists()

@@ -133,7 +133,7 @@ def test_codes_are_counted_by_class():
 @pytest.mark.parametrize(
     ("files", "role", "rule"),
     [
-        (Files(), "source", "Drawn by patient, each class in these shares: 70 % train, 15 % val"),
+        (Files(), "source", "Drawn file by file, each class in these shares: 70 % train, 15 % val"),
         (Files(), "target", "All records are scored."),
         (Files(levels=("split", "class")), "source", "The splits that the files state."),
         (Files(table="t.csv", split="fold"), "source", "The splits that the files state."),

@@ -24,6 +24,7 @@ from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume, read_series
 from benchmd_ray.data.readers.wfdb import read_wfdb
 from benchmd_ray.data.records import RecordError, RecordLeftOut, require_once, valid_area
+from benchmd_ray.data.tables import is_number, separator_of
 from benchmd_ray.data.transforms import (
     fitted,
     quantise,
@@ -300,10 +301,10 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     text = read_bounded(path, MAX_CSV_BYTES, "the table of samples")
     text = text.removeprefix(codecs.BOM_UTF8)
     first = text[:4096].split(b"\n", 1)[0].decode("utf-8", "replace").strip()
-    mark = max(",;\t", key=first.count)
+    mark = separator_of(first)
     cells = [cell.strip().strip('"') for cell in first.split(mark)]
     numbered = [str(number) for number in range(len(cells))]  # as pandas names columns
-    named = not all(map(_is_number, cells)) or cells == numbered != ["0"]
+    named = not all(map(is_number, cells)) or cells == numbered != ["0"]
     try:
         table = pa.csv.read_csv(
             pa.BufferReader(text),
@@ -320,14 +321,6 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     if not all(pa.types.is_integer(c.type) or pa.types.is_floating(c.type) for c in columns):
         raise RecordError("it holds samples that are no numbers")
     return np.stack([c.to_numpy().astype(np.float64) for c in columns]), None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _pixels(path: Path, signal: Signal, _: Files) -> Array:

@@ -20,7 +20,7 @@ from benchmd_ray.data.raw import NO_ROW, Choices, Discovery, RawItem, Reading, i
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
-from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, age, read_rows, sex
+from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, age, header_of, present, read_rows, sex
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.tasks import UNKNOWN
 
@@ -138,10 +138,10 @@ def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
 
 
 def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[dict[str, str]]:
-    """Rows of a CSV, TSV or Parquet file, all values as text.
+    """Rows of a Parquet or CSV file, whatever separates its values, all as text.
 
     Args:
-        path: The file, its format known by its ending.
+        path: The file; Parquet by its ending.
         columns: Those that it must have.
         what: What it is the table of, for messages.
 
@@ -151,8 +151,21 @@ def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[dict[s
     if path.suffix == ".parquet":
         yield from _parquet_rows(path, columns, what)
         return
-    tabs = ".tsv" in path.suffixes
-    yield from read_rows(path, columns, what, delimiter="\t" if tabs else ",")
+    mark = header_of(path)[1] if present(path).is_file() else ","
+    yield from read_rows(path, columns, what, delimiter=mark)
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """Names of a Parquet table's columns.
+
+    Raises:
+        BenchmdError: It is no such file.
+    """
+    try:
+        names: list[str] = pq.read_schema(path).names
+    except (OSError, ValueError) as error:
+        raise BenchmdError(f"{path} cannot be read as Parquet ({type(error).__name__}).") from error
+    return names
 
 
 def _parquet_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[dict[str, str]]:

@@ -11,7 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.data.cards import DatasetCard, Files, cards, code_classes, dataset_card
+from benchmd_ray.data.cards import (
+    DatasetCard,
+    Files,
+    broken_cards,
+    cards,
+    code_classes,
+    dataset_card,
+)
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.verify import cautions
 from benchmd_ray.errors import BenchmdError, unknown_name
@@ -223,10 +230,12 @@ def _splits(files: Files, role: str) -> str:
     """Where the splits of a dataset without code come from."""
     if role == "target":
         return "All records are scored."
-    if files.split or (not files.table and "split" in files.levels):
+    if files.split or files.lists or (not files.table and "split" in files.levels):
         return "The splits that the files state."
+    by_patient = files.patient or (not files.table and "patient" in files.levels)
     shares = ", ".join(f"{share * 100:.3g} % {split}" for split, share in files.drawn.items())
-    return f"Drawn by patient, each class in these shares: {shares}."
+    of_each = "by patient" if by_patient else "file by file"
+    return f"Drawn {of_each}, each class in these shares: {shares}."
 
 
 def _expected(card: DatasetCard) -> list[str]:
@@ -292,6 +301,8 @@ def show(name: str, draws: bool) -> str:
     if name not in cards():
         if name.startswith(SCHEME) or Path(name).exists():
             return describe_catalog(open_catalog(location(name)))
+        if name in broken_cards():
+            raise BenchmdError(broken_cards()[name])
         raise BenchmdError(f"{unknown_name('dataset', name, cards())} Nor is {name} a folder.")
     if draws:
         raise BenchmdError(

@@ -1,0 +1,356 @@
+"""What a folder of files seems to hold, for a first card (`new_card`).
+
+As a module it is the process apart that looks into the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from benchmd_ray.data.apart import begin, serve
+from benchmd_ray.data.datasets.any_file import ARRAYS, IMAGES, OVER_TIME, TIMES, VOLUMES
+from benchmd_ray.data.datasets.listed import parquet_columns, table_rows
+from benchmd_ray.data.raw import walk
+from benchmd_ray.data.readers.arrays import Array, read_array
+from benchmd_ray.data.readers.edf import read_header
+from benchmd_ray.data.readers.image import read_image
+from benchmd_ray.data.readers.metaimage import read_mhd
+from benchmd_ray.data.readers.nifti import read_nifti
+from benchmd_ray.data.readers.wfdb import read_wfdb
+from benchmd_ray.data.records import METADATA, RecordError
+from benchmd_ray.data.tables import header_of, is_number
+from benchmd_ray.errors import BenchmdError, shown
+
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+MOST_TABLES = 200
+"""Tables that are looked at in a folder: of more, most are recordings."""
+KNOWN = tuple(dict.fromkeys([*IMAGES, *OVER_TIME, *VOLUMES]))
+"""Endings of files that a catalog can be built of."""
+MOST_CLASSES = 100
+"""Different values of a column that is taken for the classes."""
+SECONDS = 10
+"""Length of a signal over time, until the user says another."""
+SPLITS = {
+    "train": "train", "training": "train", "val": "validation", "valid": "validation",
+    "validation": "validation", "dev": "validation", "test": "test", "testing": "test",
+}  # fmt: skip
+"""Names of splits in folders and tables, in lower case."""
+LABELS = ("label", "class", "diagnosis", "target", "category", "dx")
+PATIENTS = (
+    "patient", "patientid", "subject", "subjectid", "person", "personid", "participant",
+    "participantid",
+)  # fmt: skip
+"""Names of columns, without what is neither letter nor digit, in lower case."""
+SPLIT = ("split", "fold", "set", "partition", "subset")
+READ, TABLE = 0, 1
+"""Parts of the look at a folder that `begin` is told."""
+
+
+@dataclass
+class Guess:
+    """What a folder seems to hold."""
+
+    files: dict[str, Any]
+    """Keys of the card's `Files`."""
+    classes: list[str]
+    signal: dict[str, Any] = field(default_factory=dict)
+    guessed: list[str] = field(default_factory=list)
+    """What was taken for what."""
+    unknown: list[str] = field(default_factory=list)
+    """What the user has to say."""
+
+
+def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """The guess of a folder.
+
+    Args:
+        request: ``folder``.
+
+    Returns:
+        Fields of the `Guess`; or ``error``, why there is none.
+    """
+    try:
+        return asdict(guessed(Path(request["folder"]))), b""
+    except BenchmdError as error:
+        return {"error": str(error)}, b""
+
+
+def guessed(folder: Path) -> Guess:
+    """What a folder seems to hold.
+
+    Raises:
+        BenchmdError: It has no file of a known format, or nothing that tells classes.
+    """
+    groups: dict[str, list[str]] = {}
+    for place, names in walk(folder, *(f"*{end}" for end in KNOWN)):
+        for one in sorted(names):
+            path = (place / one).relative_to(folder).as_posix()
+            groups.setdefault(_ending(one).lower(), []).append(path)
+    if not groups:
+        raise BenchmdError(
+            f"{folder} holds no file of a known format: expected one of {', '.join(KNOWN)}."
+        )
+    begin(TABLE)
+    guess, files = _of_tables(folder, groups) or _of_folders(folder, _largest(groups))
+    table = guess.files.get("table")
+    if any(path not in (*files, table) for paths in groups.values() for path in paths):
+        guess.files["suffixes"] = [_ending(files[0]).lower()]
+    begin(READ)
+    _add_signal(guess, folder / files[0])
+    return guess
+
+
+def _largest(groups: Mapping[str, list[str]], without: str = "") -> list[str]:
+    """The files of the format that has the most."""
+    rest = ([path for path in paths if path != without] for paths in groups.values())
+    return max(rest, key=len)
+
+
+def _ending(name: str) -> str:
+    """How the name of a file of a known format ends, as it is written."""
+    return name[-max(len(end) for end in KNOWN if name.lower().endswith(end)) :]
+
+
+def _tables(folder: Path) -> list[str]:
+    """Tables in the folder itself, which may name others of its files."""
+    names = (path.name for path in folder.iterdir() if path.is_file())
+    return sorted(name for name in names if name.lower().endswith(TABLES))[:MOST_TABLES]
+
+
+def _of_tables(folder: Path, groups: Mapping[str, list[str]]) -> tuple[Guess, list[str]] | None:
+    """What the table says that names the most files, and the files."""
+    best: tuple[int, Guess, list[str]] | None = None
+    faults = []
+    for table in _tables(folder):
+        files = _largest(groups, table)
+        try:
+            rows = list(table_rows(folder / table, _columns(folder / table), "a dataset"))
+        except BenchmdError as error:
+            faults.append(str(error).removesuffix("."))
+            continue
+        keys = _keys(files) if files else {}
+        for column in rows[0]:
+            values = {row[column] for row in rows}
+            for key, about in keys.items():
+                matched = len(values & about.keys())
+                if matched and (best is None or matched > best[0]):
+                    best = matched, _of_rows(table, rows, column, key), files
+    if best is None:
+        return None
+    best[1].unknown += [f"whether this table matters: {fault}" for fault in faults]
+    return best[1:]
+
+
+def _columns(path: Path) -> list[str]:
+    """Names of a table's columns, none twice.
+
+    Raises:
+        BenchmdError: It is no table.
+    """
+    names = parquet_columns(path) if path.suffix == ".parquet" else header_of(path)[0]
+    if not any(names):
+        raise BenchmdError(f"{path} has no header.")
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def _keys(files: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
+    """Files by what a column may call them, by the folder and the suffix that it leaves out."""
+    common = PurePosixPath(os.path.commonpath([PurePosixPath(path).parent for path in files]))
+    suffix = _ending(files[0])
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for place in (common.as_posix(), *(parent.as_posix() for parent in common.parents)):
+        for left_out in ("", suffix):
+            start = "" if place == "." else f"{place}/"
+            found["" if place == "." else place, left_out] = {
+                path.removeprefix(start).removesuffix(left_out): path for path in files
+            }
+    return found
+
+
+def _of_rows(
+    table: str, rows: Sequence[Mapping[str, str]], column: str, key: tuple[str, str]
+) -> Guess:
+    folder, suffix = key
+    said: dict[str, Any] = {"table": table, "path": column}
+    said |= {"folder": folder} if folder else {}
+    said |= {"suffix": suffix} if suffix else {}
+    names = {_plain(name): name for name in reversed(list(rows[0])) if name != column}
+    guess = Guess(said, [], guessed=[f"files are named by the column {column} of {table}"])
+    patient = next((names[name] for name in PATIENTS if name in names), None)
+    if patient is not None:
+        said["patient"] = patient
+        guess.guessed.append(f"patients are in the column {patient}")
+    split = next((names[name] for name in SPLIT if name in names), None)
+    if split is not None:
+        _add_split(guess, split, sorted({row[split] for row in rows}))
+    metadata = {name: names[name] for name in METADATA if name in names}
+    said |= {"metadata": metadata} if metadata else {}
+    taken = {column, *metadata.values(), patient, split}
+    counts = {
+        name: len({row[name] for row in rows} - {""}) for name in rows[0] if name not in taken
+    }
+    likely = [name for name in counts if _plain(name) in LABELS]
+    for name in likely:
+        if counts[name] > MOST_CLASSES:
+            guess.unknown.append(
+                f"what the column {name} is: it has {counts[name]:,} different values, too many "
+                "for classes"
+            )
+    likely += sorted(counts, key=lambda name: counts[name])
+    label = next((name for name in likely if 2 <= counts[name] <= MOST_CLASSES), None)
+    if label is None:
+        guess.unknown.append("which column holds the classes")
+        return guess
+    said["label"] = label
+    guess.guessed.append(f"classes are the values of the column {label}")
+    guess.classes = sorted({row[label] for row in rows} - {""})
+    return guess
+
+
+def _plain(name: str) -> str:
+    """A column's name in lower case, without what is neither letter nor digit: ``Patient ID``."""
+    return re.sub(r"[\W_]", "", name.lower())
+
+
+def _add_split(guess: Guess, column: str, values: Sequence[str]) -> None:
+    """Splits by a column, where its values name some."""
+    said = {value: SPLITS[value.lower()] for value in values if value.lower() in SPLITS}
+    others = [value for value in values if value and value not in said]
+    if not said:
+        guess.unknown.append(f"what the column {column} is: none of its values names a split")
+        return
+    guess.files |= {"split": column, "splits": said}
+    guess.guessed.append(f"splits are in the column {column}")
+    if others:
+        some = ", ".join(map(shown, others[:5]))
+        guess.unknown.append(
+            f"which splits {some} in the column {column} stand for: their rows are excluded"
+        )
+
+
+def _of_folders(folder: Path, files: list[str]) -> tuple[Guess, list[str]]:
+    """What the names of folders say, and the files."""
+    depth = min(len(PurePosixPath(path).parts) - 1 for path in files)
+    if not depth:
+        raise BenchmdError(
+            f"nothing in {folder} tells the classes of its files: expected a table (CSV or TSV) "
+            "with a row for each, or folders named by class."
+        )
+    names = [Counter(PurePosixPath(path).parts[at] for path in files) for at in range(depth)]
+    levels = ["split"] if all(name.lower() in SPLITS for name in names[0]) else []
+    if levels and depth == 1:
+        raise BenchmdError(f"the folders in {folder} name splits, and none in them classes.")
+    classes = sorted(names[len(levels)])
+    if len(classes) < 2:
+        raise BenchmdError(
+            f"all files of {folder} are in one folder, {classes[0]}: expected two or more that are "
+            "named by class, or a table with a row for each file."
+        )
+    said: dict[str, Any] = {"levels": [*levels, "class"]}
+    if levels:
+        said["splits"] = {name: SPLITS[name.lower()] for name in sorted(names[0])}
+    return Guess(said, classes, guessed=["classes are the names of folders"]), files
+
+
+def _add_signal(guess: Guess, example: Path) -> None:
+    """What one file says of the signal."""
+    end = _ending(example.name).lower()
+    try:
+        if end in ARRAYS:
+            _add_array_signal(guess, read_array(example))
+        elif end in VOLUMES and end not in IMAGES:
+            shape = (read_mhd(example) if end == ".mhd" else read_nifti(example)).shape
+            guess.signal = _volume_signal(1, shape, "int16", "HU" if end == ".mhd" else "1")
+        elif end in IMAGES:
+            grey = end in (".dcm", ".dicom") or _is_grey(read_image(example, 3))
+            guess.signal = _image_signal(1 if grey else 3)
+            if end in (".dcm", ".dicom"):
+                guess.unknown.append("DICOM files are taken for pictures, each one a record")
+        else:
+            guess.signal = _time_signal(guess, *_over_time(example, end))
+    except RecordError as error:
+        raise BenchmdError(f"{example} cannot be read: {error}.") from error
+
+
+def _is_grey(pixels: Array) -> bool:
+    return bool((pixels == pixels[..., :1]).all())
+
+
+def _add_array_signal(guess: Guess, values: Array) -> None:
+    """A signal by the axes and the type of an array."""
+    of_bytes, shape = values.dtype.name == "uint8", values.shape
+    if values.ndim == 1 or (values.ndim == 2 and not of_bytes):
+        names = ["" for _ in range(min(shape) if values.ndim == 2 else 1)]
+        guess.signal = _time_signal(guess, names, None, "1")
+    elif values.ndim == 2 or (values.ndim == 3 and of_bytes and 3 in (shape[0], shape[-1])):
+        guess.signal = _image_signal(1 if values.ndim == 2 else 3)
+    elif values.ndim in (3, 4):
+        dtype = "uint8" if of_bytes else "int16"
+        guess.signal = _volume_signal(1 if values.ndim == 3 else shape[0], shape[-3:], dtype, "1")
+    else:
+        raise RecordError(f"its array has the shape {shape}, expected one to four axes")
+
+
+def _image_signal(channels: int) -> dict[str, Any]:
+    shape = [channels, 224, 224]
+    return {
+        "axes": ["channel", "y", "x"], "stored_shape": shape, "input_shape": shape,
+        "dtype": "uint8", "unit": "grey level", "patch": [16, 16],
+        "normaliser": "source-statistics",
+    }  # fmt: skip
+
+
+def _volume_signal(channels: int, held: Sequence[int], dtype: str, unit: str) -> dict[str, Any]:
+    """Windows of up to 32 slices, as the first file has them."""
+    depth = min(32, max(8, held[0] // 8 * 8))
+    side = 96 if max(held[1:]) <= 160 else 224
+    shape = [channels, depth, side, side]
+    return {
+        "axes": ["channel", "z", "y", "x"], "stored_shape": shape, "input_shape": shape,
+        "dtype": dtype, "unit": unit, "patch": [8, 16, 16], "normaliser": "source-statistics",
+    }  # fmt: skip
+
+
+def _time_signal(
+    guess: Guess, names: Sequence[str], rate: float | None, unit: str
+) -> dict[str, Any]:
+    if rate is None:
+        rate = 100.0
+        guess.files["rate"] = rate
+        guess.unknown.append("the files state no sampling rate: 100 Hz is only a guess, see rate")
+    patch = max(1, round(rate / 4))
+    length = max(patch, round(SECONDS * rate) // patch * patch)
+    named: dict[str, Any] = {"channels": list(names)} if all(names) else {}
+    return {
+        "axes": ["channel", "time"], "stored_shape": [len(names), length],
+        "input_shape": [len(names), length], "dtype": "int16", "unit": unit, "patch": [patch],
+        "normaliser": "record-range", **named, "rate": rate,
+    }  # fmt: skip
+
+
+def _over_time(path: Path, end: str) -> tuple[list[str], float | None, str]:
+    """Channels, rate and unit of a file."""
+    if end == ".hea":
+        held = read_wfdb(path)
+        return list(held.names), held.rate, "mV"
+    if end == ".edf":
+        header = read_header(path)
+        rate = header.channels[0].samples / header.seconds
+        names = [c.name for c in header.channels if c.samples / header.seconds == rate]
+        return names, rate, "µV"
+    names = header_of(path)[0]
+    if not any(names):
+        raise RecordError("it is empty; expected a row for each sample")
+    if all(map(is_number, names)):
+        return [""] * len(names), None, "1"
+    return [name for name in names if name.lower() not in TIMES], None, "1"
+
+
+if __name__ == "__main__":
+    serve(answer)
