@@ -20,7 +20,7 @@ from benchmd_ray.errors import BenchmdError, NoRoom
 from benchmd_ray.files import is_disk_full
 from benchmd_ray.head import watched
 from benchmd_ray.interrupts import deferred
-from benchmd_ray.plugins import ALLOWED
+from benchmd_ray.plugins import ALLOWED, NAMED
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -65,7 +65,7 @@ def _require_listening(address: str) -> None:
 
 def _inherited() -> dict[str, str]:
     """Variables of this process for workers of a cluster that was started elsewhere."""
-    names = ("BENCHMD_CACHE", ALLOWED)
+    names = ("BENCHMD_CACHE", ALLOWED, NAMED)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

@@ -30,6 +30,8 @@ GROUPS = {
 ALLOWED = "BENCHMD_ALLOW_PLUGINS"
 """Import paths that may be imported, separated by commas: the processes that a command starts, on
 this machine or on a cluster, find what the user allowed there."""
+NAMED = "BENCHMD_BENCHMARKS"
+"""Import paths of the user's benchmarks, separated by commas, likewise."""
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 

@@ -158,7 +158,7 @@ class PretrainSettings:
     steps: int = 100_000
     """Optimiser steps."""
     batch_size: int = 64
-    """Examples of a step, all workers together (32 for ldct, see `fixed_settings`)."""
+    """Examples of a step, all workers together (32 for ldct, see `default_settings`)."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     """Optimiser and schedule."""
     mixing_alpha: float = 1.0
@@ -369,8 +369,8 @@ class Settings:
         return dataclasses.replace(self.encoder, **own)
 
 
-def fixed_settings(modality: Modality, encoder: str = "paper") -> Settings:
-    """The fixed protocol for a modality: the defaults with its batch size.
+def default_settings(modality: Modality, encoder: str = "paper") -> Settings:
+    """The default settings for a modality, with its batch size.
 
     Args:
         modality: The modality.
@@ -378,66 +378,6 @@ def fixed_settings(modality: Modality, encoder: str = "paper") -> Settings:
     """
     size = {"batch_size": modality.batch_size}
     return updated(Settings(), {"encoder": encoder, "pretrain": size, "transfer": size})
-
-
-BASELINES = tuple(
-    f"resnet{layers}{kind}" for kind in ("", "-2.5d", "-3d", "-acs") for layers in (18, 50)
-)
-"""Networks of MedMNIST's baselines, for images and for volumes."""
-SIZES = (28, 64, 128, 224)
-"""Extents in pixels that images of a baseline may be resized to."""
-SHAPES = ("adrenalmnist3d", "vesselmnist3d")
-"""Datasets of MedMNIST whose volumes are binary shapes."""
-
-
-def baseline_settings(modality: Modality, name: str) -> Settings:
-    """The settings of one of MedMNIST's baselines.
-
-    Args:
-        modality: Of images or volumes.
-        name: One of `BASELINES`, or one with the extent in pixels that images are resized to:
-            ``resnet18-224``. Images of that very extent stay as they are.
-
-    Raises:
-        BenchmdError: There is no such baseline.
-    """
-    network, _, size = name.rpartition("-")
-    if not size.isdecimal():
-        network, size = name, "0"
-    signal = modality.signal
-    images, extent = len(signal.axes) == 3, signal.input_shape[-1]
-    if network not in BASELINES or int(size) not in (0, extent, *(SIZES if images else ())):
-        sized = (f"{network}-{size}" for network in BASELINES[:2] for size in SIZES if images)
-        raise unknown_name("baseline of MedMNIST", name, (*BASELINES, *sized))
-    return medmnist_settings(modality, network, 0 if int(size) == extent else int(size))
-
-
-def medmnist_settings(modality: Modality, network: str, resize: int = 0) -> Settings:
-    """The recipe of MedMNIST's baselines, for a run from random weights.
-
-    Adam with a learning rate of 0.001 that drops to a tenth after 50 and again after 75 of 100
-    epochs, in batches of 128 images or 32 volumes; the shape datasets with their augmentation.
-    Source: Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), section "Baseline
-    Methods", with the code released with it. The best epoch by validation AUROC is kept, as in
-    every transfer.
-
-    Args:
-        modality: Of images or volumes.
-        network: A ResNet or a network of MONAI, as ``encoder.network`` names it.
-        resize: Extent in pixels that images are resized to, 224 in the paper; 0: as they are.
-    """
-    volumes = len(modality.signal.axes) == 4
-    encoder = {"network": network, "options": {"resize": resize} if resize else {}}
-    optimiser = {"lr": 1e-3, "weight_decay": 0.0, "schedule": "steps"}
-    transfer = {
-        "mode": "finetune",
-        "labels": "full",
-        "epochs": 100,
-        "batch_size": 32 if volumes else 128,
-        "optimiser": optimiser,
-        "augmentation": "shape" if modality.signal.name.partition("-")[0] in SHAPES else "none",
-    }
-    return updated(Settings(), {"encoder": encoder, "transfer": transfer})
 
 
 def as_dict(settings: Any) -> dict[str, Any]:

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from benchmd_ray.results.report.paper import paper_sources
 
 from benchmd_ray.cluster import connected, ray_data
 from benchmd_ray.data.build import CHUNK_BYTES, build
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import schema
 from benchmd_ray.demo import WRITERS
-from benchmd_ray.results.report.paper import paper_sources
 from speed import measure
 
 FACTORS = (1, 4, 16)

@@ -1,7 +1,7 @@
 r"""``python -m speed.medmnist_epoch --npz breastmnist.npz`` from the project's root.
 
-An epoch of MedMNIST's recipe (`benchmd_ray.settings.medmnist_settings`), in examples a second: the
-package's feed and fine-tuning against a plain PyTorch loop over the same arrays (``TensorDataset``
+An epoch of MedMNIST's recipe (`benchmarks.medmnist.recipes`), in examples a second: the package's
+feed and fine-tuning against a plain PyTorch loop over the same arrays (``TensorDataset``
 of normalised images, ``DataLoader``, Adam, `MultiStepLR`, scikit-learn's AUROC). An epoch is what
 the recipe needs of one: training on all training images, scoring the validation images, and a copy
 of the weights where they are the best so far. Both have the same network with the same first
@@ -32,6 +32,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.batches import Columns, ResidentFeed, Worker, epoch_order
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.data.catalog import open_catalog
@@ -41,7 +42,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.settings import Settings, medmnist_settings, updated
+from benchmd_ray.settings import Settings, updated
 from benchmd_ray.training.augmentation import augmented, evaluated
 from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.engine import autocast, make_engine

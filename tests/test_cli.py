@@ -9,7 +9,7 @@ from kinds import MODALITIES
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import Settings, as_dict, fixed_settings
+from benchmd_ray.settings import Settings, as_dict, default_settings
 
 
 def run(*arguments):
@@ -121,7 +121,7 @@ def test_settings_without_options_are_the_fixed_protocol():
 
 def test_settings_of_a_modality_are_its_fixed_protocol():
     found = yaml.safe_load(run("settings", "--modality", "ldct", "--set", "seed=3").output)
-    assert found == as_dict(replace(fixed_settings(MODALITIES["ldct"]), seed=3))
+    assert found == as_dict(replace(default_settings(MODALITIES["ldct"]), seed=3))
     assert "Did you mean 'ldct'?" in run("settings", "--modality", "ldtc").output
 
 
@@ -201,4 +201,4 @@ def test_the_commands_lead_from_raw_files_to_a_table(tmp_path, synthetic_raw, ra
         "georgia",
     }
     assert "| shed |" in (tmp_path / "report" / "auroc.md").read_text("utf-8")
-    assert json.loads((store / upstream.split("/")[-1] / "run.json").read_text())["fixed"] is False
+    assert json.loads((store / upstream.split("/")[-1] / "run.json").read_text())["protocol"] == ""

@@ -7,6 +7,7 @@ import torch
 import yaml
 from kinds import MODALITIES
 
+from benchmd_ray.benchmarks.medmnist.recipes import baseline_settings, medmnist_settings
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import (
@@ -17,10 +18,8 @@ from benchmd_ray.settings import (
     Settings,
     TransferSettings,
     as_dict,
-    baseline_settings,
-    fixed_settings,
+    default_settings,
     load_settings,
-    medmnist_settings,
     updated,
 )
 
@@ -77,11 +76,11 @@ def test_defaults_are_the_fixed_protocol():
 
 @pytest.mark.parametrize("name", MODALITIES)
 def test_the_protocol_of_a_modality_differs_in_its_batch_size_alone(name):
-    found, expected = as_dict(fixed_settings(MODALITIES[name])), as_dict(Settings())
+    found, expected = as_dict(default_settings(MODALITIES[name])), as_dict(Settings())
     for stage in ("pretrain", "transfer"):
         expected[stage]["batch_size"] = 32 if name == "ldct" else 64
     assert found == expected
-    other = fixed_settings(MODALITIES[name], "vit-tiny")
+    other = default_settings(MODALITIES[name], "vit-tiny")
     assert as_dict(other) == expected | {"encoder": as_dict(ENCODERS["vit-tiny"])}
 
 

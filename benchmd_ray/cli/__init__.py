@@ -7,10 +7,10 @@ if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
     del sys.path[0]
 
 from benchmd_ray.cli import (  # noqa: F401 - they register
+    bench,
     catalog,
     demo,
     jobs,
-    medmnist,
     report,
     run,
     runs,

@@ -33,6 +33,35 @@ class Commands(click.Group):
     command_class = Command
     group_class = type
 
+    def __init__(self, *args: Any, of_benchmarks: bool = False, **named: Any) -> None:
+        """Take a group's arguments.
+
+        Args:
+            args: Of `click.Group`.
+            of_benchmarks: Whether benchmarks' own commands are among its commands.
+            named: Of `click.Group`.
+        """
+        super().__init__(*args, **named)
+        self._of_benchmarks = of_benchmarks
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands."""
+        own = super().list_commands(ctx)
+        if self._of_benchmarks:
+            from benchmd_ray.benchmarks.registry import benchmarks
+
+            own += [name for name, each in benchmarks().items() if each.commands]
+        return sorted(own)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        own = super().get_command(ctx, cmd_name)
+        if own is None and self._of_benchmarks:
+            from benchmd_ray.benchmarks.registry import commands_of
+
+            return commands_of(cmd_name)
+        return own
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         try:
@@ -58,10 +87,12 @@ def _of_system(error: OSError) -> str:
     return f"{place}: {(error.strerror or 'it failed').lower()}: {remedy}."
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands, of_benchmarks=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__)
 def main() -> None:
-    """BenchMD: one benchmark of modality-agnostic learning over medical modalities.
+    """Benchmarks of learning on medical data; BenchMD unless --bench names another.
 
     \b
     The way of the data:

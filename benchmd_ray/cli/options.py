@@ -114,11 +114,18 @@ POLICY = click.option("--policy", "policies", multiple=True, help="Only catalogs
 WEIGHTS = click.option(
     "--weights", type=FILE, help="ImageNet weights; else downloaded where needed."
 )
-BASELINE = click.option(
-    "--baseline",
-    metavar="NETWORK[-SIZE]",
-    help="Follow the recipe of MedMNIST's baselines with this network, from scratch on all labels: "
-    "resnet18, resnet50, for volumes resnet18-2.5d, -3d or -acs; resnet18-224 resizes images.",
+BENCH = click.option(
+    "--bench",
+    default="benchmd",
+    show_default=True,
+    metavar="NAME",
+    help="Benchmark, of `benchmd bench list`, or the import path of your own.",
+)
+START = click.option(
+    "--start",
+    default="",
+    metavar="NAME",
+    help="What settings begin with, of `benchmd bench show NAME`; else the benchmark's usual one.",
 )
 HELD = click.option(
     "--fix", "held", multiple=True, metavar="A.B", help="Do not search this setting (repeatable)."

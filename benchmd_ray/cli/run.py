@@ -10,11 +10,12 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
-    BASELINE,
+    BENCH,
     CATALOG,
     CPUS,
     MODALITY,
     POLICY,
+    START,
     WANDB,
     WEIGHTS,
     complete_technique,
@@ -23,6 +24,7 @@ from benchmd_ray.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from benchmd_ray.benchmarks.registry import benchmark
     from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.plan import Plan
     from benchmd_ray.storage.location import Location
@@ -58,7 +60,8 @@ if TYPE_CHECKING:
     "--seed", "seeds", type=int, multiple=True, default=(0,), help="Seeds (repeatable); else 0."
 )
 @POLICY
-@BASELINE
+@BENCH
+@START
 @WEIGHTS
 @click.option("--dry-run", is_flag=True, help="Show what would be run, for how long, and stop.")
 @click.option("--items", is_flag=True, help="With --dry-run: list every single run.")
@@ -82,7 +85,8 @@ def run(
     transfers: tuple[str, ...],
     seeds: tuple[int, ...],
     policies: tuple[str, ...],
-    baseline: str | None,
+    bench: str,
+    start: str,
     weights: Path | None,
     store: Path,
     settings_file: Path | None,
@@ -99,7 +103,7 @@ def run(
     benchmd run --catalog catalogs --dry-run --items     # what these catalogs allow
     benchmd run --catalog catalogs --technique scratch --technique mae \\
         --setting linear --seed 0 --seed 1 --seed 2
-    benchmd run --catalog catalogs --baseline resnet18 --seed 0 --seed 1 --seed 2
+    benchmd run --catalog catalogs --bench medmnist --start resnet18 --seed 0 --seed 1 --seed 2
     """
     from benchmd_ray.service.choice import Choice
 
@@ -113,7 +117,8 @@ def run(
         file=settings_file,
         assignments=assignments,
         weights=weights,
-        baseline=baseline,
+        bench=benchmark(bench).name,
+        start=start,
     )
     if options["dry_run"]:
         _show(choice, store, options)

@@ -26,9 +26,9 @@ from benchmd_ray.cli.options import FILE, complete_modality
 def settings(settings_file: Path | None, assignments: tuple[str, ...], modality_name: str) -> None:
     """Print all settings as YAML; without further options these are the fixed protocol's."""
     from benchmd_ray.data.cards import kind_of
-    from benchmd_ray.settings import as_dict, fixed_settings, load_settings
+    from benchmd_ray.settings import as_dict, default_settings, load_settings
 
-    chosen = load_settings(settings_file, assignments, fixed_settings(kind_of(modality_name)))
+    chosen = load_settings(settings_file, assignments, default_settings(kind_of(modality_name)))
     click.echo(yaml.safe_dump(as_dict(chosen), sort_keys=False), nl=False)
 
 

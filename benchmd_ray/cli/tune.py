@@ -10,13 +10,14 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
-    BASELINE,
+    BENCH,
     CATALOG,
     CPUS,
     FILE,
     HELD,
     MODALITY,
     POLICY,
+    START,
     WANDB,
     WEIGHTS,
     complete_technique,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAME",
     help="What is searched (repeatable): pretrain, linear, or finetune-small, -medium, -large or "
-    "-full; else linear, with --baseline finetune-full.",
+    "-full; else the benchmark's own, or linear.",
 )
 @click.option("--universal", is_flag=True, help="One search of settings that all modalities share.")
 @click.option(
@@ -101,7 +102,8 @@ if TYPE_CHECKING:
     help="Seeds of the runs after the search (repeatable); the first is that of the search.",
 )
 @POLICY
-@BASELINE
+@BENCH
+@START
 @WEIGHTS
 @click.option("--search-only", is_flag=True, help="Do not train what was found.")
 @click.option(
@@ -192,19 +194,21 @@ def _show(
 
 def _tuning(options: dict[str, Any]) -> Tuning:
     """What was asked for."""
+    from benchmd_ray.benchmarks.registry import benchmark
     from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.tuning.search import Budget
     from benchmd_ray.tuning.study import Method
 
-    if not (options["techniques"] or options["baseline"]):
-        raise click.UsageError("name a --technique, or a --baseline of MedMNIST.")
-    names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "baseline")
+    names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "start")
     choice = Choice(
         **{name: options[name] for name in names},
+        bench=benchmark(options["bench"]).name,
         file=options["settings_file"],
         assignments=options["assignments"],
     )
+    if not choice.techniques:
+        raise click.UsageError("name a --technique, or a --bench whose start has one.")
     if options["across"] and not options["universal"]:
         raise click.UsageError("--across goes with --universal.")
     limits = {name: options[name] for name in ("trials", "hours", "device_hours")}

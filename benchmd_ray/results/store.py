@@ -60,7 +60,7 @@ DESCRIBED: Kinds = {
     "source": str,
     "policy": str,
     "seed": int,
-    "fixed": bool,
+    "protocol": str,
     "raw": list,
     "options": dict,
     "settings": dict,

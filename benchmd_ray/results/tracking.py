@@ -48,7 +48,7 @@ REACH_SECONDS = 30.0
 END_SECONDS = 60.0
 """How long the end of a plan waits for what is not sent yet."""
 KEPT = tuple(
-    "kind technique setting modality source policy options seed fixed device settings "
+    "kind technique setting modality source policy options seed protocol device settings "
     "versions".split()
 )
 """What of a run's description is W&B's configuration."""

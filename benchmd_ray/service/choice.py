@@ -7,19 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from benchmd_ray.benchmarks.benchmark import Start
+from benchmd_ray.benchmarks.registry import USUAL, benchmark
 from benchmd_ray.data.cards import POLICIES, known_modalities
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.imagenet import require_images
-from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
 from benchmd_ray.settings import (
     ENCODERS,
     EncoderSettings,
     Settings,
     TransferSettings,
-    baseline_settings,
-    fixed_settings,
     load_settings,
     updated,
 )
@@ -60,24 +59,33 @@ class Choice:
     """Settings by group that a search found, over the fixed protocol's and under the file's."""
     weights: Path | None = None
     """File of ImageNet weights; None downloads them."""
-    baseline: str | None = None
-    """One of MedMNIST's baselines, by the name that `baseline_settings` takes: its recipe is then
-    what the settings change, in the place of the fixed protocol."""
+    bench: str = USUAL
+    """Name of the benchmark whose datasets and starts are taken."""
+    start: str = ""
+    """What the settings change: one of the benchmark's starts, or a variant of one; empty for the
+    usual one."""
 
     def __post_init__(self) -> None:
-        if self.baseline is None:
-            return
-        for option, name, chosen in (
-            ("technique", "techniques", SCRATCH),
-            ("setting", "settings", "finetune-full"),
+        chosen = self.chosen_start
+        for option, name, only in (
+            ("technique", "techniques", chosen.technique),
+            ("setting", "settings", chosen.setting),
         ):
-            if set(getattr(self, name)) - {chosen}:
+            if only is None:
+                continue
+            if others := sorted(set(getattr(self, name)) - {only}):
                 raise BenchmdError(
-                    f"a baseline of MedMNIST is trained from scratch on all labels, and "
-                    f"{', '.join(getattr(self, name))} was chosen: leave --{option} out, or "
-                    f"--baseline."
+                    f"{self.start or chosen.name} of {self.bench} is for the {option} {only}, and "
+                    f"{', '.join(others)} was chosen: leave --{option} out, or choose another "
+                    "--start."
                 )
-            object.__setattr__(self, name, (chosen,))
+            object.__setattr__(self, name, (only,))
+
+    @property
+    def chosen_start(self) -> Start:
+        """The start, whichever of its variants is chosen."""
+        own = benchmark(self.bench)
+        return next((start for start in own.starts if start.name == self.start), own.starts[0])
 
 
 def require_known(choice: Choice) -> None:
@@ -111,7 +119,7 @@ def chosen_datasets(choice: Choice) -> Found:
     if choice.catalogs:
         found = from_catalogs(choice.catalogs)
     else:
-        names = {dataset for dataset, _, _ in paper_auroc()}
+        names = benchmark(choice.bench).datasets()
         found = from_cards(names, tuple(dict.fromkeys(choice.policies)) or ("clean",))
     policies = choice.policies or POLICIES
     chosen = [
@@ -151,9 +159,8 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
         BenchmdError: The settings cannot be used, or choose what the plan varies, or an encoder
             that a technique chosen by name cannot have.
     """
-    base = fixed_settings(kind, protocol_encoder(name))
-    if choice.baseline is not None:
-        base = baseline_settings(kind, choice.baseline)
+    start, variant = benchmark(choice.bench).start_named(choice.start, kind)
+    base = start.settings(kind, name, variant)
     settings = load_settings(choice.file, choice.assignments, updated(base, choice.changes))
     _require_free(choice, base, settings)
     if name not in TECHNIQUES or not TECHNIQUES[name].imagenet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmd_ray.data.cards import DatasetCard, cards
+from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.errors import BenchmdError
@@ -132,7 +132,7 @@ def _of_catalog(catalog: Catalog) -> Dataset:
 
 def from_cards(names: Iterable[str], policies: Sequence[str] = ("clean",)) -> Found:
     """Datasets as their cards state them, with about the records that a complete download has."""
-    chosen = [cards()[name] for name in sorted(names)]
+    chosen = [dataset_card(name) for name in sorted(names)]
     found = [_of_card(card, policy) for card in chosen for policy in policies]
     return Found(tuple(sorted(found, key=_order)))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from benchmd_ray.benchmarks.registry import benchmark
 from benchmd_ray.cluster import connected, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
@@ -20,8 +21,8 @@ from benchmd_ray.integrity import Damaged, is_whole, remove_hashed, write_hash
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.store import Run, open_run, require_weights, scoring, working
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
-from benchmd_ray.settings import Settings, fixed_settings
-from benchmd_ray.ssl import protocol_encoder, technique_named
+from benchmd_ray.settings import Settings
+from benchmd_ray.ssl import technique_named
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import START, export_model, write_weights
 from benchmd_ray.training.engine import choose_device
@@ -38,7 +39,8 @@ def base_settings(catalog: Location, technique: str) -> Settings:
     Raises:
         BenchmdError: There is no such catalog.
     """
-    return fixed_settings(open_catalog(catalog).card.modality, protocol_encoder(technique))
+    start = benchmark().starts[0]
+    return start.settings(open_catalog(catalog).card.modality, technique, "")
 
 
 def pretrain_run(

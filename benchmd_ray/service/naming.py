@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.benchmarks.registry import protocol_of
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import shuffle_rows, streams
 from benchmd_ray.errors import BenchmdError
@@ -19,7 +20,6 @@ from benchmd_ray.settings import (
     ExecutionSettings,
     Settings,
     as_dict,
-    fixed_settings,
     updated,
 )
 from benchmd_ray.ssl import SCRATCH, method_source, protocol_encoder, technique_named
@@ -93,7 +93,8 @@ def transferring(
     }
     description = _description(settings, source, about, determinants)
     if pretrained is not None:
-        description["fixed"] &= pretrained.description["fixed"]
+        if description["protocol"] != pretrained.description["protocol"]:
+            description["protocol"] = ""
     folder = None if pretrained is None else pretrained.folder
     name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
     return TransferJob(settings, source.path, store, folder), name, description
@@ -186,11 +187,8 @@ def _description(
     settings: Settings, source: Catalog, about: dict[str, Any], determinants: dict[str, Any]
 ) -> dict[str, Any]:
     """Content of ``run.json``."""
-    everything, encoder = as_dict(settings), protocol_encoder(about["technique"])
-    standard = as_dict(fixed_settings(source.card.modality, encoder))
-    for key in ("mode", "labels"):  # the protocol's own axes
-        standard["transfer"][key] = everything["transfer"][key]
-    decisive = [name for name in ("encoder", "pretrain", "transfer") if name in determinants]
+    everything, parts = as_dict(settings), ("encoder", "pretrain", "transfer")
+    decisive = {name: determinants[name] for name in parts if name in determinants}
     # The run may be evaluated on another machine: where it ran is recorded, not set.
     device = everything["execution"]["device"]
     everything["execution"]["device"] = "auto"
@@ -204,7 +202,7 @@ def _description(
         "options": source.options,
         "policy": source.manifest["policy"],
         "seed": settings.seed,
-        "fixed": all(determinants[name] == standard[name] for name in decisive),
+        "protocol": protocol_of(source.card.modality, about["technique"], decisive),
         "settings": everything,
         "determinants": determinants,
         "versions": versions(),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmd_ray.benchmarks.registry import USUAL
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.searches import SearchPlan, Tuning
@@ -50,7 +51,9 @@ def retraining_plan(
         if one.best.number == 0:
             continue
         begun = started(tuning, one.plan)
-        choice = replace(begun, file=None, assignments=(), baseline=None, changes=one.changes)
+        choice = replace(
+            begun, file=None, assignments=(), bench=USUAL, start="", changes=one.changes
+        )
         best = make_plan(choice, store, device=device, tflops=tflops)
         items |= {item.name: item for item in _tuned(of_sources(best, one.plan), own, one)}
     return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes))) if items else None

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.benchmarks.registry import built_in_space
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
+from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import NETWORKS, network_source, require_fitting
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
@@ -58,7 +60,7 @@ class Tuning:
     """Memory that a trial may allocate; None shares that of an embedded machine."""
 
     def __post_init__(self) -> None:
-        if self.choice.baseline is not None:
+        if self.choice.chosen_start.setting is not None:
             replace(self.choice, settings=self.searched)  # refuses what its runs would be refused
 
 
@@ -212,6 +214,16 @@ def _require_known(tuning: Tuning) -> None:
         )
 
 
+def space_of(technique: str, setting: str, kind: Modality, path: Path | None = None) -> Space:
+    """The space of a search: the user's, else that of a benchmark, else the technique's.
+
+    Raises:
+        BenchmdError: See `tuning.spaces.space_for`.
+    """
+    own = None if path else built_in_space(technique, setting, kind)
+    return space_for(technique, setting, kind, path, built_in=own)
+
+
 def _planned(
     tuning: Tuning,
     group: Sequence[Dataset],
@@ -225,7 +237,7 @@ def _planned(
     named = technique in tuning.choice.techniques
     if setting == PRETRAIN and _trains_nothing(technique):
         if named:
-            space_for(technique, setting, group[0].kind)  # says why
+            space_of(technique, setting, group[0].kind)  # says why
         raise _LeftOutError(f"{technique} trains nothing in pretraining.")
     starts, spaces = [], []
     for source in group:
@@ -238,7 +250,7 @@ def _planned(
         _require_one_worker(start)
         require_fitting(source.kind.signal, start.encoder)
         start = settled(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
-        space = space_for(technique, setting, source.kind, tuning.space)
+        space = space_of(technique, setting, source.kind, tuning.space)
         starts.append(start)
         names = {parameter.name for parameter in space.parameters}
         spaces.append(starting_at(space, start, [name for name in tuning.held if name in names]))

@@ -33,7 +33,7 @@ from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import SearchPlan, Tuning
 from benchmd_ray.service.trial_place import longest, memory_of, place_of
-from benchmd_ray.settings import Settings, fixed_settings
+from benchmd_ray.settings import Settings, default_settings
 from benchmd_ray.ssl import SCRATCH, protocol_encoder, technique_named
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import write_weights
@@ -380,7 +380,7 @@ class _Session:
     def _bases(self) -> list[Settings]:
         """The fixed protocol of each source."""
         return [
-            fixed_settings(source.kind, protocol_encoder(self.plan.technique))
+            default_settings(source.kind, protocol_encoder(self.plan.technique))
             for source in self.plan.sources
         ]
 

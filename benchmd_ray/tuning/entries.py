@@ -14,7 +14,7 @@ from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import network_source
 from benchmd_ray.models.resnet import require_signals
-from benchmd_ray.settings import EncoderSettings, Settings, fixed_settings, updated
+from benchmd_ray.settings import EncoderSettings, Settings, default_settings, updated
 from benchmd_ray.tuning.parameters import (
     KINDS,
     NETWORK,
@@ -75,7 +75,7 @@ class Scope:
     def fixed(self) -> Settings:
         """The fixed protocol of the technique and modality."""
         size = "vit-tiny" if self.technique in ("imagenet", "imagenet+mae") else "paper"
-        return fixed_settings(self.modality, size)
+        return default_settings(self.modality, size)
 
 
 def read_entries(entries: Mapping[str, Any], scope: Scope) -> tuple[Parameter, ...]:

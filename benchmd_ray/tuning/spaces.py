@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.data.cards import cards
-from benchmd_ray.data.medmnist_cards import IMAGE_GROUPS
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import Modality, modalities
@@ -39,7 +38,14 @@ OVERRIDES = ("signals", "settings", "techniques")
 WARM_UP = "pretrain.optimiser.warmup_steps"
 
 
-def space_for(technique: str, setting: str, modality: Modality, path: Path | None = None) -> Space:
+def space_for(
+    technique: str,
+    setting: str,
+    modality: Modality,
+    path: Path | None = None,
+    *,
+    built_in: Path | None = None,
+) -> Space:
     """The space of a search.
 
     Args:
@@ -47,6 +53,7 @@ def space_for(technique: str, setting: str, modality: Modality, path: Path | Non
         setting: ``pretrain``, ``linear``, ``finetune-small``, …
         modality: Of the source.
         path: A file of the user's own; None takes the built-in one.
+        built_in: That of a benchmark; None takes the technique's.
 
     Raises:
         BenchmdError: There is no such space or modality, or the file is not valid.
@@ -58,16 +65,14 @@ def space_for(technique: str, setting: str, modality: Modality, path: Path | Non
             f"{technique} trains nothing in pretraining, so there is nothing to search: search a "
             "transfer setting, such as --setting linear."
         )
-    file = path or _built_in(technique, setting, modality)
+    file = path or built_in or _built_in(technique, setting)
     scope = Scope(file if path else Path(file.name), technique, setting, modality, path is None)
     name = f"{path or file.stem} ({modality.signal.name})"
     return Space(name, read_entries(_chosen_entries(_content(file), scope), scope))
 
 
-def _built_in(technique: str, setting: str, modality: Modality) -> Path:
+def _built_in(technique: str, setting: str) -> Path:
     stem = SPACES.get(technique) if setting == PRETRAIN else setting.split("-")[0]
-    if (technique, stem) == ("scratch", "finetune") and modality.name in IMAGE_GROUPS:
-        stem = "medmnist"
     if stem is None:
         raise BenchmdError(
             f"there is no built-in search space for pretraining by {technique!r} (there are those "

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmd_ray.benchmarks.registry import protocol_of
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.files import digest
 from benchmd_ray.hardware import Hardware
@@ -36,7 +37,7 @@ def described(about: Mapping[str, Any] | None = None, **determinants: Any) -> di
     """As little as a description can say; `about` goes on top."""
     return {
         **{"kind": "pretrain", "technique": "mae", "setting": "pretrain", **of_modality("ecg")},
-        **{"source": "ptb-xl", "policy": "clean", "seed": 0, "fixed": True, "raw": [1, 1]},
+        **{"source": "ptb-xl", "policy": "clean", "seed": 0, "protocol": "fixed", "raw": [1, 1]},
         **{"options": {}, "settings": {}, "determinants": {"catalog": "c", **determinants}},
         **(about or {}),
     }
@@ -63,7 +64,7 @@ def _description(
         "options": {},
         "policy": "clean",
         "seed": settings.seed,
-        "fixed": True,
+        "protocol": "fixed",
         "settings": everything,
         "versions": VERSIONS,
         **about,
@@ -114,7 +115,7 @@ def make_pretraining(
         "setting": "pretrain",
         **of_modality(modality),
         "source": source,
-        "fixed": fixed,
+        "protocol": "fixed" if fixed else "",
     }
     settings = _settings(seed, changes or {})
     description = _description(settings, "pretrain", about, {"technique": technique})
@@ -123,6 +124,16 @@ def make_pretraining(
     )
     lines = [{"done": d, "loss": 2 / (1 + d), "lr": 1e-4} for d in range(20, 401, 20)]
     return _finished(run, lines, finished)
+
+
+def _followed(
+    named: str | Modality, technique: str, upstream: Run | None, settings: Settings
+) -> str:
+    """The start of another benchmark than BenchMD that a run follows."""
+    kind, everything = kind_of(named) if isinstance(named, str) else named, as_dict(settings)
+    parts = {part: everything[part] for part in ("encoder", "transfer")}
+    name = protocol_of(kind, technique, parts)
+    return "" if name == "fixed" or upstream is not None else name
 
 
 def make_transfer(
@@ -135,6 +146,7 @@ def make_transfer(
     setting: str = "linear",
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,
+    fixed: bool = True,
     finished: bool = True,
     **about: Any,
 ) -> Run:
@@ -147,6 +159,7 @@ def make_transfer(
         **of_modality(modality),
         "source": source,
         "upstream": None if upstream is None else upstream.folder.name,
+        "protocol": "fixed" if fixed else _followed(modality, technique, upstream, settings),
         **about,
     }
     weights = None if upstream is None else f"weights of {upstream.folder.name}"

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from stored import runs
 from stores import make_transfer, predict_all
 
+from benchmd_ray.benchmarks.benchmd.published import auroc as paper_auroc
 from benchmd_ray.cli import main
 from benchmd_ray.results.report.against_paper import COLUMNS, against_paper, shown, summary
-from benchmd_ray.results.report.paper import paper_auroc
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def predicted(report_store):
             frame = held.table.to_pandas()
             names = ("technique", "setting", "seed", "source")
             frame = frame.assign(**{name: about[name] for name in names})
-            frame["kind"] = "fixed" if about["fixed"] else "custom"
+            frame["kind"] = about["protocol"] or "custom"
             if about["settings"]["transfer"]["shuffle_labels"]:
                 frame["kind"] = "shuffled"
             parts.append(frame.assign(scored=held.description["dataset"], run=run.folder.name))

@@ -7,9 +7,10 @@ import shutil
 import pytest
 from stores import make_pretraining, make_transfer
 
+from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.results.report.protocols import comparable_with, letters_of, protocols
-from benchmd_ray.settings import as_dict, medmnist_settings, updated
+from benchmd_ray.settings import as_dict, updated
 
 FASTER = {"transfer": {"optimiser": {"lr": 1e-3}}}
 SLOWER = {"transfer": {"optimiser": {"lr": 1e-5}}}

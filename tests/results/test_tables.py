@@ -11,6 +11,8 @@ from kinds import MODALITIES
 from sklearn.metrics import roc_auc_score
 from stores import described, make_transfer, people, write_predictions
 
+from benchmd_ray.benchmarks.benchmd.published import auroc as paper_auroc
+from benchmd_ray.benchmarks.benchmd.published import sources as paper_sources
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import write_hash
@@ -18,7 +20,6 @@ from benchmd_ray.results.report import tables
 from benchmd_ray.results.report.analysis import Analysis, analyse, blocks
 from benchmd_ray.results.report.cells import unfinished
 from benchmd_ray.results.report.notes import notes
-from benchmd_ray.results.report.paper import paper_auroc, paper_sources
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.store import open_run
 from benchmd_ray.results.written import text

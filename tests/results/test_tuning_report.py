@@ -32,6 +32,7 @@ from stores import (
 from test_report_figures import texts
 from test_written import rows_of
 
+from benchmd_ray.benchmarks.benchmd.published import auroc as paper_auroc
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.integrity import write_hash, write_hashed_json
@@ -41,7 +42,6 @@ from benchmd_ray.results.report.analysis import Analysis, analyse
 from benchmd_ray.results.report.figures_settings import labels_of
 from benchmd_ray.results.report.page import page
 from benchmd_ray.results.report.page_tuning import tuning_sentences
-from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.report_figures import draw
 from benchmd_ray.scores.comparison import exchange_p

@@ -10,6 +10,7 @@ from kinds import MODALITIES, SIGNALS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import POLICIES, cards, dataset_card, kind_of
 from benchmd_ray.data.records import Record
 from benchmd_ray.files import digest
@@ -33,7 +34,6 @@ from benchmd_ray.settings import (
     TransferSettings,
     as_dict,
     load_settings,
-    medmnist_settings,
     updated,
 )
 from benchmd_ray.ssl import METHODS
@@ -282,7 +282,7 @@ def run_folder(store, name, *, kind="pretrain", technique="mae", device="cpu", r
         "modality_card": asdict(kind_of(more.get("modality", "ecg"))),
         "source": more.get("source", "ptb-xl"),
         "policy": "clean",
-        **{"seed": 0, "fixed": False, "raw": [1, 1], "options": {}},
+        **{"seed": 0, "protocol": "", "raw": [1, 1], "options": {}},
         "settings": as_dict(settings),
         "determinants": determinants,
     }

@@ -117,8 +117,8 @@ def test_a_transfer_takes_the_encoder_size_of_its_upstream(done, ecg_catalogs, t
 
 def test_only_the_protocols_own_settings_are_called_fixed(done):
     _, upstream, run = done
-    assert not upstream.description["fixed"]
-    assert not run.description["fixed"]
+    assert not upstream.description["protocol"]
+    assert not run.description["protocol"]
 
 
 def test_a_target_is_evaluated_later_with_the_same_scores(done, ecg_catalogs):

@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from benchmd_ray.benchmarks.benchmd.published import auroc as paper_auroc
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.records import Record
@@ -18,11 +19,10 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.models.imagenet import read_imagenet
 from benchmd_ray.results.report.analysis import analyse
-from benchmd_ray.results.report.paper import paper_auroc
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service import execute
 from benchmd_ray.service.execute import base_settings, pretrain_run, transfer_run
-from benchmd_ray.settings import ENCODERS, Settings, as_dict, fixed_settings, updated
+from benchmd_ray.settings import ENCODERS, Settings, as_dict, default_settings, updated
 from benchmd_ray.training.checkpoints import MODEL, load_encoder
 from benchmd_ray.training.launch import launch as launch_job
 from benchmd_ray.training.predictions import read_predictions
@@ -95,7 +95,7 @@ def test_the_weights_are_a_finished_run_at_once(source, weights, tmp_path):
     assert all(torch.equal(state[name], value) for name, value in expected.items())
     about = json.loads((run.folder / "run.json").read_text())
     assert about["technique"] == "imagenet"
-    assert about["fixed"] is True
+    assert about["protocol"] == "fixed"
     assert about["determinants"]["weights"] == sha256(weights)
     assert about["weights"] == {"file": weights.name, "left_out": ["head.bias", "head.weight"]}
     for file in run.folder.rglob("*.json"):
@@ -138,7 +138,7 @@ def test_a_transfer_with_the_default_settings_is_the_fixed_protocol(transferred)
     assert run.finished
     assert run.description["technique"] == "imagenet"
     assert run.settings.encoder == ENCODERS["vit-tiny"]
-    assert run.description["fixed"] is True
+    assert run.description["protocol"] == "fixed"
     before, after = load_file(upstream.folder / MODEL), load_file(run.folder / MODEL)
     assert all(torch.equal(after[name], value) for name, value in before.items())  # frozen
 
@@ -214,15 +214,17 @@ def test_resumed_mae_from_imagenet_is_uninterrupted_mae_from_imagenet(
 
 def test_only_the_techniques_own_encoder_is_called_fixed(source, weights, tmp_path):
     def run(technique, encoder):
-        settings = updated(fixed_settings(dataset_card("mimic-cxr").modality), {"encoder": encoder})
+        settings = updated(
+            default_settings(dataset_card("mimic-cxr").modality), {"encoder": encoder}
+        )
         return pretrain_run(technique, source, tmp_path, settings, weights=weights)
 
     for encoder in ("paper", "vit-tiny"):  # the default stands for the technique's own
         chosen = run("imagenet", encoder)
-        assert chosen.description["fixed"] is True
+        assert chosen.description["protocol"] == "fixed"
         assert chosen.settings.encoder == ENCODERS["vit-tiny"]
     dropping = run("imagenet", {**as_dict(ENCODERS["vit-tiny"]), "dropout": 0.2})
-    assert dropping.description["fixed"] is False
+    assert dropping.description["protocol"] == ""
     assert dropping.settings.encoder.dropout == 0.2
     with pytest.raises(BenchmdError, match="another encoder than the technique imagenet has: leav"):
         run("imagenet", "tiny")
@@ -230,7 +232,7 @@ def test_only_the_techniques_own_encoder_is_called_fixed(source, weights, tmp_pa
 
 def test_a_scratch_run_of_that_encoder_is_not_the_fixed_protocol(source, tmp_path):
     settings = updated(short(source, "scratch"), {"encoder": "vit-tiny"})
-    assert transfer_run(source, tmp_path, settings).description["fixed"] is False
+    assert transfer_run(source, tmp_path, settings).description["protocol"] == ""
     assert base_settings(source, "scratch") == Settings()
 
 

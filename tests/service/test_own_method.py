@@ -125,7 +125,7 @@ def test_a_network_of_ones_own_is_loaded_again_for_its_predictions(ecg_catalogs,
         source, tmp_path / "runs", mixing, upstream=upstream.folder, targets=(target,)
     )
     assert (run.folder / "predictions" / "georgia.parquet").is_file()
-    assert not run.description["fixed"]
+    assert not run.description["protocol"]
     weights = torch.nn.Module.state_dict(
         make_encoder(SIGNALS["ecg"], updated(EncoderSettings(), vars(mixing.encoder)))
     )

@@ -16,7 +16,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service import choice as choice_module
 from benchmd_ray.service.datasets import Dataset, Found
 from benchmd_ray.service.plan import Choice, make_plan
-from benchmd_ray.settings import ENCODERS, fixed_settings, load_settings
+from benchmd_ray.settings import ENCODERS, default_settings, load_settings
 from benchmd_ray.tasks import Task
 
 METHODS = ("e-mix", "shed", "mae")
@@ -120,7 +120,7 @@ def test_settings_are_the_fixed_protocols_with_the_runs_own_seed_and_labels():
     small = items["lidc-idri/clean/mae/seed-3/finetune-small"].settings
     wanted = load_settings(
         assignments=["seed=3", "transfer.mode=finetune", "transfer.labels=small"],
-        base=fixed_settings(MODALITIES["ldct"]),
+        base=default_settings(MODALITIES["ldct"]),
     )
     assert small == wanted
     assert small.pretrain.batch_size == 32

@@ -24,7 +24,7 @@ from benchmd_ray.service.retrain import of_sources, retraining_plan, started
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.tune import Searched, place_of, require_folder, run_searches
 from benchmd_ray.service.tune_dry_run import tuning_dry_run
-from benchmd_ray.settings import as_dict, fixed_settings, load_settings
+from benchmd_ray.settings import as_dict, default_settings, load_settings
 from benchmd_ray.tuning import ray_tune
 from benchmd_ray.tuning.records import read_search
 from benchmd_ray.tuning.search import Budget
@@ -145,7 +145,7 @@ def test_the_best_settings_are_a_file_for_run(commanded, ecg_catalogs):
     (folder,) = (store / "searches").iterdir()
     record = read_search(folder)
     source = ecg_catalogs["ptb-xl"]
-    settings = load_settings(folder / "best.yaml", base=fixed_settings(source.card.modality))
+    settings = load_settings(folder / "best.yaml", base=default_settings(source.card.modality))
     assert settings.tuned == folder.name
     wanted = record.result["settings"][0]
     for part in ("encoder", "pretrain", "transfer"):

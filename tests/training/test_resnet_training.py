@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.batches import Worker, epoch_order
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import resident_feed
@@ -19,7 +20,7 @@ from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.scores.metrics import auroc
-from benchmd_ray.settings import EncoderSettings, TransferSettings, medmnist_settings, updated
+from benchmd_ray.settings import EncoderSettings, TransferSettings, updated
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation import AUGMENTATIONS, augmented

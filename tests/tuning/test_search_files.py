@@ -11,7 +11,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import write_hashed_json
 from benchmd_ray.progress import SilentBoard
-from benchmd_ray.settings import Settings, as_dict, fixed_settings, load_settings, updated
+from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
 from benchmd_ray.tuning.records import BEST, FORMAT, RESULT, SEARCH, TRIALS, read_search
 from benchmd_ray.tuning.search import Budget, Limits, Place
 from benchmd_ray.tuning.spaces import Parameter, Space, applied
@@ -58,7 +58,7 @@ def make(tmp_path):
         arms = tuple(
             Arm(name, tmp_path, load_settings(assignments=START, base=base))
             for name in modalities or ("ecg",)
-            for base in (fixed_settings(MODALITIES[name]),)
+            for base in (default_settings(MODALITIES[name]),)
         )
         study = Study(folder / "study.log", SPACE, Method(**method), devices=DEVICES)
         work = Work("mae", stage or Transfer(), arms, folder, (1, 2))
@@ -113,7 +113,7 @@ def fill(study):
 def written(folder, study, work, limits, seconds=100.0):
     """What is read back of what is written."""
     limits.look()
-    bases = [fixed_settings(MODALITIES[arm.modality]) for arm in work.arms]
+    bases = [default_settings(MODALITIES[arm.modality]) for arm in work.arms]
     write_trials(folder, study, work)
     spent = {"seconds": seconds, "shared_seconds": 7.0}
     write_result(folder, limits, work, bases, spent)
@@ -200,7 +200,7 @@ def test_the_best_settings_load_as_they_were(make, number):
         study.propose()
         study.ended(trial, seconds=1.0, aurocs={"ecg": 0.75 if trial == number else 0.5})
     written(folder, study, work, limits)
-    base = fixed_settings(MODALITIES["ecg"])
+    base = default_settings(MODALITIES["ecg"])
     best = applied(work.arms[0].settings, study.trials()[number].values)
     found = load_settings(folder / BEST, base=base)
     assert found.tuned == folder.name
@@ -222,7 +222,7 @@ def test_best_settings_that_are_the_fixed_protocols_again_are_written_for_all(ma
     folder, study, work, limits = make(
         "ecg", "ldct", across="mean-auroc", sampler="random", stopping="none"
     )
-    assert fixed_settings(MODALITIES["ldct"]).transfer.batch_size == 32
+    assert default_settings(MODALITIES["ldct"]).transfer.batch_size == 32
     sizes = []
     for trial in range(8):
         study.propose()
@@ -233,7 +233,7 @@ def test_best_settings_that_are_the_fixed_protocols_again_are_written_for_all(ma
         best = study.best()
         sizes.append(best.values[BATCH])
         for name in ("ecg", "ldct"):
-            found = load_settings(folder / BEST, base=fixed_settings(MODALITIES[name]))
+            found = load_settings(folder / BEST, base=default_settings(MODALITIES[name]))
             assert found.transfer.batch_size == best.values[BATCH]
             assert found.transfer.optimiser.lr == best.values[LR]
     assert set(sizes) == {32, 64, 128}
@@ -276,7 +276,7 @@ def test_files_are_replaced_whole(make):
 
 
 def test_what_differs_is_told_by_name():
-    base = fixed_settings(MODALITIES["ecg"])
+    base = default_settings(MODALITIES["ecg"])
     settings = load_settings(assignments=START, base=base)
     found = differing(base, settings)
     assert found == {

@@ -14,7 +14,7 @@ from kinds import MODALITIES, SIGNALS
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import resource_folder
-from benchmd_ray.settings import Settings, as_dict, fixed_settings, load_settings, updated
+from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
 from benchmd_ray.tuning import entries
 from benchmd_ray.tuning.parameters import setting_types, value_of
@@ -71,7 +71,7 @@ def nested(name, value):
 @BY_NAME
 def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modality):
     space = space_of(technique, setting, modality)
-    fixed = fixed_settings(kind_of(modality), protocol_encoder(technique))
+    fixed = default_settings(kind_of(modality), protocol_encoder(technique))
     for parameter in space.parameters:
         name = parameter.name
         if name.endswith("dropout"):  # the transfer's own is null, so that of the encoder holds
@@ -88,7 +88,7 @@ def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modal
 @BY_NAME
 def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting, modality):
     space, proposals = space_of(technique, setting, modality), study()
-    fixed = fixed_settings(kind_of(modality), protocol_encoder(technique))
+    fixed = default_settings(kind_of(modality), protocol_encoder(technique))
     seen = set()
     for _ in range(30):
         values = space.suggest(proposals.ask())
@@ -105,7 +105,7 @@ def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting,
 
 @BY_NAME
 def test_settings_take_the_ends_of_every_range(technique, setting, modality):
-    fixed = fixed_settings(kind_of(modality), protocol_encoder(technique))
+    fixed = default_settings(kind_of(modality), protocol_encoder(technique))
     for parameter in space_of(technique, setting, modality).parameters:
         met = applied(fixed, {other: some[0] for other, some in parameter.when.items()})
         for value in parameter.values or (parameter.low, parameter.high):
@@ -116,7 +116,7 @@ def test_settings_take_the_ends_of_every_range(technique, setting, modality):
 
 def test_every_file_is_the_space_of_some_search():
     files = {path.stem for path in resource_folder("search_spaces").glob("*.yaml")}
-    assert files == {*SPACES.values(), "linear", "finetune", "medmnist", "medmnist-small"}
+    assert files == {*SPACES.values(), "linear", "finetune"}
     for path in resource_folder("search_spaces").glob("*.yaml"):
         text = path.read_text("utf-8")
         assert text.startswith("# ")
@@ -130,7 +130,7 @@ def test_techniques_are_those_of_pretraining():
         scope = entries.Scope(
             resource_folder("search_spaces"), name, "linear", MODALITIES["derm"], True
         )
-        assert scope.fixed == fixed_settings(MODALITIES["derm"], technique.encoder)
+        assert scope.fixed == default_settings(MODALITIES["derm"], technique.encoder)
 
 
 def test_the_protocols_settings_are_searched():
@@ -487,7 +487,7 @@ def test_a_condition_is_on_the_value_that_the_other_has():
 
 def test_modalities_share_what_all_of_them_allow():
     spaces = [
-        starting_at(space_of("mae", "pretrain", m), fixed_settings(MODALITIES[m]), held)
+        starting_at(space_of("mae", "pretrain", m), default_settings(MODALITIES[m]), held)
         for m, held in (("ecg", [BATCH]), ("ldct", [BATCH]), ("cxr", [BATCH]))
     ]
     together = shared(spaces)

@@ -11,7 +11,6 @@ import pandas as pd
 from benchmd_ray.results.report.analysis import Block, blocks
 from benchmd_ray.results.report.cells import with_predictions
 from benchmd_ray.results.report.frames import KEY
-from benchmd_ray.results.report.paper import SOURCE
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.table_cells import (
     INTERVAL,
@@ -31,10 +30,11 @@ COLUMNS = {
     "inside": "boolean",
     "caution": "str",
     "reason": "str",
+    "reference": "str",
 }
 """``value`` is ours; ``difference`` is ours minus the paper's; ``inside``: the paper's number is in
 our interval, missing where there is none; ``caution``: why there is none, or why it is rough;
-``reason``: why the two are not comparable, empty where they are."""
+``reason``: why the two are not comparable, empty where they are; ``reference``: the paper."""
 
 
 def against_paper(found: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
@@ -74,6 +74,7 @@ def _rows(block: Block) -> Iterator[dict[str, Any]]:
             "inside": pooled.low <= published <= pooled.high if pooled.low <= pooled.high else None,
             "caution": pooled.caution,
             "reason": "; ".join(sorted(reasons)),
+            "reference": cells[0].published_in,
         }
 
 
@@ -100,12 +101,13 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
 def summary(frame: pd.DataFrame) -> list[str]:
     """What the comparison amounts to: of the comparable cells, and how many are not."""
     comparable = frame[frame["reason"] == ""]
+    papers = " and ".join(sorted(set(frame["reference"]))) or "a paper"
     lines = []
     if len(comparable):
         count, spans = len(comparable), int(comparable["inside"].count())
         inside = int(comparable["inside"].sum())
         lines.append(
-            f"{count} comparable {'cell' if count == 1 else 'cells'} of {SOURCE}: of {spans} with "
+            f"{count} comparable {'cell' if count == 1 else 'cells'} of {papers}: of {spans} with "
             f"an interval of ours, it holds the paper's number in {inside}; mean difference (ours "
             f"minus the paper's) {signed(comparable['difference'].mean())}. The paper's numbers "
             "vary too, and their intervals are not known."
@@ -116,7 +118,7 @@ def summary(frame: pd.DataFrame) -> list[str]:
         )
         lines.append(f"Mean difference by technique (cells): {each}.")
     else:
-        lines.append(f"No result is comparable with {SOURCE}.")
+        lines.append(f"No result is comparable with {papers}.")
     counts = Counter(frame.loc[frame["reason"] != "", "reason"])
     lines += [
         f"Not comparable, {count:,} {'result' if count == 1 else 'results'}: {reason}."

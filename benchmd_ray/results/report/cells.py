@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmd_ray.benchmarks.benchmark import Benchmark
+from benchmd_ray.benchmarks.registry import published_for, starts
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.report.paper import paper_auroc, unlike_paper
 from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.results.store import Run
 from benchmd_ray.scores.seeds import pooled_seeds
@@ -33,8 +34,8 @@ class Cell:
     technique: str
     setting: str
     protocol: str
-    """As `protocols` names it: ``fixed``, ``baseline``, ``tuned``, ``custom`` or ``shuffled``; with
-    a number or letter where several settings share the rest of the key."""
+    """As `protocols` names it: a start, ``tuned``, ``custom`` or ``shuffled``; with a number or
+    letter where several settings share the rest of the key."""
     seed: int
     records: int
     """How many of what is scored."""
@@ -69,9 +70,16 @@ class Cell:
     """Name of the run's folder."""
 
     @property
+    def published_in(self) -> str:
+        """Where that is from; empty where there is none."""
+        published = published_for(self.dataset, self.setting, self.technique)
+        return published[0].published.source if published and published[0].published else ""
+
+    @property
     def published(self) -> float | None:
         """The paper's AUROC of this cell, whether or not it is comparable."""
-        return paper_auroc().get((self.dataset, self.setting, self.technique))
+        published = published_for(self.dataset, self.setting, self.technique)
+        return None if published is None else published[1]
 
 
 def cell(scored: Scored, protocol: str) -> Cell:
@@ -89,8 +97,8 @@ def cell(scored: Scored, protocol: str) -> Cell:
         )
     )
     about, run = scored.about, scored.run.description
-    unlike = _unlike(scored, protocol)
-    published = paper_auroc().get((scored.dataset, run["setting"], run["technique"]))
+    published = published_for(scored.dataset, run["setting"], run["technique"])
+    unlike = None if published is None else _unlike(published[0], scored, protocol)
     return Cell(
         modality=about["modality"],
         source=run["source"],
@@ -109,7 +117,7 @@ def cell(scored: Scored, protocol: str) -> Cell:
         low=mean.low,
         high=mean.high,
         caution=mean.caution,
-        paper=published if unlike is None else None,
+        paper=published[1] if published is not None and unlike is None else None,
         unlike=unlike,
         unscored=tuple(scored.classes[i] for i in value.unscored),
         classes=tuple(
@@ -127,9 +135,10 @@ def cell(scored: Scored, protocol: str) -> Cell:
     )
 
 
-def _unlike(scored: Scored, protocol: str) -> str | None:
+def _unlike(benchmark: Benchmark, scored: Scored, protocol: str) -> str | None:
     run = scored.run.description
-    return unlike_paper(
+    assert benchmark.published is not None
+    return benchmark.published.unlike(
         protocol,
         run["source"],
         scored.about["role"],
@@ -196,7 +205,7 @@ def place(key: Mapping[str, str]) -> tuple[object, ...]:
         known(SPLITS, key["split"]),
         known(SETTINGS, key["setting"]),
         known(TECHNIQUES, key["technique"]),
-        known(("fixed",), key["protocol"]),
+        known(tuple(starts()), key["protocol"]),
     )
 
 

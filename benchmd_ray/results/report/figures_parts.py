@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from benchmd_ray.benchmarks.registry import usual_start
 from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.results.canvas import TechniqueLook
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES
@@ -115,7 +116,9 @@ def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[Study, ...
             *key,
             ", ".join(
                 part
-                for part, named in zip(key, (True, True, several, key[3] != "fixed"), strict=True)
+                for part, named in zip(
+                    key, (True, True, several, key[3] != usual_start()), strict=True
+                )
                 if named
             ),
         )

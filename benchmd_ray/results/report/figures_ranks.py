@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmd_ray.benchmarks.registry import usual_start
 from benchmd_ray.results.canvas import TechniqueLook
 from benchmd_ray.results.report.figures_panels import (
     SETTING_LABELS,
@@ -57,7 +58,7 @@ def draw_critical_differences(report: Report) -> Iterator[Drawn]:
         for study in report.studies:
             if study.protocol.split()[0] == base:
                 chosen.setdefault((study.modality, study.source), study)
-        end = "" if base == "fixed" else f"-{base}"
+        end = "" if base == usual_start() else f"-{base}"
         for at, choose in (("in distribution", in_distribution), ("on targets", on_targets)):
             tables = {
                 study: choose(study.of(mean_auroc(report.analysis.scores)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmd_ray.benchmarks.registry import starts
 from benchmd_ray.results.report.cells import Cell
 from benchmd_ray.results.report.frames import BOOTSTRAP
-from benchmd_ray.results.report.paper import SOURCE
 from benchmd_ray.results.report.protocols import is_tuned
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import (
@@ -41,10 +41,8 @@ def notes(found: Sequence[Cell]) -> list[str]:
         for name, scored in sorted({(c.modality, c.scored) for c in found})
         if scored != "records"
     ]
-    if any(c.protocol.startswith("baseline") for c in found):
-        lines.append(
-            "baseline: the recipe of MedMNIST's baselines; `benchmd medmnist report` compares."
-        )
+    names = {c.protocol.partition(" ")[0] for c in found}
+    lines += [f"{s.name}: {s.note}" for s in starts().values() if s.note and s.name in names]
     if any(c.protocol.startswith("custom") for c in found):
         lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
     if any(is_tuned(c.protocol) for c in found):
@@ -76,8 +74,10 @@ def _notes_on_seeds(found: Sequence[Cell]) -> list[str]:
 
 def _notes_on_paper(found: Sequence[Cell]) -> list[str]:
     lines = []
-    if any(c.paper is not None for c in found):
-        lines.append(f"paper: {SOURCE}, full datasets with the released labels and splits.")
+    sources = {c.published_in for c in found if c.paper is not None}
+    lines += [
+        f"paper: {s}, full datasets with the released labels and splits." for s in sorted(sources)
+    ]
     if any(c.paper is None and c.published is not None for c in found):
         lines.append(
             "paper: – where its number and this run's cannot be compared: settings other than the "

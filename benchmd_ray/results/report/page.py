@@ -20,7 +20,7 @@ from benchmd_ray.progress import progress
 from benchmd_ray.results.canvas import styled
 from benchmd_ray.results.report import page_sections as sections
 from benchmd_ray.results.report.page_findings import facts, findings
-from benchmd_ray.results.report.page_methods import METHODS, WORDS
+from benchmd_ray.results.report.page_methods import METHODS, published_words, words
 from benchmd_ray.results.report.page_tables import Table, html, text_of
 from benchmd_ray.results.report.page_tuning import searches, tuned, tuning_sentences
 from benchmd_ray.scores.metrics import METRICS
@@ -284,7 +284,8 @@ def _data_uri(figure: Figure) -> str:
 
 def _methods() -> str:
     metrics = [(metric.title, metric.definition) for metric in METRICS.values()]
-    return f"{_terms(metrics)}{_terms(METHODS)}<h3>Words of the tables</h3>\n{_terms(WORDS)}"
+    methods = _terms([*metrics, *METHODS, *published_words()])
+    return f"{methods}<h3>Words of the tables</h3>\n{_terms(words())}"
 
 
 def _terms(terms: Sequence[tuple[str, str]]) -> str:

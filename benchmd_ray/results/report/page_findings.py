@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from benchmd_ray.benchmarks.registry import usual_start
 from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.figures_parts import ordered
 from benchmd_ray.results.report.frames import KEY, PLACE, VERSIONS
@@ -155,7 +156,7 @@ def _best(scores: pd.DataFrame) -> list[str]:
 
 def _other(protocol: object) -> str:
     """Names a protocol other than the fixed one."""
-    return "" if protocol == "fixed" else f" ({text_of(protocol)})"
+    return "" if protocol == usual_start() else f" ({text_of(protocol)})"
 
 
 def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:

@@ -5,7 +5,7 @@ Those of the metrics are with the metrics, `benchmd_ray.scores.metrics.METRICS`.
 
 from __future__ import annotations
 
-from benchmd_ray.results.report.paper import SOURCE
+from benchmd_ray.benchmarks.registry import benchmarks, starts
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS
 
@@ -91,14 +91,22 @@ METHODS: tuple[tuple[str, str], ...] = (
         "several seeds the scores are averaged for the tests. "
         "Neither adjusts for what else differs between groups, such as how frequent a disease is.",
     ),
-    (
-        "Paper",
-        f"{SOURCE}. Its number stands beside ours only for runs of the fixed protocol, its own "
-        "sources and splits, default options of the builds, and datasets of which at least half "
-        "the raw records are there.",
-    ),
 )
 """Terms and their definitions."""
+
+
+def published_words() -> tuple[tuple[str, str], ...]:
+    """What readers must know of published results, by benchmark."""
+    made = benchmarks().values()
+    said = [f"{p.source}. {p.words}" for each in made if (p := each.published) is not None]
+    return (("Paper", " ".join(said)),) if said else ()
+
+
+def words() -> tuple[tuple[str, str], ...]:
+    """Words of the tables."""
+    starts_said = " ".join(f"{one.name}: {one.meaning}." for one in starts().values())
+    return tuple((term, text.format(starts=starts_said)) for term, text in WORDS)
+
 
 WORDS: tuple[tuple[str, str], ...] = (
     ("modality", "Kind of medical data, such as ecg or cxr."),
@@ -117,7 +125,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     ),
     (
         "protocol",
-        "fixed: the fixed protocol's settings. baseline: the recipe of MedMNIST's baselines. "
+        "{starts} "
         "tuned: those that a search found. custom: others. shuffled: trained on shuffled labels, a "
         "check. A number or letter tells apart several settings; the notes name them.",
     ),

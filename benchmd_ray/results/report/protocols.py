@@ -1,8 +1,8 @@
 """The protocol of each run: which settings it has, so that no two are pooled unseen.
 
-``fixed`` is the fixed protocol, ``baseline`` the recipe of MedMNIST's baselines on one of its
-datasets, ``shuffled`` trains on shuffled labels, ``tuned`` has settings that a search found, for
-the transfer or for the pretraining before it; all else is ``custom``.
+Benchmarks name theirs (``fixed`` is BenchMD's); ``shuffled`` trains on shuffled labels, ``tuned``
+has settings that a search found, for the transfer or for the pretraining before it; all else is
+``custom``.
 Runs of one modality, source, policy, transfer setting and such protocol that differ by more than
 their seeds get a number for what differs in the transfer, and a letter for what differs in the
 pretraining: ``custom 1a``. Runs from scratch, which have no pretraining, have no letter.
@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.data.medmnist_cards import IMAGE_GROUPS
+from benchmd_ray.benchmarks.registry import starts, usual_start
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.store import Run, read_run
-from benchmd_ray.settings import BASELINES, medmnist_settings
 
 NO_SETTINGS = {"stage", "seed", "technique", "upstream"}
 """Determinants that are no settings."""
@@ -50,7 +49,7 @@ class _Variant:
 
 
 def base_protocol(run: Run, pretraining: Run | None = None) -> str:
-    """``fixed``, ``baseline``, ``custom``, ``tuned`` or ``shuffled``.
+    """A start's name, ``custom``, ``tuned`` or ``shuffled``.
 
     Args:
         run: A transfer, or a pretraining by itself.
@@ -58,22 +57,9 @@ def base_protocol(run: Run, pretraining: Run | None = None) -> str:
     """
     if run.settings.transfer.shuffle_labels:
         return "shuffled"
-    if run.description["fixed"]:
-        return "fixed"
-    if _follows_baseline(run):
-        return "baseline"
+    if run.description["protocol"] in starts():
+        return str(run.description["protocol"])
     return "tuned" if searches_behind(run, pretraining) else "custom"
-
-
-def _follows_baseline(run: Run) -> bool:
-    kind, settings = run.modality, run.settings
-    encoder = settings.encoder
-    known = kind.name in IMAGE_GROUPS and encoder.network in BASELINES
-    if not known or run.description.get("upstream") is not None:
-        return False
-    resize = int(encoder.options.get("resize", 0))
-    recipe = medmnist_settings(kind, encoder.network, resize)
-    return (encoder, settings.transfer) == (recipe.encoder, recipe.transfer)
 
 
 def is_tuned(protocol: str) -> bool:
@@ -156,7 +142,7 @@ def _variants(
     made: list[tuple[Run, dict[str, str], bool]] = []
     for run in runs:
         flat = _flat(run.description["determinants"])
-        own = base == "fixed" or run.description["technique"].startswith("imagenet")
+        own = base == usual_start() or run.description["technique"].startswith("imagenet")
         made.append((run, {k: v for k, v in flat.items() if k not in AXES}, own))
     whole = [_without_encoder(flat) for _, flat, _ in made]
     encoders: dict[str, Flat] = {}
@@ -189,7 +175,7 @@ def _pretraining(run: Run, base: str, upstream: Run | None) -> Flat:
     """Settings of the pretraining; its folder's name where that says no more."""
     name = run.description.get("upstream")
     if upstream is None:
-        return {} if name is None or base == "fixed" else {"pretraining": name}
+        return {} if name is None or base == usual_start() else {"pretraining": name}
     flat = _flat(upstream.description["determinants"])
     return {k: v for k, v in flat.items() if k != "catalog" and not k.startswith("encoder.")}
 

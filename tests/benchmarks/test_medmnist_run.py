@@ -12,15 +12,15 @@ from in_process import build_in_process
 from sklearn.metrics import roc_auc_score
 from stored import runs
 
+from benchmd_ray.benchmarks.medmnist import report as medmnist
+from benchmd_ray.benchmarks.medmnist.scores import read_result
 from benchmd_ray.data import build as building
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.report import medmnist
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.tables import write_tables
-from benchmd_ray.scores.medmnist import read_result
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
@@ -30,7 +30,7 @@ from benchmd_ray.service.tune import Searched
 from benchmd_ray.settings import (
     ENCODERS,
     Settings,
-    fixed_settings,
+    default_settings,
     updated,
 )
 from benchmd_ray.training.predictions import read_predictions
@@ -134,7 +134,7 @@ def test_a_plan_takes_datasets_of_medmnist_by_name_and_without(catalogs):
 
 def test_a_baseline_is_planned_from_scratch_on_all_labels_with_its_recipe(catalogs):
     folders = (catalogs["nodulemnist3d"].path,)
-    choice = Choice(catalogs=folders, baseline="resnet18-acs", seeds=(0, 1, 2))
+    choice = Choice(catalogs=folders, bench="medmnist", start="resnet18-acs", seeds=(0, 1, 2))
     items = make_plan(choice, tflops=1.0).items
     assert [item.settings.seed for item in items] == [0, 1, 2]
     for item in items:
@@ -143,25 +143,27 @@ def test_a_baseline_is_planned_from_scratch_on_all_labels_with_its_recipe(catalo
         assert item.settings.encoder.network == "resnet18-acs"
         assert (item.settings.transfer.epochs, item.settings.transfer.batch_size) == (100, 32)
         assert (optimiser.lr, optimiser.schedule, optimiser.drops) == (1e-3, "steps", [0.5, 0.75])
-    again = Choice(catalogs=folders, baseline="resnet18-acs", assignments=("transfer.epochs=3",))
+    again = Choice(
+        catalogs=folders, bench="medmnist", start="resnet18-acs", assignments=("transfer.epochs=3",)
+    )
     assert [item.settings.transfer.epochs for item in make_plan(again, tflops=1.0).items] == [3]
 
 
 def test_a_baseline_that_is_none_or_with_other_choices_is_refused(catalogs):
     folders = (catalogs["breastmnist"].path,)
-    with pytest.raises(BenchmdError, match="unknown baseline of MedMNIST 'resnet19'"):
-        make_plan(Choice(catalogs=folders, baseline="resnet19"))
+    with pytest.raises(BenchmdError, match="unknown start of medmnist 'resnet19'"):
+        make_plan(Choice(catalogs=folders, bench="medmnist", start="resnet19"))
     with pytest.raises(BenchmdError, match="mae was chosen: leave --technique out"):
-        Choice(catalogs=folders, baseline="resnet18", techniques=("scratch", "mae"))
+        Choice(catalogs=folders, bench="medmnist", start="resnet18", techniques=("scratch", "mae"))
     with pytest.raises(BenchmdError, match="linear was chosen: leave --setting out"):
-        Choice(catalogs=folders, baseline="resnet18", settings=("linear",))
-    chosen = Choice(catalogs=folders, baseline="resnet18")
+        Choice(catalogs=folders, bench="medmnist", start="resnet18", settings=("linear",))
+    chosen = Choice(catalogs=folders, bench="medmnist", start="resnet18")
     with pytest.raises(BenchmdError, match="finetune-small was chosen: leave --setting out"):
         Tuning(chosen, searched=("finetune-full", "finetune-small"))  # before hours of trials
 
 
 def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(catalogs, tmp_path):
-    choice = Choice(catalogs=(catalogs["breastmnist"].path,), baseline="resnet18")
+    choice = Choice(catalogs=(catalogs["breastmnist"].path,), bench="medmnist", start="resnet18")
     tuning = Tuning(choice, choice.settings)
     (plan,) = planned_searches(tuning, gpu=False)
     changes = {"tuned": "it", "transfer": {"epochs": 30}}  # else fixed: transformer
@@ -171,7 +173,7 @@ def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(ca
     assert start.settings.encoder.network == "resnet18"
     assert start.settings.transfer == plan.starts[0].transfer
     assert tuned.settings.tuned == "it"
-    fixed = fixed_settings(catalogs["breastmnist"].card.modality)
+    fixed = default_settings(catalogs["breastmnist"].card.modality)
     changed = {"transfer": {"mode": "finetune", "epochs": 30}}
     assert tuned.settings.encoder == fixed.encoder
     assert tuned.settings.transfer == updated(fixed, changed).transfer

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmd_ray.benchmarks.medmnist.recipes import BASELINES
+from benchmd_ray.benchmarks.medmnist.scores import Score, score, write_result
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.medmnist_cards import EARLIER, IMAGE_GROUPS, PLAIN_SIZE, task_name
 from benchmd_ray.errors import BenchmdError
@@ -27,8 +29,6 @@ from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.report.table_cells import number
 from benchmd_ray.results.store import Run
 from benchmd_ray.results.written import csv_text
-from benchmd_ray.scores.medmnist import Score, score, write_result
-from benchmd_ray.settings import BASELINES
 from benchmd_ray.tuning.records import SearchRecord
 
 SOURCE = "MedMNIST v2, tables 3 and 4"
@@ -131,7 +131,7 @@ def _method(run: Run, kind: Modality) -> str:
 @functools.cache
 def published() -> pd.DataFrame:
     """MedMNIST's tables: dataset, method, auc, acc."""
-    path = resources.files("benchmd_ray.results.report") / "reference" / "medmnist_v2_results.csv"
+    path = resources.files("benchmd_ray.benchmarks.medmnist") / "published.csv"
     rows = list(csv.DictReader(path.read_text("utf-8").splitlines()))
     return pd.DataFrame(rows).astype({"auc": "float64", "acc": "float64"})
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmd_ray.cli.allowed import ALLOW
-from benchmd_ray.cli.group import main
+from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CPUS, FILE, FOLDER, HELD, STORE
 from benchmd_ray.cli.report import print_report
 from benchmd_ray.cli.tune import search_and_train
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@main.group()
+@click.group(cls=Commands)
 def medmnist() -> None:
     """MedMNIST v2: 18 open datasets of small images and volumes.
 
-    Its files go the way of all others too: `benchmd catalog build`, `run --baseline` and `tune`.
+    Its files go the way of all others too: `benchmd catalog build`, then `run` and `tune` with
+    `--bench medmnist`.
     """
 
 
@@ -32,7 +33,8 @@ def medmnist() -> None:
     "--out", type=FOLDER, default=Path("medmnist"), show_default=True, help="Folder for everything."
 )
 @click.option(
-    "--baseline",
+    "--start",
+    default="",
     metavar="NETWORK[-SIZE]",
     help="Baseline that the search starts from; else resnet18, for volumes resnet18-3d.",
 )
@@ -75,9 +77,9 @@ def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **as
 
     \b
     benchmd medmnist tune breastmnist.npz --small
-    benchmd medmnist tune pathmnist.npz --trials 60 --baseline resnet18-224
+    benchmd medmnist tune pathmnist.npz --trials 60 --start resnet18-224
     """
-    from benchmd_ray.service.medmnist import built, card_of, file_tuning
+    from benchmd_ray.benchmarks.medmnist.files import built, card_of, file_tuning
 
     card, any_md5, store = card_of(file), asked.pop("any_md5"), out / "runs"
     path = out / "catalogs" / card.name
@@ -109,7 +111,7 @@ def scores(paths: tuple[Path, ...], out: Path | None) -> None:
 
 def _print_scores(paths: Sequence[Path], out: Path | None) -> None:
     """Print scores next to the published ones, and write them where a folder is named."""
-    from benchmd_ray.results.report import medmnist as tables
+    from benchmd_ray.benchmarks.medmnist import report as tables
     from benchmd_ray.results.store import read_stores
     from benchmd_ray.results.written import text
     from benchmd_ray.tuning.records import read_searches

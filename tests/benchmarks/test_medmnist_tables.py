@@ -17,10 +17,11 @@ from stores import (
     write_predictions,
 )
 
+from benchmd_ray.benchmarks.medmnist import report as medmnist
+from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import kind_of
-from benchmd_ray.results.report import medmnist
 from benchmd_ray.sessions import record_session
-from benchmd_ray.settings import as_dict, medmnist_settings
+from benchmd_ray.settings import as_dict
 
 ROWS = 40
 
@@ -117,7 +118,7 @@ def test_seeds_on_different_hardware_are_noted(tmp_path):
 
 
 def test_what_searches_found_is_averaged_whichever_networks_they_are(tmp_path):
-    tuned = {"fixed": False, "changes": {"tuned": "tune-x", "transfer": {"epochs": 7}}}
+    tuned = {"protocol": "", "changes": {"tuned": "tune-x", "transfer": {"epochs": 7}}}
     aucs = [
         score(tmp_path, "breastmnist", "resnet18", **tuned),
         score(tmp_path, "pneumoniamnist", "resnet50", **tuned),

@@ -8,22 +8,17 @@ import optuna
 import pytest
 import yaml
 
+from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import NETWORK
 from benchmd_ray.models.resnet import RESNETS, ResNetOptions
 from benchmd_ray.progress import SilentBoard
-from benchmd_ray.settings import (
-    Settings,
-    as_dict,
-    fixed_settings,
-    load_settings,
-    medmnist_settings,
-    updated,
-)
+from benchmd_ray.service.searches import space_of
+from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
 from benchmd_ray.tuning.records import BEST
 from benchmd_ray.tuning.search import Budget, Limits, Place
-from benchmd_ray.tuning.spaces import applied, space_for, starting_at
+from benchmd_ray.tuning.spaces import applied, starting_at
 from benchmd_ray.tuning.study import Method, Study
 from benchmd_ray.tuning.trial import Arm, Transfer, Work
 from benchmd_ray.tuning.written import write_result
@@ -49,7 +44,7 @@ def proposals(space, count, seed=0):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dataset_and_size_has_its_networks_patches_and_resolutions(name):
-    kind, space = kind_of(name).signal, space_for(*SEARCH, kind_of(name))
+    kind, space = kind_of(name).signal, space_of(*SEARCH, kind_of(name))
     by = {parameter.name: parameter for parameter in space.parameters}
     assert set(by[ALL].values) == {NETWORK, *networks_of(name)}
     patches = {kind.with_patch(size).patch for size in by["encoder.patch_size"].values}
@@ -70,8 +65,8 @@ def test_every_dataset_and_size_has_its_networks_patches_and_resolutions(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_search_starts_at_the_protocol_and_at_every_recipe(name):
-    kind, space = kind_of(name), space_for(*SEARCH, kind_of(name))
-    fixed = fixed_settings(kind)
+    kind, space = kind_of(name), space_of(*SEARCH, kind_of(name))
+    fixed = default_settings(kind)
     assert applied(fixed, starting_at(space, fixed).start).encoder == fixed.encoder
     for network, resize in itertools.product(networks_of(name), (0, 224)):
         if resize and (len(kind.signal.axes) == 4 or kind.signal.input_shape[-1] == resize):
@@ -87,11 +82,11 @@ def test_a_search_starts_at_the_protocol_and_at_every_recipe(name):
 @pytest.mark.parametrize("start", [NETWORK, "resnet50"])
 def test_a_trial_has_the_options_of_its_own_network_alone(start):
     kind = kind_of("breastmnist")
-    settings = fixed_settings(kind)
+    settings = default_settings(kind)
     if start != NETWORK:
         settings = medmnist_settings(kind, start, 224)
         settings = updated(settings, {"encoder": {"options": {"width": 4, "stem": "imagenet"}}})
-    space, seen = starting_at(space_for(*SEARCH, kind_of("breastmnist")), settings), set()
+    space, seen = starting_at(space_of(*SEARCH, kind_of("breastmnist")), settings), set()
     for values in proposals(space, 24):
         trial = applied(settings, values)
         seen.add(trial.encoder.network)
@@ -116,12 +111,12 @@ def test_an_option_that_is_held_holds_for_all_resnets():
     kind = kind_of("breastmnist")
     recipe = medmnist_settings(kind, "resnet18", 64)
     space = starting_at(
-        space_for(*SEARCH, kind_of("breastmnist")), recipe, ["encoder.options.resize"]
+        space_of(*SEARCH, kind_of("breastmnist")), recipe, ["encoder.options.resize"]
     )
     trials = [applied(recipe, values) for values in proposals(space, 12)]
     sizes = {(t.encoder.network, t.encoder.options.get("resize")) for t in trials}
     assert sizes == {(NETWORK, None), ("resnet18", 64), ("resnet50", 64)}
-    held = starting_at(space_for(*SEARCH, kind_of("breastmnist")), recipe, [ALL])
+    held = starting_at(space_of(*SEARCH, kind_of("breastmnist")), recipe, [ALL])
     names = {parameter.name for parameter in held.parameters}
     assert "encoder.options.dropout" in names
     assert not {"encoder.depth", "transfer.dropout"} & names
@@ -131,14 +126,14 @@ def test_an_option_that_is_held_holds_for_all_resnets():
 @pytest.mark.parametrize("winner", [NETWORK, "resnet50"])
 def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner, tmp_path):
     kind = kind_of("breastmnist")
-    base = fixed_settings(kind)
+    base = default_settings(kind)
     settings = base
     if start != NETWORK:
         settings = updated(
             medmnist_settings(kind, start, 224), {"encoder": {"options": {"width": 4}}}
         )
     settings = updated(settings, {"transfer": {"mode": "finetune"}})
-    space = starting_at(space_for(*SEARCH, kind_of("breastmnist")), settings)
+    space = starting_at(space_of(*SEARCH, kind_of("breastmnist")), settings)
     study = Study(tmp_path / "study.log", space, Method(sampler="random", stopping="none"))
     best = None
     while best is None:
@@ -166,7 +161,7 @@ def own(tmp_path):
     def read(content, technique="scratch", setting="finetune-full", modality="breastmnist"):
         path = tmp_path / "own.yaml"
         path.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
-        return space_for(technique, setting, kind_of(modality), path)
+        return space_of(technique, setting, kind_of(modality), path)
 
     return read
 

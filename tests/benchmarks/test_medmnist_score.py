@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmd_ray.benchmarks.medmnist.scores import Score, read_result, score, write_result
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.scores.medmnist import Score, read_result, score, write_result
 
 BINARY, MULTI, ORDINAL = "binary-class", "multi-class", "ordinal-regression"
 LABELS = "multi-label"

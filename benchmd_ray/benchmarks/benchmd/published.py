@@ -1,4 +1,4 @@
-"""The paper's numbers, and where they may stand beside ours."""
+"""The paper's numbers, and with which of ours they can be compared."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ from importlib import resources
 
 SOURCE = "BenchMD v2, tables 1 and 2"
 """Where the numbers are from."""
+WORDS = (
+    "Its number stands next to ours only for runs of the fixed protocol, its own sources and "
+    "splits, default options of the builds, and datasets of which at least half the raw records "
+    "are there."
+)
+"""What a reader must know of them."""
 
 
 @functools.cache
-def paper_auroc() -> dict[tuple[str, str, str], float]:
+def auroc() -> dict[tuple[str, str, str], float]:
     """The paper's tables 1 and 2: (dataset, setting, technique) → AUROC."""
     rows = _reference()
     return {(r["dataset"], r["setting"], r["technique"]): float(r["auroc"]) for r in rows}
 
 
 @functools.cache
-def paper_sources() -> frozenset[str]:
+def sources() -> frozenset[str]:
     """Datasets that the paper trains on, one of each modality."""
     return frozenset(row["dataset"] for row in _reference() if row["role"] == "source")
 
 
 @functools.cache
 def _reference() -> list[dict[str, str]]:
-    path = resources.files("benchmd_ray.results.report") / "reference" / "benchmd_auroc.csv"
+    path = resources.files("benchmd_ray.benchmarks.benchmd") / "published.csv"
     return list(csv.DictReader(path.read_text("utf-8").splitlines()))
 
 
-def unlike_paper(
+def unlike(
     protocol: str,
     source: str,
     role: str,
@@ -38,7 +44,7 @@ def unlike_paper(
     options: tuple[str, ...],
     raw: tuple[tuple[int, int], ...],
 ) -> str | None:
-    """Why the paper's number must not stand beside a result; None where it may.
+    """Why the paper's number cannot be compared with a result; None where it can.
 
     The paper trains on one source of each modality and scores its validation split and the
     targets. The fixed protocol's settings and the default options are nearest to what it did.
@@ -55,7 +61,7 @@ def unlike_paper(
         return "trained on shuffled labels"
     if not protocol.startswith("fixed"):
         return "settings other than the fixed protocol's"
-    if source not in paper_sources():
+    if source not in sources():
         return "another source than the paper's"
     if role != "target" and split != "validation":
         return f"the paper does not score the split {split}"

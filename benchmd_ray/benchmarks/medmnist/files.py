@@ -10,17 +10,14 @@ from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.medmnist_cards import COLLECTION, CURRENT
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import resource_folder
 from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.service.choice import Choice, technique_settings
-from benchmd_ray.service.searches import Tuning
+from benchmd_ray.service.searches import Tuning, space_of
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.search import Budget
-from benchmd_ray.tuning.spaces import space_for, starting_at
+from benchmd_ray.tuning.spaces import starting_at
 from benchmd_ray.tuning.study import Method
 
-START = {2: "resnet18", 3: "resnet18-3d"}
-"""Baseline that a search starts from where none is chosen, by the images' dimensions."""
 SMALL = {
     2: ("encoder.options.width=16", "transfer.epochs=20"),
     3: ("encoder.options.width=8", "encoder.options.resize=14", "transfer.epochs=10"),
@@ -83,7 +80,7 @@ def file_tuning(
     card: DatasetCard,
     path: Path,
     *,
-    baseline: str | None,
+    start: str,
     small: bool,
     assignments: tuple[str, ...] = (),
     space: Path | None,
@@ -96,7 +93,7 @@ def file_tuning(
     Args:
         card: Of the dataset.
         path: Of its catalog, which need not be there yet.
-        baseline: What the search starts from; None takes that of `START`.
+        start: Baseline that the search starts from; empty takes the usual one.
         small: Search narrow networks for few epochs.
         assignments: ``a.b=value`` settings of the start, over all else.
         space: File of the user's own search space.
@@ -110,18 +107,19 @@ def file_tuning(
     """
     dimensions = len(card.signal.axes) - 1
     if small and space is None:
-        space = resource_folder("search_spaces") / "medmnist-small.yaml"
+        space = Path(__file__).with_name("small.yaml")
     own = (*SMALL[dimensions], *SMALL_TRANSFORMER) if small else ()
     choice = Choice(
         catalogs=(path,),
         techniques=(SCRATCH,),
         seeds=seeds,
         assignments=(*own, *assignments),
-        baseline=baseline or START[dimensions],
+        bench="medmnist",
+        start=start,
     )
-    start, _ = technique_settings(choice, card.modality, SCRATCH)
-    require_fitting(card.signal, start.encoder)
-    starting_at(space_for(SCRATCH, choice.settings[0], card.modality, space), start, held)
+    begun, _ = technique_settings(choice, card.modality, SCRATCH)
+    require_fitting(card.signal, begun.encoder)
+    starting_at(space_of(SCRATCH, choice.settings[0], card.modality, space), begun, held)
     return Tuning(
         choice,
         choice.settings,

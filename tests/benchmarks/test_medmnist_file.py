@@ -6,22 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from benchmd_ray.benchmarks.medmnist.files import card_of, file_tuning
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import technique_settings
-from benchmd_ray.service.medmnist import card_of, file_tuning
-from benchmd_ray.tuning.spaces import space_for, starting_at
+from benchmd_ray.service.searches import space_of
+from benchmd_ray.tuning.spaces import starting_at
 
 NAMES = sorted(name for name, card in cards().items() if card.collection == "medmnist")
 
 
 def begun(name, **asked):
     """Where the search on a dataset starts, and its space from there."""
-    asked = {"baseline": None, "small": False, "space": None, "held": ()} | asked
+    asked = {"start": "", "small": False, "space": None, "held": ()} | asked
     tuning = file_tuning(cards()[name], Path("catalog"), trials=1, seeds=(0,), **asked)
     (technique,), (setting,) = tuning.choice.techniques, tuning.searched
     settings, _ = technique_settings(tuning.choice, kind_of(name), technique)
-    space = space_for(technique, setting, kind_of(name), tuning.space)
+    space = space_of(technique, setting, kind_of(name), tuning.space)
     return settings, starting_at(space, settings, tuning.held)
 
 
@@ -41,27 +42,25 @@ def test_the_search_on_every_file_starts_within_its_space(name, small):
 
 def test_a_baseline_outside_of_the_space_is_searched_with_its_network_held():
     with pytest.raises(BenchmdError, match=r"hold it with --fix encoder\.network"):
-        begun("breastmnist", small=True, baseline="resnet50")
-    settings, space = begun(
-        "breastmnist", small=True, baseline="resnet50", held=("encoder.network",)
-    )
+        begun("breastmnist", small=True, start="resnet50")
+    settings, space = begun("breastmnist", small=True, start="resnet50", held=("encoder.network",))
     assert settings.encoder.network == "resnet50"
     assert "encoder.network" not in {parameter.name for parameter in space.parameters}
 
 
 @pytest.mark.parametrize("baseline", ["resnet34", "resnet18-100"])
 def test_no_baseline_of_medmnist_is_refused_with_those_there_are(baseline):
-    with pytest.raises(BenchmdError, match=r"unknown baseline of MedMNIST .*resnet50-224"):
-        begun("breastmnist", baseline=baseline)
+    with pytest.raises(BenchmdError, match=r"unknown start of medmnist .*resnet50"):
+        begun("breastmnist", start=baseline)
 
 
 def test_a_baseline_for_other_signals_is_refused_before_anything_is_built():
-    with pytest.raises(BenchmdError, match="for signals with the axes channel, z, y, x"):
-        begun("breastmnist", baseline="resnet18-3d")
+    with pytest.raises(BenchmdError, match="unknown start of medmnist 'resnet18-3d'"):
+        begun("breastmnist", start="resnet18-3d")
     with pytest.raises(BenchmdError, match=r"choose resnet18 or resnet50 with -2\.5d"):
-        begun("adrenalmnist3d", baseline="resnet50")
+        begun("adrenalmnist3d", start="resnet50")
     with pytest.raises(BenchmdError, match="unknown baseline of MedMNIST 'resnet18-3d-224'"):
-        begun("adrenalmnist3d", baseline="resnet18-3d-224")
+        begun("adrenalmnist3d", start="resnet18-3d-224")
 
 
 def test_a_file_of_another_name_is_refused_with_what_is_expected():

@@ -1,0 +1,131 @@
+"""What a benchmark declares: its datasets, its starts, what was published, its search spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError, require_plain_name, unknown_name
+from benchmd_ray.modalities import Modality
+from benchmd_ray.settings import Settings, as_dict, updated
+
+Key = tuple[str, str, str]
+"""A published result: dataset, transfer setting, technique."""
+RESERVED = ("tuned", "custom", "shuffled", "published")
+"""Protocols that no start may be named like."""
+
+
+def no_variants(kind: Modality) -> tuple[str, ...]:
+    """For a start that is one recipe."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Start:
+    """Settings that a benchmark names: runs with them follow its protocol, searches begin there."""
+
+    name: str
+    """Protocol of its runs, as tables name it."""
+    meaning: str
+    """What it is, for readers of a report: ``the fixed protocol's settings``."""
+    settings: Callable[[Modality, str, str], Settings]
+    """From modality, technique and variant (empty for the usual one) to the settings.
+
+    Raises:
+        BenchmdError: It does not fit the modality.
+    """
+    like: Callable[[Modality, str, Settings], Settings | None]
+    """From modality, technique and the settings of a run to those that the run has if it follows
+    this protocol; None where none of its runs can have them."""
+    variants: Callable[[Modality], tuple[str, ...]] = no_variants
+    """Names of its recipes for a modality, such as networks."""
+    technique: str | None = None
+    """The only technique; None takes those that are chosen, or all."""
+    setting: str | None = None
+    """The only transfer setting; None takes those that are chosen, or all."""
+    note: str = ""
+    """What a report adds where it has results of it."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name that tables could not tell apart."""
+        require_plain_name("start", self.name)
+        if self.name in RESERVED:
+            raise BenchmdError(f"a start cannot be named {self.name}: choose another name.")
+
+    def followed(self, kind: Modality, technique: str, settings: Mapping[str, Any]) -> bool:
+        """Whether a run has these settings, of the parts that determine it.
+
+        Args:
+            kind: What it is trained on.
+            technique: Its technique.
+            settings: By part (``encoder``, ``pretrain`` or ``transfer``) as plain values.
+        """
+        own = self.like(kind, technique, updated(Settings(), settings))
+        return own is not None and all(as_dict(own)[part] == settings[part] for part in settings)
+
+
+@dataclass(frozen=True)
+class Published:
+    """AUROC that was published, to stand next to ours."""
+
+    source: str
+    """Where it is from: ``BenchMD v2, tables 1 and 2``."""
+    words: str
+    """What a reader must know of it, after its source."""
+    auroc: Callable[[], Mapping[Key, float]]
+    unlike: Callable[..., str | None]
+    """Why a result cannot be compared, None where it can: of the protocol, the source and the role
+    of the scored dataset, and by name ``split``, ``options`` and ``raw``
+    (see `benchmarks.benchmd.published`)."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark."""
+
+    name: str
+    version: int
+    """Raised whenever its datasets, its starts or its scores change."""
+    title: str
+    datasets: Callable[[], tuple[str, ...]]
+    """Names of the cards of its datasets, sources among them."""
+    starts: tuple[Start, ...]
+    """The usual one first."""
+    published: Published | None = None
+    space: Callable[[str, str, Modality], Path | None] | None = None
+    """From technique, searched setting and modality to a file of its own search space; None takes
+    the technique's."""
+    commands: str = ""
+    """Import path, ``package.module:group``, of its own commands: `benchmd NAME …`."""
+    about: str = ""
+    """Source and what else its user should know."""
+
+    def __post_init__(self) -> None:
+        """Refuse a benchmark that cannot be named or started.
+
+        Raises:
+            BenchmdError: The message says why.
+        """
+        require_plain_name("benchmark", self.name)
+        if not self.starts:
+            raise BenchmdError(f"the benchmark {self.name} has no start: expected one or more.")
+
+    def start_named(self, name: str, kind: Modality) -> tuple[Start, str]:
+        """A start and its variant.
+
+        Args:
+            name: Of a start or a variant; empty for the usual one.
+            kind: What it is for.
+
+        Raises:
+            BenchmdError: There is none; the message lists the valid names.
+        """
+        if not name:
+            return self.starts[0], ""
+        for start in self.starts:
+            if name == start.name or name in start.variants(kind):
+                return start, "" if name == start.name else name
+        valid = [each for start in self.starts for each in (start.name, *start.variants(kind))]
+        raise unknown_name(f"start of {self.name}", name, valid)

@@ -1,0 +1,45 @@
+"""MedMNIST v2: 18 datasets of small images and volumes, its baselines and its scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmd_ray.benchmarks.benchmark import Benchmark, Start
+from benchmd_ray.benchmarks.medmnist.recipes import like, start_settings, variants
+from benchmd_ray.data.medmnist_cards import COLLECTION, IMAGE_GROUPS
+from benchmd_ray.modalities import Modality
+
+
+def _datasets() -> tuple[str, ...]:
+    from benchmd_ray.data.cards import cards
+
+    return tuple(name for name, card in cards().items() if card.collection == COLLECTION)
+
+
+def _space(technique: str, setting: str, kind: Modality) -> Path | None:
+    fits = technique == "scratch" and setting.startswith("finetune") and kind.name in IMAGE_GROUPS
+    return Path(__file__).with_name("finetune.yaml") if fits else None
+
+
+BENCHMARK = Benchmark(
+    name="medmnist",
+    version=1,
+    title="MedMNIST v2: 18 datasets of small images and volumes",
+    datasets=_datasets,
+    starts=(
+        Start(
+            "baseline",
+            "the recipe of MedMNIST's baselines",
+            start_settings,
+            like,
+            variants,
+            technique="scratch",
+            setting="finetune-full",
+            note="the recipe of MedMNIST's baselines; `benchmd medmnist report` compares.",
+        ),
+    ),
+    space=_space,
+    commands="benchmd_ray.benchmarks.medmnist.commands:medmnist",
+    about="Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795). Each dataset is trained "
+    "from scratch and scored on its own test split.",
+)

@@ -1,0 +1,167 @@
+"""Where benchmarks are found: in this package, in installed packages, by import path.
+
+An installed package names its own by an entry point of the group `GROUP`; a module of your own is
+named on the command line (``--bench package.module:NAME``) or in `NAMED`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import pkgutil
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmd_ray import benchmarks as rooms
+from benchmd_ray.benchmarks.benchmark import Benchmark, Start
+from benchmd_ray.errors import BenchmdError, first_line, unknown_name
+from benchmd_ray.modalities import Modality
+from benchmd_ray.plugins import IMPORT_PATH, NAMED
+
+if TYPE_CHECKING:
+    import click
+
+GROUP = "benchmd_ray.benchmarks"
+"""Entry points of packages that bring benchmarks: ``name = package.module:BENCHMARK``."""
+USUAL = "benchmd"
+"""The benchmark that commands run where none is chosen."""
+
+
+def add_benchmark(path: str) -> str:
+    """Let this process, and those that it starts, use the benchmark of an import path.
+
+    Returns:
+        Its name.
+
+    Raises:
+        BenchmdError: It cannot be imported, or has a name that is taken.
+    """
+    paths = [path for path in os.environ.get(NAMED, "").split(",") if path]
+    name = _loaded(path).name
+    os.environ[NAMED] = ",".join(dict.fromkeys([*paths, path]))
+    if name in broken_benchmarks():
+        raise BenchmdError(broken_benchmarks()[name])
+    return name
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """All sound benchmarks by name: the package's, those of installed packages, the user's."""
+    return _found(os.environ.get(NAMED, ""))[0]
+
+
+def broken_benchmarks() -> dict[str, str]:
+    """What is wrong with the others, by their names or import paths."""
+    return _found(os.environ.get(NAMED, ""))[1]
+
+
+def benchmark(name: str = USUAL) -> Benchmark:
+    """The benchmark of that name, or of that import path.
+
+    Raises:
+        BenchmdError: There is none, or it is broken.
+    """
+    if IMPORT_PATH.fullmatch(name):
+        name = add_benchmark(name)
+    if name in broken_benchmarks():
+        raise BenchmdError(broken_benchmarks()[name])
+    if name not in benchmarks():
+        raise unknown_name("benchmark", name, benchmarks())
+    return benchmarks()[name]
+
+
+def starts() -> dict[str, Start]:
+    """The starts of all benchmarks by name, the usual benchmark's usual one first."""
+    return {start.name: start for each in benchmarks().values() for start in each.starts}
+
+
+def protocol_of(kind: Modality, technique: str, settings: Mapping[str, Any]) -> str:
+    """Name of the start whose protocol a run follows, empty where it follows none.
+
+    Args:
+        kind: What it is trained on.
+        technique: Its technique.
+        settings: By part, as `Start.followed` takes them.
+    """
+    made = starts().values()
+    return next((one.name for one in made if one.followed(kind, technique, settings)), "")
+
+
+def usual_start() -> str:
+    """Name of the protocol that tables do not have to name."""
+    return benchmarks()[USUAL].starts[0].name
+
+
+def published_for(dataset: str, setting: str, technique: str) -> tuple[Benchmark, float] | None:
+    """The benchmark that published an AUROC for this result, and the AUROC."""
+    for each in benchmarks().values():
+        value = each.published and each.published.auroc().get((dataset, setting, technique))
+        if value:
+            return each, value
+    return None
+
+
+def built_in_space(technique: str, setting: str, kind: Modality) -> Path | None:
+    """The file of a benchmark's own search space for a search, if one has it."""
+    paths = (each.space(technique, setting, kind) for each in benchmarks().values() if each.space)
+    return next((path for path in paths if path is not None), None)
+
+
+@functools.cache
+def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
+    """Sound benchmarks by name, and what is wrong with others."""
+    sound: dict[str, Benchmark] = {}
+    broken: dict[str, str] = {}
+    own = sorted(m.name for m in pkgutil.iter_modules(rooms.__path__) if m.ispkg)
+    own.sort(key=lambda name: name != USUAL)
+    paths = {name: f"{rooms.__name__}.{name}:BENCHMARK" for name in own}
+    paths |= {entry.name: entry.value for entry in sorted(entry_points(group=GROUP))}
+    paths |= {path: path for path in named.split(",") if path}
+    for name, path in paths.items():
+        try:
+            made = _loaded(path)
+            taken = sorted(start.name for start in made.starts if start.name in _names(sound))
+            if made.name in sound or taken:
+                what = f"start {taken[0]}" if taken else f"benchmark {made.name}"
+                raise BenchmdError(f"{path}: there is a {what} already: choose another name.")
+            sound[made.name] = made
+        except BenchmdError as error:
+            broken[name] = str(error)
+    return sound, broken
+
+
+def _names(sound: dict[str, Benchmark]) -> set[str]:
+    return {start.name for each in sound.values() for start in each.starts}
+
+
+def _loaded(path: str) -> Benchmark:
+    """What an import path names.
+
+    Raises:
+        BenchmdError: It cannot be imported, or is not a benchmark.
+    """
+    try:
+        made = EntryPoint("", path, GROUP).load()
+    except Exception as error:  # whatever a module of the user does
+        raise BenchmdError(
+            f"the benchmark {path} cannot be imported ({type(error).__name__}: "
+            f"{first_line(error)}): install it, or put its folder into PYTHONPATH on every node."
+        ) from error
+    if not isinstance(made, Benchmark):
+        raise BenchmdError(
+            f"{path} is a {type(made).__name__}, expected a benchmd_ray.benchmarks.benchmark."
+            "Benchmark."
+        )
+    return made
+
+
+def commands_of(name: str) -> click.Command | None:
+    """The command group of a benchmark, None where it has none."""
+    each = benchmarks().get(name)
+    if each is None or not each.commands:
+        return None
+    module, _, attribute = each.commands.partition(":")
+    group: click.Command = getattr(importlib.import_module(module), attribute)
+    return group

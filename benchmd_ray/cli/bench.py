@@ -1,0 +1,56 @@
+"""``benchmd bench``: which benchmarks there are, and what each declares."""
+
+from __future__ import annotations
+
+import textwrap
+
+import click
+
+from benchmd_ray.cli.group import main
+
+
+@main.group()
+def bench() -> None:
+    """Benchmarks: those of the package, of installed packages, and your own."""
+
+
+@bench.command("list")
+def bench_list() -> None:
+    """List the benchmarks that `--bench` takes."""
+    from benchmd_ray.benchmarks.registry import benchmarks, broken_benchmarks
+
+    width = max(map(len, benchmarks()))
+    for name, each in benchmarks().items():
+        click.echo(f"{name:{width}}  {each.title}")
+    for why in broken_benchmarks().values():
+        click.echo(f"note: {why}", err=True)
+
+
+@bench.command("show")
+@click.argument("name")
+def bench_show(name: str) -> None:
+    """Show what the benchmark NAME declares: datasets, starts, what was published."""
+    from benchmd_ray.benchmarks.registry import benchmark
+    from benchmd_ray.data.cards import dataset_card
+
+    own = benchmark(name)
+    lines = [own.title, f"version {own.version}"]
+    if own.about:
+        lines += ["", *textwrap.wrap(own.about, 96)]
+    cards = [dataset_card(dataset) for dataset in own.datasets()]
+    lines += ["", f"datasets ({len(cards)}):"]
+    names = ", ".join(card.name for card in cards)
+    lines += textwrap.wrap(names, 94, initial_indent="  ", subsequent_indent="  ")
+    lines += ["", "starts (--start):"]
+    kinds = list({card.modality.name: card.modality for card in cards}.values())
+    for start in own.starts:
+        lines.append(f"  {start.name}: {start.meaning}")
+        variants = dict.fromkeys(one for kind in kinds for one in start.variants(kind))
+        if variants:
+            text = f"or one of {', '.join(variants)}"
+            lines += textwrap.wrap(text, 92, initial_indent="    ", subsequent_indent="    ")
+    if own.published is not None:
+        said = f"published: {own.published.source}. {own.published.words}"
+        lines += ["", *textwrap.wrap(said, 96)]
+    click.echo("\n".join(lines))
+    click.echo(f"\nrun it: benchmd run --bench {name} --dry-run")
