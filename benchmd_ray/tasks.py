@@ -50,7 +50,7 @@ class Task:
     """One of the classes; any of the labels; or one of classes that have an order."""
     classes: tuple[str, ...]
     """Class (or label) names in the order of targets, scores and tables; ordinal: ascending."""
-    scored: Literal["records", "scans"] = "records"
+    scored: str = "records"
     """What is scored, each as one: records, or the scans that windows were cut from."""
 
     def __post_init__(self) -> None:

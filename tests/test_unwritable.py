@@ -47,8 +47,8 @@ def folder(tmp_path, monkeypatch):
         ("build tab --raw raw --out c", "t.csv cannot be opened: Is a directory"),
         ("new x --from raw --out file/z", "file/z.*: a part of the path is a file"),
         ("new x --from nowhere", "the folder nowhere does not exist"),
-        ("list --cards file", "file is no folder of cards: check --cards"),
-        ("list --cards nowhere", "nowhere is no folder of cards"),
+        ("list --cards file", "file is not a folder of cards: check --cards"),
+        ("list --cards nowhere", "nowhere is not a folder of cards"),
         ("build onw --raw raw --out c", "unknown dataset 'onw'. Did you mean 'own'?"),
     ],
 )

@@ -21,6 +21,8 @@ from benchmd_ray.typed import line_of, typed
 
 POLICIES = ("clean", "released")
 """Label-and-split policies: leak-free (the default), and as BenchMD released them."""
+SCORED = ("records", "scans")
+"""What is scored of datasets without code; a module may score other units."""
 Split = Literal["train", "validation", "test"]
 
 
@@ -317,6 +319,9 @@ def _check_names(card: DatasetCard, where: str, content: Any) -> None:
 def _check_classes(card: DatasetCard, where: str, content: Any) -> None:
     """Refuse a class that the task or the card does not have."""
     merged = {name for names in card.merged_classes.values() for name in names}
+    if card.files is not None and card.task.scored not in SCORED:
+        line = line_of(content, "modality", "task", "scored")
+        raise unknown_name(f"value of {where}: task, scored{line}:", card.task.scored, SCORED)
     columns = () if card.files is None else card.files.labels
     named = [
         ("files, labels", {card.class_mapping.get(c, c) for c in columns} - {""}, card.classes),
@@ -357,7 +362,8 @@ def dataset_card(name: str) -> DatasetCard:
         BenchmdError: There is none, the message lists the valid names and the nearest; or it is
             broken.
     """
-    return _read_all(card_folders())[name]
+    known = cards()
+    return known[name] if name in known else _read_all(card_folders())[name]
 
 
 @functools.cache

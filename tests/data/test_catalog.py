@@ -312,7 +312,7 @@ def test_incomplete_raw_folder_is_refused_unless_allowed(synthetic_raw, tmp_path
 def test_unknown_dataset_and_policy_suggest_the_nearest(georgia, tmp_path):
     with pytest.raises(BenchmdError, match=r"unknown dataset 'gorgia'\. Did you mean 'georgia'"):
         build("gorgia", georgia, tmp_path / "out")
-    with pytest.raises(BenchmdError, match=r"unknown policy 'cleam'\. Did you mean 'clean'"):
+    with pytest.raises(BenchmdError, match=r"policy of georgia: 'cleam'\. Did you mean 'clean'"):
         build_georgia(georgia, tmp_path / "out", policy="cleam")
 
 

@@ -364,7 +364,7 @@ def first_shard(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"card": lambda card: card | {"name": "../x"}}, "the name in its card is '../x'"),
+        ({"card": lambda card: card | {"name": "../x"}}, "its card: '../x' is not a valid name"),
         (
             {"card": lambda card: card | {"modality": "ecg"}},
             "its card: modality is 'ecg', expected",

@@ -179,7 +179,7 @@ def test_28_pixels_fit_where_a_network_rounds_up():
 @pytest.mark.parametrize(
     ("images", "options", "message"),
     [
-        (SIGNALS["ecg"], {}, "for images and volumes, and ecg has the axes lead, time: choose"),
+        (SIGNALS["ecg"], {}, "for images and volumes, and ecg has the axes channel, time: choose"),
         (kind(32), {"width": 8}, r"'encoder\.options' 'width'.*resize"),
         (kind(32), {"dropout": 1.0}, r"encoder\.options\.dropout is 1\.0"),
         (kind(32), {"resize": -1}, r"encoder\.options\.resize is -1"),

@@ -272,7 +272,7 @@ def test_layers_have_rates_of_their_own_from_the_stem_up():
     [
         ("resnet18", kind(28, volumes=True), {}, r"made has channel, z, y, x.*-2.5d, -3d or -acs"),
         ("resnet50-acs", kind(28), {}, r"axes channel, z, y, x, and made.*resnet18 or resnet50\."),
-        ("resnet18", SIGNALS["ecg"], {}, "ecg has lead, time: choose encoder.network=transf"),
+        ("resnet18", SIGNALS["ecg"], {}, "ecg has channel, time: choose encoder.network=transf"),
         ("resnet18", kind(28, channels=2), {}, "1 or 3 channels, and made has 2"),
         ("resnet18", kind(28), {"widht": 8}, "'widht'.*Did you mean 'width'"),
         ("resnet18", kind(28), {"stem": "large"}, "'large'.*Valid: auto, imagenet, small"),

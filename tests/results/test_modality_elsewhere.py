@@ -29,6 +29,7 @@ SIGNAL = Signal(
     unit="g",
     patch=(16,),
     normaliser="record-range",
+    rate=32.0,
 )
 CLASSES = ("walking", "resting", "cycling")
 """Not in alphabetical order."""

@@ -22,6 +22,7 @@ from benchmd_ray.service.live import (
 )
 from benchmd_ray.service.outcome import Failure, Outcome
 from benchmd_ray.service.plan import Item
+from benchmd_ray.service.steps import Evaluate, pretrain_step, transfer_step
 from benchmd_ray.settings import Settings, updated
 
 
@@ -29,9 +30,14 @@ from benchmd_ray.settings import Settings, updated
 def make_item():
     def make(name="a", kind="pretrain", after=None, seconds=1.0, technique="mae", **changes):
         settings = updated(Settings(), changes.pop("settings", {}))
+        steps = {
+            "pretrain": pretrain_step(technique),
+            "transfer": transfer_step(settings),
+            "evaluate": Evaluate(),
+        }
         made = Item(
             name=name,
-            kind=kind,
+            step=steps[kind],
             modality="ecg",
             source="ptb-xl",
             dataset="ptb-xl",

@@ -14,13 +14,14 @@ from benchmd_ray.service.simulate import (
     simulate,
     time_left,
 )
+from benchmd_ray.service.steps import Pretrain
 from benchmd_ray.settings import Settings
 
 
 def item(name, seconds, after=None, cpus=1.0, gpus=0.0, disk=10, peak=0):
     return Item(
         name=name,
-        kind="pretrain",
+        step=Pretrain(),
         modality="ecg",
         source="ptb-xl",
         dataset="ptb-xl",

@@ -18,6 +18,7 @@ SIGNAL = Signal(
     unit="mV",
     patch=(4,),
     normaliser="none",
+    rate=100.0,
 )
 SIZE = EncoderSettings(
     width=16, depth=2, heads=2, head_dim=8, mlp=32, dropout=0.0, embedding_dropout=0.0

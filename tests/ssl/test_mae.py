@@ -7,7 +7,7 @@ from torch import nn
 
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import ENCODERS, EncoderSettings, PretrainSettings
-from benchmd_ray.signals import Signal
+from benchmd_ray.signals import AXES, Signal
 from benchmd_ray.ssl.mae import MAE, mae_loss
 
 SIZE = EncoderSettings(
@@ -16,8 +16,8 @@ SIZE = EncoderSettings(
 
 
 def signal(shape, patch):
-    axes = ("channel", "z", "y", "x")[: len(shape)]
-    return Signal("small", axes, shape, shape, "int16", "HU", patch, "none")
+    axes = AXES[len(shape) - 2]
+    return Signal("small", axes, shape, shape, "int16", "HU", patch, "none", rate=100.0)
 
 
 SHAPES = {
