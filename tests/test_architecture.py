@@ -26,17 +26,21 @@ ROOMS = {
     "data": FOUNDATION | {"cluster", "data"},
     "models": FOUNDATION | {"models"},
     "ssl": FOUNDATION | {"models", "ssl"},
-    "scores": FOUNDATION | {"data.medmnist_cards", "scores"},
+    "scores": FOUNDATION | {"scores"},
     "training": FOUNDATION | {"cluster", "data", "models", "scores", "ssl", "training"},
     "tuning": FOUNDATION
     | {"cluster", "data", "models", "scores.metrics", "ssl", "training", "tuning"},
-    "results": FOUNDATION | {"data", "results", "scores", "training.predictions", "tuning.records"},
+    "benchmarks": FOUNDATION | {"benchmarks", "data", "models", "scores", "ssl"},
+    "results": FOUNDATION
+    | {"benchmarks", "data", "results", "scores", "training.predictions", "tuning.records"},
     "service": FOUNDATION
-    | {"cluster", "data", "demo", "models", "ssl", "training", "scores", "results", "service"}
-    | {"head", "tuning"},
+    | {"benchmarks", "cluster", "data", "demo", "models", "ssl", "training", "scores", "results"}
+    | {"head", "service", "tuning"},
     "demo": FOUNDATION | {"data", "demo"},
 }
 RAY = {"cluster.py", "telemetry.py", "training/launch.py"}
+ON_TOP = ("commands.py", "files.py", "report.py")
+"""Of a benchmark's folder: its commands, what they do, and its sections of reports."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -72,6 +76,8 @@ def test_the_modules_are_found():
 def test_a_room_imports_only_the_rooms_above_it():
     for path in MODULES:
         room = relative(path).split("/")[0]
+        if room == "benchmarks" and path.name in ON_TOP:
+            continue
         for name in own(path) if room in ROOMS else ():
             allowed = ROOMS[room]
             place = f"{relative(path)} imports {name}"
@@ -114,3 +120,22 @@ def test_items_are_asked_for_their_step_instead_of_being_told_apart_by_name():
     compared = re.compile(r"\b(item|i|draft|plan|work)\.(kind|stage) (==|!=|in|not in)\b")
     paths = [p for room in ("service", "results", "tuning") for p in (PACKAGE / room).rglob("*.py")]
     assert [relative(p) for p in paths if compared.search(p.read_text("utf-8"))] == []
+
+
+def said(path: Path) -> set[str]:
+    """Names and strings of a module, without its docstrings and comments."""
+    found = set(imports(path))
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for text in (getattr(node, name, None) for name in ("id", "attr", "name", "arg")):
+            found |= {text} if isinstance(text, str) else set()
+        inside = [] if isinstance(node, ast.Expr) else list(ast.iter_child_nodes(node))
+        found |= {n.value for n in inside if isinstance(n, ast.Constant) and type(n.value) is str}
+    return found
+
+
+def test_no_module_outside_its_folder_names_a_benchmark():
+    named = re.compile(r"benchmarks\.(?!benchmark\b|registry\b)\w|medmnist", re.IGNORECASE)
+    data = ("data/", "benchmarks/")  # its datasets are datasets like any other
+    paths = [p for p in MODULES if not relative(p).startswith(data)]
+    found = {relative(p): [s for s in said(p) if named.search(s)] for p in paths}
+    assert {path: names for path, names in found.items() if names} == {}

@@ -24,7 +24,6 @@ from benchmd_ray.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from benchmd_ray.benchmarks.registry import benchmark
     from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.plan import Plan
     from benchmd_ray.storage.location import Location
@@ -105,6 +104,7 @@ def run(
         --setting linear --seed 0 --seed 1 --seed 2
     benchmd run --catalog catalogs --bench medmnist --start resnet18 --seed 0 --seed 1 --seed 2
     """
+    from benchmd_ray.benchmarks.registry import benchmark
     from benchmd_ray.service.choice import Choice
 
     choice = Choice(

@@ -59,7 +59,7 @@ def test_a_baseline_for_other_signals_is_refused_before_anything_is_built():
         begun("breastmnist", start="resnet18-3d")
     with pytest.raises(BenchmdError, match=r"choose resnet18 or resnet50 with -2\.5d"):
         begun("adrenalmnist3d", start="resnet50")
-    with pytest.raises(BenchmdError, match="unknown baseline of MedMNIST 'resnet18-3d-224'"):
+    with pytest.raises(BenchmdError, match="unknown start of medmnist 'resnet18-3d-224'"):
         begun("adrenalmnist3d", start="resnet18-3d-224")
 
 

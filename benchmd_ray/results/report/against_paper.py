@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmd_ray.benchmarks.registry import benchmarks
 from benchmd_ray.results.report.analysis import Block, blocks
 from benchmd_ray.results.report.cells import with_predictions
 from benchmd_ray.results.report.frames import KEY
@@ -101,7 +102,8 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
 def summary(frame: pd.DataFrame) -> list[str]:
     """What the comparison amounts to: of the comparable cells, and how many are not."""
     comparable = frame[frame["reason"] == ""]
-    papers = " and ".join(sorted(set(frame["reference"]))) or "a paper"
+    every = {each.published.source for each in benchmarks().values() if each.published}
+    papers = " and ".join(sorted(set(frame["reference"]) or every))
     lines = []
     if len(comparable):
         count, spans = len(comparable), int(comparable["inside"].count())
