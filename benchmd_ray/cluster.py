@@ -21,6 +21,7 @@ from benchmd_ray.files import is_disk_full
 from benchmd_ray.head import watched
 from benchmd_ray.interrupts import deferred
 from benchmd_ray.plugins import ALLOWED, NAMED
+from benchmd_ray.private_parts import private_part
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -143,9 +144,7 @@ def _start(address: str | None, cpus: int) -> None:
 
 def _why(error: Exception) -> str:
     """Why Ray does not start: it waits for processes that a full disk has ended."""
-    from ray._common.utils import get_default_system_temp_dir
-
-    folder = Path(get_default_system_temp_dir())
+    folder = Path(private_part("ray._common.utils", "get_default_system_temp_dir")())
     if is_disk_full(error, folder):
         return (
             f"no space left in {folder}, where it keeps its own files. Free some space, or name "
@@ -162,8 +161,8 @@ def _alone() -> Iterator[None]:
     cluster can be. And it starts sooner: without the autoscaler, as no node can come, and without
     the process that sends logs to drivers, as none wants them.
     """
-    from ray._private import parameter, ray_constants
-
+    parameter = private_part("ray._private", "parameter")
+    ray_constants = private_part("ray._private", "ray_constants")
     before = ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams
     ray_constants.ENABLE_RAY_CLUSTER = False
     parameter.RayParams = partial(before[1], no_monitor=True, include_log_monitor=False)
@@ -182,8 +181,7 @@ def _own_signals() -> Iterator[None]:
     Raises:
         Stopped: A signal came meanwhile.
     """
-    from ray._private import utils
-
+    utils = private_part("ray._private", "utils")
     before = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda _: None
     try:

@@ -315,7 +315,7 @@ def write_hash(path: Path) -> None:
 
 
 def _write_hash(path: Path, held: str) -> None:
-    with replacing(_hash_path(path)) as partial:
+    with replacing(hash_path(path)) as partial:
         partial.write_text(f"{held}  {path.name}\n", "utf-8")
 
 
@@ -349,7 +349,7 @@ def stated_sha256(path: Path, remedy: str) -> str:
     Raises:
         Damaged: There is none, or it is that of a file of another name.
     """
-    beside = _hash_path(path)
+    beside = hash_path(path)
     if not beside.is_file():
         raise Damaged(path, f"{beside.name} is missing", remedy)
     with beside.open("rb") as file:
@@ -372,7 +372,7 @@ def require_sha256(path: Path, stated: str, remedy: str) -> None:
 
 def remove_hashed(path: Path) -> None:
     """Remove a file and its hash, if they are there."""
-    _hash_path(path).unlink(missing_ok=True)
+    hash_path(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
@@ -387,11 +387,12 @@ def _sha256(path: Path, *stamp: int) -> str:
     return sha256(path)
 
 
-def _hash_path(path: Path) -> Path:
+def hash_path(path: Path) -> Path:
+    """The file with the hash of a file, next to it."""
     return path.with_name(f"{path.name}{SUFFIX}")
 
 
 def copy_hashed(source: Path, target: Path) -> None:
     """Copy a file with its hash."""
-    shutil.copyfile(_hash_path(source), _hash_path(target))
+    shutil.copyfile(hash_path(source), hash_path(target))
     shutil.copyfile(source, target)

@@ -11,6 +11,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 FOUNDATION = {
     "arrays",
     "benchmd_ray",
+    "cache",
+    "private_parts",
     "card_folders",
     "errors",
     "files",

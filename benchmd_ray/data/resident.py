@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmd_ray.arrays import mapped
+from benchmd_ray.cache import keep_within_limit, used
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.files import TEMPORARY, cache_folder, locked, remove, replacing
@@ -61,6 +62,7 @@ def _keep(path: Path, write: Callable[[], None]) -> None:
         write: Writes it, whole or not at all.
     """
     if is_whole(path):
+        used(path)
         return
     with locked(path.with_suffix(".lock"), f"the cached split {path}", wait=True):
         if not is_whole(path):
@@ -68,6 +70,7 @@ def _keep(path: Path, write: Callable[[], None]) -> None:
                 remove(leftover)  # of interrupted processes
             write()
             write_hash(path)
+    keep_within_limit()
 
 
 def _write_columns(path: Path, tables: Sequence[pa.Table]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.private_parts import private_part
 from benchmd_ray.service.naming import settled
 from benchmd_ray.service.plan import Item
 
@@ -120,13 +121,13 @@ def free_reserved() -> None:
     stays, unless the cluster has a dashboard, and so the next job would wait for ever.
     """
     import ray
-    from ray._raylet import PlacementGroupID
     from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+    identifier = private_part("ray._raylet", "PlacementGroupID")
     own = ray.get_runtime_context().get_job_id()
     for name, about in ray.util.placement_group_table().items():
         if name.endswith(own) and about["state"] != "REMOVED":  # its end names the program
-            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(name))))
+            remove_placement_group(PlacementGroup(identifier(bytes.fromhex(name))))
 
 
 def placed(item: Item, *, gpu: bool) -> Item:

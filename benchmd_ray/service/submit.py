@@ -20,6 +20,7 @@ import benchmd_ray
 from benchmd_ray.cluster import ENVIRONMENT, NODES, asked_nodes
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import resource_folder
+from benchmd_ray.private_parts import private_part
 from benchmd_ray.service.job_variables import HOOK, PYTHON, write_variables
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
@@ -136,8 +137,7 @@ def submit(
         BenchmdError: A variable is not set here or its value stands in the command, the cluster
             has another version of Ray, or `asking` fails.
     """
-    from ray._private import ray_constants
-
+    ray_constants = private_part("ray._private", "ray_constants")
     values = _values(variables, arguments)
     asked_nodes(nodes)
     title = re.sub(r"[^a-z0-9]+", "-", (name or arguments[0]).lower()).strip("-") or "job"

@@ -19,6 +19,7 @@ from torch import nn
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.private_parts import private_part
 from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.state import Held, HeldWhole, load_state, save_state, weights
 from benchmd_ray.training.zero import HeldByZero
@@ -252,11 +253,10 @@ def import_deepspeed(device: torch.device) -> Any:
     """DeepSpeed, without building its CPU communication extension, which needs a compiler."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     import deepspeed
-    import deepspeed.ops
     from deepspeed.utils import logger
 
     if device.type == "cpu":
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        private_part("deepspeed.ops", "__compatible_ops__")["deepspeed_shm_comm"] = False
     logger.setLevel("ERROR")
     return deepspeed
 

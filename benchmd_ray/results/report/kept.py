@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from benchmd_ray import __version__
 from benchmd_ray.arrays import read_archive
+from benchmd_ray.cache import used
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import cache_folder
 from benchmd_ray.integrity import Damaged, is_whole, replacing_hashed
@@ -55,6 +56,7 @@ def kept(
         with suppress(Damaged):
             held = read_archive(path, "")
             if all(array.dtype == np.float64 for array in held.values()) and fits(held):
+                used(path)
                 return held
     result = dict(compute())  # it was not computed yet, or was damaged since
     with suppress(OSError, BenchmdError):  # a folder that is read-only or full

@@ -1,0 +1,53 @@
+"""``benchmd cache``: what this machine keeps of catalogs and reports."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from benchmd_ray.cli.group import main
+
+
+@main.group()
+def cache() -> None:
+    """Decoded splits and computations below BENCHMD_CACHE; all of it is made again when needed."""
+
+
+@cache.command("list")
+def cache_list() -> None:
+    """List what is kept, the least recently used first."""
+    from benchmd_ray.cache import entries
+    from benchmd_ray.files import cache_folder
+
+    found = entries()
+    for entry in found:
+        click.echo(f"{_when(entry.used)}  {entry.bytes:>16,}  {entry.path.name}")
+    files = "1 file" if len(found) == 1 else f"{len(found)} files"
+    click.echo(f"{cache_folder()}: {files}, {sum(each.bytes for each in found):,} bytes")
+
+
+@cache.command("prune")
+@click.option(
+    "--keep-gib",
+    type=click.FloatRange(0),
+    required=True,
+    help="Size that may stay; the least recently used beyond it goes.",
+)
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
+def cache_prune(keep_gib: float, dry_run: bool) -> None:
+    """Remove the least recently used files beyond a size; those of the last hour stay.
+
+    BENCHMD_CACHE_GIB does so by itself whenever a split is decoded.
+    """
+    from benchmd_ray.cache import GIB, prune
+
+    removed = prune(keep_gib * GIB, dry_run=dry_run)
+    for entry in removed:
+        click.echo(f"  {entry.path.name}, {entry.bytes:,} bytes")
+    verb = "would free" if dry_run else "freed"
+    click.echo(f"{verb} {sum(entry.bytes for entry in removed):,} bytes")
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

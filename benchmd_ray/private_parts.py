@@ -1,0 +1,43 @@
+"""Parts of other packages that those do not promise to keep, and what to do where they are gone."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError
+
+
+def private_part(module: str, name: str) -> Any:
+    """A module's attribute that is no part of its package's interface.
+
+    Args:
+        module: Import path of the module.
+        name: The attribute.
+
+    Raises:
+        BenchmdError: It is not there; the message says which versions have it.
+    """
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        package = module.partition(".")[0]
+        raise BenchmdError(
+            f"{package} {_version(package)} has no {module}.{name}, which is needed here: install "
+            f"{_required(package)}."
+        ) from error
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of an unknown version"
+
+
+def _required(package: str) -> str:
+    """What this package asks for of another: ``ray<2.61,>=2.60``."""
+    stated = (text.split(";")[0].strip() for text in requires("benchmd-ray") or ())
+    own = (text for text in stated if text.startswith(package))
+    return next(own, f"another version of {package}")

@@ -1,0 +1,103 @@
+"""What a machine keeps and may lose: listed, and pruned by last use."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmd_ray.cache import LIMIT, entries, prune
+from benchmd_ray.cli import main
+from benchmd_ray.data import resident
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import locked
+from benchmd_ray.integrity import hash_path, write_hash
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache with three files of a million bytes, last used three, two and one days ago."""
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
+    (tmp_path / "report").mkdir()
+    for days, name in ((3, "old-train.npy"), (2, "report/x.npz"), (1, "new-columns.parquet")):
+        path = tmp_path / name
+        path.write_bytes(bytes(1_000_000))
+        write_hash(path)
+        for each in (path, hash_path(path)):
+            os.utime(each, (time.time() - days * 86400,) * 2)
+    (tmp_path / "stores" / "s3").mkdir(parents=True)
+    (tmp_path / "stores" / "s3" / "run.npy").write_bytes(bytes(9_000_000))
+    return tmp_path
+
+
+EVERY = ("old-train.npy", "x.npz", "new-columns.parquet")
+
+
+def names(found):
+    return [entry.path.name for entry in found]
+
+
+@pytest.mark.parametrize(
+    ("limit", "gone"),
+    [
+        (3e6, []),
+        (2.5e6, ["old-train.npy"]),
+        (1e6, ["old-train.npy", "x.npz"]),
+        (0, ["old-train.npy", "x.npz", "new-columns.parquet"]),
+    ],
+)
+def test_the_least_recently_used_goes_first(cache, limit, gone):
+    assert names(prune(limit, dry_run=True)) == gone
+    assert len(entries()) == 3
+    assert names(prune(limit)) == gone
+    assert names(entries()) == [
+        n for n in ("old-train.npy", "x.npz", "new-columns.parquet") if n not in gone
+    ]
+    assert not [
+        path for path in cache.rglob("*.sha256") if path.name.removesuffix(".sha256") in gone
+    ]
+    assert (cache / "stores" / "s3" / "run.npy").is_file()
+
+
+def test_what_is_used_or_written_now_stays(cache):
+    from benchmd_ray.cache import used
+
+    used(cache / "old-train.npy")
+    with locked(cache / "report" / "x.lock", "it"):
+        assert names(prune(0)) == ["new-columns.parquet"]
+    assert names(prune(0)) == ["x.npz"]
+    assert names(entries()) == ["old-train.npy"]
+
+
+def test_decoding_a_split_keeps_within_the_limit(cache, ecg_catalogs, monkeypatch):
+    catalog = ecg_catalogs["ptb-xl"]
+    monkeypatch.setenv(LIMIT, "0")
+    signals = resident.resident_signals(catalog, "train")
+    (left,) = entries()  # what was just decoded is in use
+    assert left.path.name.endswith("-train.npy")
+    assert np.asarray(signals).any()
+    before = left.used
+    time.sleep(0.05)
+    resident.resident_signals(catalog, "train")
+    assert entries()[0].used > before
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "inf", "nan"])
+def test_a_limit_that_is_none_is_refused(cache, ecg_catalogs, monkeypatch, text):
+    monkeypatch.setenv(LIMIT, text)
+    with pytest.raises(BenchmdError, match="expected a number of GiB, 0 or more"):
+        resident.resident_signals(ecg_catalogs["ptb-xl"], "test")
+
+
+def test_commands_list_and_prune(cache):
+    listed = CliRunner().invoke(main, ["cache", "list"])
+    assert f"{cache}: 3 files, 3,000,000 bytes" in listed.output
+    assert listed.output.index("old-train.npy") < listed.output.index("new-columns.parquet")
+    dry = CliRunner().invoke(main, ["cache", "prune", "--keep-gib", "0", "--dry-run"])
+    assert "would free 3,000,000 bytes" in dry.output
+    done = CliRunner().invoke(main, ["cache", "prune", "--keep-gib", "0"])
+    assert "freed 3,000,000 bytes" in done.output
+    assert entries() == []
