@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test format clean
+.PHONY: demo test test-all style format clean
 
 .venv/.ready: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -14,10 +14,15 @@ export RAY_USAGE_STATS_ENABLED = 0
 demo: .venv/.ready ## the benchmark on synthetic data of all seven modalities, from raw files to the table
 	$(BIN)/benchmd demo
 
-test: .venv/.ready ## style, types, tests (those of the HTML report want Chromium, or skip)
+style: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+test: style ## style, types, and the tests that take no long processes
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+
+test-all: style ## style, types, all tests (those of the HTML report need Chromium, or skip)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 format: .venv/.ready
