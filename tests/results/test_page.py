@@ -485,7 +485,6 @@ def test_every_file_that_the_report_reads_is_part_of_the_package():
     setup.read(ROOT / "setup.cfg")
     for name in ("results.report.page_assets", "benchmarks.benchmd", "benchmarks.medmnist"):
         package = f"benchmd_ray.{name}"
-        assert package in setup["options"]["packages"].split()
         patterns = setup["options.package_data"][package].replace(",", " ").split()
         files = [p.name for p in (ROOT / package.replace(".", "/")).iterdir() if p.is_file()]
         files = [file for file in files if not file.endswith(".py")]
