@@ -32,7 +32,7 @@ from benchmd_ray.service.tune import Searched, run_searches
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.reporter import RunReporter
 from benchmd_ray.training.transfer import TransferJob
-from benchmd_ray.tuning.search import Budget
+from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.study import Method
 from benchmd_ray.tuning.trial import Arm, Reached, Work, run_trial

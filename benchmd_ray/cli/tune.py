@@ -197,7 +197,7 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     from benchmd_ray.benchmarks.registry import benchmark
     from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.searches import Tuning
-    from benchmd_ray.tuning.search import Budget
+    from benchmd_ray.tuning.limits import Budget
     from benchmd_ray.tuning.study import Method
 
     names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "start")

@@ -26,9 +26,9 @@ from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.naming import file_name, settled
 from benchmd_ray.settings import EncoderSettings, Settings, as_dict
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
+from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.parameters import NETWORK
 from benchmd_ray.tuning.records import FORMAT
-from benchmd_ray.tuning.search import Budget
 from benchmd_ray.tuning.spaces import PRETRAIN, Space, shared, space_for, starting_at
 from benchmd_ray.tuning.study import Method
 from benchmd_ray.tuning.trial import Stage, stage_of, with_linear

@@ -9,7 +9,7 @@ from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.capacity import SLACK, Capacity
 from benchmd_ray.service.searches import SearchPlan, Tuning
-from benchmd_ray.tuning.search import Place
+from benchmd_ray.tuning.limits import Place
 
 MEMORY_SHARE = 0.85
 """Of the memory that an embedded Ray counts on, what all trials together may allocate."""

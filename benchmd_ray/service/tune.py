@@ -37,8 +37,9 @@ from benchmd_ray.settings import Settings, default_settings
 from benchmd_ray.ssl import SCRATCH, protocol_encoder, technique_named
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import write_weights
+from benchmd_ray.tuning.limits import Limits, Place
 from benchmd_ray.tuning.records import SEARCH, SEARCHES, STATES, read_search
-from benchmd_ray.tuning.search import Limits, Place, search
+from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.study import Study, Trial, rungs
 from benchmd_ray.tuning.trial import Arm, Work
 from benchmd_ray.tuning.written import best_settings, trial_row, write_result, write_trials

@@ -19,8 +19,8 @@ from benchmd_ray.service.searches import SearchPlan, Tuning
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.trial_place import longest, place_of
 from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.records import SEARCHES, TRIALS, read_search
-from benchmd_ray.tuning.search import Budget
 from benchmd_ray.tuning.study import rungs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.tune import Stopper
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -12,14 +12,9 @@ from ray.tune.search import Searcher
 
 from benchmd_ray.errors import Transient
 from benchmd_ray.files import remove
+from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
 from benchmd_ray.tuning.study import Proposal
 from benchmd_ray.tuning.trial import Work
-
-LOSSES = 2
-"""A trial whose process was lost so often, without a newer step between, has failed."""
-
-if TYPE_CHECKING:
-    from benchmd_ray.tuning.search import Ended, Limits
 
 
 class _NotKept:

@@ -14,8 +14,8 @@ import yaml
 from benchmd_ray.files import replacing
 from benchmd_ray.integrity import OF, name_of, replacing_hashed, write_hashed_json
 from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.records import AUROC_OF, BEST, RESULT, STATES, TRIALS, trials_schema
-from benchmd_ray.tuning.search import Limits
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.study import Study, Trial
 from benchmd_ray.tuning.trial import Work

@@ -16,8 +16,8 @@ from benchmd_ray.models.resnet import RESNETS, ResNetOptions
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.service.searches import space_of
 from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
+from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.records import BEST
-from benchmd_ray.tuning.search import Budget, Limits, Place
 from benchmd_ray.tuning.spaces import applied, starting_at
 from benchmd_ray.tuning.study import Method, Study
 from benchmd_ray.tuning.trial import Arm, Transfer, Work

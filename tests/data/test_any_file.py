@@ -425,3 +425,16 @@ def test_a_constant_area_is_zero_by_its_own_range():
     found = normaliser(own, None)(torch.from_numpy(signals), *about)
     assert not found[0].any()
     assert found[1].max() - found[1].min() == 1
+
+
+@pytest.mark.parametrize("head", ["0,1", ",0,1"])
+def test_columns_that_are_only_counted_are_channels_in_their_order(tmp_path, head):
+    values = np.random.default_rng(6).normal(size=(100, 2))
+    columns = [np.arange(100)[:, None]] * (head.count(",") == 2) + [values]
+    written = {"delimiter": ",", "header": head, "comments": ""}
+    np.savetxt(tmp_path / "x.csv", np.hstack(columns), **written)
+    (part,) = read_file(tmp_path / "x.csv", WRIST, Files(rate=50.0))  # of channels x and y
+    assert np.abs(values_of(part) - values.T).max() < 1e-3
+    swapped = Files(rate=50.0, channels={"x": "1", "y": "0"})
+    (part,) = read_file(tmp_path / "x.csv", WRIST, swapped)
+    assert np.abs(values_of(part) - values.T[::-1]).max() < 1e-3

@@ -7,8 +7,9 @@ from ray.tune.search import Searcher
 
 from benchmd_ray.errors import Transient
 from benchmd_ray.progress import SilentBoard
+from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.ray_tune import LOSSES, Judge, Proposals, Watch
-from benchmd_ray.tuning.search import Budget, Limits, Place, _after_crash
+from benchmd_ray.tuning.search import _after_crash
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Method, Study
 from benchmd_ray.tuning.trial import Transfer, Work

@@ -12,8 +12,8 @@ from benchmd_ray.files import digest
 from benchmd_ray.integrity import write_hashed_json
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
+from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.records import BEST, FORMAT, RESULT, SEARCH, TRIALS, read_search
-from benchmd_ray.tuning.search import Budget, Limits, Place
 from benchmd_ray.tuning.spaces import Parameter, Space, applied
 from benchmd_ray.tuning.study import Method, Study
 from benchmd_ray.tuning.trial import Arm, Pretraining, Transfer, Work

@@ -14,7 +14,7 @@ from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.service.searches import Tuning, space_of
 from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.tuning.search import Budget
+from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.spaces import starting_at
 from benchmd_ray.tuning.study import Method
 

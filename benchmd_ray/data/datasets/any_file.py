@@ -303,8 +303,11 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     first = text[:4096].split(b"\n", 1)[0].decode("utf-8", "replace").strip()
     mark = separator_of(first)
     cells = [cell.strip().strip('"') for cell in first.split(mark)]
-    numbered = [str(number) for number in range(len(cells))]  # as pandas names columns
-    named = not all(map(is_number, cells)) or cells == numbered != ["0"]
+    plain = [cell for cell in cells if cell.lower() not in TIMES]
+    counted = plain == [str(number) for number in range(len(plain))] != ["0"]  # as pandas counts
+    named = counted or not all(map(is_number, cells))
+    if counted and any(files.channels.get(name, name) in plain for name in signal.channels):
+        counted = False  # the card calls them so
     try:
         table = pa.csv.read_csv(
             pa.BufferReader(text),
@@ -313,10 +316,11 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
         )
     except (pa.ArrowInvalid, ValueError) as error:
         raise RecordError("it is no table of samples: a row for each, the same columns") from error
-    if named and not signal.channels:
+    if named and (counted or not signal.channels):
         times = [name for name in table.column_names if name.strip().lower() in TIMES]
         table = table.drop_columns(list(dict.fromkeys(times)))
-    rows = _chosen(table.column_names if named else [""] * table.num_columns, signal, files)
+    by_name = named and not counted
+    rows = _chosen(table.column_names if by_name else [""] * table.num_columns, signal, files)
     columns = [table.column(row) for row in rows]
     if not all(pa.types.is_integer(c.type) or pa.types.is_floating(c.type) for c in columns):
         raise RecordError("it holds samples that are no numbers")
