@@ -85,6 +85,8 @@ class Cards(Generic[T]):
     broken: dict[str, str] = field(default_factory=dict)
     """What is wrong with the others, by the names of their files; by the path of a file whose name
     is taken."""
+    taken: dict[str, str] = field(default_factory=dict)
+    """Names that a second card has, and what is wrong with that."""
 
     def __getitem__(self, name: str) -> T:
         """What the card of that name says.
@@ -121,10 +123,12 @@ def read_cards(
             continue
         taken = [name for name in content if name in places]
         if taken:
-            cards.broken[str(path)] = (
+            why = (
                 f"the card {path} has the name {taken[0]}, which is that of {places[taken[0]]}: "
                 "choose another."
             )
+            cards.broken[str(path)] = why
+            cards.taken.update(dict.fromkeys(taken, why))
             continue
         cards.sound.update(content)
         places |= dict.fromkeys(content, path)

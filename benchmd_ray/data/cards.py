@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -129,6 +130,8 @@ class Files:
                 return f"drawn, {split} is {share:g}, expected a positive number"
         if "train" not in self.drawn:
             return "drawn has no share of train"
+        if not math.isclose(total := sum(self.drawn.values()), 1, abs_tol=1e-6):
+            return f"the shares of drawn add up to {total:g}, expected 1"
         if self.rate is not None and self.rate <= 0:
             return f"rate is {self.rate:g}, expected a positive number in Hz"
         for name in (self.table, self.folder, *self.lists.values()):
@@ -360,10 +363,16 @@ def dataset_card(name: str) -> DatasetCard:
 
     Raises:
         BenchmdError: There is none, the message lists the valid names and the nearest; or it is
-            broken.
+            broken; or there are two.
     """
+    read = _read_all(card_folders())
+    if name in read.taken:
+        raise BenchmdError(read.taken[name])
     known = cards()
-    return known[name] if name in known else _read_all(card_folders())[name]
+    if name not in known and name not in read.broken:
+        unknown = unknown_name("dataset", name, known)
+        raise BenchmdError(f"{unknown} Your own cards are read with --cards or BENCHMD_CARDS.")
+    return known[name] if name in known else read[name]
 
 
 @functools.cache

@@ -32,7 +32,7 @@ def discovered(
     found = dataset_of(card).discover(raw, card, choices)
     for item in found.items:
         inside(item.path, raw)
-    found = _unique(found)
+    found = _unique(found, listed=card.files is not None)
     if choices.policy == "clean" or card.files is not None:
         _require_own_splits(found, card)
     return choices, found
@@ -64,13 +64,27 @@ def chosen(
     return Choices(policy, split_table, defaults | dict(options))
 
 
-def _unique(found: Discovery) -> Discovery:
-    """Without the later ones of items of the same record id, which are counted."""
+def _truth(item: RawItem) -> tuple[object, ...]:
+    return item.label, tuple(item.labels.items())
+
+
+def _unique(found: Discovery, *, listed: bool) -> Discovery:
+    """Without the later ones of items of the same record id, which are counted.
+
+    Raises:
+        BenchmdError: Of a dataset without code (``listed``), two have different labels.
+    """
     kept = {item.record_id: item for item in reversed(found.items)}
     items = [item for item in found.items if kept[item.record_id] is item]
     if len(items) == len(found.items):
         return found
-    left_out = Counter(found.left_out) + Counter({DUPLICATE: len(found.items) - len(items)})
+    others = [item for item in found.items if kept[item.record_id] is not item]
+    if (clash := [i for i in others if _truth(i) != _truth(kept[i.record_id])]) and listed:
+        raise BenchmdError(
+            f"the record {clash[0].record_id} is there twice with different labels "
+            f"({len(clash):,} such records in all): correct the table."
+        )
+    left_out = Counter(found.left_out) + Counter({DUPLICATE: len(others)})
     return dataclasses.replace(found, items=items, left_out=dict(left_out))
 
 
@@ -94,6 +108,9 @@ def _require_own_splits(found: Discovery, card: DatasetCard) -> None:
 
 def _expectation(card: DatasetCard) -> str:
     layouts = " Or: ".join(layout.description for layout in card.layouts.values())
+    if card.files is not None:
+        named = ", ".join(filter(None, (card.files.table, card.files.folder))) or "its files"
+        layouts = f"{named}, as its card says."
     return f"Expected for {card.name}: {layouts} See `benchmd catalog show {card.name}`."
 
 
@@ -107,8 +124,9 @@ def require_complete(found: Discovery, card: DatasetCard, raw: Path, allow_missi
     if allow_missing or (total == expected and not found.missing):
         return
     first = f", the first is {found.missing[0]}" if found.missing else ""
+    who = "the card expects" if stated else "its table and lists name"
     raise BenchmdError(
-        f"{raw} holds {total:,} records of {card.name}, the card expects {expected:,} (layout "
+        f"{raw} holds {total:,} records of {card.name}, {who} {expected:,} (layout "
         f"{found.layout}); {len(found.missing):,} files that its tables name are missing{first}. "
         "Complete the download, or accept what is there with --allow-missing."
     )

@@ -48,6 +48,7 @@ PATIENTS = (
 )  # fmt: skip
 """Names of columns, without what is neither letter nor digit, in lower case."""
 SPLIT = ("split", "fold", "set", "partition", "subset")
+ALONE = "each file stands for a patient of its own"
 READ, TABLE = 0, 1
 """Parts of the look at a folder that `begin` is told."""
 
@@ -186,6 +187,8 @@ def _of_rows(
     if patient is not None:
         said["patient"] = patient
         guess.guessed.append(f"patients are in the column {patient}")
+    else:
+        guess.unknown.append("which column names the patients: each file stands for one until then")
     split = next((names[name] for name in SPLIT if name in names), None)
     if split is not None:
         _add_split(guess, split, sorted({row[split] for row in rows}))
@@ -255,7 +258,7 @@ def _of_folders(folder: Path, files: list[str]) -> tuple[Guess, list[str]]:
     said: dict[str, Any] = {"levels": [*levels, "class"]}
     if levels:
         said["splits"] = {name: SPLITS[name.lower()] for name in sorted(names[0])}
-    return Guess(said, classes, guessed=["classes are the names of folders"]), files
+    return Guess(said, classes, guessed=["classes are the names of folders", ALONE]), files
 
 
 def _add_signal(guess: Guess, example: Path) -> None:
@@ -313,7 +316,8 @@ def _volume_signal(channels: int, held: Sequence[int], dtype: str, unit: str) ->
     shape = [channels, depth, side, side]
     return {
         "axes": ["channel", "z", "y", "x"], "stored_shape": shape, "input_shape": shape,
-        "dtype": dtype, "unit": unit, "patch": [8, 16, 16], "normaliser": "source-statistics",
+        "dtype": dtype, "unit": unit, "patch": [8, 16, 16],
+        "normaliser": "source-statistics" if unit == "HU" else "record-range",
     }  # fmt: skip
 
 

@@ -68,11 +68,19 @@ def write_shard(table: pa.Table, path: Location, signal: Signal) -> dict[str, An
 
 
 def _sums(table: pa.Table, signal: Signal) -> dict[str, list[float]]:
-    """Per channel: number, sum and sum of squares of the values in physical units, unpadded."""
+    """Per channel: number, sum and sum of squares of the values in physical units.
+
+    Padding is not counted, except the air behind short CT scans, which encoders see as air.
+    """
     channels, *extents = signal.stored_shape
     total, squares, count = np.zeros(channels), np.zeros(channels), 0
-    columns = (table["scale"].to_pylist(), table["valid_size"].to_pylist())
-    for stored, scale, size in zip(decode_signals(table["signal"], signal), *columns, strict=True):
+    sizes = table["valid_size"].to_pylist()
+    if signal.normaliser == "window":
+        sizes = [extents] * len(sizes)
+    rows = zip(
+        decode_signals(table["signal"], signal), table["scale"].to_pylist(), sizes, strict=True
+    )
+    for stored, scale, size in rows:
         values = stored[:, *valid_area(extents, size)].reshape(channels, -1)
         total += values.sum(axis=1, dtype=np.int64) * scale
         squares += np.square(values.astype(np.float32)).sum(axis=1, dtype=np.float64) * scale**2

@@ -81,7 +81,10 @@ def _dataset(name: str, guess: Guess) -> str:
         *(f"  {key}: {_flow(value)}" for key, value in guess.files.items()),
     ]
     if "split" not in guess.files and "split" not in guess.files.get("levels", ()):
-        lines.append(f"  drawn: {_flow(defaults.drawn)} # by patient, each class in these shares")
+        what = "patients" if "patient" in guess.files else "files"
+        lines.append(
+            f"  drawn: {_flow(defaults.drawn)} # of the {what}, each class in these shares"
+        )
     lines += [f"# Guessed: {what}." for what in guess.guessed]
     lines += [f"# Not known: {what}." for what in guess.unknown]
     return "\n".join(lines) + "\n"

@@ -97,7 +97,7 @@ def _shared_patients(groups: dict[str, set[str]]) -> list[str]:
 def cautions(catalog: Catalog) -> list[str]:
     """What training on a source, or scoring a catalog, will meet: empty splits and classes.
 
-    A class that no split has is none of the source's, and is not named.
+    A class of a target that no split has is not one of its source's, and is not named.
     """
     card, splits = catalog.card, catalog.manifest["splits"]
     needed = ["train", "validation"] if card.role == "source" else []
@@ -110,6 +110,12 @@ def cautions(catalog: Catalog) -> list[str]:
         if split not in splits
     ]
     known = {name for held in splits.values() for name, count in held["classes"].items() if count}
+    if card.role == "source":
+        found += [
+            f"no record of {name} is in any split: check how its labels are written"
+            for name in card.classes
+            if name not in known
+        ]
     return found + [
         f"no record of {name} is in {split}, so its AUROC there is not known"
         for split in ("validation", "test")

@@ -369,7 +369,10 @@ def test_images_of_any_number_of_channels_are_resized_plane_by_plane(tmp_path, c
 OWN = {
     "wrist": (WRIST, lambda rng: rng.normal(3.0, 1.0, (2, 60))),
     "film": (FILM, lambda rng: rng.normal(300.0, 90.0, (40, 12))),
-    "scan": (SCAN, lambda rng: rng.normal(-500.0, 90.0, (5, 20, 24))),
+    "scan": (
+        dataclasses.replace(SCAN, normaliser="none", parameters={}),
+        lambda rng: rng.normal(-500.0, 90.0, (5, 20, 24)),
+    ),
     "photograph": (
         dataclasses.replace(FILM, dtype="uint8"),
         lambda rng: rng.integers(50, 256, (40, 12), np.uint8),

@@ -128,6 +128,8 @@ def test_a_card_of_a_name_that_is_taken_is_broken(folder):
     listed = CliRunner().invoke(main, ["catalog", "list"], env={"COLUMNS": "2000"})
     assert listed.exit_code == 0
     said = " ".join(listed.stderr.split())
+    with pytest.raises(BenchmdError, match="has the name georgia, which is that of"):
+        dataset_card("georgia")  # which of the two?
     assert re.search(r"georgia\.yaml has the name georgia, which is that of .*georgia\.yaml", said)
 
 

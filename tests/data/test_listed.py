@@ -199,7 +199,7 @@ def test_patients_in_several_splits_are_refused(raw, card):
 
 def test_of_a_file_in_two_rows_the_first_row_counts(raw, card):
     (raw / "table.csv").write_text(
-        "path,label,split\na/a0.png,a,train\na/a0.png,b,test\nb/b0.png,b,test\n"
+        "path,label,split\na/a0.png,a,train\na/a0.png,a,train\nb/b0.png,b,test\n"
     )
     _, found = discovered(card({"table": "table.csv", "split": "split"}), raw, "clean", None, {})
     assert [(item.path, item.label, item.split) for item in found.items] == [
@@ -297,3 +297,39 @@ def test_an_override_of_the_normaliser_takes_no_parameters_of_the_other(card):
     own = card({}, modality="eeg", signal={"normaliser": "none"})
     assert own.signal.parameters == {}
     assert card({}, modality="eeg").signal.parameters == {"low": -125, "high": 125}
+
+
+def test_a_folder_or_a_suffix_that_is_wrong_is_said_before_anything_is_counted(raw, card):
+    (raw / "table.csv").write_text("path,label\na0,a\na1,other\na2,a\n")
+    with pytest.raises(BenchmdError, match=r"raw/as is not a folder, .* Did you mean 'a'"):
+        discover(raw, card({"table": "table.csv", "folder": "as"}), Choices())
+    with pytest.raises(BenchmdError, match=r"none of the 3 .* first is a/a0\.jpg; .* 3 \.png"):
+        discover(raw, card({"table": "table.csv", "folder": "a", "suffix": ".jpg"}), Choices())
+    (raw / "a" / "a1.png").unlink()
+    own = card({"table": "table.csv", "folder": "a", "suffix": ".png"})
+    found = discover(raw, own, Choices())
+    assert (found.missing, len(found.items), found.left_out) == (["a/a1.png"], 2, {})
+
+
+def test_columns_that_say_nothing_of_what_they_are_named_for_are_refused(raw, card):
+    rows = ["path,label,years,part"] + [f"a/a{n}.png,a,male,one" for n in range(3)]
+    (raw / "table.csv").write_text("\n".join(rows))
+    swapped = card({"table": "table.csv", "metadata": {"age": "years"}})
+    with pytest.raises(BenchmdError, match=r"none of the 3 values of the column years .* as age"):
+        discover(raw, swapped, Choices())
+    with pytest.raises(BenchmdError, match=r"the column part .* of no record: translate"):
+        discover(raw, card({"table": "table.csv", "split": "part"}), Choices())
+    with pytest.raises(BenchmdError, match=r"table\.xlsx is a spreadsheet: save it as CSV"):
+        discover(raw, card({"table": "table.xlsx"}), Choices())
+
+
+def test_one_file_with_two_labels_is_refused(raw, card):
+    (raw / "table.csv").write_text("path,label\na/a0.png,a\na/a1.png,a\na/a0.png,b\n")
+    own = card({"table": "table.csv"})
+    with pytest.raises(BenchmdError, match=r"a/a0 is there twice with different labels"):
+        discovered(own, raw, "clean", None, {})
+
+
+def test_shares_that_do_not_add_up_are_refused(card):
+    with pytest.raises(BenchmdError, match=r"the shares of drawn add up to 1\.2, expected 1"):
+        card({"drawn": {"train": 0.7, "test": 0.5}})

@@ -695,7 +695,7 @@ def test_one_technique_is_drawn_without_comparisons():
     names = {one.name for one in found}
     assert {"auroc", "gap-eeg-shhs", "roc-eeg-shhs-isruc-test"} <= names
     reasons = {one.name: one.reason for one in left_out}
-    assert reasons["change"] == "no technique can be compared with scratch"
+    assert reasons["change"] == "no technique has enough patients to be compared with scratch"
     assert reasons["ranking-eeg-shhs"] == "fewer than two techniques are ranked on the same rows"
     assert reasons["significance-eeg-shhs"] == "no two techniques are scored on the same rows"
     assert "fewer than two fine-tuning settings" in reasons["label-efficiency-eeg-shhs"]

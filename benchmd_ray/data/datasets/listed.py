@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
@@ -69,15 +70,17 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     if files.lists:
         named, missing = _by_lists(root, card, named)
     for one in named:
-        if one.left_out:
-            left_out[one.left_out] += 1
-        elif files.table and not (root / one.path).exists():
+        if files.table and not (root / one.path).exists():
             missing.append(_shown(card, one.path))
+        elif one.left_out:
+            left_out[one.left_out] += 1
         else:
             kept.append(one)
+    if files.table and named and len(missing) == len(named):
+        raise BenchmdError(_no_file(root, card, missing))
     if named and left_out[NO_CLASS] == len(named):
         raise BenchmdError(_no_class(root, card, named))
-    stems = Counter(_stem(card, one.path) for one in kept)
+    stems = Counter(_stem(card, path) for path in {one.path for one in kept})
     items = []
     for one, split in zip(kept, _splits(kept, card), strict=True):
         if split:
@@ -85,12 +88,34 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             items.append(_item(card, one, split, stem if stems[stem] == 1 else one.path))
         else:
             left_out[NOWHERE] += 1
+    if kept and left_out[NOWHERE] == len(kept) and not files.lists:
+        where = f"the column {files.split}" if files.table else "the folders of the level split"
+        raise BenchmdError(
+            f"{where} of {card.name} in {root} say train, validation or test of no record: "
+            "translate their values by splits in the card."
+        )
     if files.table:
         names = {one.path for one in named} | {files.table, *files.lists.values()}
         others = (path for path in _paths(root / files.folder, card, root) if path not in names)
         left_out[NO_ROW] += sum(1 for _ in others)
     patients = files.patient or "patient" in files.levels
     return Discovery(LAYOUT, items, missing, dict(+left_out), "patient" if patients else "record")
+
+
+def _no_file(root: Path, card: DatasetCard, missing: Sequence[str]) -> str:
+    files = _files(card)
+    folder = root / files.folder
+    if not folder.is_dir():
+        near = get_close_matches(files.folder, [p.name for p in root.iterdir() if p.is_dir()], 1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{folder} is not a folder, and the card of {card.name} names it as folder.{meant}"
+    endings = Counter(ending(path, card.signal) for path in _paths(folder, card, root))
+    there = ", ".join(f"{count:,} {end}" for end, count in endings.most_common(5)) or "none"
+    return (
+        f"none of the {len(missing):,} files that {files.table} names is there, the first is "
+        f"{missing[0]}; files of a known format in {folder}: {there}. Check path, folder and "
+        f"suffix in the card of {card.name}."
+    )
 
 
 def _no_class(root: Path, card: DatasetCard, named: Sequence[Named]) -> str:
@@ -116,7 +141,15 @@ def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
     columns = [files.path, *(own if several else [files.label]), *files.metadata.values()]
     columns += [name for name in (files.patient, files.split) if name]
     table = root / files.table
-    for row in table_rows(table, columns, f"{card.name}, as its card says"):
+    rows = list(table_rows(table, columns, f"{card.name}, as its card says"))
+    for name, column in files.metadata.items():
+        said = [row[column] for row in rows if row[column]]
+        if said and all(_value(name, text) is None for text in said):
+            raise BenchmdError(
+                f"{table}: none of the {len(said):,} values of the column {column} can be read as "
+                f"{name}: check metadata in the card of {card.name}."
+            )
+    for row in rows:
         place = PurePosixPath(files.folder) / f"{row[files.path]}{files.suffix}"
         path = inside(place.as_posix(), table)
         labels, why = _labels(row, own, card) if several else ({}, "")
@@ -148,6 +181,8 @@ def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[dict[s
     Raises:
         BenchmdError: There is no such table, or it lacks a column or is too large.
     """
+    if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
+        raise BenchmdError(f"{path} is a spreadsheet: save it as CSV in UTF-8 and name that.")
     if path.suffix == ".parquet":
         yield from _parquet_rows(path, columns, what)
         return

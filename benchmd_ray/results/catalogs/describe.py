@@ -395,12 +395,13 @@ def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _statistics(catalog: Catalog) -> list[str]:
-    """Mean and standard deviation of an image source's training split."""
-    held = catalog.statistics
-    if held is None or catalog.signal.dtype != "uint8":
+    """Mean and standard deviation of the training split, where its signals are normalised by it."""
+    held, signal = catalog.statistics, catalog.signal
+    if held is None or not (signal.dtype == "uint8" or signal.normaliser.startswith("source-")):
         return []
     mean, std = (" ".join(f"{value:.2f}" for value in held[name]) for name in ("mean", "std"))
-    return [f"training split, per channel: mean {mean}, standard deviation {std} of 255"]
+    unit = "of 255" if signal.dtype == "uint8" else signal.unit
+    return [f"training split, per channel: mean {mean}, standard deviation {std} {unit}"]
 
 
 def _quarantine(entries: list[dict[str, str | None]]) -> list[str]:

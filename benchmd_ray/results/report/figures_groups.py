@@ -58,7 +58,7 @@ def draw_subgroups(report: Report) -> Iterator[Drawn]:
         groups = study.of(report.analysis.subgroups).dropna(subset=["value"])
         groups = groups[groups["setting"] == setting]
         if groups.empty:
-            reason = f"no dataset states age, sex, site, device or view ({setting})"
+            reason = f"no group by age, sex, site, device or view has enough patients ({setting})"
             yield LeftOut(f"subgroups-{study.slug}", reason)
         for place in places_of(study, groups):
             yield draw_groups(report, study, place, setting)

@@ -76,7 +76,7 @@ def _of_tables(
     shared = _shared(tables, held)
     every = frozenset().union(*held.values())
     if not shared:
-        yield LeftOut(name, f"no study has two techniques {at}")
+        yield LeftOut(name, f"no study has two techniques with enough patients {at}")
         return
     for names, end in ((shared, ""), (every, "-all-techniques")):
         used = {study: tables[study] for study in held if names <= held[study]}

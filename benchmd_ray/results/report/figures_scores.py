@@ -117,7 +117,7 @@ def draw_changes(report: Report, studies: tuple[Study, ...]) -> Drawn:
     halves = _halves(changes, studies, report)
     whole = _stacked(halves)
     if whole["value"].dropna().empty:
-        return LeftOut(name, f"no technique can be compared with {BASELINE}")
+        return LeftOut(name, f"no technique has enough patients to be compared with {BASELINE}")
     ours, targets = (whole[whole["half"] == half] for half in (0, 1))
     title = ". ".join(
         differences(part, f"Change over {BASELINE} {at}", "gains", "losses")
