@@ -5,7 +5,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: demo test test-all style format clean
 
-.venv/.ready: setup.cfg pyproject.toml constraints.txt
+.venv/.ready: setup.py setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0 -e '.[test]'

@@ -249,7 +249,7 @@ def test_a_job_carries_what_the_wheel_holds(tmp_path):
     clean = tmp_path / "clean"  # what an older build left in the checkout would be packed, too
     for name in ("benchmd_ray", "data_catalog", "search_spaces"):
         shutil.copytree(ROOT / name, clean / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clean)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(tmp_path)]
     subprocess.run([*command, str(clean)], check=True, capture_output=True)
