@@ -136,7 +136,7 @@ def test_folders_named_by_split_and_class(tmp_path):
     }
     assert catalog.manifest["left_out"] == {
         "it is in fewer than 2 folders": 1,
-        "its label 'odd' is no class": 1,
+        "its label is not one of the classes that the card names": 1,
     }
 
 
