@@ -8,15 +8,16 @@ with the files as data, by an entry point of the group `GROUP`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files import resource_folder
 from benchmd_ray.plugins import find_module
+from benchmd_ray.typed import line_of
 
 CARDS = "BENCHMD_CARDS"
 """Folders of cards, separated as in ``PATH``: processes that a command starts find them there."""
@@ -84,7 +85,7 @@ class Cards(Generic[T]):
     sound: dict[str, T] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     """What is wrong with the others, by the names of their files; by the path of a file whose name
-    is taken."""
+    another has."""
     taken: dict[str, str] = field(default_factory=dict)
     """Names that a second card has, and what is wrong with that."""
 
@@ -119,7 +120,8 @@ def read_cards(
         try:
             content = read(path)
         except BenchmdError as error:
-            cards.broken[str(path) if path.stem in places else path.stem] = str(error)
+            again = path.stem in places or path.stem in cards.broken
+            cards.broken[str(path) if again else path.stem] = str(error)
             continue
         taken = [name for name in content if name in places]
         if taken:
@@ -133,6 +135,19 @@ def read_cards(
         cards.sound.update(content)
         places |= dict.fromkeys(content, path)
     return cards
+
+
+def require_own_name(path: Path, content: Mapping[str, Any], where: str) -> None:
+    """Refuse a card whose name is not its file's.
+
+    Raises:
+        BenchmdError: The message names the line.
+    """
+    if content.get("name") != path.stem:
+        raise BenchmdError(
+            f"{where}{line_of(content, 'name')}, has the name {shown(content.get('name'))}: "
+            "expected the file's own."
+        )
 
 
 def _once(paths: Iterable[Path]) -> list[Path]:

@@ -15,6 +15,19 @@ class BenchmdError(Exception):
     """Something the user can mend; commands print it without a traceback."""
 
 
+class FieldError(BenchmdError):
+    """A value of a dataclass that cannot be; who reads it from a file adds where that is."""
+
+    def __init__(self, field: str, message: str) -> None:
+        """Name the field, and say what is wrong with it."""
+        super().__init__(field, message)
+        self.field, self.message = field, message
+
+    def __str__(self) -> str:
+        """The message."""
+        return self.message
+
+
 class Busy(BenchmdError):
     """Another process is at it: wait for it to end, then look again."""
 
@@ -61,14 +74,15 @@ NAME = r"[a-z0-9][a-z0-9-]{0,99}"
 """What datasets, signals and modalities are named like: files and folders are named by them."""
 
 
-def require_plain_name(what: str, name: str) -> None:
+def require_plain_name(what: str, name: str, field: str = "name") -> None:
     """Refuse a name that no file or folder should have.
 
     Raises:
-        BenchmdError: It is not of the form `NAME`.
+        FieldError: It is not of the form `NAME`.
     """
     if not re.fullmatch(NAME, name):
-        raise BenchmdError(
+        raise FieldError(
+            field,
             f"{shown(name)} is not a valid name of a {what}: use up to 100 lower-case letters, "
-            "digits and hyphens."
+            "digits and hyphens.",
         )

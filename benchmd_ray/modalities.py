@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmd_ray.card_folders import Cards, card_folders, read_cards
-from benchmd_ray.errors import BenchmdError, require_plain_name, shown
+from benchmd_ray.card_folders import Cards, card_folders, read_cards, require_own_name
+from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, shown
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 
@@ -37,11 +37,12 @@ class Modality:
         """Refuse a name that no folder should have, and batches of nothing.
 
         Raises:
-            BenchmdError: The message says what is expected.
+            FieldError: The message says what is expected.
         """
         require_plain_name("modality", self.name)
         if self.batch_size < 1:
-            raise BenchmdError(f"batch_size is {self.batch_size}, expected 1 or more.")
+            message = f"batch_size is {self.batch_size}, expected 1 or more."
+            raise FieldError("batch_size", message)
 
     @property
     def order(self) -> tuple[bool, int, str]:
@@ -72,13 +73,13 @@ def _read(path: Path) -> dict[str, Modality]:
 
     where = f"the card {path}"
     content = read_yaml_file(path, where)
-    if not isinstance(content, Mapping) or content.get("name") != path.stem:
-        raise BenchmdError(
-            f"{where} holds {shown(content)}, expected its keys, with the file's own name."
-        )
+    if not isinstance(content, Mapping):
+        raise BenchmdError(f"{where} holds {shown(content)}, expected its keys.")
     if isinstance(content.get("signal"), dict):
         content["signal"].setdefault("name", path.stem)
-    return {path.stem: typed(Modality, content, where)}
+    made = typed(Modality, content, where)
+    require_own_name(path, content, where)
+    return {made.name: made}
 
 
 def broken_modalities() -> dict[str, str]:

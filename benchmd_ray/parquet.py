@@ -22,7 +22,9 @@ BATCH_ROWS = 4096
 
 
 @contextmanager
-def opened(source: Any, path: object, remedy: str) -> Iterator[pq.ParquetFile]:
+def opened(
+    source: Any, path: object, remedy: str, *, dictionaries: Sequence[str] = ()
+) -> Iterator[pq.ParquetFile]:
     """A Parquet file to be read within; what reading it raises becomes one kind of error.
 
     An extension type is refused: some are defined by code, and Ray registers one that unpickles.
@@ -31,6 +33,7 @@ def opened(source: Any, path: object, remedy: str) -> Iterator[pq.ParquetFile]:
         source: The file, as pyarrow takes it.
         path: What it is called in messages.
         remedy: What to do where it is damaged.
+        dictionaries: Columns of text to be read as dictionaries of their different values.
 
     Raises:
         Damaged: It is no such file, claims more than `MAX_ROWS` or `MAX_BYTES`, or has a column of
@@ -39,7 +42,9 @@ def opened(source: Any, path: object, remedy: str) -> Iterator[pq.ParquetFile]:
     if isinstance(source, Path) and source.exists() and not source.is_file():
         raise Damaged(path, "it is not a regular file", remedy)
     try:
-        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        with pq.ParquetFile(
+            source, read_dictionary=[*dictionaries], page_checksum_verification=True
+        ) as file:
             _require_bounded(file.metadata, path, remedy)
             names = _schema(file, path, remedy).names
             if len(set(names)) < len(names):

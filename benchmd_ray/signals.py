@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from benchmd_ray.errors import BenchmdError, require_plain_name, unknown_name
+from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, unknown_name
 from benchmd_ray.typed import typed
 
 
@@ -65,8 +65,8 @@ PARAMETERS: dict[str, type] = {
 """Of the normalisers that `benchmd_ray.data.normalise` has, by their names."""
 MAX_VALUES = 2**28
 """Values of a stored signal: half a gigabyte of int16."""
-
-
+LOWEST_RATE = 1e-3
+"""Hz; rates are taken to 1 / 10,000."""
 AXES = (("channel", "time"), ("channel", "y", "x"), ("channel", "z", "y", "x"))
 """Axes that a signal may have: over time, of an image, of a volume."""
 
@@ -104,44 +104,62 @@ class Signal:
         """Refuse what no catalog or encoder can have.
 
         Raises:
-            BenchmdError: The message says what, and what is expected.
+            FieldError: The message says what, and what is expected.
         """
-        for name in (self.name, *self.within):
-            require_plain_name("signal", name)
-        if fault := self._fault():
-            raise BenchmdError(f"the signal {self.name} cannot be: {fault}.")
-        self.normaliser_parameters()
+        require_plain_name("signal", self.name)
+        for name in self.within:
+            require_plain_name("group of signals", name, "within")
+        field, fault = self._axes_fault() or self._extents_fault() or self._time_fault() or ("", "")
+        if fault:
+            raise FieldError(field, f"the signal {self.name} cannot be: {fault}.")
+        try:
+            self.normaliser_parameters()
+        except BenchmdError as error:
+            field = "parameters" if self.parameters else "normaliser"
+            raise FieldError(field, str(error)) from error
 
-    def _fault(self) -> str:
+    def _axes_fault(self) -> tuple[str, str] | None:
+        """A field, and what is wrong with the number of its values; likewise the next ones."""
         extents = (*self.stored_shape, *self.input_shape, *self.patch)
         if self.axes not in AXES:
             expected = " or ".join(", ".join(axes) for axes in AXES)
-            return f"its axes are {', '.join(self.axes)}, expected {expected}"
+            return "axes", f"its axes are {', '.join(self.axes)}, expected {expected}"
         if not len(self.axes) == len(self.stored_shape) == len(self.input_shape):
-            return "stored_shape and input_shape do not have an extent for each of its axes"
+            fault = "stored_shape and input_shape do not have an extent for each of its axes"
+            return "stored_shape", fault
         if len(self.patch) != len(self.axes) - 1:
-            return "patch does not have an extent for each axis but the channel's"
+            return "patch", "patch does not have an extent for each axis but the channel's"
         if min(extents) < 1 or math.prod(self.stored_shape) > MAX_VALUES:
-            return f"its extents are not within 1 and {MAX_VALUES:,} values in all"
+            return "stored_shape", f"its extents are not within 1 and {MAX_VALUES:,} values in all"
+        return None
+
+    def _extents_fault(self) -> tuple[str, str] | None:
         if self.stored_shape[0] != self.input_shape[0]:
-            return "stored_shape and input_shape have different numbers of channels"
+            return "input_shape", "stored_shape and input_shape have different numbers of channels"
         for axis, stored, seen, patch in zip(
             self.axes[1:], self.stored_shape[1:], self.input_shape[1:], self.patch, strict=True
         ):
             if stored < seen or (stored - seen) % 2:
                 return (
+                    "input_shape",
                     f"of {stored} stored values along {axis} the centre {seen} cannot be cut out: "
-                    "expected no more than are stored, less by an even number"
+                    "expected no more than are stored, less by an even number",
                 )
             if seen % patch:
-                return f"patches of {patch} do not cut {seen} values along {axis} into whole ones"
+                fault = f"patches of {patch} do not cut {seen} values along {axis} into whole ones"
+                return "patch", fault
+        return None
+
+    def _time_fault(self) -> tuple[str, str] | None:
         if self.channels and len(self.channels) != self.stored_shape[0]:
-            return f"it has {self.stored_shape[0]} channels and names {len(self.channels)}"
+            fault = f"it has {self.stored_shape[0]} channels and names {len(self.channels)}"
+            return "channels", fault
         if self.axes[-1] == "time" and (self.rate is None or self.dtype != "int16"):
-            return "signals over time are int16 and have a rate in Hz"
-        if self.rate is not None and self.rate <= 0:
-            return f"its rate is {self.rate:g} Hz, expected a positive number"
-        return ""
+            field = "rate" if self.rate is None else "dtype"
+            return field, "signals over time are int16 and have a rate in Hz"
+        if self.rate is not None and self.rate < LOWEST_RATE:
+            return "rate", f"its rate is {self.rate:g} Hz, expected {LOWEST_RATE:g} Hz or more"
+        return None
 
     def normaliser_parameters(self) -> Any:
         """The parameters of its normaliser, of the type in `PARAMETERS`.

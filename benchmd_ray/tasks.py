@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import FieldError, shown
 
 TaskKind = Literal["single-label", "multi-label", "ordinal"]
 
@@ -57,17 +57,19 @@ class Task:
         """Refuse classes that cannot be told apart.
 
         Raises:
-            BenchmdError: There are too few, or one is there twice.
+            FieldError: There are too few, or one is there twice.
         """
         least = 2 if self.exclusive else 1
         if len(self.classes) < least or not all(self.classes):
-            raise BenchmdError(
+            raise FieldError(
+                "classes",
                 f"a {self.kind} task has the classes {shown(self.classes)}: expected {least} or "
-                "more, each with a name."
+                "more, each with a name.",
             )
         twice = {name for name in self.classes if self.classes.count(name) > 1}
         if twice:
-            raise BenchmdError(f"a task has the class {shown(min(twice))} twice: name it once.")
+            name = shown(min(twice))
+            raise FieldError("classes", f"a task has the class {name} twice: name it once.")
 
     @property
     def exclusive(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from benchmd_ray.errors import BenchmdError, shown, unknown_name
+from benchmd_ray.errors import BenchmdError, FieldError, shown, unknown_name
 
 PLAIN = (bool, int, float, str, type(None))
 LARGEST = 2**63 - 1
@@ -89,6 +89,8 @@ def _dataclass(kind: Any, value: Any, where: str) -> Any:
     try:
         return kind(**made)
     except BenchmdError as error:  # of its own checks, which do not know where it is from
+        if isinstance(error, FieldError):
+            where = _within(where, value, error.field, f": {error.field}")
         raise BenchmdError(f"{where}: {error}") from error
 
 

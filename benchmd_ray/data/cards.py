@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import functools
-import math
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
-from benchmd_ray.card_folders import Cards, card_folders, read_cards
+from benchmd_ray.card_folders import Cards, card_folders, read_cards, require_own_name
+from benchmd_ray.data.card_files import Files, Split
 from benchmd_ray.data.medmnist_cards import contents_by_size
-from benchmd_ray.errors import BenchmdError, require_plain_name, shown, unknown_name
+from benchmd_ray.errors import (
+    BenchmdError,
+    require_plain_name,
+    shown,
+    unknown_name,
+)
 from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import Modality, modalities, modality
 from benchmd_ray.plain_yaml import Lined, read_yaml_file
@@ -24,7 +29,6 @@ POLICIES = ("clean", "released")
 """Label-and-split policies: leak-free (the default), and as BenchMD released them."""
 SCORED = ("records", "scans")
 """What is scored of datasets without code; a module may score other units."""
-Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True)
@@ -63,88 +67,6 @@ class Option:
     def default_under(self, policy: str) -> str:
         """The default under a policy."""
         return (policy == "released" and self.released) or self.default
-
-
-@dataclass(frozen=True)
-class Files:
-    """How a dataset without code of its own is found and read (`datasets.listed`)."""
-
-    table: str = ""
-    """CSV, TSV (also .gz) or Parquet file with a row for each record, relative to the raw folder;
-    empty where `levels` of folders say all."""
-    folder: str = ""
-    """Where the files are, relative to the raw folder."""
-    path: str = "path"
-    """The table's column with the files' paths, relative to `folder`."""
-    suffix: str = ""
-    """What is added to the paths of that column: ``.jpg``."""
-    label: str = "label"
-    """Column with the class of each record, or a label of ``class_mapping``."""
-    labels: tuple[str, ...] = ()
-    """Multi-label: columns of 1, 0 or nothing; empty for those that the classes name."""
-    patient: str = ""
-    """Column with the patient; empty where each file stands for one. A row without its patient is
-    left out."""
-    split: str = ""
-    """Column with the split; empty where lists or folders give it, or splits are drawn."""
-    splits: dict[str, Split] = field(default_factory=dict)
-    """train, validation or test for each value of the split's column or folder."""
-    lists: dict[Split, str] = field(default_factory=dict)
-    """Of train, validation and test, text files with a path or a file's name on each line."""
-    drawn: dict[Split, float] = field(
-        default_factory=lambda: {"train": 0.7, "validation": 0.15, "test": 0.15}
-    )
-    """Shares of the patients in each split that is drawn."""
-    metadata: dict[Literal["age", "sex", "site", "device", "view"], str] = field(
-        default_factory=dict
-    )
-    """Columns with age, sex, site, device and view."""
-    levels: tuple[Literal["split", "class", "patient"], ...] = ("class",)
-    """Without a table: what the folders say, the outermost first."""
-    suffixes: tuple[str, ...] = ()
-    """Files that are looked at, by their suffixes; empty for all of the signal's formats. A folder
-    of ``.dcm`` files is one volume."""
-    rate: float | None = None
-    """Sampling rate in Hz of files that state none."""
-    key: str = ""
-    """Array of NPZ, or dataset of HDF5 files; empty for the only one."""
-    channels: dict[str, str] = field(default_factory=dict)
-    """Names of the signal's channels in the files, where they are others."""
-    cut: Literal["segments", "first", "centre"] = "segments"
-    """What becomes of longer signals over time: all whole segments, or one of them; and of volumes:
-    windows with all slices, or one."""
-
-    def __post_init__(self) -> None:
-        """Refuse what no build could follow.
-
-        Raises:
-            BenchmdError: A number is not positive, a path leads elsewhere, or two keys do not go
-                together.
-        """
-        if fault := self._fault():
-            raise BenchmdError(f"files: {fault}.")
-
-    def _fault(self) -> str:
-        for split, share in self.drawn.items():
-            if share <= 0:
-                return f"drawn, {split} is {share:g}, expected a positive number"
-        if "train" not in self.drawn:
-            return "drawn has no share of train"
-        if not math.isclose(total := sum(self.drawn.values()), 1, abs_tol=1e-6):
-            return f"the shares of drawn add up to {total:g}, expected 1"
-        if self.rate is not None and self.rate <= 0:
-            return f"rate is {self.rate:g}, expected a positive number in Hz"
-        for name in (self.table, self.folder, *self.lists.values()):
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                return f"{shown(name)} is not a path within the raw folder"
-        stated = bool(self.split) if self.table else "split" in self.levels
-        if self.splits and not stated:
-            return "splits names values: add split, the column or the level of folders with them"
-        if self.lists and stated:
-            return "lists and split both say the splits: leave one of them out"
-        if not self.table and (self.labels or self.patient or self.split or self.metadata):
-            return "labels, patient, split and metadata are columns: name their table"
-        return ""
 
 
 @dataclass(frozen=True)
@@ -229,11 +151,7 @@ def _cards_of(path: Path) -> dict[str, DatasetCard]:
         raise BenchmdError(f"{where} holds {shown(content)}, expected its keys.")
     contents = contents_by_size(content, where) if "images" in content else [content]
     made = [card_of(_with_modality(each, where), where) for each in contents]
-    if made[0].name != path.stem:
-        raise BenchmdError(
-            f"{where}{line_of(content, 'name')}, has the name {made[0].name!r}: expected the "
-            "file's own."
-        )
+    require_own_name(path, content, where)
     return {card.name: card for card in made}
 
 
@@ -253,8 +171,10 @@ def _with_modality(content: dict[str, Any], where: str) -> dict[str, Any]:
                     f"{where}: {part}{line_of(content, part)} is {shown(changes)}, expected its "
                     "keys."
                 )
-            if "normaliser" in changes:  # those of another would not fit
-                changes.setdefault("parameters", {})
+            if changes.get("normaliser", whole[part].get("normaliser")) != whole[part].get(
+                "normaliser"
+            ):
+                changes.setdefault("parameters", {})  # those of another would not fit
             for key, value in whole[part].items():
                 changes.setdefault(key, value)
             whole[part] = changes
@@ -303,10 +223,20 @@ def without_build(card: DatasetCard) -> DatasetCard:
 
 def _check_names(card: DatasetCard, where: str, content: Any) -> None:
     """Refuse unknown policies, and names of files that could lead out of their folders."""
-    for policy in card.evaluation_splits:
+    if not card.evaluation_splits:
+        line = line_of(content, "evaluation_splits")
+        raise BenchmdError(
+            f"{where}: evaluation_splits{line} is empty, expected {{clean: [test]}}."
+        )
+    for policy, splits in card.evaluation_splits.items():
+        line = line_of(content, "evaluation_splits", policy)
         if policy not in POLICIES:
-            line = line_of(content, "evaluation_splits", policy)
             raise unknown_name(f"policy in {where}: evaluation_splits{line}:", policy, POLICIES)
+        if not splits or "train" in splits:
+            raise BenchmdError(
+                f"{where}: evaluation_splits.{policy}{line} is {shown(list(splits))}, expected "
+                "validation, test or both: what is scored is never trained on."
+            )
     try:
         require_plain_name("dataset", card.name)
     except BenchmdError as error:
@@ -326,6 +256,11 @@ def _check_classes(card: DatasetCard, where: str, content: Any) -> None:
         line = line_of(content, "modality", "task", "scored")
         raise unknown_name(f"value of {where}: task, scored{line}:", card.task.scored, SCORED)
     columns = () if card.files is None else card.files.labels
+    if columns and card.task.exclusive:
+        raise BenchmdError(
+            f"{where}: files: labels{line_of(content, 'files', 'labels')} is of multi-label tasks, "
+            f"this one is {card.task.kind}: name the one column with the class by label."
+        )
     named = [
         ("files, labels", {card.class_mapping.get(c, c) for c in columns} - {""}, card.classes),
         ("class_mapping", set(card.class_mapping.values()) - {""}, card.classes),

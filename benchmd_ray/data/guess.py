@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from benchmd_ray.data.any_table import parquet_columns, table_rows
 from benchmd_ray.data.apart import begin, serve
 from benchmd_ray.data.datasets.any_file import ARRAYS, IMAGES, OVER_TIME, TIMES, VOLUMES
-from benchmd_ray.data.datasets.listed import parquet_columns, table_rows
 from benchmd_ray.data.raw import walk
 from benchmd_ray.data.readers.arrays import Array, read_array
 from benchmd_ray.data.readers.edf import read_header

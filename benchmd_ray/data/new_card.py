@@ -6,7 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmd_ray.data.apart import Apart, Died
-from benchmd_ray.data.cards import Files, broken_cards, cards
+from benchmd_ray.data.card_files import Files
+from benchmd_ray.data.cards import broken_cards, cards
 from benchmd_ray.data.guess import TABLE, Guess
 from benchmd_ray.errors import BenchmdError, require_plain_name
 from benchmd_ray.files import replacing

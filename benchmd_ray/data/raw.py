@@ -61,11 +61,12 @@ class RawItem:
         """One value per class of the card: 1, 0, or -1 for unknown.
 
         Raises:
-            RecordError: A label is no class of the card.
+            RecordError: A label is not a class of the card.
         """
         strange = set(self.labels or (self.label,)) - set(card.classes)
         if strange:
-            raise RecordError(f"its label {shown(strange.pop())} is no class of {card.name}")
+            label = "" if card.hides_names else f" {shown(strange.pop())}"
+            raise RecordError(f"its label{label} is not a class of {card.name}")
         if self.labels:
             return [self.labels.get(name, UNKNOWN) for name in card.classes]
         return [int(name == self.label) for name in card.classes]

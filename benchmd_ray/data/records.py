@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.errors import shown
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Target
 
@@ -161,7 +162,8 @@ def checked(record: Record, card: DatasetCard) -> Record:
         if value is not None and not (
             isinstance(value, str) if pa.types.is_string(kind) else number
         ):
-            fault = f"its {name} is {value!r}, expected {kind}"
+            has = "of another type" if card.hides_names else shown(value)
+            fault = f"its {name} is {has}, expected {kind}"
     if not fault:
         fault = values_fault(
             card,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from benchmd_ray.data.records import RecordError
+from benchmd_ray.signals import LOWEST_RATE
 
 VERSION = 1
 """Raised whenever what it makes of the same values changes."""
@@ -21,10 +22,6 @@ MAX_TERM = 20_000
 """Of the ratio of two sampling rates as a fraction; the filter has 20 taps for each."""
 MAX_SAMPLES = 2**27
 """A resampled signal of more samples, over all channels, is refused."""
-
-
-LOWEST_RATE = 1e-3
-"""Hz; rates are taken to 1 / 10,000."""
 
 
 def resample(

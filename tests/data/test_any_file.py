@@ -16,7 +16,7 @@ import torch
 from kinds import SIGNALS
 from PIL import Image
 
-from benchmd_ray.data.cards import Files
+from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.datasets.any_file import read_file
 from benchmd_ray.data.manifest import _sums
 from benchmd_ray.data.normalise import normaliser

@@ -59,19 +59,32 @@ FAULTS = [
     ("  kind: single-label", "  kind: single", 5, r"unknown value .*'single'\. .*'single-label'"),
     ("  table: t.csv", "  table: [1]", 8, "expected a value of type str"),
     ("{one: train}", "{one: trian}", 10, r"unknown value .*'trian'\. Did you mean 'train'\?"),
-    ("  classes: [a, b]", "  classes: [a]", 4, "expected 2 or more"),
+    ("  classes: [a, b]", "  classes: [a]", 6, "expected 2 or more"),
     ("name: own", "name: own\nclass_mapping: {x: c}", 3, r"unknown class in .*class_mapping.*'c'"),
     ("name: own", "name: another", 2, "expected the file's own"),
     ("task:", "task: [a, b]\nx:", 4, "expected its keys"),
     ("files:", "files: {a: [}", 7, "cannot read"),
-    ("files:", "files:\n  rate: -1", 7, "rate is -1, expected a positive number"),
-    ("files:", "files:\n  rate: 0", 7, "rate is 0, expected a positive number"),
-    ("  split: part\n", "", 7, "splits names values: add split"),
-    ("split: part", "lists: {train: x.txt}\n  split: part", 7, "leave one of them out"),
+    ("files:", "files:\n  rate: -1", 8, "files: rate: it is -1 Hz, expected 0.001 Hz or more"),
+    ("files:", "files:\n  rate: 0", 8, "files: rate: it is 0 Hz, expected 0.001 Hz or more"),
+    ("files:", "files:\n  rate: 1e-5", 8, "files: rate: it is 1e-05 Hz, expected 0.001 Hz"),
+    ("  split: part\n", "", 9, "files: splits: add split"),
+    (
+        "split: part",
+        "lists: {train: x.txt}\n  split: part",
+        9,
+        "files: lists: split says",
+    ),
     ("split: part", "metadata: {ages: x}\n  split: part", 9, "'ages'.* Did you mean 'age'"),
-    ("split: part", "drawn: {test: 1}\n  split: part", 7, "drawn has no share of train"),
-    ("split: part", "labels: [c]\n  split: part", 9, "unknown class in .*labels.*'c'"),
+    ("split: part", "drawn: {test: 1}\n  split: part", 9, "files: drawn: train has no share"),
+    ("split: part", "labels: [c]\n  split: part", 9, "labels is of multi-label tasks"),
+    ("split: part", "folder: /raw\n  split: part", 9, "files: folder: '/raw' is not a path within"),
+    ("table: t.csv", "table: a/../../t.csv", 8, r"files: table: .* is not a path within the raw"),
+    ("  table: t.csv\n", "", 8, "files: split: it names columns: add the table"),
+    ("split: part", "levels: [class, class]\n  split: part", 9, "levels: one is there twice"),
     ("files:", "evaluation_splits: {odd: [test]}\nfiles:", 7, "unknown policy in .*'odd'"),
+    ("files:", "evaluation_splits: {}\nfiles:", 7, r"is empty, expected \{clean: \[test\]\}"),
+    ("files:", "evaluation_splits: {clean: [train]}\nfiles:", 7, "never trained on"),
+    ("files:", "evaluation_splits: {clean: [tset]}\nfiles:", 7, "'tset'.* Did you mean 'test'"),
     ("[a, b]", "[a, b]\n  scored: scan", 7, "'scan'.* Did you mean 'scans'"),
     ("task:", "module: faulty\nsignal: {name: ../x}\ntask:", 5, "'../x' is not a valid name"),
 ]
@@ -97,11 +110,22 @@ def test_a_broken_card_is_named_with_line_key_and_nearest_name(
 
 
 MODALITY_FAULTS = [
-    ("  normaliser: record-range", "  normaliser: record-rang", 3, r"Did you mean 'record-range'"),
+    ("  normaliser: record-range", "  normaliser: record-rang", 10, r"Did you mean 'record-range'"),
     ("  rate: 32", "  rat: 32", 11, r"unknown key .* 'rat'\. Did you mean 'rate'\?"),
-    ("  stored_shape: [3, 320]", "  stored_shape: [3, 319]", 3, "centre 320 cannot be cut out"),
+    ("  stored_shape: [3, 320]", "  stored_shape: [3, 319]", 6, "centre 320 cannot be cut out"),
     ("batch_size: 64", "batch_size: many", 2, "expected a value of type int"),
-    ("  axes: [channel, time]", "  axes: [time, channel]", 3, "expected channel, time or"),
+    ("batch_size: 64", "batch_size: -3", 2, "batch_size is -3, expected 1 or more"),
+    (
+        "  unit: g",
+        "  unit: g\n  name: ../../x",
+        9,
+        r"name: '\.\./\.\./x' is not a valid name",
+    ),
+    ("  rate: 32", "  rate: 1e-5", 11, "its rate is 1e-05 Hz, expected 0.001 Hz or more"),
+    ("  dtype: int16", "  dtype: uint8", 7, "signals over time are int16"),
+    ("record-range", "window\n  parameters: {centre: 0, width: -5}", 11, "has the width -5"),
+    ("name: own", "name: another", 1, "has the name 'another': expected the file's own"),
+    ("  axes: [channel, time]", "  axes: [time, channel]", 4, "expected channel, time or"),
     ("  rate: 32\n", "", 3, "signals over time are int16 and have a rate"),
     ("  dtype: int16", "  dtype: int61", 7, r"Did you mean 'int16'"),
 ]
@@ -131,6 +155,27 @@ def test_a_card_of_a_name_that_is_taken_is_broken(folder):
     with pytest.raises(BenchmdError, match="has the name georgia, which is that of"):
         dataset_card("georgia")  # which of the two?
     assert re.search(r"georgia\.yaml has the name georgia, which is that of .*georgia\.yaml", said)
+
+
+def test_each_broken_file_is_named_also_where_two_have_one_name(folder, monkeypatch):
+    (folder / "more").mkdir()
+    monkeypatch.setenv(CARDS, f"{folder}:{folder}/more")
+    for place in (folder, folder / "more"):
+        (place / "own.yaml").write_text(SOUND.replace("derm", "dern"))
+    assert len(broken_cards()) == 2
+    assert f"{folder}/more/own.yaml" in "".join(broken_cards().values())
+    (folder / "more" / "own.yaml").write_text(SOUND)
+    (folder / "more" / "modalities").mkdir()
+    monkeypatch.setenv(CARDS, f"{folder}:{folder}/more:{folder}/more/modalities")  # read anew
+    assert dataset_card("own") is cards()["own"]
+    assert len(broken_cards()) == 1
+
+
+def test_labels_have_a_class_each(folder):
+    several = SOUND.replace("single-label", "multi-label")
+    (folder / "own.yaml").write_text(several.replace("split: part", "labels: [c]\n  split: part"))
+    with pytest.raises(BenchmdError, match=r"unknown class in .*files, labels, line 9: 'c'"):
+        dataset_card("own")
 
 
 def test_a_folder_that_is_named_twice_has_its_cards_once(folder, monkeypatch):

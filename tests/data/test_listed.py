@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,10 @@ import yaml
 from PIL import Image
 
 from benchmd_ray.card_folders import CARDS
+from benchmd_ray.data import any_table
+from benchmd_ray.data.any_table import parquet_columns, table_rows
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.datasets import listed
+from benchmd_ray.data.datasets.any_file import read_file
 from benchmd_ray.data.datasets.listed import (
     CONSTANT,
     NO_CLASS,
@@ -23,11 +26,11 @@ from benchmd_ray.data.datasets.listed import (
     NOWHERE,
     discover,
     read,
-    table_rows,
 )
 from benchmd_ray.data.discovery import discovered
 from benchmd_ray.data.quarantine import named
-from benchmd_ray.data.raw import DUPLICATE, Choices
+from benchmd_ray.data.raw import DUPLICATE, Choices, RawItem
+from benchmd_ray.data.records import Record, RecordError, checked
 from benchmd_ray.errors import BenchmdError
 
 
@@ -236,6 +239,34 @@ def test_files_of_one_name_and_two_formats_are_two_records(raw, card):
     assert DUPLICATE not in found.left_out
 
 
+def test_a_file_named_like_a_part_of_another_is_another_record(tmp_path, card):
+    (tmp_path / "raw" / "a").mkdir(parents=True)
+    values = np.random.default_rng(2).normal(size=(12, 2 * 5000))
+    np.save(tmp_path / "raw" / "a" / "x.npy", values)
+    np.save(tmp_path / "raw" / "a" / "x-0001.npy", values[:, :5000])
+    own = card({"rate": 500.0}, modality="ecg")
+    items = discovered(own, tmp_path / "raw", "clean", None, {})[1].items
+    records = [record for item in items for record in read(tmp_path / "raw", item, own).records]
+    ids = sorted(record.record_id for record in records)
+    assert ids == ["a/x-0000", "a/x-0001", "a/x-0001.npy"]
+
+
+def test_reasons_quote_no_value_where_names_are_hidden(card):
+    own = card({}, private_names=True)
+    item = RawItem("a/1.png", "1", "g", "train", label="Mueller, Eva")
+    with pytest.raises(RecordError, match=r"its label is not a class of own-\d$"):
+        item.target(own)
+    record = Record("1", "g", "1", np.ones((3, 224, 224), np.uint8), 1.0, (224, 224), [1, 0])
+    odd = dataclasses.replace(record, metadata={"age": "Mueller, Eva"})
+    with pytest.raises(RecordError, match="1: its age is of another type, expected float"):
+        checked(odd, own)
+    with pytest.raises(RecordError, match="its age is 'Mueller, Eva', expected float"):
+        checked(odd, dataclasses.replace(own, private_names=False))
+    with pytest.raises(RecordError, match="its name has another ending than files of derm") as no:
+        read_file(Path("1.Mueller, Eva"), own.signal, own.files)
+    assert "Mueller" not in str(no.value)
+
+
 def test_a_whole_path_in_a_list_stands_for_its_own_file(raw, card):
     for where in ("a", "."):
         shutil.copy(raw / "a" / "a0.png", raw / where / "same.png")
@@ -260,16 +291,54 @@ def test_tables_in_parquet_read_as_those_in_csv(tmp_path, values):
 def test_odd_tables_in_parquet_are_refused(tmp_path, monkeypatch):
     twice = pa.Table.from_arrays([pa.array(["x"])] * 2, names=["path", "path"])
     pq.write_table(twice, tmp_path / "twice.parquet")
-    with pytest.raises(BenchmdError, match="has 2 columns 'path', expected one"):
+    with pytest.raises(BenchmdError, match=r"twice\.parquet is damaged: a column is there twice"):
         list(table_rows(tmp_path / "twice.parquet", ["path"], "it"))
-    with pytest.raises(BenchmdError, match="has no column 'label', expected one; it has 'path'"):
-        list(table_rows(tmp_path / "twice.parquet", ["label"], "it"))
-    # A text that is there often takes little in a file and much in memory.
-    monkeypatch.setattr(listed, "MAX_BYTES", 2**20)
-    pq.write_table(pa.table({"path": ["x" * 1000] * 5000}), tmp_path / "long.parquet")
-    assert (tmp_path / "long.parquet").stat().st_size < 2**16
-    with pytest.raises(BenchmdError, match="decoded it has over 1,048,576 bytes"):
-        list(table_rows(tmp_path / "long.parquet", ["path"], "it"))
+    pq.write_table(pa.table({"path": ["x"], "n": [1], "boxes": [[1, 2]]}), tmp_path / "t.parquet")
+    with pytest.raises(BenchmdError, match="has no column 'label'; it has 'path', 'n', 'boxes'"):
+        list(table_rows(tmp_path / "t.parquet", ["label"], "it"))
+    with pytest.raises(BenchmdError, match=r"'boxes' is of type list<.*, expected text, numbers"):
+        list(table_rows(tmp_path / "t.parquet", ["path", "boxes"], "it"))
+    assert parquet_columns(tmp_path / "t.parquet") == ["path", "n"]
+    pq.write_table(pa.table({"path": pa.array([], pa.string())}), tmp_path / "none.parquet")
+    with pytest.raises(BenchmdError, match="holds no record, expected a row for each"):
+        list(table_rows(tmp_path / "none.parquet", ["path"], "it"))
+    (tmp_path / "odd.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BenchmdError, match="is not a whole Parquet file"):
+        list(table_rows(tmp_path / "odd.parquet", ["path"], "it"))
+    monkeypatch.setattr(any_table, "MAX_VALUES", 1)
+    with pytest.raises(BenchmdError, match="too large for a table: expected at most 1 values"):
+        list(table_rows(tmp_path / "t.parquet", ["path", "n"], "it"))
+
+
+def test_a_long_text_that_all_rows_have_is_in_memory_once_and_counted(tmp_path):
+    """Decoded, 4,096 rows of it would take 4 GiB; its file takes less than a megabyte."""
+    path = tmp_path / "long.parquet"
+    text = pa.array(["x" * 2**20])
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(10_000, np.int32)), text)
+    pq.write_table(pa.table({"path": column}), path, store_schema=False)
+    assert path.stat().st_size < 2**20
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(BenchmdError, match="expected at most 268,435,456 characters"):
+            list(table_rows(path, ["path"], "it"))
+    finally:
+        pa.set_memory_pool(usual)
+    assert pool.max_memory() < 2**26
+
+
+def test_columns_of_categories_are_read_as_their_values(tmp_path):
+    kinds = pa.array(["a", None, " b"] * 3000).dictionary_encode()
+    numbers = pa.array([3, None, 5] * 3000).dictionary_encode()
+    pq.write_table(pa.table({"kind": kinds, "number": numbers}), tmp_path / "t.parquet")
+    rows = list(table_rows(tmp_path / "t.parquet", ["number", "kind"], "it"))
+    assert rows[:3] == [
+        {"number": "3", "kind": "a"},
+        {"number": "", "kind": ""},
+        {"number": "5", "kind": "b"},
+    ]
+    assert rows == rows[:3] * 3000
 
 
 def test_labels_that_the_card_does_not_name_are_counted_and_never_written_down(raw, card):
@@ -296,6 +365,8 @@ def test_a_policy_that_the_card_does_not_have_is_refused(raw, card):
 def test_an_override_of_the_normaliser_takes_no_parameters_of_the_other(card):
     own = card({}, modality="eeg", signal={"normaliser": "none"})
     assert own.signal.parameters == {}
+    own = card({}, modality="eeg", signal={"normaliser": "fixed-range"})
+    assert own.signal.parameters == {"low": -125, "high": 125}  # it is no other
     assert card({}, modality="eeg").signal.parameters == {"low": -125, "high": 125}
 
 
@@ -331,5 +402,5 @@ def test_one_file_with_two_labels_is_refused(raw, card):
 
 
 def test_shares_that_do_not_add_up_are_refused(card):
-    with pytest.raises(BenchmdError, match=r"the shares of drawn add up to 1\.2, expected 1"):
+    with pytest.raises(BenchmdError, match=r"the shares add up to 1\.2, expected 1"):
         card({"drawn": {"train": 0.7, "test": 0.5}})

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmd_ray.data.cards import DatasetCard, Files, Layout, Option, cards, dataset_card
+from benchmd_ray.data.card_files import Files
+from benchmd_ray.data.cards import DatasetCard, Layout, Option, cards, dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.modalities import modality
 from benchmd_ray.results.catalogs.describe import (

@@ -193,7 +193,7 @@ def imported(path: Path) -> None:
 
 def own(path: Path) -> None:
     """Read a file as a signal over time, an image or a volume of a user's own."""
-    from benchmd_ray.data.cards import Files
+    from benchmd_ray.data.card_files import Files
     from benchmd_ray.data.datasets.any_file import read_file
     from benchmd_ray.signals import Signal
 
@@ -220,7 +220,8 @@ def own(path: Path) -> None:
 
 def listed_rows(path: Path) -> None:
     """List what a table and lists of splits say of a folder, beside which they are."""
-    from benchmd_ray.data.cards import DatasetCard, Files
+    from benchmd_ray.data.card_files import Files
+    from benchmd_ray.data.cards import DatasetCard
     from benchmd_ray.data.datasets.listed import discover
     from benchmd_ray.data.raw import Choices
     from benchmd_ray.errors import BenchmdError

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from benchmd_ray.data.cards import Files
+from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.readers.arrays import Array, read_array
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled
@@ -104,7 +104,7 @@ def read_file(path: Path, signal: Signal, files: Files) -> list[Part]:
     end = ".dcm" if path.is_dir() else ending(path.name, signal).lower()
     if end not in formats:
         raise RecordError(
-            f"files that end in {path.suffix or 'nothing'} hold no {signal.name}: expected one of "
+            f"its name has another ending than files of {signal.name}: expected one of "
             f"{', '.join(formats)}"
         )
     held = formats[end](path, signal, files)

@@ -1,34 +1,35 @@
 """Datasets that need no code: a table names the files of a folder, or their folders name classes.
 
-The card's ``files`` say how (`benchmd_ray.data.cards.Files`).
+The card's ``files`` say how (`benchmd_ray.data.card_files.Files`).
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
-from typing import Any, get_args
+from typing import get_args
 
-import pyarrow.parquet as pq
-
-from benchmd_ray.data.cards import DatasetCard, Files, Split
+from benchmd_ray.data.any_table import table_rows
+from benchmd_ray.data.card_files import Files, Split
+from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.any_file import ending, is_volume, read_file, suffixes
 from benchmd_ray.data.datasets.images import NO_LABEL
 from benchmd_ray.data.raw import NO_ROW, Choices, Discovery, RawItem, Reading, inside, walk
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
-from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, age, header_of, present, read_rows, sex
+from benchmd_ray.data.tables import MAX_BYTES, age, sex
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.tasks import UNKNOWN
 
-VERSION = 2
+VERSION = 3
 """Raised whenever records, labels or splits change that the same card and files give."""
-PARQUET_ROWS = 1024
-"""Rows of a Parquet table that are decoded at a time."""
+PART = re.compile(r"-\d{4,}$")
+"""How names of the parts of a file end that is cut."""
 LAYOUT = "files"
 """Name of the one layout."""
 TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
@@ -80,12 +81,11 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         raise BenchmdError(_no_file(root, card, missing))
     if named and left_out[NO_CLASS] == len(named):
         raise BenchmdError(_no_class(root, card, named))
-    stems = Counter(_stem(card, path) for path in {one.path for one in kept})
+    names = _record_names(card, kept)
     items = []
     for one, split in zip(kept, _splits(kept, card), strict=True):
         if split:
-            stem = _stem(card, one.path)
-            items.append(_item(card, one, split, stem if stems[stem] == 1 else one.path))
+            items.append(_item(card, one, split, names[one.path]))
         else:
             left_out[NOWHERE] += 1
     if kept and left_out[NOWHERE] == len(kept) and not files.lists:
@@ -95,8 +95,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             "translate their values by splits in the card."
         )
     if files.table:
-        names = {one.path for one in named} | {files.table, *files.lists.values()}
-        others = (path for path in _paths(root / files.folder, card, root) if path not in names)
+        listed = {one.path for one in named} | {files.table, *files.lists.values()}
+        others = (path for path in _paths(root / files.folder, card, root) if path not in listed)
         left_out[NO_ROW] += sum(1 for _ in others)
     patients = files.patient or "patient" in files.levels
     return Discovery(LAYOUT, items, missing, dict(+left_out), "patient" if patients else "record")
@@ -168,79 +168,6 @@ def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
             written="" if several else row[files.label],
             metadata={name: _value(name, row[column]) for name, column in files.metadata.items()},
         )
-
-
-def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[dict[str, str]]:
-    """Rows of a Parquet or CSV file, whatever separates its values, all as text.
-
-    Args:
-        path: The file; Parquet by its ending.
-        columns: Those that it must have.
-        what: What it is the table of, for messages.
-
-    Raises:
-        BenchmdError: There is no such table, or it lacks a column or is too large.
-    """
-    if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
-        raise BenchmdError(f"{path} is a spreadsheet: save it as CSV in UTF-8 and name that.")
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path, columns, what)
-        return
-    mark = header_of(path)[1] if present(path).is_file() else ","
-    yield from read_rows(path, columns, what, delimiter=mark)
-
-
-def parquet_columns(path: Path) -> list[str]:
-    """Names of a Parquet table's columns.
-
-    Raises:
-        BenchmdError: It is no such file.
-    """
-    try:
-        names: list[str] = pq.read_schema(path).names
-    except (OSError, ValueError) as error:
-        raise BenchmdError(f"{path} cannot be read as Parquet ({type(error).__name__}).") from error
-    return names
-
-
-def _parquet_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[dict[str, str]]:
-    """Rows of a Parquet file as a CSV file would have them.
-
-    Raises:
-        BenchmdError: It is missing or no such file, lacks a column or has one twice, or is too
-            large.
-    """
-    if not path.is_file():
-        raise BenchmdError(f"{path} is missing: expected the table of {what}.")
-    chosen = list(dict.fromkeys(columns))
-    size = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            names, rows = file.schema_arrow.names, file.metadata.num_rows
-            if path.stat().st_size > MAX_BYTES or rows * len(chosen) > MAX_VALUES:
-                raise BenchmdError(f"{path} is too large for a table: it has {rows:,} rows.")
-            for name in chosen:
-                if names.count(name) != 1:
-                    has = "no column" if name not in names else f"{names.count(name)} columns"
-                    raise BenchmdError(
-                        f"{path} has {has} {name!r}, expected one; it has "
-                        f"{', '.join(map(shown, names[:40]))}."
-                    )
-            for batch in file.iter_batches(PARQUET_ROWS, columns=chosen):
-                size += batch.nbytes
-                if size > MAX_BYTES:
-                    raise BenchmdError(
-                        f"{path} is too large for a table: decoded it has over {MAX_BYTES:,} bytes."
-                    )
-                for row in batch.to_pylist():
-                    yield {name: _as_text(value) for name, value in row.items()}
-    except (OSError, ValueError) as error:  # pyarrow's are ValueErrors
-        raise BenchmdError(f"{path} cannot be read as Parquet ({type(error).__name__}).") from error
-
-
-def _as_text(value: Any) -> str:
-    """A value as a CSV file would have it; empty where it is missing or NaN."""
-    return "" if value is None or value != value else str(value).strip()
 
 
 def _class_of(card: DatasetCard, label: str) -> tuple[str | None, str]:
@@ -386,6 +313,22 @@ def _labels_of(one: Named) -> tuple[str, ...]:
 def _stem(card: DatasetCard, path: str) -> str:
     """The path without its ending."""
     return path.removesuffix(ending(path, card.signal))
+
+
+def _record_names(card: DatasetCard, kept: Sequence[Named]) -> dict[str, str]:
+    """Names of the records, by path: without the ending, where that names none of the others.
+
+    Others are files of the same name and another format, and the parts that a file is cut into.
+    """
+    stems = {one.path: _stem(card, one.path) for one in kept}
+    counts = Counter(stems.values())
+    cut = len(card.signal.axes) != 3 and _files(card).cut == "segments"
+
+    def is_others(stem: str) -> bool:
+        whole = PART.sub("", stem)
+        return counts[stem] > 1 or (cut and whole != stem and whole in counts)
+
+    return {path: path if is_others(stem) else stem for path, stem in stems.items()}
 
 
 def _record_id(card: DatasetCard, name: str) -> str:

@@ -11,9 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import (
     DatasetCard,
-    Files,
     broken_cards,
     cards,
     code_classes,

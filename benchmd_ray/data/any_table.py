@@ -1,0 +1,127 @@
+"""Tables that list a dataset's records, as rows of text: CSV, TSV and Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, header_of, present, read_rows
+from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.parquet import BATCH_ROWS, opened
+
+REMEDY = "Write the table anew, as Parquet or as CSV."
+
+
+def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[Mapping[str, str]]:
+    """Rows of a Parquet or CSV file, whatever separates its values, all as text.
+
+    Args:
+        path: The file; Parquet by its ending.
+        columns: Those that it must have.
+        what: What it is the table of, for messages.
+
+    Raises:
+        BenchmdError: There is no such table, it lacks a column or has one twice, or it is too
+            large.
+    """
+    if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
+        raise BenchmdError(f"{path} is a spreadsheet: save it as CSV in UTF-8 and name that.")
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path, list(dict.fromkeys(columns)), what)
+        return
+    mark = header_of(path)[1] if present(path).is_file() else ","
+    yield from read_rows(path, columns, what, delimiter=mark)
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """Names of a Parquet table's columns of text, numbers and dates.
+
+    Raises:
+        BenchmdError: It is no such file.
+    """
+    with opened(path, path, REMEDY) as file:
+        return [field.name for field in file.schema_arrow if _is_plain(field.type)]
+
+
+def _parquet_rows(path: Path, columns: list[str], what: str) -> Iterator[dict[str, str]]:
+    """Rows of a Parquet file as a CSV file would have them, with its bounds."""
+    if not path.is_file():
+        raise BenchmdError(f"{path} is missing: expected the table of {what}.")
+    with opened(path, path, REMEDY) as file:
+        texts = _text_columns(file, columns, path)
+    characters = 0
+    # As dictionaries: a long text that many rows have is in memory once.
+    with opened(path, path, REMEDY, dictionaries=texts) as file:
+        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+            values = [_texts(batch.column(name)) for name in columns]
+            characters += sum(len(text) for column in values for text in column)
+            if characters > MAX_BYTES:
+                raise _too_large(path, f"{MAX_BYTES:,} characters")
+            for row in zip(*values, strict=True):
+                yield dict(zip(columns, row, strict=True))
+
+
+def _text_columns(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> list[str]:
+    """Those of the columns that hold text, after a look at all of them.
+
+    Raises:
+        BenchmdError: One is missing or holds lists or bytes, or there are no or too many values.
+    """
+    schema, about = file.schema_arrow, file.metadata
+    for name in columns:
+        if name not in schema.names:
+            has = ", ".join(map(shown, schema.names[:40]))
+            raise BenchmdError(f"{path} has no column {name!r}; it has {has}.")
+        if not _is_plain(schema.field(name).type):
+            raise BenchmdError(
+                f"{path}: the column {name!r} is of type {schema.field(name).type}, expected text, "
+                "numbers or dates."
+            )
+    if not about.num_rows:
+        raise BenchmdError(f"{path} holds no record, expected a row for each.")
+    if about.num_rows * len(columns) > MAX_VALUES:
+        raise _too_large(path, f"{MAX_VALUES:,} values")
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    parts = [group.column(at) for group in groups for at in range(group.num_columns)]
+    claimed = sum(p.total_uncompressed_size for p in parts if p.path_in_schema in columns)
+    if max(claimed, path.stat().st_size) > MAX_BYTES:
+        raise _too_large(path, f"{MAX_BYTES:,} bytes")
+    return [name for name in columns if _is_text(schema.field(name).type)]
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether values of a type are text, numbers or dates: neither lists nor bytes."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    of_bytes = ("binary", "large_binary", "fixed_size_binary", "binary_view")
+    return not (
+        pa.types.is_nested(kind) or any(getattr(pa.types, f"is_{name}")(kind) for name in of_bytes)
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    of_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(kind) for check in of_text)
+
+
+def _texts(column: pa.Array) -> list[str]:
+    """Values of a column; of one that is a dictionary, each different one is made once."""
+    if not isinstance(column, pa.DictionaryArray):
+        return [_as_text(value) for value in column.to_pylist()]
+    used, places = np.unique(column.indices.fill_null(-1).to_numpy(), return_inverse=True)
+    chosen = column.dictionary.take(pa.array(used, mask=used < 0))
+    texts = [_as_text(value) for value in chosen.to_pylist()]
+    return [texts[place] for place in places]
+
+
+def _as_text(value: Any) -> str:
+    """A value as a CSV file would have it; empty where it is missing or NaN."""
+    return "" if value is None or value != value else str(value).strip()
+
+
+def _too_large(path: Path, most: str) -> BenchmdError:
+    return BenchmdError(f"{path} is too large for a table: expected at most {most}.")

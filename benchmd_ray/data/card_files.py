@@ -1,0 +1,102 @@
+"""What a card says of its files: how a dataset without code is listed and read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Literal
+
+from benchmd_ray.errors import FieldError, shown
+from benchmd_ray.signals import LOWEST_RATE
+
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Files:
+    """How a dataset without code of its own is found and read (`datasets.listed`)."""
+
+    table: str = ""
+    """CSV, TSV (also .gz) or Parquet file with a row for each record, relative to the raw folder;
+    empty where `levels` of folders say all."""
+    folder: str = ""
+    """Where the files are, relative to the raw folder."""
+    path: str = "path"
+    """The table's column with the files' paths, relative to `folder`."""
+    suffix: str = ""
+    """What is added to the paths of that column: ``.jpg``."""
+    label: str = "label"
+    """Column with the class of each record, or a label of ``class_mapping``."""
+    labels: tuple[str, ...] = ()
+    """Multi-label: columns of 1, 0 or nothing; empty for those that the classes name."""
+    patient: str = ""
+    """Column with the patient; empty where each file stands for one. A row without its patient is
+    left out."""
+    split: str = ""
+    """Column with the split; empty where lists or folders give it, or splits are drawn."""
+    splits: dict[str, Split] = field(default_factory=dict)
+    """train, validation or test for each value of the split's column or folder."""
+    lists: dict[Split, str] = field(default_factory=dict)
+    """Of train, validation and test, text files with a path or a file's name on each line."""
+    drawn: dict[Split, float] = field(
+        default_factory=lambda: {"train": 0.7, "validation": 0.15, "test": 0.15}
+    )
+    """Shares of the patients in each split that is drawn."""
+    metadata: dict[Literal["age", "sex", "site", "device", "view"], str] = field(
+        default_factory=dict
+    )
+    """Columns with age, sex, site, device and view."""
+    levels: tuple[Literal["split", "class", "patient"], ...] = ("class",)
+    """Without a table: what the folders say, the outermost first."""
+    suffixes: tuple[str, ...] = ()
+    """Files that are looked at, by their suffixes; empty for all of the signal's formats. A folder
+    of ``.dcm`` files is one volume."""
+    rate: float | None = None
+    """Sampling rate in Hz of files that state none."""
+    key: str = ""
+    """Array of NPZ, or dataset of HDF5 files; empty for the only one."""
+    channels: dict[str, str] = field(default_factory=dict)
+    """Names of the signal's channels in the files, where they are others."""
+    cut: Literal["segments", "first", "centre"] = "segments"
+    """What becomes of longer signals over time: all whole segments, or one of them; and of volumes:
+    windows with all slices, or one."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no build could follow.
+
+        Raises:
+            FieldError: A number is too small, a path leads elsewhere, or two keys do not go
+                together.
+        """
+        for key, fault in self._faults():
+            raise FieldError(key, f"{fault}.")
+
+    def _faults(self) -> Iterator[tuple[str, str]]:
+        """Keys, with what is wrong with them."""
+        for split, share in self.drawn.items():
+            if share <= 0:
+                yield "drawn", f"the share of {split} is {share:g}, expected a positive number"
+        if "train" not in self.drawn:
+            yield "drawn", "train has no share, expected one"
+        if not math.isclose(total := sum(self.drawn.values()), 1, abs_tol=1e-6):
+            yield "drawn", f"the shares add up to {total:g}, expected 1"
+        if self.rate is not None and self.rate < LOWEST_RATE:
+            yield "rate", f"it is {self.rate:g} Hz, expected {LOWEST_RATE:g} Hz or more"
+        paths = [("lists", name) for name in self.lists.values()]
+        for key, name in (("table", self.table), ("folder", self.folder), *paths):
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                yield key, f"{shown(name)} is not a path within the raw folder"
+        if not self.table and "class" not in self.levels:
+            yield "levels", "expected class among them, or a table that says the classes"
+        if len(set(self.levels)) < len(self.levels):
+            yield "levels", "one is there twice, expected each once"
+        for key in ("labels", "patient", "split", "metadata"):
+            if not self.table and getattr(self, key):
+                yield key, "it names columns: add the table that has them"
+        stated = bool(self.split) if self.table else "split" in self.levels
+        if self.splits and not stated:
+            yield "splits", "add split, the column or the level of folders that has these values"
+        if self.lists and stated:
+            yield "lists", "split says the splits, too: remove one of them"
