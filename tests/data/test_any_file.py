@@ -441,3 +441,14 @@ def test_columns_that_are_only_counted_are_channels_in_their_order(tmp_path, hea
     swapped = Files(rate=50.0, channels={"x": "1", "y": "0"})
     (part,) = read_file(tmp_path / "x.csv", WRIST, swapped)
     assert np.abs(values_of(part) - values.T[::-1]).max() < 1e-3
+
+
+@pytest.mark.parametrize("worst", [np.nan, np.inf, 1e300])
+def test_values_that_cannot_be_stored_are_refused(tmp_path, worst):
+    kinds = (("w", WRIST, (2, 100)), ("f", FILM, (40, 20)), ("s", SCAN, (8, 20, 24)))
+    for name, signal, shape in kinds:
+        values = np.random.default_rng(7).normal(size=shape)
+        values.flat[3] = worst
+        np.save(tmp_path / f"{name}.npy", values)
+        with pytest.raises(RecordError, match="not finite, or too large for float32"):
+            read_file(tmp_path / f"{name}.npy", signal, Files(rate=50.0))

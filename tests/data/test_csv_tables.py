@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import resource
 import time
 
@@ -230,3 +231,11 @@ def test_bounds_of_a_table_are_exact(write, monkeypatch):
     assert len(read(write("image,grade\na,0\n"))) == 1
     with pytest.raises(BenchmdError, match="in 2 lines"):
         read(write("image,grade\n\na,0"))
+
+
+def test_a_pipe_is_no_table(tmp_path):
+    os.mkfifo(tmp_path / "table.csv")
+    with pytest.raises(BenchmdError, match="is not a file: expected a table"):
+        read(tmp_path / "table.csv")
+    with pytest.raises(BenchmdError, match="is not a file: expected a table"):
+        tables.header_of(tmp_path / "table.csv")

@@ -404,3 +404,12 @@ def test_one_file_with_two_labels_is_refused(raw, card):
 def test_shares_that_do_not_add_up_are_refused(card):
     with pytest.raises(BenchmdError, match=r"the shares add up to 1\.2, expected 1"):
         card({"drawn": {"train": 0.7, "test": 0.5}})
+
+
+def test_pipes_are_no_files(raw, card):
+    os.mkfifo(raw / "a" / "pipe.png")
+    found = discover(raw, card({}), Choices())
+    assert "a/pipe.png" not in splits(found)
+    (raw / "table.csv").write_text("path,label\na/pipe.png,a\na/a0.png,a\n")
+    found = discover(raw, card({"table": "table.csv"}), Choices())
+    assert (found.missing, set(splits(found))) == (["a/pipe.png"], {"a/a0.png"})

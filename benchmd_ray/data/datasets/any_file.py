@@ -148,8 +148,10 @@ def _of_bytes(values: Array, signal: Signal) -> npt.NDArray[np.uint8]:
 
 
 def _finite(values: Array) -> Array:
-    if not np.isfinite(values).all():
-        raise RecordError("it holds values that are not finite")
+    with np.errstate(over="ignore"):
+        single = np.asarray(values, np.float32)
+    if not np.isfinite(single).all():
+        raise RecordError("it holds values that are not finite, or too large for float32")
     return values
 
 

@@ -71,7 +71,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     if files.lists:
         named, missing = _by_lists(root, card, named)
     for one in named:
-        if files.table and not (root / one.path).exists():
+        if files.table and not _is_there(root / one.path):
             missing.append(_shown(card, one.path))
         elif one.left_out:
             left_out[one.left_out] += 1
@@ -100,6 +100,11 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         left_out[NO_ROW] += sum(1 for _ in others)
     patients = files.patient or "patient" in files.levels
     return Discovery(LAYOUT, items, missing, dict(+left_out), "patient" if patients else "record")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file or a folder is there; a pipe or a device is neither."""
+    return path.is_file() or path.is_dir()
 
 
 def _no_file(root: Path, card: DatasetCard, missing: Sequence[str]) -> str:
@@ -212,7 +217,7 @@ def _paths(folder: Path, card: DatasetCard, root: Path) -> Iterator[str]:
         if series:
             yield place.relative_to(root).as_posix()
         for name in sorted(names):
-            if not (series and name.lower().endswith(".dcm")):
+            if not (series and name.lower().endswith(".dcm")) and _is_there(place / name):
                 yield (place / name).relative_to(root).as_posix()
 
 
