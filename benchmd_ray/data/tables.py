@@ -147,7 +147,7 @@ def present(path: Path) -> Path:
 
 
 def _open_text(path: Path, encoding: str) -> TextIO:
-    if path.exists() and not path.is_file():  # a pipe would never end
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would never end
         raise BenchmdError(f"{path} is not a file: expected a table.")
     file: Any = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
     return io.TextIOWrapper(file, encoding=encoding, newline="")
