@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -210,6 +211,22 @@ class Signal:
                 f"or 0 for its own ({self.patch[-1]})."
             )
         return replace(self, patch=kept + (size,) * len(along))
+
+
+def valid_area(extents: Sequence[int], size: Sequence[Any]) -> tuple[slice, ...]:
+    """Where a stored signal is more than padding, along each axis but the channel's.
+
+    Padding is on both sides, half of it rounded down in front; that of short volumes is behind
+    their slices.
+
+    Args:
+        extents: Of the stored signal, without its channels.
+        size: The valid ones, as `Record.valid_size`.
+    """
+    starts = [(whole - valid) // 2 for whole, valid in zip(extents, size, strict=True)]
+    if len(starts) == 3:
+        starts[0] = 0
+    return tuple(slice(start, start + valid) for start, valid in zip(starts, size, strict=True))
 
 
 def differing_in(one: Signal, other: Signal) -> str:

@@ -63,7 +63,7 @@ def write_run(store: Path, modality: str, technique: str, setting: str, seed: in
         "source": SOURCES[modality],
         "policy": "clean",
         "seed": seed,
-        "fixed": True,
+        "protocol": "fixed",
         "device": "cpu",
         "raw": [100, 100],
         "options": {},

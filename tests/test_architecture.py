@@ -1,6 +1,7 @@
 """Which room may import which: read from the imports themselves."""
 
 import ast
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -141,3 +142,12 @@ def test_no_module_outside_its_folder_names_a_benchmark():
     paths = [p for p in MODULES if not relative(p).startswith(data)]
     found = {relative(p): [s for s in said(p) if named.search(s)] for p in paths}
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_what_the_measurements_of_speed_import_is_there():
+    for path in sorted((PACKAGE.parent / "speed").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmd_ray"):
+                module = importlib.import_module(node.module)
+                for name in node.names:
+                    assert hasattr(module, name.name), f"{path.name} imports {name.name}"

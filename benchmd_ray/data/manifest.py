@@ -18,15 +18,9 @@ from benchmd_ray.data.cards import DatasetCard, without_build
 from benchmd_ray.data.catalog import FORMAT
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.raw import Choices, Discovery
-from benchmd_ray.data.records import (
-    decode_signals,
-    decode_targets,
-    positives_per_unit,
-    schema,
-    valid_area,
-)
+from benchmd_ray.data.records import decode_signals, decode_targets, positives_per_unit, schema
 from benchmd_ray.files import digest, json_bytes
-from benchmd_ray.signals import Signal
+from benchmd_ray.signals import Signal, valid_area
 from benchmd_ray.storage.location import Location, write
 
 ROW_GROUP_BYTES = 6 * 2**20

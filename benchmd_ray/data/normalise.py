@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmd_ray.data.records import valid_area
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.signals import Plain, Range, Signal, Window
+from benchmd_ray.signals import Plain, Range, Signal, Window, valid_area
 
 Statistics = Mapping[str, Sequence[float]]
 """``mean`` and ``std`` per channel over the source's training split, in the stored unit."""

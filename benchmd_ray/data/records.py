@@ -80,22 +80,6 @@ class Record:
     """Values for the columns of `METADATA`."""
 
 
-def valid_area(extents: Sequence[int], size: Sequence[Any]) -> tuple[slice, ...]:
-    """Where a stored signal is more than padding, along each axis but the channel's.
-
-    Padding is on both sides, half of it rounded down in front; that of short volumes is behind
-    their slices.
-
-    Args:
-        extents: Of the stored signal, without its channels.
-        size: The valid ones, as `Record.valid_size`.
-    """
-    starts = [(whole - valid) // 2 for whole, valid in zip(extents, size, strict=True)]
-    if len(starts) == 3:
-        starts[0] = 0
-    return tuple(slice(start, start + valid) for start, valid in zip(starts, size, strict=True))
-
-
 def hashed_patient(dataset: str, patient: str) -> str:
     """A stable pseudonym of a patient, 16 hex digits.
 

@@ -23,7 +23,7 @@ from benchmd_ray.data.readers.metaimage import read_mhd
 from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume, read_series
 from benchmd_ray.data.readers.wfdb import read_wfdb
-from benchmd_ray.data.records import RecordError, RecordLeftOut, require_once, valid_area
+from benchmd_ray.data.records import RecordError, RecordLeftOut, require_once
 from benchmd_ray.data.tables import is_number, separator_of
 from benchmd_ray.data.transforms import (
     fitted,
@@ -33,7 +33,7 @@ from benchmd_ray.data.transforms import (
     stretched,
     window_starts,
 )
-from benchmd_ray.signals import Signal
+from benchmd_ray.signals import Signal, valid_area
 
 VERSION = 2
 """Raised whenever what is stored of a file changes."""

@@ -15,8 +15,9 @@ import pandas as pd
 import pyarrow as pa
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.records import OLDEST_AGE, decode_signals, decode_targets, valid_area
+from benchmd_ray.data.records import OLDEST_AGE, decode_signals, decode_targets
 from benchmd_ray.data.resident import split_table
+from benchmd_ray.signals import valid_area
 from benchmd_ray.tasks import UNKNOWN
 
 SPLITS = ("train", "validation", "test")
