@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
-from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.storage.mirror import RUN
 from benchmd_ray.results.store import Run, read_run, run_folder
@@ -112,7 +112,60 @@ class Step(ABC):
         return replace(settings, execution=execution)
 
 
-class Pretrain(Step):
+class _OfEncoder:
+    """What makes a run that holds an encoder's weights."""
+
+    def find(self, request: Request) -> Progress:
+        """Its run."""
+        catalog, store = open_catalog(request.catalog.resolve()), request.store.resolve()
+        start = _weights(request.technique, catalog.signal, request.weights)
+        settings = request.settings
+        _, name, description = pretraining(request.technique, catalog, store, settings, start)
+        run = _named(store, name, description)
+        return Progress(run, run.finished)
+
+    def run(self, request: Request) -> Run:
+        """Pretrain, or write the weights as they are."""
+        imagenet = technique_named(request.technique).imagenet
+        return pretrain_run(
+            request.technique,
+            request.catalog,
+            request.store,
+            request.settings,
+            weights=request.weights if imagenet else None,
+            within=True,
+        )
+
+
+class _OnLabels:
+    """What trains on a source's labels, and scores the source."""
+
+    def total(self, settings: Settings) -> int:
+        """Its epochs."""
+        return settings.transfer.epochs
+
+    def find(self, request: Request) -> Progress:
+        """The transfer's run."""
+        catalog = open_catalog(request.catalog.resolve())
+        store, before = request.store.resolve(), request.upstream
+        upstream = None if before is None else finished_upstream(before.folder, catalog)
+        _, name, description = transferring(catalog, store, request.settings, upstream)
+        run = _named(store, name, description)
+        return Progress(run, run.finished and is_scored(run, catalog))
+
+    def run(self, request: Request) -> Run:
+        """Transfer and score."""
+        before = request.upstream
+        return transfer_run(
+            request.catalog,
+            request.store,
+            request.settings,
+            upstream=None if before is None else before.folder,
+            within=True,
+        )
+
+
+class Pretrain(_OfEncoder, Step):
     """Pretraining on a source by a technique's method."""
 
     kind, title, scores, parallel = "pretrain", "pretraining", False, True
@@ -134,20 +187,12 @@ class Pretrain(Step):
         lines = settings.pretrain.steps // settings.execution.log_every
         return cost.disk_of_run(inputs, head=inputs.technique, copies=3, lines=lines)
 
-    def find(self, request: Request) -> Progress:
-        """The pretraining's run."""
-        return _pretraining(request)
-
-    def run(self, request: Request) -> Run:
-        """Pretrain."""
-        return _pretrained(request)
-
     def total(self, settings: Settings) -> int:
         """Its steps."""
         return settings.pretrain.steps
 
 
-class Export(Step):
+class Export(_OfEncoder, Step):
     """Weights that a technique starts from, written as they are: ImageNet's."""
 
     kind, title, scores = "pretrain", "pretraining", False
@@ -162,14 +207,6 @@ class Export(Step):
         """Weights."""
         return cost.disk_of_run(inputs, head=inputs.technique)
 
-    def find(self, request: Request) -> Progress:
-        """The run that holds the weights."""
-        return _pretraining(request)
-
-    def run(self, request: Request) -> Run:
-        """Write the weights."""
-        return _pretrained(request)
-
     def gpus(self, settings: Settings) -> float:
         """None."""
         return 0.0
@@ -180,7 +217,7 @@ class Export(Step):
         return replace(settings, execution=execution)
 
 
-class Linear(Step):
+class Linear(_OnLabels, Step):
     """Linear evaluation of an encoder on a source's labels, and its scores there."""
 
     kind, title = "transfer", "transfers"
@@ -201,24 +238,12 @@ class Linear(Step):
         """Weights, metrics and predictions."""
         return _transfer_disk(inputs, copies=0)
 
-    def find(self, request: Request) -> Progress:
-        """The transfer's run."""
-        return _transfer(request)
-
-    def run(self, request: Request) -> Run:
-        """Transfer and score."""
-        return _transferred(request)
-
-    def total(self, settings: Settings) -> int:
-        """Its epochs."""
-        return settings.transfer.epochs
-
     def gpus(self, settings: Settings) -> float:
         """A share of one: it fills none."""
         return settings.execution.gpu_share
 
 
-class Finetune(Step):
+class Finetune(_OnLabels, Step):
     """Fine-tuning of an encoder on a source's labels, and its scores there."""
 
     kind, title, parallel = "transfer", "transfers", True
@@ -239,18 +264,6 @@ class Finetune(Step):
     def disk(self, inputs: Inputs) -> Disk:
         """Weights, checkpoints with the weights of the best epoch, metrics and predictions."""
         return _transfer_disk(inputs, copies=4)
-
-    def find(self, request: Request) -> Progress:
-        """The transfer's run."""
-        return _transfer(request)
-
-    def run(self, request: Request) -> Run:
-        """Transfer and score."""
-        return _transferred(request)
-
-    def total(self, settings: Settings) -> int:
-        """Its epochs."""
-        return settings.transfer.epochs
 
     def gpus(self, settings: Settings) -> float:
         """One for each worker; a share of one where there are few labels."""
@@ -332,47 +345,6 @@ def _transfer_disk(inputs: Inputs, *, copies: int) -> Disk:
 def _upstream(request: Request) -> Run:
     assert request.upstream is not None  # an evaluation always comes after a transfer
     return request.upstream
-
-
-def _pretraining(request: Request) -> Progress:
-    catalog, store = open_catalog(request.catalog.resolve()), request.store.resolve()
-    start = _weights(request.technique, catalog.signal, request.weights)
-    settings = request.settings
-    _, name, description = pretraining(request.technique, catalog, store, settings, start)
-    run = _named(store, name, description)
-    return Progress(run, run.finished)
-
-
-def _pretrained(request: Request) -> Run:
-    imagenet = technique_named(request.technique).imagenet
-    return pretrain_run(
-        request.technique,
-        request.catalog,
-        request.store,
-        request.settings,
-        weights=request.weights if imagenet else None,
-        within=True,
-    )
-
-
-def _transfer(request: Request) -> Progress:
-    catalog: Catalog = open_catalog(request.catalog.resolve())
-    store, before = request.store.resolve(), request.upstream
-    upstream = None if before is None else finished_upstream(before.folder, catalog)
-    _, name, description = transferring(catalog, store, request.settings, upstream)
-    run = _named(store, name, description)
-    return Progress(run, run.finished and is_scored(run, catalog))
-
-
-def _transferred(request: Request) -> Run:
-    before = request.upstream
-    return transfer_run(
-        request.catalog,
-        request.store,
-        request.settings,
-        upstream=None if before is None else before.folder,
-        within=True,
-    )
 
 
 def _named(store: Path, name: str, description: dict[str, object]) -> Run:
