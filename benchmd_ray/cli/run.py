@@ -176,7 +176,8 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
             outcome = execute(plan)
     for line in outcome.lines():
         click.echo(line)
-    click.echo(f"next: benchmd report {shown(store)}")
+    if outcome.folders:
+        click.echo(f"next: benchmd report {shown(store)}")
     if not outcome.whole:
         click.echo("run the same command again for what failed; the rest is not repeated")
         sys.exit(1)

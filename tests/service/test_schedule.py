@@ -534,6 +534,10 @@ def test_the_command_says_what_was_done_and_fails_when_something_failed(
     result = CliRunner().invoke(main, ["run", *common])
     assert result.exit_code == 0, result.output
     assert f"2 done before\nnext: benchmd report {store}\n" in result.output
+    hurt = altered(ecg_catalogs["ptb-xl"], "train", tmp_path / "ptb-xl")
+    other = [f"--catalog={hurt}", *common[2:-1], f"--store={tmp_path / 'other'}"]
+    result = CliRunner().invoke(main, ["run", *other])
+    assert (result.exit_code, "next: benchmd report" in result.output) == (1, False), result.output
     result = CliRunner().invoke(main, ["run", *common, "--wandb=sometimes"])
     assert (result.exit_code, "unknown mode of W&B" in result.output) == (1, True)
     result = CliRunner().invoke(main, ["run"])
