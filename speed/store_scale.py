@@ -38,7 +38,7 @@ from benchmd_ray.modalities import modality as modality_named
 from benchmd_ray.results.store import Run, open_run, read_stores
 from benchmd_ray.scores.metrics import probabilities
 from benchmd_ray.settings import Settings, as_dict, updated
-from benchmd_ray.training.predictions import predictions_path
+from benchmd_ray.training.predictions import CLASSIFIED, predictions_path
 from speed import measure
 
 SOURCES = {"ecg": "ptb-xl", "cxr": "mimic-cxr"}
@@ -112,6 +112,8 @@ def write_predictions(run: Run, records: int) -> None:
         }
     )
     about = {
+        "evaluation": CLASSIFIED.evaluation,
+        "version": str(CLASSIFIED.version),
         "dataset": run.description["source"],
         "modality": modality.name,
         "role": "source",
@@ -126,7 +128,7 @@ def write_predictions(run: Run, records: int) -> None:
         OF: name_of(run.folder),
     }
     path = predictions_path(run.folder, run.description["source"])
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table.replace_schema_metadata(about), path)
     write_hash(path)
 

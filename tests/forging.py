@@ -62,7 +62,7 @@ def _take_over(folder: Path) -> Path:
         content = json.loads(path.read_text("utf-8"))
         if OF in content:
             forge_json(path, {**content, OF: name_of(folder)})
-    for path in (*folder.glob("*.parquet"), *folder.glob("predictions/*.parquet")):
+    for path in (*folder.glob("*.parquet"), *folder.glob("predictions/*/*.parquet")):
         forge_metadata(path, OF, name_of(folder))
     for path in folder.glob("study.log"):
         for number, content in enumerate(log_lines(path)):

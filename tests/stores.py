@@ -21,6 +21,7 @@ from benchmd_ray.modalities import Modality
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import Settings, as_dict, updated
+from benchmd_ray.training.predictions import CLASSIFIED, predictions_path
 from benchmd_ray.tuning.records import FORMAT, trials_schema
 
 HARDWARE = Hardware("A processor (family 6, model 85)", "PyTorch AVX512, NumPy X86_V4", "2")
@@ -241,6 +242,8 @@ def write_predictions(
         parts.append(pa.table(columns))
     kind = kind_of(modality) if modality else run.modality
     metadata = {
+        "evaluation": CLASSIFIED.evaluation,
+        "version": str(CLASSIFIED.version),
         "dataset": dataset,
         "modality": kind.name,
         "role": role,
@@ -254,8 +257,8 @@ def write_predictions(
         "hardware": hardware.to_json(),
         "of": name_of(run.folder),
     }
-    path = run.folder / "predictions" / f"{dataset}.parquet"
-    path.parent.mkdir(exist_ok=True)
+    path = predictions_path(run.folder, dataset)
+    path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.concat_tables(parts).replace_schema_metadata(metadata), path)
     write_hash(path)
     return path

@@ -37,7 +37,7 @@ from benchmd_ray.integrity import Damaged, read_hashed_json, write_hash, write_h
 from benchmd_ray.results.report.scored import read_scored
 from benchmd_ray.results.store import read_run, read_stores
 from benchmd_ray.training.checkpoints import _description
-from benchmd_ray.training.predictions import read_predictions
+from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.training.transfer import transfer_result
 from benchmd_ray.tuning.records import read_searches, read_trials
 from benchmd_ray.tuning.spaces import space_for
@@ -200,7 +200,12 @@ def test_a_search_found_nothing_that_is_imported(store, evil, tmp_path):
     CliRunner().invoke(main, wanted)
     assert EVIL not in plugins.allowed()
     (run, *_) = store.glob("transfer-*")
-    for place in (store, store / "searches", folder / "sub" / "x", run / "predictions"):
+    for place in (
+        store,
+        store / "searches",
+        folder / "sub" / "x",
+        run / "predictions" / "classification",
+    ):
         place.mkdir(parents=True, exist_ok=True)
         theirs = shutil.copy(folder / "best.yaml", place / "s.yaml")
         CliRunner().invoke(main, ["settings", "--settings", str(theirs)])
@@ -284,7 +289,10 @@ def test_a_column_of_pickled_objects_is_not_read(
         (path,) = store.glob("searches/*/trials.parquet")
         column = "reason"
     else:
-        path, column = next(store.glob("transfer-*/predictions/georgia.parquet")), "sex"
+        path, column = (
+            next(store.glob("transfer-*/predictions/classification/georgia.parquet")),
+            "sex",
+        )
     table = pq.read_table(path)
     place = table.schema.get_field_index(column)
     planted = table.set_column(place, column, planted_column(len(table)))
@@ -351,7 +359,7 @@ def same_json(one: bytes, other: bytes) -> bool:
 
 def test_a_flipped_bit_in_predictions_never_changes_the_table(made, store, ecg_catalogs):
     run = next(store.glob("transfer-*"))
-    path = run / "predictions" / "georgia.parquet"
+    path = predictions_path(run, "georgia")
     whole, size = path.read_bytes(), path.stat().st_size
     before = read_predictions(path)
     for place in np.random.default_rng(2).integers(0, size, 40).tolist():
@@ -407,7 +415,7 @@ def test_a_file_of_another_run_or_search_is_damaged(store, tmp_path, kind, files
 
 def test_predictions_of_another_dataset_are_damaged(store):
     one, other = (
-        next(store.glob("transfer-*")) / "predictions" / f"{name}.parquet"
+        next(store.glob("transfer-*")) / "predictions" / "classification" / f"{name}.parquet"
         for name in ("georgia", "ptb-xl")
     )
     shutil.copy(one, other)
@@ -460,7 +468,7 @@ def test_one_damaged_run_is_named_and_left_out(store, tmp_path):
     pretrained, transferred = next(store.glob("pretrain-*")), sorted(store.glob("transfer-*"))
     assert len(transferred) > 1
     flip(transferred[0] / "run.json", 60)
-    flip(transferred[1] / "predictions" / "georgia.parquet", 999)
+    flip(predictions_path(transferred[1], "georgia"), 999)
     flip(pretrained / "done.json", 20)
     (search,) = store.glob("searches/*")
     flip(search / "search.json", 100)
@@ -472,7 +480,12 @@ def test_one_damaged_run_is_named_and_left_out(store, tmp_path):
     out = ["--out", str(tmp_path / "report"), "--no-figures", "--resamples", "10"]
     reported = CliRunner().invoke(main, ["report", str(store), *out])
     assert reported.exit_code == 0, reported.output
-    for damaged in ("run.json", "done.json", "predictions/georgia.parquet", "search.json"):
+    for damaged in (
+        "run.json",
+        "done.json",
+        "predictions/classification/georgia.parquet",
+        "search.json",
+    ):
         assert f"{damaged} is damaged" in reported.output
     assert "ptb-xl (validation)" in reported.output  # what the second run has besides
     page = (tmp_path / "report" / "report.html").read_text()
@@ -482,12 +495,12 @@ def test_one_damaged_run_is_named_and_left_out(store, tmp_path):
     assert (transferred[1] / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", [".lock-georgia", "history.jsonl"])
+@pytest.mark.parametrize("name", [".lock-classification.georgia", "history.jsonl"])
 def test_a_link_in_a_store_changes_no_file_of_its_user(store, ecg_catalogs, tmp_path, name):
     victim = tmp_path / "thesis.txt"
     victim.write_text("thesis")
     run = next(store.glob("transfer-*"))
-    remove(run / "predictions" / "georgia.parquet")
+    remove(predictions_path(run, "georgia"))
     remove(run / name)
     (run / name).symlink_to(victim)
     command = ["evaluate", str(run), "--catalog", str(ecg_catalogs["georgia"].path)]
@@ -499,7 +512,7 @@ def test_a_link_in_a_store_changes_no_file_of_its_user(store, ecg_catalogs, tmp_
         assert "is a link or not a regular file" in done.output
 
 
-@pytest.mark.parametrize("name", ["done.json", "predictions/georgia.parquet.sha256"])
+@pytest.mark.parametrize("name", ["done.json", "predictions/classification/georgia.parquet.sha256"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_pipes_and_devices_are_damaged_files(store, name, kind):
     path = next(store.glob("transfer-*")) / name

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.errors import BenchmdError, require_plain_name, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -93,6 +94,8 @@ class Benchmark:
     """Names of the cards of its datasets, sources among them."""
     starts: tuple[Start, ...]
     """The usual one first."""
+    evaluations: tuple[Evaluation, ...] = (CLASSIFICATION,)
+    """What is asked of each finished transfer; the classification of its source always is."""
     published: Published | None = None
     space: Callable[[str, str, Modality], Path | None] | None = None
     """From technique, searched setting and modality to a file of its own search space; None takes
@@ -111,6 +114,11 @@ class Benchmark:
         require_plain_name("benchmark", self.name)
         if not self.starts:
             raise BenchmdError(f"the benchmark {self.name} has no start: expected one or more.")
+        if CLASSIFICATION not in self.evaluations:
+            raise BenchmdError(
+                f"the benchmark {self.name} has no classification among its evaluations: add "
+                "CLASSIFICATION, by which a transfer chooses its epoch."
+            )
 
     def start_named(self, name: str, kind: Modality) -> tuple[Start, str]:
         """A start and its variant.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmd_ray import benchmarks as rooms
 from benchmd_ray.benchmarks.benchmark import Benchmark, Start
+from benchmd_ray.benchmarks.evaluation import Evaluation
 from benchmd_ray.errors import BenchmdError, first_line, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.plugins import IMPORT_PATH, NAMED
@@ -77,6 +78,11 @@ def starts() -> dict[str, Start]:
     return {start.name: start for each in benchmarks().values() for start in each.starts}
 
 
+def evaluations() -> dict[str, Evaluation]:
+    """The evaluations of all benchmarks by name."""
+    return {one.name: one for each in benchmarks().values() for one in each.evaluations}
+
+
 def protocol_of(kind: Modality, technique: str, settings: Mapping[str, Any]) -> str:
     """Name of the start whose protocol a run follows, empty where it follows none.
 
@@ -122,10 +128,15 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
     for name, path in paths.items():
         try:
             made = _loaded(path)
-            taken = sorted(start.name for start in made.starts if start.name in _names(sound))
-            if made.name in sound or taken:
-                what = f"start {taken[0]}" if taken else f"benchmark {made.name}"
-                raise BenchmdError(f"{path}: there is a {what} already: choose another name.")
+            for what, names, taken in (
+                ("benchmark", {made.name}, sound.keys()),
+                ("start", {start.name for start in made.starts}, _names(sound)),
+                ("evaluation", _others(made, sound), _others(made, sound)),
+            ):
+                if both := sorted(names & taken):
+                    raise BenchmdError(
+                        f"{path}: there is a {what} {both[0]} already: choose another name."
+                    )
             sound[made.name] = made
         except BenchmdError as error:
             broken[name] = str(error)
@@ -134,6 +145,12 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
 
 def _names(sound: dict[str, Benchmark]) -> set[str]:
     return {start.name for each in sound.values() for start in each.starts}
+
+
+def _others(made: Benchmark, sound: dict[str, Benchmark]) -> set[str]:
+    """Names of evaluations of a benchmark that are another's, of the same name."""
+    held = {one.name: one for each in sound.values() for one in each.evaluations}
+    return {one.name for one in made.evaluations if held.get(one.name, one) is not one}
 
 
 def _loaded(path: str) -> Benchmark:

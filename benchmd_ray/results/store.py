@@ -47,6 +47,7 @@ from benchmd_ray.results.storage.mirror import (
 )
 from benchmd_ray.results.storage.mirror import shown as shown  # how commands name a store or a run
 from benchmd_ray.settings import Settings, updated
+from benchmd_ray.training.predictions import CLASSIFIED
 from benchmd_ray.typed import typed
 
 Keep = Literal["checkpoints", "models", "predictions"]
@@ -195,15 +196,16 @@ def working(run: Run, device: str | None = None, keep: Keep = "models") -> Itera
 
 
 @contextmanager
-def scoring(run: Run, dataset: str) -> Iterator[None]:
-    """Write a dataset's predictions, alone; look within whether they are there by now.
+def scoring(run: Run, dataset: str, evaluation: str = CLASSIFIED.evaluation) -> Iterator[None]:
+    """Write an evaluation's predictions, alone; look within whether they are there by now.
 
     Raises:
         Busy: Another process scores that dataset with this run.
         BenchmdError: Its store is on S3 and cannot be reached.
     """
-    lock, what = run.folder / f".lock-{dataset}", f"the predictions of {run.folder} for {dataset}"
-    with locked(lock, what), remote.scored(run.folder, dataset):
+    lock = run.folder / f".lock-{evaluation}.{dataset}"
+    what = f"the predictions of {run.folder} for {dataset} ({evaluation})"
+    with locked(lock, what), remote.scored(run.folder, dataset, evaluation):
         yield
 
 
@@ -311,8 +313,8 @@ def _publish_rest(run: Run) -> None:
                     done = read_hashed_json(folder / PENDING, run.remedy, ENDED, of=folder)
                     checkpoint = (folder / CHECKPOINTS).is_dir() and _keeps(run)
                     publication.finish(done, keep_checkpoint=checkpoint)
-        for dataset in remote.unpublished_predictions(folder):
-            with scoring(run, dataset):
+        for dataset, evaluation in remote.unpublished_predictions(folder):
+            with scoring(run, dataset, evaluation):
                 pass
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.benchmarks.registry import benchmark
 from benchmd_ray.cluster import connected, require_shared
 from benchmd_ray.data.batches import Worker
@@ -27,8 +28,7 @@ from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import START, export_model, write_weights
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.predict import predict
-from benchmd_ray.training.predictions import predictions_path, read_description
+from benchmd_ray.training.predictions import Outdated, predictions_path, read_description
 from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
 from benchmd_ray.training.transfer import TransferJob, require_transferable
 
@@ -160,9 +160,18 @@ def evaluate_run(
     settings: Settings,
     address: str | None = None,
     *,
+    evaluation: Evaluation = CLASSIFICATION,
     within: bool = False,
 ) -> Path:
     """Score a catalog's evaluation splits with a finished transfer run, unless that is done.
+
+    Args:
+        run: The run.
+        catalog: The source's own or a target's.
+        settings: Device, precision and feed.
+        address: Ray cluster to work on; None works embedded.
+        evaluation: What is asked of the run.
+        within: This is a Ray task that holds what the run needs: work in this process.
 
     Returns:
         The file with the predictions.
@@ -178,7 +187,7 @@ def evaluate_run(
     run = replace(run, folder=run.folder.resolve())
     alone = replace(settings, execution=replace(settings.execution, workers=1))
     with _place(alone, address, within=within) as (settings, on_cluster):
-        return _evaluate(run, catalog.resolve(), settings, on_cluster)
+        return _evaluate(run, catalog.resolve(), settings, on_cluster, evaluation)
 
 
 @contextlib.contextmanager
@@ -214,41 +223,52 @@ def _has_gpu(on_cluster: bool) -> bool:
     return bool(ray.cluster_resources().get("GPU", 0))
 
 
-def _evaluate(run: Run, catalog: Location, settings: Settings, on_cluster: bool) -> Path:
+def _evaluate(
+    run: Run,
+    catalog: Location,
+    settings: Settings,
+    on_cluster: bool,
+    evaluation: Evaluation = CLASSIFICATION,
+) -> Path:
     opened = open_catalog(catalog)
     _require_same_policy(opened, run.description["policy"])
-    path = predictions_path(run.folder, opened.dataset)
-    if is_scored(run, opened, whole=True):
+    path = predictions_path(run.folder, opened.dataset, evaluation.name)
+    if is_scored(run, opened, evaluation, whole=True):
         return path
     for split in opened.evaluation_splits:
         opened.require_split(split)
         opened.require_unaltered(split)
-    with scoring(run, opened.dataset):
-        if not is_scored(run, opened, whole=True):  # by another process, in between
+    with scoring(run, opened.dataset, evaluation.name):
+        if not is_scored(run, opened, evaluation, whole=True):  # by another process, in between
             require_weights(run)
-            _score(run.folder, opened, settings, on_cluster)
+            _score(run.folder, opened, settings, evaluation, on_cluster=on_cluster)
     return path
 
 
-def is_scored(run: Run, catalog: Catalog, *, whole: bool = False) -> bool:
+def is_scored(
+    run: Run, catalog: Catalog, evaluation: Evaluation = CLASSIFICATION, *, whole: bool = False
+) -> bool:
     """Whether a run's predictions for this very catalog are there.
 
     Args:
         run: The run.
         catalog: What is scored.
+        evaluation: Whose predictions; those of another version of it are none.
         whole: Compare the file with its hash, too: a damaged one is made again.
     """
-    path = predictions_path(run.folder, catalog.dataset)
+    path = predictions_path(run.folder, catalog.dataset, evaluation.name)
     if not path.is_file():
         return False
     try:
-        same = read_description(path)["catalog"] == catalog.digest
-    except Damaged:
+        same = read_description(path, evaluation.form)["catalog"] == catalog.digest
+    except (Damaged, Outdated):
         return False
     return same and (not whole or is_whole(path))
 
 
-def _score(folder: Path, opened: Catalog, settings: Settings, on_cluster: bool) -> None:
+def _score(
+    folder: Path, opened: Catalog, settings: Settings, evaluation: Evaluation, *, on_cluster: bool
+) -> None:
     """Write predictions, in this process or by a task of the cluster."""
     execution = settings.execution
     if on_cluster:
@@ -258,7 +278,7 @@ def _score(folder: Path, opened: Catalog, settings: Settings, on_cluster: bool) 
         gpus = int(execution.device == "cuda")
         task = ray.remote(num_cpus=1, num_gpus=gpus)(_predict)
         try:
-            ray.get(task.remote(folder, opened, settings))
+            ray.get(task.remote(folder, opened, settings, evaluation))
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, BenchmdError):
                 raise error.cause from error
@@ -266,12 +286,12 @@ def _score(folder: Path, opened: Catalog, settings: Settings, on_cluster: bool) 
         return
     streaming = any(streams(opened, split, execution) for split in opened.evaluation_splits)
     with connected(cpus=2) if streaming else contextlib.nullcontext():
-        _predict(folder, opened, settings)
+        _predict(folder, opened, settings, evaluation)
 
 
-def _predict(folder: Path, catalog: Catalog, settings: Settings) -> Path:
+def _predict(folder: Path, catalog: Catalog, settings: Settings, evaluation: Evaluation) -> Path:
     worker = Worker(device=choose_device(settings.execution.device))
-    return predict(folder, catalog, settings, worker)
+    return evaluation.predict(folder, catalog, settings, worker)
 
 
 def _require_target(target: Catalog, source: Catalog) -> None:

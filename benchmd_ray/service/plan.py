@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
+from benchmd_ray.benchmarks.registry import benchmark
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
@@ -39,7 +41,8 @@ class Item:
 
     name: str
     """Unique and readable: ``ptb-xl/clean/mae/seed-0/pretrain``, ``…/linear``,
-    ``…/linear/georgia``."""
+    ``…/linear/georgia``, or ``…/linear/georgia/EVALUATION`` for another than the
+    classification."""
     step: Step
     """What it does."""
     modality: str
@@ -209,14 +212,23 @@ def _drafts_of_source(
                     after=upstream,
                 )
                 yield draft
-                for target in targets:
-                    yield replace(
-                        draft,
-                        name=f"{draft.name}/{target.name}",
-                        step=Evaluate(),
-                        target=target,
-                        after=draft.name,
-                    )
+                yield from _evaluations(choice, draft, targets)
+
+
+def _evaluations(choice: Choice, transfer: _Draft, targets: Sequence[Dataset]) -> Iterator[_Draft]:
+    """What is asked of a transfer, but the classification of its source, which it does itself."""
+    for evaluation in benchmark(choice.bench).evaluations:
+        usual = evaluation is CLASSIFICATION
+        for dataset in (transfer.source, *targets):
+            if dataset.role not in evaluation.roles or (usual and dataset is transfer.source):
+                continue
+            yield replace(
+                transfer,
+                name=f"{transfer.name}/{dataset.name}" + ("" if usual else f"/{evaluation.name}"),
+                step=Evaluate(evaluation),
+                target=dataset,
+                after=transfer.name,
+            )
 
 
 def _device(settings: Settings, there: str | None) -> str:

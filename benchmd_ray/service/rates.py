@@ -18,7 +18,6 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.results.storage.mirror import PREDICTIONS
 from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.service.cost import Inputs, Work, forward_flops, training_flops
 from benchmd_ray.service.datasets import Dataset
@@ -26,7 +25,7 @@ from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.settings import EncoderSettings, Settings
 from benchmd_ray.signals import Signal
 from benchmd_ray.training.engine import TorchEngine, autocast
-from benchmd_ray.training.predictions import read_predictions
+from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.training.transfer import RESULT, transfer_result
 from benchmd_ray.training_log import read_metrics
 
@@ -130,11 +129,11 @@ def _rows(run: Run, known: Sequence[Dataset]) -> dict[str, int]:
     for dataset in known:
         if dataset.digest == catalog:
             return dict(dataset.rows)
-    for path in (run.folder / PREDICTIONS).glob("*.parquet"):
-        if path.stem == run.description["source"]:
-            splits = read_predictions(path).table["split"]
-            return {"validation": int(pc.sum(pc.equal(splits, "validation")).as_py() or 0)}
-    return {}
+    path = predictions_path(run.folder, run.description["source"])
+    if not path.is_file():
+        return {}
+    splits = read_predictions(path).table["split"]
+    return {"validation": int(pc.sum(pc.equal(splits, "validation")).as_py() or 0)}
 
 
 def median_start(measured: Iterable[Measured]) -> float:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.storage.mirror import RUN
@@ -272,14 +273,16 @@ class Finetune(_OnLabels, Step):
         return settings.execution.gpu_share if few else float(workers)
 
 
+@dataclass(frozen=True)
 class Evaluate(Step):
-    """Scores of a finished transfer on a target, zero-shot."""
+    """An evaluation of a finished transfer: by its classification of a target, zero-shot."""
 
     kind, title, makes_run = "evaluate", "evaluations", False
+    evaluation: Evaluation = CLASSIFICATION
 
     def work(self, inputs: Inputs) -> Work:
-        """Each record is encoded once."""
-        scored = (inputs.target or inputs.source).scored_rows
+        """Each record goes through the encoder as often as the evaluation says."""
+        scored = (inputs.target or inputs.source).scored_rows * self.evaluation.passes
         once = cost.forward_flops(inputs.signal, inputs.settings.encoder) * scored
         work = _training(self, inputs, inputs.settings.pretrain.batch_size)
         return replace(work, once_flops=once, starts=False)
@@ -291,13 +294,13 @@ class Evaluate(Step):
 
     def find(self, request: Request) -> Progress:
         """The transfer, and whether the target is scored."""
-        run = _upstream(request)
-        return Progress(run, is_scored(run, open_catalog(request.catalog.resolve())))
+        run, catalog = _upstream(request), open_catalog(request.catalog.resolve())
+        return Progress(run, is_scored(run, catalog, self.evaluation))
 
     def run(self, request: Request) -> Run:
         """Score the target."""
-        run = _upstream(request)
-        evaluate_run(run, request.catalog, request.settings, within=True)
+        run, settings = _upstream(request), request.settings
+        evaluate_run(run, request.catalog, settings, evaluation=self.evaluation, within=True)
         return run
 
     def gpus(self, settings: Settings) -> float:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import DatasetCard
@@ -20,8 +17,6 @@ from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.records import METADATA
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.hardware import hardware
-from benchmd_ray.integrity import OF, name_of, replacing_hashed
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.scores.metrics import probabilities
 from benchmd_ray.settings import Settings
@@ -29,11 +24,11 @@ from benchmd_ray.signals import differing_in
 from benchmd_ray.training.augmentation import evaluated
 from benchmd_ray.training.checkpoints import described, load_classifier, model_description
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
-from benchmd_ray.training.predictions import IDENTIFIERS, predictions_path
+from benchmd_ray.training.predictions import IDENTIFIERS
 
 
-def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> Path:
-    """Score the evaluation splits of a catalog with a run's model and write the predictions.
+def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> pa.Table:
+    """Scores and targets of the evaluation splits of a catalog by a run's model.
 
     Args:
         run: Folder of a finished transfer run.
@@ -42,7 +37,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         worker: The device.
 
     Returns:
-        The file written.
+        The table of `Predictions`.
 
     Raises:
         BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
@@ -66,25 +61,7 @@ def predict(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> 
         _split_table(model, about, catalog, split, settings, worker)
         for split in catalog.evaluation_splits
     ]
-    description = {
-        "dataset": catalog.dataset,
-        "modality": catalog.modality,
-        "role": catalog.card.role,
-        "policy": str(catalog.manifest["policy"]),
-        "catalog": catalog.digest,
-        "raw_records": str(catalog.manifest["raw"]["records"]),
-        "raw_expected": str(catalog.manifest["raw"]["expected"]),
-        "options": json.dumps(catalog.options),
-        "remarks": json.dumps(catalog.manifest.get("remarks", {})),
-        "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
-        "hardware": hardware(worker.device).to_json(),
-        OF: name_of(run),
-    }
-    table = pa.concat_tables(parts).replace_schema_metadata(description)
-    path = predictions_path(run, catalog.dataset)
-    with replacing_hashed(path) as partial:
-        pq.write_table(table, partial)
-    return path
+    return pa.concat_tables(parts)
 
 
 def _split_table(

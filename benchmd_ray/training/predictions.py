@@ -1,9 +1,14 @@
-"""Predictions of a finished transfer run, as data: every number in a table comes from them."""
+"""Predictions of a finished transfer run, as data: every number in a table comes from them.
+
+Those of an evaluation for a dataset are ``predictions/<evaluation>/<dataset>.parquet`` in the run's
+folder. Their metadata name the evaluation and its version; a reader refuses another's.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +17,30 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import METADATA, decode_targets
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.hardware import from_json
-from benchmd_ray.integrity import OF, Damaged, require_hash, require_of
+from benchmd_ray.hardware import Hardware, from_json
+from benchmd_ray.integrity import (
+    OF,
+    Damaged,
+    name_of,
+    replacing_hashed,
+    require_hash,
+    require_of,
+)
 from benchmd_ray.parquet import opened, read_table
 from benchmd_ray.scores.metrics import pooled
 from benchmd_ray.tasks import UNKNOWN, Task
 from benchmd_ray.typed import typed
 
+FOLDER = "predictions"
+"""Of a run's folder: a folder for each evaluation."""
 DESCRIPTION = (
+    "evaluation",
+    "version",
     "dataset",
     "modality",
     "role",
@@ -40,17 +58,22 @@ IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
 ROLES = ("source", "target")
 
 
+class Outdated(BenchmdError):
+    """Predictions of an earlier version of their evaluation: they have to be made again."""
+
+
 @dataclass(frozen=True)
 class Predictions:
-    """Scores and targets of one dataset's evaluation splits."""
+    """What a model says of one dataset's evaluation splits."""
 
     table: pa.Table
-    """record_id, unit_id, group_id, split, scores, target and the metadata columns."""
+    """Of a classification: record_id, unit_id, group_id, split, scores, target and the metadata
+    columns."""
     description: dict[str, str]
     """What `DESCRIPTION` names.
 
-    ``catalog`` is its digest, ``options`` are `Catalog.options`, ``hardware`` is what scored,
-    ``of`` the run.
+    ``version`` is the evaluation's, ``catalog`` the digest, ``options`` are `Catalog.options`,
+    ``hardware`` is what scored, ``of`` the run.
     """
 
     @property
@@ -105,79 +128,64 @@ class Predictions:
         return task
 
 
-def predictions_path(run: Path, dataset: str) -> Path:
+@dataclass(frozen=True)
+class Form:
+    """Which predictions are an evaluation's."""
+
+    evaluation: str
+    """Its name."""
+    version: int
+    """Raised whenever its predictions change."""
+    fault: Callable[[Predictions], str]
+    """What is wrong with a table; empty where nothing is."""
+
+
+def predictions_path(run: Path, dataset: str, evaluation: str = "classification") -> Path:
     """File of a run's predictions for a dataset."""
-    return run / "predictions" / f"{dataset}.parquet"
+    return run / FOLDER / evaluation / f"{dataset}.parquet"
 
 
-def read_predictions(path: Path) -> Predictions:
-    """Read predictions, compared with their hash.
+def predictions_of(run: Path) -> list[Path]:
+    """Files of all predictions of a run."""
+    return sorted((run / FOLDER).glob("*/*.parquet"))
 
-    Raises:
-        Damaged: The file is not what was written, or no such table.
+
+def write_predictions(
+    table: pa.Table, run: Path, catalog: Catalog, hardware: Hardware, form: Form
+) -> Path:
+    """Write predictions with what `DESCRIPTION` names, and their hash.
+
+    Args:
+        table: The predictions.
+        run: Folder of the run.
+        catalog: What was scored.
+        hardware: What scored it.
+        form: Whose they are.
+
+    Returns:
+        The file.
     """
-    require_hash(path, _remedy(path))
-    return parsed_predictions(path)
-
-
-def parsed_predictions(path: Path) -> Predictions:
-    """Predictions without a look at their hash; whatever the file holds, it is such a table.
-
-    Raises:
-        Damaged: It is not.
-    """
-    remedy = _remedy(path)
-    table = read_table(path, path, remedy)
-    predictions = Predictions(table, _description(table.schema, path))
-    if fault := _fault(predictions):
-        raise Damaged(path, fault, remedy)
-    return predictions
-
-
-def read_description(path: Path) -> dict[str, str]:
-    """What `DESCRIPTION` names of predictions, without reading or hashing them.
-
-    Raises:
-        Damaged: The file is no such table.
-    """
-    with opened(path, path, _remedy(path)) as file:
-        return _description(file.schema_arrow, path)
-
-
-def _remedy(path: Path) -> str:
-    run = path.parent.parent
-    return (
-        f"Remove it and run `benchmd evaluate {run} --catalog CATALOG` with the catalog of "
-        f"{path.stem}, or the same `benchmd run`, which makes it again."
-    )
-
-
-def _description(schema: pa.Schema, path: Path) -> dict[str, str]:
-    """What `DESCRIPTION` names, each of the form that `predict` writes.
-
-    Raises:
-        Damaged: Something is missing or of another form.
-    """
-    held = schema.metadata or {}
-    try:
-        description = {key: held[key.encode()].decode() for key in DESCRIPTION}
-        for key, kind in (("options", dict), ("remarks", dict)):
-            if not isinstance(json.loads(description[key]), kind):
-                raise ValueError(f"{key} is of another type")
-        if not all(type(count) is int for count in json.loads(description["remarks"]).values()):
-            raise ValueError("a count of its remarks is not one")
-        int(description["raw_records"]), int(description["raw_expected"])
-        if description["role"] not in ROLES:
-            raise ValueError(f"its role is {description['role']!r}")
-        typed(Task, json.loads(description["task"]), "task")
-        from_json(description["hardware"])
-    except (KeyError, ValueError, RecursionError, BenchmdError) as error:
-        why = f"it does not say what predictions say ({type(error).__name__}: {error})"
-        raise Damaged(path, why, _remedy(path)) from error
-    require_of(description[OF], path.parent.parent, path, _remedy(path))
-    if description["dataset"] != path.stem:
-        raise Damaged(path, f"it is of the dataset {shown(description['dataset'])}", _remedy(path))
-    return description
+    raw = catalog.manifest["raw"]
+    description = {
+        "evaluation": form.evaluation,
+        "version": str(form.version),
+        "dataset": catalog.dataset,
+        "modality": catalog.modality,
+        "role": catalog.card.role,
+        "policy": str(catalog.manifest["policy"]),
+        "catalog": catalog.digest,
+        "raw_records": str(raw["records"]),
+        "raw_expected": str(raw["expected"]),
+        "options": json.dumps(catalog.options),
+        "remarks": json.dumps(catalog.manifest.get("remarks", {})),
+        "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
+        "hardware": hardware.to_json(),
+        OF: name_of(run),
+    }
+    path = predictions_path(run, catalog.dataset, form.evaluation)
+    with replacing_hashed(path) as partial:
+        pq.write_table(table.replace_schema_metadata(description), partial)
+    return path
 
 
 def _fault(predictions: Predictions) -> str:
@@ -208,3 +216,92 @@ def _fault(predictions: Predictions) -> str:
     if (np.isinf(ages) | (ages < 0)).any():
         return "an age is negative or infinite"
     return ""
+
+
+CLASSIFIED = Form("classification", 1, _fault)
+"""Of the classification of a dataset's splits."""
+
+
+def read_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
+    """Read predictions, compared with their hash.
+
+    Raises:
+        Damaged: The file is not what was written, or not of this evaluation.
+        Outdated: It is of another version of the evaluation.
+    """
+    require_hash(path, _remedy(path))
+    return parsed_predictions(path, form)
+
+
+def parsed_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
+    """Predictions without a look at their hash; whatever the file holds, it is such a table.
+
+    Raises:
+        Damaged: It is not.
+        Outdated: It is of another version of the evaluation.
+    """
+    remedy = _remedy(path)
+    table = read_table(path, path, remedy)
+    predictions = Predictions(table, _description(table.schema, path, form))
+    if fault := form.fault(predictions):
+        raise Damaged(path, fault, remedy)
+    return predictions
+
+
+def read_description(path: Path, form: Form = CLASSIFIED) -> dict[str, str]:
+    """What `DESCRIPTION` names of predictions, without reading or hashing them.
+
+    Raises:
+        Damaged: The file is no such table.
+        Outdated: It is of another version of the evaluation.
+    """
+    with opened(path, path, _remedy(path)) as file:
+        return _description(file.schema_arrow, path, form)
+
+
+def _remedy(path: Path) -> str:
+    run = path.parents[2]
+    return (
+        f"Remove it and run `benchmd evaluate {run} --catalog CATALOG` with the catalog of "
+        f"{path.stem}, or the same `benchmd run`, which makes it again."
+    )
+
+
+def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
+    """What `DESCRIPTION` names, each of the form that `write_predictions` writes.
+
+    Raises:
+        Damaged: Something is missing or of another form.
+        Outdated: It is of another version of the evaluation.
+    """
+    held = schema.metadata or {}
+    try:
+        description = {key: held[key.encode()].decode() for key in DESCRIPTION}
+        for key, kind in (("options", dict), ("remarks", dict)):
+            if not isinstance(json.loads(description[key]), kind):
+                raise ValueError(f"{key} is of another type")
+        if not all(type(count) is int for count in json.loads(description["remarks"]).values()):
+            raise ValueError("a count of its remarks is not one")
+        version = int(description["version"])
+        int(description["raw_records"]), int(description["raw_expected"])
+        if description["role"] not in ROLES:
+            raise ValueError(f"its role is {description['role']!r}")
+        typed(Task, json.loads(description["task"]), "task")
+        from_json(description["hardware"])
+    except (KeyError, ValueError, RecursionError, BenchmdError) as error:
+        why = f"it does not say what predictions say ({type(error).__name__}: {error})"
+        raise Damaged(path, why, _remedy(path)) from error
+    require_of(description[OF], path.parents[2], path, _remedy(path))
+    for name, stated, place in (
+        ("evaluation", form.evaluation, path.parent.name),
+        ("dataset", path.stem, path.stem),
+    ):
+        if not description[name] == stated == place:
+            why = f"it is of the {name} {shown(description[name])}, expected {shown(stated)}"
+            raise Damaged(path, why, _remedy(path))
+    if version != form.version:
+        raise Outdated(
+            f"{path} is of version {version} of the evaluation {form.evaluation}, which is now "
+            f"{form.version}. {_remedy(path)}"
+        )
+    return description

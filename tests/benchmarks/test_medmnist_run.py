@@ -33,7 +33,7 @@ from benchmd_ray.settings import (
     default_settings,
     updated,
 )
-from benchmd_ray.training.predictions import read_predictions
+from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.tuning import trial
 from benchmd_ray.tuning.study import Trial
 
@@ -96,7 +96,7 @@ def test_test_images_are_scored_and_the_classes_are_learnt(store, catalogs):
     assert {run.modality.signal.name for run in found} == set(NAMES)
     for run in found:
         name = f"{run.modality.signal.name}-unofficial"
-        predictions = read_predictions(run.folder / "predictions" / f"{name}.parquet")
+        predictions = read_predictions(predictions_path(run.folder, name))
         assert predictions.splits == ["test"]
         assert predictions.description["dataset"] == run.description["source"] == name
         targets, scores, _ = predictions.of_split("test")
@@ -186,9 +186,7 @@ def test_medmnist_s_own_scores_stand_beside_the_published_ones(store, catalogs, 
     assert set(frame["file"]) == {"unofficial"}
     assert frame["method"].tolist() == ["transformer scratch-28", "transformer mae"]
     for row in frame.itertuples():
-        table = read_predictions(
-            store / row.run / "predictions" / f"{row.dataset}-unofficial.parquet"
-        )
+        table = read_predictions(predictions_path(store / row.run, f"{row.dataset}-unofficial"))
         targets, scores, _ = table.of_split("test")
         assert row.auc == pytest.approx(roc_auc_score(targets[:, 1], scores[:, 1]))
         assert row.acc == pytest.approx(np.mean((scores[:, 1] > 0.5) == targets[:, 1]))

@@ -259,7 +259,10 @@ def test_training_from_s3_gives_the_local_losses_and_predictions(
         lines = [line for r in (upstream, run) for line in read_metrics(r.folder)]
         found[name] = (
             [{k: v for k, v in line.items() if k != "per_second"} for line in lines],
-            {path.name: sha256(path) for path in (run.folder / "predictions").iterdir()},
+            {
+                path.name: sha256(path)
+                for path in (run.folder / "predictions" / "classification").iterdir()
+            },
             run.folder.name,
         )
     assert len(found["s3"][1]) == 4  # each with its hash

@@ -17,6 +17,7 @@ import SimpleITK
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals, decode_targets
@@ -24,8 +25,7 @@ from benchmd_ray.demo import WRITERS
 from benchmd_ray.demo.ct import write_ct
 from benchmd_ray.scores.metrics import auroc, pooled
 from benchmd_ray.settings import load_settings
-from benchmd_ray.training.predict import predict
-from benchmd_ray.training.predictions import Predictions, read_predictions
+from benchmd_ray.training.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.training.reporter import Reporter
 from benchmd_ray.training.transfer import RESULT, TransferJob, transfer
 
@@ -193,7 +193,7 @@ def run(ct_catalogs, tmp_path_factory) -> tuple[Path, Silent]:
     job = TransferJob(settings, ct_catalogs["lidc-idri"].path, folder, None)
     transfer(job, Worker(), reporter)
     for built in ct_catalogs.values():
-        predict(folder, built, settings, Worker())
+        CLASSIFICATION.predict(folder, built, settings, Worker())
     return folder, reporter
 
 
@@ -212,7 +212,7 @@ def test_a_ct_run_selects_its_best_epoch_by_validation_auroc(run):
 @pytest.mark.parametrize(("dataset", "split"), [("lidc-idri", "validation"), ("lndb", "test")])
 def test_windows_of_one_scan_pool_to_one_score(run, ct_catalogs, dataset, split):
     """The released code groups windows by tensor object, so every window is a scan of its own."""
-    found: Predictions = read_predictions(run[0] / "predictions" / f"{dataset}.parquet")
+    found: Predictions = read_predictions(predictions_path(run[0], dataset))
     table = found.table.to_pandas()
     targets, scores, patients = found.of_split(split)
     stated = ct_catalogs[dataset].manifest["splits"][split]
@@ -228,7 +228,7 @@ def test_windows_of_one_scan_pool_to_one_score(run, ct_catalogs, dataset, split)
 
 def test_the_selected_score_is_that_of_the_pooled_validation_scans(run):
     folder, _ = run
-    found = read_predictions(folder / "predictions" / "lidc-idri.parquet")
+    found = read_predictions(predictions_path(folder, "lidc-idri"))
     targets, scores, _ = found.of_split("validation")
     best = json.loads((folder / RESULT).read_text())["validation_auroc"]
     assert auroc(targets, scores).mean == pytest.approx(best, abs=1e-6)

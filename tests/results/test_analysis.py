@@ -45,7 +45,7 @@ def predicted(report_store):
     parts = []
     for run in runs([report_store]):
         about = run.description
-        for path in sorted((run.folder / "predictions").glob("*.parquet")):
+        for path in sorted((run.folder / "predictions").glob("*/*.parquet")):
             held = read_predictions(path)
             frame = held.table.to_pandas()
             names = ("technique", "setting", "seed", "source")

@@ -20,6 +20,7 @@ from stores import (
     write_predictions,
 )
 
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import Record
@@ -31,7 +32,6 @@ from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings import load_settings
 from benchmd_ray.training.checkpoints import export_model
-from benchmd_ray.training.predict import predict
 
 ECG = MODALITIES["ecg"]
 
@@ -260,5 +260,7 @@ def test_remarks_of_a_catalog_reach_the_notes_by_way_of_its_predictions(tmp_path
     size = load_settings(assignments=["encoder=tiny"]).encoder
     model = Classifier(Encoder(ECG.signal, size), len(ECG.task.classes))
     export_model(run.folder, model.state_dict(), size, ECG.signal, None, ECG.task)
-    predict(run.folder, replace(catalog, manifest=remarked), load_settings(), Worker())
+    CLASSIFICATION.predict(
+        run.folder, replace(catalog, manifest=remarked), load_settings(), Worker()
+    )
     assert "georgia: 2 records: it is shorter than 10 s and padded." in analyse([run]).notes

@@ -35,6 +35,7 @@ from benchmd_ray.results.store import open_run, read_run, require_weights, scori
 from benchmd_ray.storage import lease as leases
 from benchmd_ray.storage.bucket import Bucket, BucketError, Content, open_bucket
 from benchmd_ray.storage.lease import Lease, Lost
+from benchmd_ray.training.predictions import predictions_path
 
 SECRET = "do-not-write-me-down"
 ABOUT = described(a=1)
@@ -76,8 +77,8 @@ def train(run, content=b"weights"):
 
 
 def predictions(run, dataset="georgia", content=b"scores"):
-    path = run.folder / "predictions" / f"{dataset}.parquet"
-    path.parent.mkdir(exist_ok=True)
+    path = predictions_path(run.folder, dataset)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     write_hash(path)
     return path
@@ -144,9 +145,9 @@ def test_another_machines_mirror_is_not_taken_for_a_store_of_its_own(machine, s3
 def test_no_object_leads_out_of_a_runs_folder():
     for name in ("../x", "a/../../x", "/etc/x", ".lock", "predictions/.x", "a\\..\\x", ""):
         assert not is_light(name)
-    for name in (300 * "x", f"predictions/{150 * 'é'}.parquet", "a\0b"):  # no file can have it
+    for name in (300 * "x", f"predictions/x/{150 * 'é'}.parquet", "a\0b"):  # no file can have it
         assert not is_light(name)
-    for name in ("run.json", "done.json", "predictions/georgia.parquet"):
+    for name in ("run.json", "done.json", "predictions/classification/georgia.parquet"):
         assert is_light(name)
     assert not is_light("model.safetensors")
     assert not is_light("lease.json")
@@ -183,7 +184,12 @@ def test_a_run_done_on_one_machine_is_done_on_the_other(s3, machine):
     assert there.folder != run.folder
     assert there.finished
     assert there.done == run.done
-    for name in ("metrics.jsonl", "model.json", "history.jsonl", "predictions/georgia.parquet"):
+    for name in (
+        "metrics.jsonl",
+        "model.json",
+        "history.jsonl",
+        "predictions/classification/georgia.parquet",
+    ):
         assert (there.folder / name).read_bytes() == (run.folder / name).read_bytes()
     (found,) = runs([machine("b")])
     assert found.folder == there.folder
@@ -221,7 +227,7 @@ def test_predictions_of_one_machine_reach_the_other(s3, machine):
     with scoring(there, "georgia"):
         predictions(there)
     with scoring(run, "georgia"):
-        path = run.folder / "predictions" / "georgia.parquet"
+        path = predictions_path(run.folder, "georgia")
         assert path.read_bytes() == b"scores"  # seen within, so nothing is done twice
 
 
@@ -837,9 +843,9 @@ def test_predictions_that_cannot_be_published_are_published_later(s3, machine, o
     with pytest.raises(Transient, match="are written and could not be published"):
         work.__exit__(None, None, None)
     outage["on"] = False
-    assert "predictions/georgia.parquet" not in published(s3)
+    assert "predictions/classification/georgia.parquet" not in published(s3)
     read_run(run.folder)
-    assert "predictions/georgia.parquet" in published(s3)
+    assert "predictions/classification/georgia.parquet" in published(s3)
 
 
 def test_messages_name_the_address_of_a_store(s3, machine):
@@ -866,8 +872,11 @@ def test_pruning_frees_the_bucket_and_all_mirrors_learn_of_it(s3, machine):
     assert said.bytes_of("checkpoints") == 5
     assert said.bytes_of("weights") == 7
     light = {"run.json", "history.jsonl", "metrics.jsonl", "model.json", "done.json"}
-    leases = {"lease.json", "lease-georgia.json"}
-    scores = {"predictions/georgia.parquet", "predictions/georgia.parquet.sha256"}
+    leases = {"lease.json", "lease-classification.georgia.json"}
+    scores = {
+        "predictions/classification/georgia.parquet",
+        "predictions/classification/georgia.parquet.sha256",
+    }
     assert published(s3) == light | leases | scores
     (again,) = runs([machine("b")])
     assert again.finished

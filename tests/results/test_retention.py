@@ -11,6 +11,7 @@ from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import read_history, seconds_worked
 from benchmd_ray.results.storage.retention import drop_copies, prune, release
 from benchmd_ray.results.store import open_run, require_weights, working
+from benchmd_ray.training.predictions import predictions_path
 
 STATE, MODEL, SCORES = b"state" * 100, b"weights" * 10, b"scores"
 
@@ -31,8 +32,8 @@ def make(store, name, *, kind="transfer", upstream=None, finished=True, scored=T
         (run.folder / "model.safetensors").write_bytes(MODEL)
         work.__exit__(None, None, None)
         if scored and kind == "transfer":
-            (run.folder / "predictions").mkdir()
-            (run.folder / "predictions" / "georgia.parquet").write_bytes(SCORES)
+            (run.folder / "predictions" / "classification").mkdir(parents=True)
+            predictions_path(run.folder, "georgia").write_bytes(SCORES)
     else:
         work.__exit__(RuntimeError, RuntimeError("stopped"), None)
     return run
@@ -64,7 +65,13 @@ def test_predictions_metrics_and_settings_stay_when_weights_go(tmp_path):
     weights = sha256(run.folder / "model.safetensors")
     pruned = prune(tmp_path, "predictions")
     assert pruned.bytes_of("weights") == len(MODEL)
-    kept = {"run.json", "done.json", "metrics.jsonl", "model.json", "predictions/georgia.parquet"}
+    kept = {
+        "run.json",
+        "done.json",
+        "metrics.jsonl",
+        "model.json",
+        "predictions/classification/georgia.parquet",
+    }
     assert set(content(run)) == kept
     assert run.finished
     assert run.model_sha256 == weights

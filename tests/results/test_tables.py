@@ -23,6 +23,7 @@ from benchmd_ray.results.report.notes import notes
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.store import open_run
 from benchmd_ray.results.written import text
+from benchmd_ray.training.predictions import predictions_path
 
 ECG = MODALITIES["ecg"].task
 
@@ -89,7 +90,7 @@ def test_every_number_is_computed_from_the_predictions(tmp_path):
 
 def test_windows_of_one_scan_count_as_one_record(tmp_path):
     run, targets, scores = make_run(tmp_path)
-    path = run.folder / "predictions" / "georgia.parquet"
+    path = predictions_path(run.folder, "georgia")
     table = pq.read_table(path)
     units = pa.array([f"scan {i // 2}" for i in range(300)])
     named = table.set_column(table.schema.get_field_index("unit_id"), "unit_id", units)

@@ -230,7 +230,12 @@ def test_why_an_item_failed_is_not_told(tmp_path):
 
 def test_of_a_folder_nothing_but_the_report_is_sent(tmp_path):
     sent = ["report.html", "auroc.csv", "auroc_per_run.csv", "pairs.tex", "figures/a.png"]
-    for name in (*sent, "patients.csv", "runs/t/predictions/ptb-xl.parquet", "figures/a.txt"):
+    for name in (
+        *sent,
+        "patients.csv",
+        "runs/t/predictions/classification/ptb-xl.parquet",
+        "figures/a.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     found = [path.relative_to(tmp_path).as_posix() for path in report_files(tmp_path)]

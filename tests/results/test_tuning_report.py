@@ -47,6 +47,7 @@ from benchmd_ray.results.report.report_figures import draw
 from benchmd_ray.scores.comparison import exchange_p
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings import Settings, updated
+from benchmd_ray.training.predictions import predictions_path
 from benchmd_ray.tuning.records import COLUMNS, read_search, trials_schema
 
 ECG = MODALITIES["ecg"].task
@@ -107,7 +108,7 @@ def row_of(analysis, dataset="georgia", **key):
 
 
 def predictions(run, dataset):
-    table = pq.read_table(run.folder / "predictions" / f"{dataset}.parquet")
+    table = pq.read_table(predictions_path(run.folder, dataset))
     names = ("target", "scores")
     return *(np.array(table[name].to_pylist()) for name in names), table["group_id"].to_pylist()
 

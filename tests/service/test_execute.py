@@ -21,7 +21,7 @@ from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.sessions import SESSIONS, trained_by
 from benchmd_ray.settings import ENCODERS, Settings, updated
-from benchmd_ray.training.predictions import read_predictions
+from benchmd_ray.training.predictions import predictions_path, read_predictions
 
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),
@@ -51,11 +51,11 @@ def test_predictions_hold_every_record_of_the_evaluation_splits(done, ecg_catalo
     _, _, run = done
     for name in ("ptb-xl", "georgia"):
         catalog = ecg_catalogs[name]
-        table = pq.read_table(run.folder / "predictions" / f"{name}.parquet")
+        table = pq.read_table(predictions_path(run.folder, name))
         assert len(table) == sum(catalog.rows(s) for s in catalog.evaluation_splits)
         assert len(set(table["record_id"].to_pylist())) == len(table)
         assert np.allclose(np.array(table["scores"].to_pylist()).sum(axis=1), 1)
-    assert read_predictions(run.folder / "predictions" / "ptb-xl.parquet").splits == [
+    assert read_predictions(predictions_path(run.folder, "ptb-xl")).splits == [
         "test",
         "validation",
     ]
@@ -63,7 +63,7 @@ def test_predictions_hold_every_record_of_the_evaluation_splits(done, ecg_catalo
 
 def test_the_table_scores_the_validation_as_training_selected_it(done):
     _, _, run = done
-    predictions = read_predictions(run.folder / "predictions" / "ptb-xl.parquet")
+    predictions = read_predictions(predictions_path(run.folder, "ptb-xl"))
     targets, scores, _ = predictions.of_split("validation")
     scorable = [c for c in range(7) if 0 < (targets[:, c] == 1).sum() < len(targets)]
     mean = np.mean([roc_auc_score(targets[:, c] == 1, scores[:, c]) for c in scorable])
@@ -192,7 +192,7 @@ def test_a_clusters_address_puts_even_one_worker_on_the_cluster(
     store = Path(os.path.relpath(tmp_path, source.parent))
     run = transfer_run(Path(source.name), store, FINETUNE, address="auto")
     assert run.finished
-    names = ("model.safetensors", "predictions/ptb-xl.parquet")
+    names = ("model.safetensors", "predictions/classification/ptb-xl.parquet")
     for name in names:
         assert (run.folder / name).read_bytes() == (alone.folder / name).read_bytes()
 
@@ -226,7 +226,7 @@ def test_a_run_records_its_hardware_and_nothing_that_identifies_the_machine(done
     assert trained_by(upstream.folder) == trained_by(run.folder) == (here,)
     private = {socket.gethostname(), getpass.getuser(), str(Path.home())} - {"root"}
     for dataset in ("ptb-xl", "georgia"):
-        found = read_predictions(run.folder / "predictions" / f"{dataset}.parquet").description
+        found = read_predictions(predictions_path(run.folder, dataset)).description
         assert from_json(found["hardware"]) == here
     for folder in (upstream.folder, run.folder):
         text = (folder / SESSIONS).read_text()
@@ -236,9 +236,9 @@ def test_a_run_records_its_hardware_and_nothing_that_identifies_the_machine(done
 
 def test_no_patient_and_no_raw_path_reaches_the_predictions(done, synthetic_raw):
     _, _, run = done
-    content = (run.folder / "predictions" / "ptb-xl.parquet").read_bytes()
+    content = predictions_path(run.folder, "ptb-xl").read_bytes()
     assert str(synthetic_raw["ptb-xl"]).encode() not in content
-    columns = pq.read_table(run.folder / "predictions" / "ptb-xl.parquet").column_names
+    columns = pq.read_table(predictions_path(run.folder, "ptb-xl")).column_names
     assert set(columns) == {
         "record_id", "unit_id", "group_id", "split", "scores", "target",
         "age", "sex", "site", "device", "view",
@@ -255,7 +255,7 @@ def test_altered_shards_are_refused_before_anything_is_computed(done, ecg_catalo
 
     _, _, run = done
     copy = replace(run, folder=shutil.copytree(run.folder, tmp_path / "run"))
-    (copy.folder / "predictions" / "georgia.parquet").unlink()
+    predictions_path(copy.folder, "georgia").unlink()
     copies = {}
     for name, split in (("ptb-xl", "validation"), ("georgia", "test")):
         copies[name] = open_catalog(shutil.copytree(ecg_catalogs[name].path, tmp_path / name))

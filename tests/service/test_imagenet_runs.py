@@ -25,7 +25,7 @@ from benchmd_ray.service.execute import base_settings, pretrain_run, transfer_ru
 from benchmd_ray.settings import ENCODERS, Settings, as_dict, default_settings, updated
 from benchmd_ray.training.checkpoints import MODEL, load_encoder
 from benchmd_ray.training.launch import launch as launch_job
-from benchmd_ray.training.predictions import read_predictions
+from benchmd_ray.training.predictions import predictions_path, read_predictions
 
 SHORT = {
     "pretrain": {"steps": 4, "batch_size": 4},
@@ -145,7 +145,7 @@ def test_a_transfer_with_the_default_settings_is_the_fixed_protocol(transferred)
 
 def test_its_predictions_are_those_of_its_features(transferred, source):
     _, run = transferred
-    predictions = read_predictions(run.folder / "predictions" / "mimic-cxr.parquet")
+    predictions = read_predictions(predictions_path(run.folder, "mimic-cxr"))
     targets, scores, _ = predictions.of_split("validation")
     signals = np.stack([record.signal for record in images("mimic-cxr", "validation", 6)])
     pixels = (torch.from_numpy(signals).float() - 110) / 61

@@ -22,6 +22,7 @@ from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.settings import ENCODERS, EncoderSettings, Settings, updated
 from benchmd_ray.ssl import method_named, technique_named
+from benchmd_ray.training.predictions import predictions_path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_method.md").read_text("utf-8")
 SMALL = updated(
@@ -85,7 +86,7 @@ def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     (own,) = (tmp_path / "own").glob("transfer-*")
-    assert (own / "predictions" / "ptb-xl.parquet").is_file()
+    assert predictions_path(own, "ptb-xl").is_file()
     techniques, workers = set(), Counter()
     for path in (tmp_path / "runs").glob("*/run.json"):
         held = json.loads(path.read_text())
@@ -124,7 +125,7 @@ def test_a_network_of_ones_own_is_loaded_again_for_its_predictions(ecg_catalogs,
     run = transfer_run(
         source, tmp_path / "runs", mixing, upstream=upstream.folder, targets=(target,)
     )
-    assert (run.folder / "predictions" / "georgia.parquet").is_file()
+    assert predictions_path(run.folder, "georgia").is_file()
     assert not run.description["protocol"]
     weights = torch.nn.Module.state_dict(
         make_encoder(SIGNALS["ecg"], updated(EncoderSettings(), vars(mixing.encoder)))

@@ -13,6 +13,7 @@ from benchmd_ray.service.keeping import release_unneeded
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.settings import ENCODERS, Settings, updated
+from benchmd_ray.training.predictions import predictions_path
 
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),
@@ -73,7 +74,7 @@ def test_two_machines_share_what_is_done_on_s3(ecg_catalogs, machine):
     path = evaluate_run(on_a, target, SMALL)
     assert model(on_a).read_bytes() == model(run).read_bytes()
     found = {each.folder.name: each for each in runs([machine("b")])}
-    scored = found[run.folder.name].folder / "predictions" / "georgia.parquet"
+    scored = predictions_path(found[run.folder.name].folder, "georgia")
     assert scored.read_bytes() == path.read_bytes()
     stamp = scored.stat().st_mtime_ns
     again = transfer_run(source, store, SMALL, upstream=there.folder, targets=(target,))

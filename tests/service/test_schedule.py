@@ -29,6 +29,7 @@ from benchmd_ray.service.live import units_done
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.storage.lease import Lost
+from benchmd_ray.training.predictions import predictions_path
 
 pytestmark = pytest.mark.ray  # the catalogs are built on Ray
 
@@ -420,7 +421,7 @@ def test_two_workers_train_as_a_ray_train_job_that_survives_its_process(
     assert log.count("started")[name] == 2
     (run,) = (run for run in runs([tmp_path / "runs"]) if run.folder == outcome.folders[name])
     assert run.description["settings"]["execution"]["workers"] == 2
-    assert (run.folder / "predictions" / "ptb-xl.parquet").is_file()
+    assert predictions_path(run.folder, "ptb-xl").is_file()
     # Both and the CPU that must stay free are all that the cluster of the tests has.
     place = log.events.index(("started", name))
     assert log.events[place + 1 : place + 3] == [("started", name), ("finished", name)]
@@ -432,7 +433,7 @@ def test_what_another_process_works_on_is_waited_for(plan_of, tmp_path):
     (run,) = runs([tmp_path])
     done = (run.folder / "done.json").read_text()
     (run.folder / "done.json").unlink()  # begun elsewhere and not finished yet
-    (run.folder / "predictions" / "cpsc.parquet").unlink()
+    predictions_path(run.folder, "cpsc").unlink()
 
     def other():
         with locked(run.folder / ".lock", "the run"):
@@ -456,7 +457,7 @@ def test_what_another_process_leaves_undone_is_taken_over(plan_of, reference, tm
     plan = plan_of(techniques=("scratch",))
     execute(plan, tmp_path)
     (run,) = runs([tmp_path])
-    for name in ("done.json", "predictions/ptb-xl.parquet"):
+    for name in ("done.json", "predictions/classification/ptb-xl.parquet"):
         (run.folder / name).unlink()
 
     def other():

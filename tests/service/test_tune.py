@@ -136,7 +136,7 @@ def test_the_start_and_the_best_are_trained_and_scored(commanded):
     assert rates == {"": 1e-5, folder.name: record.trials[LR][best]}
     assert len({run.description["upstream"] for run in transfers}) == 1  # one pretraining serves
     for run in transfers:
-        names = sorted(path.stem for path in (run.folder / "predictions").glob("*.parquet"))
+        names = sorted(path.stem for path in (run.folder / "predictions").glob("*/*.parquet"))
         assert names == ["georgia", "ptb-xl"]
 
 

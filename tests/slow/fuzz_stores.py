@@ -232,7 +232,10 @@ KINDS = {
     "history.jsonl": Kind("transfer-*/history.jsonl", mutate_lines, of_logs),
     "hardware.jsonl": Kind("transfer-*/hardware.jsonl", mutate_lines, of_logs),
     "predictions": Kind(
-        "transfer-*/predictions/ptb-xl.parquet", mutate_parquet, of_reports, reported=5
+        "transfer-*/predictions/classification/ptb-xl.parquet",
+        mutate_parquet,
+        of_reports,
+        reported=5,
     ),
     "search.json": Kind("searches/*/search.json", mutate_json, of_searches, SEARCH),
     "result.json": Kind("searches/*/result.json", mutate_json, of_searches, SEARCH),

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from kinds import MODALITIES, SIGNALS
 
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.hardware import from_json, hardware
-from benchmd_ray.integrity import read_hashed_json, write_hashed_json
+from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import load_settings
 from benchmd_ray.training.checkpoints import export_model
-from benchmd_ray.training.predict import merging, predict
-from benchmd_ray.training.predictions import read_predictions
+from benchmd_ray.training.predict import merging
+from benchmd_ray.training.predictions import (
+    CLASSIFIED,
+    Form,
+    Outdated,
+    predictions_path,
+    read_predictions,
+)
 
 FUNDUS, TASK = SIGNALS["fundus"], MODALITIES["fundus"].task
 MERGED = {
@@ -81,7 +89,7 @@ def predicted(tmp_path, catalog, model, statistics):
     model, size = model
     export_model(tmp_path, model.state_dict(), size, FUNDUS, statistics, TASK)
     settings = load_settings(assignments=["encoder=tiny", "execution.feed=resident"])
-    return read_predictions(predict(tmp_path, catalog, settings, Worker()))
+    return read_predictions(CLASSIFICATION.predict(tmp_path, catalog, settings, Worker()))
 
 
 def test_a_target_is_normalised_by_the_sources_statistics(
@@ -155,7 +163,7 @@ def test_a_model_of_another_version_is_named(tmp_path, target, write_catalog, re
     write_hashed_json(tmp_path / "model.json", description)
     settings = load_settings(assignments=["execution.feed=resident"])
     with pytest.raises(BenchmdError, match=r"model\.json is damaged: it lacks statistics"):
-        predict(tmp_path, catalog, settings, Worker())
+        CLASSIFICATION.predict(tmp_path, catalog, settings, Worker())
 
 
 def test_merged_classes_sum_their_scores(target):
@@ -176,3 +184,20 @@ def test_a_class_that_is_merged_away_has_no_score(changed_card):
     only = {"worst": ("ICDR 4",), "mild": ("ICDR 1", "ICDR 2")}
     card = dataclasses.replace(changed_card(modality="fundus"), merged_classes=only)
     assert merging(card).tolist() == [[0, 0], [0, 1], [0, 1], [0, 0], [1, 0]]
+
+
+def test_predictions_of_another_evaluation_or_version_are_refused(
+    tmp_path, target, write_catalog, records, model
+):
+    catalog = write_catalog(target, {"test": [records]}, OWN)
+    predicted(tmp_path, catalog, model, SOURCE)
+    path, other = predictions_path(tmp_path, "coarse"), Form("detection", 1, lambda table: "")
+    with pytest.raises(Damaged, match="evaluation 'classification', expected 'detection'"):
+        read_predictions(path, other)
+    with pytest.raises(Outdated, match=r"version 1 of the evaluation classification, .* now 2"):
+        read_predictions(path, dataclasses.replace(CLASSIFIED, version=2))
+    elsewhere = predictions_path(tmp_path, "coarse", "detection")
+    shutil.copytree(path.parent, elsewhere.parent)
+    for form in (CLASSIFIED, other):
+        with pytest.raises(Damaged, match="it is of the evaluation 'classification'"):
+            read_predictions(elsewhere, form)

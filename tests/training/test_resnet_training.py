@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.batches import Worker, epoch_order
 from benchmd_ray.data.catalog import open_catalog
@@ -25,7 +26,6 @@ from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation import AUGMENTATIONS, augmented
 from benchmd_ray.training.checkpoints import MODEL, load_classifier, model_description
-from benchmd_ray.training.predict import predict
 from benchmd_ray.training.predictions import read_predictions
 from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
 from benchmd_ray.training.seeds import AUGMENTATION, WEIGHTS, derived_seed
@@ -185,7 +185,9 @@ def test_the_best_epoch_keeps_the_statistics_of_its_own_time(run, monkeypatch):
 def test_shapes_are_halved_wherever_the_model_is_evaluated(run, shapes):
     folder, reporter = run("run", recipe())
     assert model_description(folder)["augmentation"] == "shape"
-    held = read_predictions(predict(folder, open_catalog(shapes.path), recipe(), Worker()))
+    held = read_predictions(
+        CLASSIFICATION.predict(folder, open_catalog(shapes.path), recipe(), Worker())
+    )
     signals, targets = all_of(shapes, "validation")
     model = load_classifier(folder).eval()
     with torch.no_grad():

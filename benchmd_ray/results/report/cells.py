@@ -13,6 +13,7 @@ from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.results.store import Run
 from benchmd_ray.scores.seeds import pooled_seeds
 from benchmd_ray.scores.support import Support
+from benchmd_ray.training.predictions import predictions_of
 
 TECHNIQUES = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
 SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
@@ -182,7 +183,7 @@ def with_predictions(found: Sequence[Run]) -> list[Run]:
 
 
 def _has_predictions(run: Run) -> bool:
-    return any((run.folder / "predictions").glob("*.parquet"))
+    return bool(predictions_of(run.folder))
 
 
 def cell_order(cell: Cell) -> tuple[object, ...]:

@@ -24,7 +24,7 @@ from benchmd_ray.scores.metrics import Values, metric
 from benchmd_ray.scores.resampling import resampled, usual_threads
 from benchmd_ray.scores.support import Support, support
 from benchmd_ray.tasks import Task, TaskKind
-from benchmd_ray.training.predictions import read_predictions
+from benchmd_ray.training.predictions import CLASSIFIED, predictions_of, read_predictions
 from benchmd_ray.typed import typed
 
 Floats = npt.NDArray[np.float64]
@@ -111,7 +111,9 @@ class Read(NamedTuple):
 def read_scored(run: Run) -> Read:
     """All that a finished run has predicted."""
     found, skipped = [], []
-    for path in sorted((run.folder / "predictions").glob("*.parquet")):
+    for path in predictions_of(run.folder):
+        if path.parent.name != CLASSIFIED.evaluation:
+            continue
         try:
             predictions = read_predictions(path)
         except BenchmdError as error:

@@ -165,7 +165,7 @@ def state(stat: os.stat_result) -> list[int]:
 def is_light(name: str) -> bool:
     """Whether a file of a run is pulled whenever it is opened."""
     *above, last = name.split("/")
-    fits = not above or above == [PREDICTIONS]
+    fits = not above or (above[0] == PREDICTIONS and len(above) == 2)
     return fits and _harmless(name) and last != MODEL and not last.startswith("lease")
 
 
@@ -188,7 +188,7 @@ def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def scores(folder: Path) -> list[Path]:
     """Files of a run's predictions and of their hashes."""
-    found = sorted((folder / PREDICTIONS).glob("*.parquet*"))
+    found = sorted((folder / PREDICTIONS).glob("*/*.parquet*"))
     return [path for path in found if not path.name.startswith(".")]
 
 

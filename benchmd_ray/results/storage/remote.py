@@ -297,8 +297,8 @@ def _lease(mirror: Mirror) -> Lease:
 
 
 @contextlib.contextmanager
-def scored(run: Path, dataset: str) -> Iterator[None]:
-    """Write a dataset's predictions of a finished run; they are published at the end.
+def scored(run: Path, dataset: str, evaluation: str) -> Iterator[None]:
+    """Write an evaluation's predictions of a finished run; they are published at the end.
 
     Raises:
         Busy: Another machine is at it.
@@ -308,17 +308,17 @@ def scored(run: Path, dataset: str) -> Iterator[None]:
     if mirror is None:
         yield
         return
-    name = f"lease-{dataset}.json"
-    what = f"the predictions of {shown(run)} for {dataset}"
+    name = f"lease-{evaluation}.{dataset}.json"
+    what = f"the predictions of {shown(run)} for {dataset} ({evaluation})"
     lease = Lease(mirror.bucket, mirror.key(name), run / f".{name}", what)
     lease.acquire()
     with lease.renewing():
         refresh(run)
         yield
-        path = run / PREDICTIONS / f"{dataset}.parquet"
+        path = run / PREDICTIONS / evaluation / f"{dataset}.parquet"
         try:
             for file in (path.with_name(f"{path.name}{SUFFIX}"), path):
-                Publication(mirror, lease).push_file(f"{PREDICTIONS}/{file.name}", file)
+                Publication(mirror, lease).push_file(file.relative_to(run).as_posix(), file)
         except BucketError as error:
             raise Transient(
                 f"{what} are written and could not be published: {error} They are kept in {path}: "
@@ -326,11 +326,12 @@ def scored(run: Path, dataset: str) -> Iterator[None]:
             ) from error
 
 
-def unpublished_predictions(run: Path) -> list[str]:
-    """Datasets whose predictions are here and not in the bucket."""
+def unpublished_predictions(run: Path) -> list[tuple[str, str]]:
+    """Datasets and evaluations whose predictions are here and not in the bucket."""
     mirror = mirror_of(run)
     if mirror is None or not (run / DONE).is_file():
         return []
     index = mirror.index()
-    names = [f.name for f in scores(run) if changed(f, index.get(f"{PREDICTIONS}/{f.name}"))]
-    return list(dict.fromkeys(n.removesuffix(SUFFIX).removesuffix(".parquet") for n in names))
+    files = [f for f in scores(run) if changed(f, index.get(f.relative_to(run).as_posix()))]
+    names = [(f.name.removesuffix(SUFFIX).removesuffix(".parquet"), f.parent.name) for f in files]
+    return list(dict.fromkeys(names))

@@ -158,7 +158,7 @@ def needed_weights(found: Sequence[Run]) -> dict[str, str]:
                 needed[name] = f"{open_ones[0]} is not finished"
             elif not after:
                 needed[name] = "nothing was transferred from it yet"
-        elif not any((run.folder / PREDICTIONS).glob("*.parquet")):
+        elif not any((run.folder / PREDICTIONS).glob("*/*.parquet")):
             needed[name] = "nothing was scored with them yet"
     finished = [run.folder.name for run in found if run.finished]
     return {name: needed[name] for name in finished if name in needed}
@@ -230,8 +230,9 @@ def _nobody(folder: Path) -> Iterator[None]:
         if (folder.parent / MARKER).is_file():
             stack.enter_context(locked(folder / SYNC, "the mirror", wait=True))
         for path in sorted(folder.glob(".lock-*")):
-            dataset = path.name.removeprefix(".lock-")
-            stack.enter_context(locked(path, f"the predictions of {folder} for {dataset}"))
+            evaluation, _, dataset = path.name.removeprefix(".lock-").partition(".")
+            what = f"the predictions of {folder} for {dataset} ({evaluation})"
+            stack.enter_context(locked(path, what))
         yield
 
 
