@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.errors import BenchmdError, require_plain_name, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.settings import Settings, as_dict, updated
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Key = tuple[str, str, str]
 """A published result: dataset, transfer setting, technique."""
@@ -100,6 +103,12 @@ class Benchmark:
     space: Callable[[str, str, Modality], Path | None] | None = None
     """From technique, searched setting and modality to a file of its own search space; None takes
     the technique's."""
+    rows: Callable[[Collection[str]], pd.DataFrame] | None = None
+    """From names of datasets to score rows that no run has made, such as published ones, with
+    columns of `results.report.frames.FRAMES`, ``rows``."""
+    tables: str = ""
+    """Import path, ``package.module:TABLES``, of its own tables for reports, a sequence of
+    `results.report.tables.Declared`."""
     commands: str = ""
     """Import path, ``package.module:group``, of its own commands: `benchmd NAME …`."""
     about: str = ""

@@ -179,6 +179,11 @@ def commands_of(name: str) -> click.Command | None:
     each = benchmarks().get(name)
     if each is None or not each.commands:
         return None
-    module, _, attribute = each.commands.partition(":")
-    group: click.Command = getattr(importlib.import_module(module), attribute)
+    group: click.Command = named_by(each.commands)
     return group
+
+
+def named_by(path: str) -> Any:
+    """What an import path of a benchmark names."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, STORE, WANDB
+
+if TYPE_CHECKING:
+    from benchmd_ray.results.report.table import Table
 
 RESAMPLES = click.option(
     "--resamples",
@@ -62,28 +65,29 @@ def print_report(
         resamples: Of the patients, for the intervals.
         figures: Whether figures are drawn.
     """
-    from benchmd_ray.results.report import tables
-    from benchmd_ray.results.report.analysis import analyse
-    from benchmd_ray.results.store import read_stores
-    from benchmd_ray.results.written import text
-    from benchmd_ray.tuning.records import read_searches
+    from benchmd_ray.results.report.analysis import analyse_stores
+    from benchmd_ray.results.report.table_files import write_tables
+    from benchmd_ray.results.report.tables import results
 
-    stored, searched = read_stores(paths), read_searches(paths)
-    analysis = analyse(
-        stored.found,
-        searches=searched.found,
-        skipped=[*stored.notes, *searched.notes],
-        resamples=resamples,
-        curves=figures,
-    )
-    click.echo(text(tables.display_frame(analysis)))
+    analysis = analyse_stores(paths, resamples=resamples, curves=figures)
+    print_table(results(analysis))
     click.echo()
     for note in analysis.notes:
         click.echo(note)
-    paths = tables.write_tables(analysis, out)
+    paths = write_tables(analysis, out)
     click.echo(f"written: {len(paths)} tables in {out}, the main one {paths[0]}")
     drawn = _write_figures(analysis, out / "figures", resamples) if figures else []
     click.echo(f"written: {_write_page(analysis, drawn, out)}")
+
+
+def print_table(table: Table | None) -> None:
+    """Print a table, if there is one, with its caption above."""
+    from benchmd_ray.results.report.table import plain
+    from benchmd_ray.results.written import text
+
+    if table is not None:
+        shown, caption = plain(table)
+        click.echo(f"{caption}\n{text(shown)}")
 
 
 def _write_figures(analysis: Any, folder: Path, resamples: int) -> list[Any]:
@@ -132,15 +136,15 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
     benchmd compare runs --all --out comparison.csv
     """
     from benchmd_ray.files import replacing
-    from benchmd_ray.results.report.against_paper import against_paper, shown, summary
+    from benchmd_ray.results.report.against_paper import against_paper, comparison, summary
     from benchmd_ray.results.store import read_stores
-    from benchmd_ray.results.written import csv_text, text
+    from benchmd_ray.results.written import csv_text
 
     stored = read_stores(list(paths))
     frame = against_paper(stored.found, resamples=resamples)
     chosen = frame if everything else frame[frame["reason"] == ""].reset_index(drop=True)
     if len(chosen):
-        click.echo(text(shown(chosen)))
+        print_table(comparison(chosen))
         click.echo()
     for line in summary(frame):
         click.echo(line)

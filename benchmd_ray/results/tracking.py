@@ -388,8 +388,8 @@ def _private(store: Path, mode: Literal["online", "offline"], reach_seconds: flo
 
 def report_files(folder: Path) -> list[Path]:
     """Files of a report in its folder: whatever else lies there, such as runs, is not sent."""
-    from benchmd_ray.results.report import page, tables
+    from benchmd_ray.results.report import page, table_files
 
-    named = [folder / name for name in sorted((page.NAME, *tables.file_names()))]
+    named = [folder / name for name in sorted((page.NAME, *table_files.file_names()))]
     drawn = sorted(p for p in (folder / "figures").glob("*") if p.suffix in (".png", ".svg"))
     return [path for path in (*named, *drawn) if path.is_file()]

@@ -30,6 +30,8 @@ LATEX = {
     "×": r"$\times$",
     "τ": r"$\tau$",
     "→": r"$\rightarrow$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
     "…": r"\dots{}",
     "≥": r"$\geq$",
     "“": "``",
@@ -38,6 +40,8 @@ LATEX = {
 """What stands for characters that LaTeX reads in another way or has in no font."""
 
 
+NUMBER = re.compile(r"–|[<+−-]?[\d,]*\.?\d+(e-?\d+)?( \[.*\])?( \(no interval\))?")
+"""A cell of a column of numbers."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection")."""
 
@@ -127,4 +131,5 @@ def _rows(frame: pd.DataFrame) -> list[list[str]]:
 
 
 def _right(frame: pd.DataFrame) -> list[bool]:
-    return [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
+    """Of each column, whether all of it are numbers, with or without intervals, or dashes."""
+    return [all(NUMBER.fullmatch(str(v)) for v in frame.iloc[:, i]) for i in range(frame.shape[1])]

@@ -19,8 +19,9 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.report.analysis import analyse
-from benchmd_ray.results.report.tables import write_tables
+from benchmd_ray.results.report.analysis import Analysis, analyse
+from benchmd_ray.results.report.page import page
+from benchmd_ray.results.report.table_files import write_tables
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
@@ -110,10 +111,20 @@ def test_every_table_marks_an_unofficial_file(store, tmp_path):
     written = write_tables(analysis, tmp_path)
     named = 0
     for path in written:
+        own = path.stem.startswith("medmnist")
+        if path.stem == "medmnist_averages":
+            continue
         if path.suffix != ".csv":
-            assert all(name in path.read_text("utf-8") for name in marked)
+            names = [f"{name} (unofficial file)" for name in NAMES] if own else marked
+            assert all(name in path.read_text("utf-8") for name in names)
             continue
         table = pd.read_csv(path)
+        if own:
+            assert set(table.loc[table["protocol"] != "published", "file"]) == {"unofficial"}
+            continue
+        if path.stem == "scores":
+            assert table["run"].isna().any()
+            table = table[table["run"].notna()]
         for column in {"source", "dataset"} & set(table.columns):
             named += 1
             assert set(table[column]) == marked
@@ -180,8 +191,8 @@ def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(ca
 
 
 def test_medmnist_s_own_scores_stand_beside_the_published_ones(store, catalogs, tmp_path):
-    found = runs([store])
-    frame = medmnist.medmnist_frame(found)
+    analysis = analyse(runs([store]), resamples=50, curves=False)
+    frame = medmnist.run_frame(analysis)
     assert frame["dataset"].tolist() == list(NAMES)
     assert set(frame["file"]) == {"unofficial"}
     assert frame["method"].tolist() == ["transformer scratch-28", "transformer mae"]
@@ -190,21 +201,30 @@ def test_medmnist_s_own_scores_stand_beside_the_published_ones(store, catalogs, 
         targets, scores, _ = table.of_split("test")
         assert row.auc == pytest.approx(roc_auc_score(targets[:, 1], scores[:, 1]))
         assert row.acc == pytest.approx(np.mean((scores[:, 1] > 0.5) == targets[:, 1]))
-    both = medmnist.beside_published(frame)
+    both = medmnist.compared(analysis)
+    mine = both[both["protocol"] != medmnist.PUBLISHED].set_index("dataset")
+    for row in frame.itertuples():
+        assert mine.loc[row.dataset, "auc"] == row.auc
+        assert mine.loc[row.dataset, "acc"] == row.acc
+        assert mine.loc[row.dataset, "acc_low"] < row.acc <= mine.loc[row.dataset, "acc_high"]
     paper = both[(both["dataset"] == "breastmnist") & (both["method"] == "resnet18-28")]
     assert paper[["auc", "acc"]].to_numpy().tolist() == [[0.901, 0.863]]  # table 3
     assert len(both) == 2 + 7 + 8  # methods of table 3 and of table 4
     means = medmnist.averages(both)
     ours = means[means["protocol"] != medmnist.PUBLISHED]
     assert ours["auc"].tolist() == sorted(frame["auc"], key=list(frame["auc"]).index)
-    *tables, first, second = medmnist.write(found, frame, both, tmp_path)
-    assert [path.name for path in tables] == ["runs.csv", "medmnist.csv", "averages.csv"]
+    *tables, first, second = medmnist.write(analysis, tmp_path)
+    names = ["runs.csv", "medmnist.csv", "medmnist_averages.csv"]
+    assert [path.name for path in tables] == names
+    shown = page(analysis, [])
+    assert '<section id="medmnist"' in shown
+    assert "ACC [95 %]" in shown
     held = read_result(first)
     assert (held.dataset, held.size, held.split, held.run) == ("breastmnist", 28, "test", "seed0")
     assert held.scores.shape == (COUNTS["test"], 2)
     assert read_result(second).dataset == "nodulemnist3d"
     with pytest.raises(BenchmdError, match="none of the 0 runs"):
-        medmnist.medmnist_frame([])
+        medmnist.run_frame(Analysis())
 
 
 def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_path, monkeypatch):

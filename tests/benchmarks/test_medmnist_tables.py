@@ -20,6 +20,8 @@ from stores import (
 from benchmd_ray.benchmarks.medmnist import report as medmnist
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import kind_of
+from benchmd_ray.results.report.analysis import analyse
+from benchmd_ray.results.report.table import plain
 from benchmd_ray.sessions import record_session
 from benchmd_ray.settings import as_dict
 
@@ -58,10 +60,10 @@ def score(store, dataset, network=None, *, mark="", skill=1.0, technique="scratc
 
 
 def ours(store):
-    """Frame, means over seeds and averages of a store, the last two without published rows."""
-    frame = medmnist.medmnist_frame(runs([store]))
-    both = medmnist.beside_published(frame)
-    return frame, *(t[t["protocol"] != "published"] for t in (both, medmnist.averages(both)))
+    """Analysis, means over seeds and averages of a store, the last two without published rows."""
+    analysis = analyse(runs([store]), resamples=20, curves=False)
+    both = medmnist.compared(analysis)
+    return analysis, *(t[t["protocol"] != "published"] for t in (both, medmnist.averages(both)))
 
 
 def test_settings_and_techniques_are_not_pooled_and_seeds_are(tmp_path):
@@ -85,14 +87,15 @@ def test_a_baseline_is_averaged_over_datasets_of_which_one_has_others_too(tmp_pa
     first = score(tmp_path, "breastmnist", "resnet18")
     score(tmp_path, "breastmnist", "resnet50")  # on one dataset alone
     second = score(tmp_path, "pneumoniamnist", "resnet18", mark="unofficial")
-    frame, _, averages = ours(tmp_path)
+    analysis, _, averages = ours(tmp_path)
     (row,) = averages.itertuples()
     assert (row.images, row.datasets, row.method) == ("2-D", 2, "resnet18-28")
     assert (row.setting, row.protocol) == ("finetune-full", "baseline")
     assert row.auc == pytest.approx((first + second) / 2)
     assert row.file == "unofficial"
-    assert medmnist.averages_shown(averages)["datasets"].tolist() == ["2 (unofficial file)"]
-    notes = medmnist.notes(runs([tmp_path]), frame)
+    (table,) = (one for one in medmnist.TABLES if one.name == "medmnist_averages")
+    assert "2 (unofficial file)" in plain(table.printed(analysis))[0]["datasets"].tolist()
+    notes = medmnist.notes(analysis, medmnist.run_frame(analysis))
     assert [n for n in notes if n.endswith("baseline 1: with encoder.network=resnet18.")]
     assert "Not the official file of version 3: pneumoniamnist (unofficial)." in notes
     assert any("breastmnist was read by 2 runs, once by each after its" in n for n in notes)
@@ -104,12 +107,17 @@ def test_seeds_on_different_hardware_are_noted(tmp_path):
     score(tmp_path, "pneumoniamnist", "resnet18", seed=0)
     score(tmp_path, "breastmnist", "resnet18", seed=1)
     found = runs([tmp_path])
-    frame = medmnist.medmnist_frame(found)
-    assert not [note for note in medmnist.notes(found, frame) if "hardware" in note]
+
+    def noted():
+        analysis, *_ = ours(tmp_path)
+        notes = medmnist.notes(analysis, medmnist.run_frame(analysis))
+        return [note for note in notes if "hardware" in note]
+
+    assert not noted()
     other = replace(HARDWARE, model="Another processor")
     (second,) = (r for r in found if r.settings.seed == 1)
     record_session(second.folder, [other], 0)
-    (note,) = (note for note in medmnist.notes(found, frame) if "hardware" in note)
+    (note,) = noted()
     assert note == (
         "breastmnist: results that are pooled or compared were trained on different hardware, "
         f"which rounds differently: {HARDWARE}; {other}. Part of their differences may come from "
@@ -142,7 +150,7 @@ def test_a_missing_auc_is_missing_in_the_average_too():
         ("breastmnist", "", "resnet18-28", "finetune-full", "baseline", np.nan, 0.5),
         ("pneumoniamnist", "", "resnet18-28", "finetune-full", "baseline", 0.9, 0.7),
     ]
-    both = pd.DataFrame(rows, columns=[*medmnist.KEYS, "auc", "acc"])
+    both = pd.DataFrame(rows, columns=[*medmnist.NAMED, "auc", "acc"])
     (row,) = medmnist.averages(both).itertuples()
     assert np.isnan(row.auc)
     assert row.acc == pytest.approx(0.6)
@@ -181,7 +189,7 @@ def test_the_extent_that_a_network_sees_is_part_of_its_name(tmp_path):
     for resize in (0, 14):
         score(tmp_path, "adrenalmnist3d", "resnet18-3d", resize=resize)
         score(tmp_path, "adrenalmnist3d-64", "resnet18-3d", resize=resize)
-    frame, *_ = ours(tmp_path)
+    frame = medmnist.run_frame(ours(tmp_path)[0])
     assert set(frame["dataset"]) == {"adrenalmnist3d"}
     assert sorted(frame["method"]) == [
         "resnet18-3d",

@@ -97,7 +97,7 @@ class Invented:
         classes = CLASSES[key["modality"]]
         paper = value + self.rng.normal(0, 0.03) if key["technique"] != "e-mix" else np.nan
         shared = {"seeds": self.seeds, "seed_values": (value,) * self.seeds, "sd": 0.01}
-        shared |= {"records": 2400, "patients": 2100, "positives": 300}
+        shared |= {"records": 2400, "patients": 2100, "positives": 300, "runs": "one"}
         shared["scored"] = "scans" if key["modality"] == "ldct" else "records"
         for name, metric, at in (
             ("mean", "auroc", value),
@@ -126,7 +126,7 @@ class Invented:
                         "posthoc", key, variable=variable, a=a, b=b,
                         p_bonferroni=0.01 if far else 0.6,
                     )  # fmt: skip
-        self.add("left_out", key, variable="device", group="AT-6 C", patients=7)
+        self.add("excluded", key, variable="device", group="AT-6 C", patients=7)
 
     def curves(self, key, value):
         fpr = np.linspace(0, 1, 60)

@@ -11,7 +11,13 @@ from stores import make_transfer, predict_all
 
 from benchmd_ray.benchmarks.benchmd.published import auroc as paper_auroc
 from benchmd_ray.cli import main
-from benchmd_ray.results.report.against_paper import COLUMNS, against_paper, shown, summary
+from benchmd_ray.results.report.against_paper import (
+    COLUMNS,
+    against_paper,
+    comparison,
+    summary,
+)
+from benchmd_ray.results.report.table import plain, shown
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +68,13 @@ def test_the_summary_counts_and_averages(compared):
     assert first.startswith(f"{len(fair)} comparable cells of BenchMD v2, tables 1 and 2: ")
     held = f"of {len(fair)} with an interval of ours, it holds the paper's number in {inside};"
     assert held in first
-    assert f"mean difference (ours minus the paper's) {fair['difference'].mean():+.3f}." in first
+    assert (
+        f"mean difference (ours minus the paper's) {shown(fair['difference'].mean(), 'signed')}."
+        in first
+    )
     for technique, rows in fair.groupby("technique"):
-        expected = f"{technique} {np.mean(rows['value'] - rows['paper']):+.3f} ({len(rows)})"
+        mean = shown(np.mean(rows["value"] - rows["paper"]), "signed")
+        expected = f"{technique} {mean} ({len(rows)})"
         assert expected in by_technique
     assert sum(int(line.split()[2].rstrip(":")) for line in left_out) == len(compared) - len(fair)
 
@@ -77,9 +87,10 @@ def test_without_an_interval_nothing_is_said_to_be_outside_of_it(tmp_path):
     assert pd.isna(row["inside"])
     assert row["caution"] == "no interval: 8 patients"
     frame = against_paper(runs([tmp_path / "runs"]))
-    (line,) = shown(frame).to_dict("records")
-    assert line["paper inside"] == "–"
-    assert line["ours [95 % interval]"] == f"{row['value']:.3f}"
+    texts, caption = plain(comparison(frame))
+    (line,) = texts.to_dict("records")
+    assert "paper inside –" in caption or line["paper inside"] == "–"
+    assert line["ours [95 %]"] == f"{row['value']:.3f}"
     assert line["caution"] == "no interval: 8 patients"
     fair = frame.assign(reason="")
     assert "of 0 with an interval of ours, it holds the paper's number in 0" in summary(fair)[0]
@@ -94,8 +105,10 @@ def test_the_command_lists_what_is_comparable_and_writes_all(report_store, compa
     result = invoke("compare", report_store, "--out", path)
     assert result.exit_code == 0, result.output
     fair = compared[compared["reason"] == ""]
-    assert sum(line.endswith("clean") for line in result.output.splitlines()) == len(fair)
-    assert "not comparable" not in result.output.splitlines()[0]
+    head, *lines = result.stdout.splitlines()
+    assert "policy clean" in head
+    assert "not comparable" not in lines[0]
+    assert lines.index("") - 2 == len(fair)
     assert "Show what is not comparable with --all." in result.output
     written = pd.read_csv(path, keep_default_na=False)
     assert written["paper"].tolist() == compared["paper"].tolist()

@@ -96,7 +96,7 @@ def test_keys_are_unique(report_analysis):
         "changes": ["metric"],
         "subgroups": ["variable", "group"],
         "posthoc": ["variable", "a", "b"],
-        "left_out": ["variable", "group"],
+        "excluded": ["variable", "group"],
     }
     for name, columns in more.items():
         assert not getattr(report_analysis, name).duplicated([*KEY, *columns]).any(), name
@@ -282,9 +282,9 @@ def test_subgroups_are_scored_by_themselves(report_analysis, predicted):
     assert set(report_analysis.subgroups["variable"]) <= {"age", "sex", "site"}  # what is stated
     shown = report_analysis.subgroups["patients"].min()
     assert shown >= 20
-    assert report_analysis.left_out.query("group != 'unknown'")["patients"].max() < 20
-    assert "unknown" in set(report_analysis.left_out.query("variable == 'age'")["group"])
-    ages = report_analysis.left_out.query("variable == 'age'")["group"]
+    assert report_analysis.excluded.query("group != 'unknown'")["patients"].max() < 20
+    assert "unknown" in set(report_analysis.excluded.query("variable == 'age'")["group"])
+    ages = report_analysis.excluded.query("variable == 'age'")["group"]
     assert ages.str.fullmatch(r"\d0–\d9|90\+|unknown").all()
 
 
@@ -377,7 +377,8 @@ def test_runs_are_listed_with_where_they_ran(report_analysis, report_store):
 
 
 def test_data_of_the_store_is_as_the_tests_expect(report_analysis):
-    rows = {(c.dataset, c.split, c.records) for c in report_analysis.cells}
+    held = report_analysis.rows[["dataset", "split", "records"]]
+    rows = set(held.itertuples(index=False, name=None))
     expected = {
         (dataset, split, count)
         for datasets in (ECG_DATA, CXR_DATA)

@@ -18,8 +18,8 @@ from stores import (
     write_predictions,
 )
 
-from benchmd_ray.results.report import page_sections
-from benchmd_ray.results.report.analysis import analyse
+from benchmd_ray.results.report import tables as page_sections
+from benchmd_ray.results.report.analysis import Analysis, analyse
 from benchmd_ray.sessions import SESSIONS, record_session, trained_by
 
 OTHER = replace(HARDWARE, model="AMD EPYC (family 25, model 17)")
@@ -140,5 +140,5 @@ def test_the_table_of_runs_has_the_hardware_of_each(tmp_path):
     both = [f"{GPU.model}; {HARDWARE.model}", f"{GPU.instructions}; {HARDWARE.instructions}", "2"]
     assert known.loc[1].tolist() == both
     assert pd.isna(known.loc[2]).all()
-    shown = page_sections.ran(ran)
+    shown = page_sections.ran(Analysis(ran=ran))
     assert {"hardware", "instructions", "threads"} <= {column.title for column in shown.columns}

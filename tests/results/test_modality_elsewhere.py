@@ -15,8 +15,8 @@ from benchmd_ray.modalities import Modality, modalities
 from benchmd_ray.results.catalogs.describe import list_cards
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.page_findings import facts
-from benchmd_ray.results.report.page_sections import metrics
 from benchmd_ray.results.report.report_figures import draw
+from benchmd_ray.results.report.tables import metrics
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 
@@ -92,7 +92,7 @@ def test_figures_count_what_the_task_scores(figures):
 def test_classes_keep_the_order_of_the_task(analysis, figures):
     drawn = figures["roc-wrist-steps-paces-test"].figure.axes
     assert tuple(axes.get_title(loc="left").partition(" ")[0] for axes in drawn) == CLASSES
-    (classes,) = (c for c in metrics(analysis.scores).columns if c.title == "class")
+    (classes,) = (c for c in metrics(analysis).columns if c.title == "class")
     places = [classes.order.index(name) for name in ("mean", *CLASSES)]
     assert places == sorted(places)
 

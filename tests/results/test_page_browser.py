@@ -12,7 +12,8 @@ from analysis_frames import invented
 from test_page import EVIL, drawn, renamed
 
 from benchmd_ray.results.report.page import write_page
-from benchmd_ray.results.report.page_tables import FIRST, rounded, shown
+from benchmd_ray.results.report.page_tables import FIRST
+from benchmd_ray.results.report.table import rounded, shown
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
@@ -344,5 +345,5 @@ def test_the_contents_lead_to_the_sections(opened):
     tab = opened()
     tab.get_by_role("link", name="Order of techniques").click()
     top = "section => Math.abs(section.getBoundingClientRect().top) < 100"
-    assert eventually(lambda: tab.locator("#ranking").evaluate(top), True)
-    tab.wait_for_selector("nav a[href='#ranking'][aria-current]")
+    assert eventually(lambda: tab.locator("#order-of-techniques").evaluate(top), True)
+    tab.wait_for_selector("nav a[href='#order-of-techniques'][aria-current]")

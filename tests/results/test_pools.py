@@ -46,7 +46,7 @@ def test_predictions_of_other_records_are_left_out_of_the_seeds_and_named(tmp_pa
     write_predictions(made[1], "ptb-xl", {"validation": (fewer, targets, scores)}, role="source")
     analysis = analyse(made, resamples=20)
     assert set(analysis.scores["seeds"]) == {2}
-    assert {cell.seed for cell in analysis.cells} == {0, 2}
+    assert set(analysis.rows["seed"]) == {0, 2}
     (note,) = [note for note in analysis.notes if "left out: they are of other" in note]
     assert note.startswith(f"{made[1].folder.name}: its predictions for ptb-xl (validation)")
 
@@ -66,7 +66,7 @@ def test_techniques_on_other_records_are_not_compared_and_named(tmp_path, fault)
         scores = scores_of(targets, "single-label", 1, [1])
         write_predictions(run, "georgia", {"test": (held, targets, scores)})
     analysis = analyse([base, other, upstream], resamples=20)
-    assert len(analysis.cells) == 2
+    assert analysis.rows["run"].nunique() == 2
     assert not len(analysis.changes)
     assert not len(analysis.pairs)
     (note,) = [note for note in analysis.notes if "not compared" in note]

@@ -1,6 +1,6 @@
 import csv
+import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -18,11 +18,15 @@ from benchmd_ray.files import digest
 from benchmd_ray.integrity import write_hash
 from benchmd_ray.results.report import tables
 from benchmd_ray.results.report.analysis import Analysis, analyse, blocks
-from benchmd_ray.results.report.cells import unfinished
+from benchmd_ray.results.report.frames import frame
 from benchmd_ray.results.report.notes import notes
 from benchmd_ray.results.report.protocols import protocols
+from benchmd_ray.results.report.rows import unfinished
+from benchmd_ray.results.report.table import Column, Table, plain, shown
+from benchmd_ray.results.report.table_files import file_names, write_tables
 from benchmd_ray.results.store import open_run
 from benchmd_ray.results.written import text
+from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.training.predictions import predictions_path
 
 ECG = MODALITIES["ecg"].task
@@ -73,18 +77,31 @@ def make_run(
     return run, targets, scores
 
 
-def cells(*made):
+def rows_of(*made):
+    """Score rows of AUROC."""
     named = protocols(made)
-    return [cell for block in blocks(made, named, ("auroc",), 100) for cell in block.cells]
+    found = blocks(made, named, ("auroc",), 100)
+    return frame("rows", (row for block in found for row in block.rows))
+
+
+def cells(*made):
+    """Score rows of AUROC over all classes."""
+    rows = rows_of(*made)
+    return list(rows[rows["class"] == "mean"].itertuples())
+
+
+def shown_rows(analysis):
+    """The main table as people read it."""
+    return plain(tables.results(analysis))[0]
 
 
 def test_every_number_is_computed_from_the_predictions(tmp_path):
     run, targets, scores = make_run(tmp_path)
     (cell,) = cells(run)
     expected = [roc_auc_score(targets[:, c], scores[:, c]) for c in range(6)]
-    assert cell.auroc == pytest.approx(np.mean(expected))
-    assert [value for _, value, _, _ in cell.classes[:6]] == pytest.approx(expected)
-    assert cell.low < cell.auroc < cell.high
+    assert cell.value == pytest.approx(np.mean(expected))
+    assert rows_of(run)["value"].tolist()[1:7] == pytest.approx(expected)
+    assert cell.low < cell.value < cell.high
     assert (cell.records, cell.patients) == (300, 150)
 
 
@@ -99,19 +116,20 @@ def test_windows_of_one_scan_count_as_one_record(tmp_path):
     (cell,) = cells(run)
     pairs = targets.reshape(150, 2, 7).max(axis=1), scores.reshape(150, 2, 7).max(axis=1)
     expected = [roc_auc_score(pairs[0][:, c], pairs[1][:, c]) for c in range(6)]
-    assert [value for _, value, _, _ in cell.classes[:6]] == pytest.approx(expected)
+    rows = rows_of(run)
+    assert rows["value"].tolist()[1:7] == pytest.approx(expected)
     assert (cell.records, cell.patients) == (150, 150)
     counts = pairs[0].sum(axis=0)  # each scan is a patient's only one
-    assert cell.support.rarer == pytest.approx(np.minimum(counts, 150 - counts))
+    assert rows["effective"].tolist()[1:] == pytest.approx(np.minimum(counts, 150 - counts))
 
 
 def test_a_class_that_cannot_be_scored_is_named(tmp_path):
     run, *_ = make_run(tmp_path)
-    (cell,) = cells(run)
-    assert cell.unscored == ("hypertrophy",)
-    assert any("Not scored in georgia (test)" in note for note in notes([cell]))
+    rows = rows_of(run)
+    assert rows.loc[rows["value"].isna(), "class"].tolist() == ["hypertrophy"]
+    assert any("Not scored in georgia (test)" in note for note in notes(rows))
     analysis = analyse([run], resamples=20)
-    assert tables.display_frame(analysis)["classes"][0] == "6/7"
+    assert shown_rows(analysis)["classes"][0] == "6/7"
     (unscored,) = np.flatnonzero(analysis.scores["class"] == "hypertrophy")[:1]
     assert analysis.scores["metric"][unscored] == "auroc"
     assert np.isnan(analysis.scores["value"][unscored])
@@ -120,18 +138,20 @@ def test_a_class_that_cannot_be_scored_is_named(tmp_path):
 def test_shuffled_labels_are_named_and_never_stand_beside_the_paper(tmp_path):
     run, *_ = make_run(tmp_path, shuffled=True)
     (cell,) = cells(run)
-    assert (cell.protocol, cell.paper) == ("shuffled", None)
+    assert cell.protocol == "shuffled"
+    assert np.isnan(cell.paper)
 
 
 def test_custom_settings_never_stand_beside_the_paper_and_the_note_says_so(tmp_path):
     fixed, *_ = make_run(tmp_path / "fixed")
-    assert cells(fixed)[0].paper is not None
+    assert cells(fixed)[0].paper > 0
     run, *_ = make_run(tmp_path / "custom", fixed=False)
     (cell,) = cells(run)
-    assert (cell.protocol, cell.paper) == ("custom", None)
+    assert cell.protocol == "custom"
+    assert np.isnan(cell.paper)
     assert "settings other than the fixed protocol's" in cell.unlike
     analysis = analyse([run], resamples=20)
-    assert tables.display_frame(analysis)["paper"].tolist() == ["–"]
+    assert "paper" not in shown_rows(analysis)
     (note,) = [note for note in analysis.notes if note.startswith("paper: ")]
     assert "settings other than the fixed protocol's" in note
 
@@ -139,7 +159,7 @@ def test_custom_settings_never_stand_beside_the_paper_and_the_note_says_so(tmp_p
 def test_a_table_says_when_a_dataset_is_not_whole(tmp_path):
     run, *_ = make_run(tmp_path)
     expected = "georgia: built from 9,000 raw records, the whole dataset has 10,344."
-    assert expected in notes(cells(run))
+    assert expected in notes(rows_of(run))
 
 
 def test_the_papers_number_stands_beside_its_own_cell_only(tmp_path):
@@ -148,7 +168,7 @@ def test_the_papers_number_stands_beside_its_own_cell_only(tmp_path):
     source, *_ = make_run(tmp_path, dataset="ptb-xl", role="source", split="validation")
     assert cells(target)[0].paper == paper_auroc()["georgia", "linear", "shed"]
     assert cells(source)[0].paper == 0.737
-    assert cells(held_out)[0].paper is None
+    assert np.isnan(cells(held_out)[0].paper)
 
 
 def test_the_paper_trains_on_one_source_of_each_modality():
@@ -173,10 +193,10 @@ HAM = {"dataset": "ham10000", "modality": "derm", "raw": (10_015, 10_015), "trai
     ],
 )
 def test_the_papers_number_stands_beside_what_is_like_it(tmp_path, changes, shown):
-    (cell,) = cells(make_run(tmp_path, **(HAM | changes))[0])
+    rows = rows_of(make_run(tmp_path, **(HAM | changes))[0])
     paper = paper_auroc()["ham10000", "linear", "shed"]
-    assert cell.paper == (paper if shown else None)
-    said = [note for note in notes([cell]) if "cannot be compared" in note]
+    assert rows["paper"].dropna().tolist() == ([paper] if shown else [])
+    said = [note for note in notes(rows) if "cannot be compared" in note]
     assert bool(said) != shown
 
 
@@ -190,17 +210,19 @@ def test_a_table_names_the_source_that_each_run_was_trained_on(tmp_path):
         ],
         resamples=20,
     )
-    found, frame = analysis.cells, tables.display_frame(analysis)
+    frame = shown_rows(analysis)
     assert list(zip(frame["trained on"], frame["dataset"], strict=True)) == [
         ("bcn20000", "bcn20000 (validation)"),
         ("isic-2017", "isic-2017 (validation)"),
         ("isic-2017", "bcn20000 (validation, another source)"),
     ]
-    assert [cell.paper is None for cell in found] == [False, True, True]
+    assert [text == "–" for text in frame["paper"]] == [False, True, True]
+    found = analysis.rows
     assert any(note.startswith("another source: ") for note in notes(found))
-    assert not any(note.startswith("another source: ") for note in notes(found[:2]))
-    tables.write_tables(analysis, tmp_path / "out")
-    for name, rows in (("auroc", 1), ("auroc_per_class", 7), ("auroc_per_run", 1)):
+    own = found[~((found["source"] == "isic-2017") & (found["dataset"] == "bcn20000"))]
+    assert not any(note.startswith("another source: ") for note in notes(own))
+    write_tables(analysis, tmp_path / "out")
+    for name, rows in (("auroc", 1), ("auroc_per_class", 7), ("scores", 8 * len(METRICS))):
         with (tmp_path / "out" / f"{name}.csv").open() as file:
             sources = [row["source"] for row in csv.DictReader(file)]
         assert sources == ["bcn20000"] * rows + ["isic-2017"] * 2 * rows
@@ -209,69 +231,71 @@ def test_a_table_names_the_source_that_each_run_was_trained_on(tmp_path):
 def test_options_of_the_builds_are_named(tmp_path):
     chosen = {"trained_options": {"images": "all"}, "options": {"uncertain": "negative"}}
     run, *_ = make_run(tmp_path, **chosen)
-    (cell,) = cells(run)
-    assert cell.options == ("ptb-xl: images=all", "georgia: uncertain=negative")
-    text = "\n".join(notes([cell]))
+    text = "\n".join(notes(rows_of(run)))
     assert "ptb-xl: images=all, an option of the build" in text
     assert "georgia: uncertain=negative, an option of the build" in text
-    tables.write_tables(analyse([run], resamples=20), tmp_path / "out")
-    for name in ("auroc.csv", "auroc_per_run.csv"):
+    write_tables(analyse([run], resamples=20), tmp_path / "out")
+    for name in ("auroc.csv", "scores.csv"):
         with (tmp_path / "out" / name).open() as file:
             row = next(csv.DictReader(file))
         assert row["options"] == "ptb-xl: images=all; georgia: uncertain=negative"
 
 
 def test_what_is_scored_of_ct_is_called_a_scan(tmp_path):
-    (cell,) = cells(make_run(tmp_path, dataset="lndb", modality="ldct")[0])
-    few = replace(cell, support=replace(cell.support, rarer=(20, 20, 3, 20, 20, 20, 0)))
+    rows = rows_of(make_run(tmp_path, dataset="lndb", modality="ldct")[0])
+    few = rows.assign(effective=[150, 20, 20, 3, 20, 20, 20, 0])
     expected = [
         "ldct: the records of the table are scans.",
         "Not scored in lndb (test), no positive or no negative scans: hypertrophy.",
     ]
-    assert [note for note in notes([few]) if "scan" in note] == expected
+    assert [note for note in notes(few) if "scan" in note] == expected
 
 
 def test_tables_are_written_as_csv_markdown_and_latex(tmp_path):
     run, *_ = make_run(tmp_path / "runs")
     other, *_ = make_run(tmp_path / "runs", technique="scratch", seed=1)
     analysis = analyse([run, other], resamples=20)
-    assert [cell.technique for cell in analysis.cells] == ["scratch", "shed"]
-    paths = tables.write_tables(analysis, tmp_path / "out")
+    whole = analysis.rows[(analysis.rows["metric"] == "auroc") & (analysis.rows["class"] == "mean")]
+    assert whole["technique"].tolist() == ["scratch", "shed"]
+    paths = write_tables(analysis, tmp_path / "out")
     assert paths[0] == tmp_path / "out" / "auroc.csv"
     assert {path.name for path in paths} == {path.name for path in (tmp_path / "out").iterdir()}
-    for name in ("auroc.csv", "auroc_per_run.csv"):
+    for name in ("auroc.csv", "scores.csv"):
         rows = pd.read_csv(tmp_path / "out" / name)
-        values = rows["value" if name == "auroc.csv" else "auroc"]
-        assert values.tolist() == pytest.approx([cell.auroc for cell in analysis.cells])
-        assert rows["low"].tolist() == pytest.approx([cell.low for cell in analysis.cells])
+        if name == "scores.csv":
+            assert len(rows) == len(analysis.rows) == 2 * 8 * len(METRICS)
+            rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
+        for column in ("value", "low"):
+            assert rows[column].tolist() == pytest.approx(whole[column].tolist())
     assert len(pd.read_csv(tmp_path / "out" / "auroc_per_class.csv")) == 14
     lines = (tmp_path / "out" / "auroc.md").read_text("utf-8")
-    assert lines.count("\n| ecg | ptb-xl | georgia |") == 2
+    assert "In all rows: modality ecg, dataset georgia, setting linear, policy clean" in lines
+    assert "Trained on ptb-xl (ecg)." in lines
+    assert [lines.count(f"\n| {name} |") for name in ("scratch", "shed")] == [1, 1]
     assert all(f"\n- {note}\n" in lines for note in analysis.notes)
     printed = (tmp_path / "out" / "auroc.tex").read_text("utf-8")
-    assert printed.count("\ngeorgia & ") == 2
-    assert "In all rows: modality ecg; trained on ptb-xl; setting linear;" in printed
+    assert "In all rows: modality ecg, dataset georgia, setting linear, policy clean" in printed
     for table in tables.TABLES:
-        if len(table.shown(analysis)):
-            for kind in ("csv", "md", "tex"):
+        if len(table.data(analysis)):
+            for kind in ("csv", "md", "tex") if table.printed else ("csv",):
                 assert tmp_path / "out" / f"{table.name}.{kind}" in paths
 
 
 def test_tables_hold_what_the_frames_hold(report_analysis, tmp_path):
-    tables.write_tables(report_analysis, tmp_path)
+    write_tables(report_analysis, tmp_path)
     for name in ("gaps", "changes", "pairs", "ranking", "subgroups"):
         frame = getattr(report_analysis, name)
         written = pd.read_csv(tmp_path / f"{name}.csv").fillna({"caution": ""})
         pd.testing.assert_frame_equal(written, frame, check_dtype=False)
-    shown = tables.pairs_shown(report_analysis)
+    shown, _ = plain(tables.pairs(report_analysis))
     frame = report_analysis.pairs
     assert len(shown) == len(frame)
     for column, row in enumerate(frame.itertuples()):
         expected = f"{row.difference:+.3f}"
         if not np.isnan(row.low):
             expected += f" [{row.low:+.3f}, {row.high:+.3f}]"
-        assert shown["b minus a [95 % interval]"][column] == expected
-    wide = tables.metrics_shown(report_analysis)
+        assert shown["b − a [95 %]"][column].replace("−", "-") == expected
+    wide, _ = plain(tables.all_metrics(report_analysis))
     scores = report_analysis.scores
     mean = scores[scores["class"] == "mean"]
     for metric, title in (("auprc", "AUPRC"), ("brier", "Brier score")):
@@ -280,36 +304,41 @@ def test_tables_hold_what_the_frames_hold(report_analysis, tmp_path):
 
 
 def test_lists_without_a_display_are_written_as_data(report_analysis, tmp_path):
-    written = {path.name for path in tables.write_tables(report_analysis, tmp_path)}
-    assert written <= tables.file_names()
+    written = {path.name for path in write_tables(report_analysis, tmp_path)}
+    assert written <= file_names()
     assert len(pd.read_csv(tmp_path / "runs.csv")) == len(report_analysis.ran)
-    left_out = pd.read_csv(tmp_path / "subgroups_left_out.csv")
-    assert left_out["patients"].tolist() == report_analysis.left_out["patients"].tolist()
+    left_out = pd.read_csv(tmp_path / "subgroups_excluded.csv")
+    assert left_out["patients"].tolist() == report_analysis.excluded["patients"].tolist()
 
 
-def test_a_difference_that_rounds_to_zero_has_no_minus():
-    assert [tables.signed(v) for v in (-0.0004, 0.0, 0.0004, -0.0006)] == [
-        *["+0.000"] * 3,
-        "-0.001",
-    ]
+def test_a_difference_that_rounds_to_zero_has_no_sign():
+    values = (-0.0004, 0.0, 0.0004, -0.0006)
+    assert [shown(v, "signed") for v in values] == [*["0.000"] * 3, "−0.001"]
+
+
+def test_a_column_of_which_one_is_chosen_always_keeps_the_rows_of_the_first_choice():
+    metric = Column("metric", ["b", "a", "b"], order=("b", "a"), required=True)
+    table = Table("t", "What it is.", (metric, Column("value", [1.0, 2.0, math.nan], "number")))
+    texts, caption = plain(table)
+    assert texts.to_dict("list") == {"value": ["1.000", "–"]}
+    assert caption == "What it is. Metric: b."
+    assert text(texts).splitlines() == ["value", "-----", "1.000", "    –"]
 
 
 def test_seeds_are_one_row_with_their_mean_and_spread(report_analysis):
-    shown = tables.display_frame(report_analysis)
-    cells = report_analysis.cells
+    shown, rows = shown_rows(report_analysis), report_analysis.rows
     row = shown[
         (shown["dataset"] == "georgia")
         & (shown["technique"] == "shed")
         & (shown["setting"] == "linear")
     ].squeeze()
-    values = [
-        c.auroc
-        for c in cells
-        if (c.dataset, c.technique, c.setting) == ("georgia", "shed", "linear")
-    ]
-    assert (row["seeds"], len(values)) == (2, 2)
+    values = rows.query(
+        "dataset == 'georgia' and technique == 'shed' and setting == 'linear' "
+        "and metric == 'auroc' and `class` == 'mean'"
+    )["value"]
+    assert (row["seeds"], len(values)) == ("2", 2)
     assert row["sd"] == f"{np.std(values, ddof=1):.3f}"
-    assert row["AUROC [95 % interval]"].startswith(f"{np.mean(values):.3f} [")
+    assert row["AUROC [95 %]"].startswith(f"{np.mean(values):.3f} [")
     assert shown.loc[shown["technique"] == "e-mix", "sd"].unique().tolist() == ["–"]
     assert any(note.startswith("seeds: runs that differ") for note in report_analysis.notes)
 
@@ -317,18 +346,19 @@ def test_seeds_are_one_row_with_their_mean_and_spread(report_analysis):
 def test_an_analysis_without_results_gives_no_tables_but_their_columns(tmp_path):
     nothing = Analysis()
     for table in tables.TABLES:
-        assert len(table.shown(nothing)) == 0
-        assert len(table.shown(nothing).columns) > 5
-    assert tables.write_tables(nothing, tmp_path) == []
+        assert len(table.data(nothing)) == 0
+        assert len(table.data(nothing).columns) > 5
+        assert all(make(nothing) is None for make in (table.page, table.printed) if make)
+    assert write_tables(nothing, tmp_path) == []
 
 
 def test_classes_that_rest_on_few_patients_are_named(tmp_path):
     run, *_ = make_run(tmp_path)
-    (cell,) = cells(run)
-    assert not any("Fewer than" in note for note in notes([cell]))
-    few = replace(cell, support=replace(cell.support, rarer=(1, 20, 4.5, 5, 9.25, 10, 0)))
-    found = [note for note in notes([few]) if "Fewer than" in note]
-    names = [name for name, *_ in cell.classes]
+    rows = rows_of(run)
+    assert not any("Fewer than" in note for note in notes(rows))
+    few = rows.assign(effective=[150, 1, 20, 4.5, 5, 9.25, 10, 0])
+    found = [note for note in notes(few) if "Fewer than" in note]
+    names = rows["class"].tolist()[1:]
     assert found == [
         "Fewer than 5 patients on the rarer side (positive or negative) in georgia (test), so no "
         f"interval of the class or of a mean over classes: {names[0]} (1), {names[2]} "
@@ -348,9 +378,8 @@ def test_classes_that_rest_on_few_patients_are_named(tmp_path):
     ],
 )
 def test_splits_of_few_patients_are_named(tmp_path, patients, note):
-    (cell,) = cells(make_run(tmp_path)[0])
-    few = replace(cell, support=replace(cell.support, effective=patients))
-    found = [one for one in notes([few]) if one.startswith("georgia (test): ")]
+    few = rows_of(make_run(tmp_path)[0]).assign(effective=patients)
+    found = [one for one in notes(few) if one.startswith("georgia (test): ")]
     assert found == ([f"georgia (test): {note}"] if note else [])
 
 
@@ -359,12 +388,12 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path):
     begun, *_ = make_run(tmp_path, seed=5)
     (begun.folder / "done.json").unlink()
     assert [cell.run for cell in cells(run, begun)] == [run.folder.name]
-    assert unfinished([run, begun]) == [f"Not finished, left out: {begun.folder.name}."]
+    assert unfinished([run, begun]) == [f"Not finished, skipped: {begun.folder.name}."]
 
 
 def test_text_columns_line_up(tmp_path):
     run, *_ = make_run(tmp_path)
-    lines = text(tables.display_frame(analyse([run], resamples=20))).splitlines()
+    lines = text(shown_rows(analyse([run], resamples=20))).splitlines()
     start = lines[0].index("technique")
     assert lines[2][start:].startswith("shed")
 
@@ -392,7 +421,7 @@ def test_names_that_are_formulas_are_inert_in_every_csv(tmp_path):
             options={"=2": "5"},
         )
     analysis = analyse([run, base], resamples=20)
-    paths = [p for p in tables.write_tables(analysis, tmp_path / "out") if p.suffix == ".csv"]
+    paths = [p for p in write_tables(analysis, tmp_path / "out") if p.suffix == ".csv"]
     cells = set()
     for path in paths:
         with path.open(newline="", encoding="utf-8") as file:

@@ -229,7 +229,7 @@ def test_why_an_item_failed_is_not_told(tmp_path):
 
 
 def test_of_a_folder_nothing_but_the_report_is_sent(tmp_path):
-    sent = ["report.html", "auroc.csv", "auroc_per_run.csv", "pairs.tex", "figures/a.png"]
+    sent = ["report.html", "auroc.csv", "scores.csv", "pairs.tex", "figures/a.png"]
     for name in (
         *sent,
         "patients.csv",

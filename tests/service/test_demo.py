@@ -20,13 +20,13 @@ def test_the_demo_fills_the_table_from_a_relative_folder(
     outcome = module.demo(Path("demo"), said.append, modalities=["ecg"])
     assert outcome.whole
     assert len(outcome.done) == 3 + 8 + 8 * 3
-    cells = analyse(runs([Path("demo/runs")]), resamples=20).cells
-    assert {(c.technique, c.setting) for c in cells} == {
+    rows = analyse(runs([Path("demo/runs")]), resamples=20).rows
+    assert set(zip(rows["technique"], rows["setting"], strict=True)) == {
         (technique, setting)
         for technique in ("scratch", "e-mix", "shed", "mae")
         for setting in ("linear", "finetune-small")
     }
-    assert {c.dataset for c in cells} == {"ptb-xl", "chapman-shaoxing", "georgia", "cpsc"}
+    assert set(rows["dataset"]) == {"ptb-xl", "chapman-shaoxing", "georgia", "cpsc"}
     assert any("two workers by Ray Train and DeepSpeed" in line for line in said)
     (mae,) = (tmp_path / "demo" / "runs").glob("pretrain-ecg-mae-*")
     assert '"workers": 2' in (mae / "run.json").read_text("utf-8")

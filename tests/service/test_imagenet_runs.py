@@ -160,8 +160,8 @@ def test_its_predictions_are_those_of_its_features(transferred, source):
 
 def test_the_papers_numbers_stand_beside(transferred):
     _, run = transferred
-    found = {cell.dataset: cell.paper for cell in analyse([run], resamples=2).cells}
-    assert found == {
+    rows = analyse([run], resamples=2).rows.dropna(subset="paper")
+    assert dict(zip(rows["dataset"], rows["paper"], strict=True)) == {
         name: paper_auroc()[name, "linear", "imagenet"] for name in ("mimic-cxr", "vindr-cxr")
     }
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmd_ray.benchmarks.benchmark import Benchmark, Start
 from benchmd_ray.benchmarks.medmnist.recipes import like, start_settings, variants
 from benchmd_ray.data.medmnist_cards import COLLECTION, IMAGE_GROUPS
 from benchmd_ray.modalities import Modality
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def _datasets() -> tuple[str, ...]:
@@ -19,6 +24,12 @@ def _datasets() -> tuple[str, ...]:
 def _space(technique: str, setting: str, kind: Modality) -> Path | None:
     fits = technique == "scratch" and setting.startswith("finetune") and kind.name in IMAGE_GROUPS
     return Path(__file__).with_name("finetune.yaml") if fits else None
+
+
+def _published_rows(datasets: Collection[str]) -> pd.DataFrame:
+    from benchmd_ray.benchmarks.medmnist.report import published_rows
+
+    return published_rows(datasets)
 
 
 BENCHMARK = Benchmark(
@@ -39,6 +50,8 @@ BENCHMARK = Benchmark(
         ),
     ),
     space=_space,
+    rows=_published_rows,
+    tables="benchmd_ray.benchmarks.medmnist.report:TABLES",
     commands="benchmd_ray.benchmarks.medmnist.commands:medmnist",
     about="Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795). Each dataset is trained "
     "from scratch and scored on its own test split.",

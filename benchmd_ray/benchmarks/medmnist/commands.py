@@ -11,7 +11,7 @@ import click
 from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CPUS, FILE, FOLDER, HELD, STORE
-from benchmd_ray.cli.report import print_report
+from benchmd_ray.cli.report import RESAMPLES, print_report, print_table
 from benchmd_ray.cli.tune import search_and_train
 
 if TYPE_CHECKING:
@@ -97,39 +97,33 @@ def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **as
 @click.option(
     "--out", type=FOLDER, help="Write the tables and MedMNIST's standard result files there."
 )
-def scores(paths: tuple[Path, ...], out: Path | None) -> None:
-    """Score RUNS (run folders or stores) on MedMNIST, beside the published results.
+@RESAMPLES
+def scores(paths: tuple[Path, ...], out: Path | None, resamples: int) -> None:
+    """Score RUNS (run folders or stores) on MedMNIST, next to the published results.
 
-    AUC and ACC of the test split are computed as MedMNIST's evaluator does; seeds are averaged.
+    AUC and ACC of the test split are those of MedMNIST's evaluator, with intervals; seeds are
+    pooled.
 
     \b
     benchmd medmnist report runs
     benchmd medmnist report runs --out medmnist
     """
-    _print_scores(paths, out)
+    _print_scores(paths, out, resamples)
 
 
-def _print_scores(paths: Sequence[Path], out: Path | None) -> None:
+def _print_scores(paths: Sequence[Path], out: Path | None, resamples: int = 1000) -> None:
     """Print scores next to the published ones, and write them where a folder is named."""
-    from benchmd_ray.benchmarks.medmnist import report as tables
-    from benchmd_ray.results.store import read_stores
-    from benchmd_ray.results.written import text
-    from benchmd_ray.tuning.records import read_searches
+    from benchmd_ray.benchmarks.medmnist import report as own
+    from benchmd_ray.results.report.analysis import analyse_stores
 
-    stored, searched = read_stores(list(paths)), read_searches(list(paths))
-    found = stored.found
-    frame = tables.medmnist_frame(found)
-    both = tables.beside_published(frame)
-    click.echo(text(tables.shown(both)))
-    means = tables.averages(both)
-    means = means[means["datasets"] > 1]
-    if len(means):
-        click.echo("\nMeans over the datasets above, of the methods that have all of them:")
-        click.echo(text(tables.averages_shown(means)))
+    analysis = analyse_stores(paths, resamples=resamples, curves=False)
+    frame = own.run_frame(analysis)
+    for each in own.TABLES:
+        if each.printed is not None:
+            print_table(each.printed(analysis))
     click.echo()
-    notes = tables.notes(found, frame, searched.found)
-    for note in (*notes, *stored.notes, *searched.notes):
+    for note in own.notes(analysis, frame):
         click.echo(note)
     if out is not None:
-        for path in tables.write(found, frame, both, out):
+        for path in own.write(analysis, out):
             click.echo(f"written: {path}")

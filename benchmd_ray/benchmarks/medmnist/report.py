@@ -1,7 +1,9 @@
-"""Results on MedMNIST with its own scores, beside those that are published.
+"""Results on MedMNIST with its own scores, next to those that are published.
 
-Source of the published ones: Yang et al., MedMNIST v2 (Scientific Data 10, 41, 2023), tables 3
-and 4, which are means of three runs or more on the files of version 2.
+AUC is the AUROC of a score row, missing where a class has none, and ACC its accuracy: both are
+those of MedMNIST's evaluator (`benchmarks.medmnist.scores`). Source of the published ones: Yang et
+al., MedMNIST v2 (Scientific Data 10, 41, 2023), tables 3 and 4, which are means of three runs or
+more on the files of version 2.
 """
 
 from __future__ import annotations
@@ -9,26 +11,30 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.medmnist.recipes import BASELINES
-from benchmd_ray.benchmarks.medmnist.scores import Score, score, write_result
+from benchmd_ray.benchmarks.medmnist.scores import score, write_result
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.medmnist_cards import EARLIER, IMAGE_GROUPS, PLAIN_SIZE, task_name
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import replacing
 from benchmd_ray.modalities import Modality
-from benchmd_ray.results.report.cells import with_predictions
-from benchmd_ray.results.report.hardware_notes import different_hardware
-from benchmd_ray.results.report.protocols import protocols
+from benchmd_ray.results.report.analysis import Analysis
+from benchmd_ray.results.report.columns import column_of, interval_of, part
+from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.scored import Scored, read_scored
-from benchmd_ray.results.report.table_cells import number
+from benchmd_ray.results.report.table import Table, constant
+from benchmd_ray.results.report.tables import Declared
 from benchmd_ray.results.store import Run
 from benchmd_ray.results.written import csv_text
+from benchmd_ray.training.predictions import CLASSIFIED
 from benchmd_ray.tuning.records import SearchRecord
 
 SOURCE = "MedMNIST v2, tables 3 and 4"
@@ -37,20 +43,9 @@ WIDTH = 64
 PUBLISHED = "published"
 """Protocol of rows that are not ours."""
 SPLIT = "test"
-COLUMNS = (
-    "dataset",
-    "file",
-    "method",
-    "setting",
-    "protocol",
-    "seed",
-    "auc",
-    "acc",
-    "unscored",
-    "run",
-    "trained",
-)
-KEYS = ["dataset", "file", "method", "setting", "protocol"]
+SCORES = {"auroc": "auc", "accuracy": "acc"}
+"""Metrics of score rows by MedMNIST's names."""
+NAMED = ["dataset", "file", "method", "setting", "protocol"]
 """What runs that differ by their seeds alone share."""
 FOUND = "tuned network"
 """Method of averages over tuned settings: a search may find another network for each dataset."""
@@ -58,8 +53,36 @@ _RECORD = re.compile(r"(?:train|val|test)-(\d+)")
 """A record's id, which ends with its row in MedMNIST's file."""
 
 
-def medmnist_frame(found: Sequence[Run]) -> pd.DataFrame:
-    """AUC and ACC on the test split, one row per run, with the columns `COLUMNS`.
+@functools.cache
+def published() -> pd.DataFrame:
+    """MedMNIST's tables: dataset, method, auc, acc."""
+    path = resources.files("benchmd_ray.benchmarks.medmnist") / "published.csv"
+    rows = list(csv.DictReader(path.read_text("utf-8").splitlines()))
+    return pd.DataFrame(rows).astype({"auc": "float64", "acc": "float64"})
+
+
+def published_rows(datasets: Collection[str]) -> pd.DataFrame:
+    """The published results on these datasets as score rows, their method as technique."""
+    names = {name.partition("-")[0] for name in datasets}
+    held = published()
+    held = held[held["dataset"].isin(names)]
+    parts = [
+        pd.DataFrame(
+            {
+                "dataset": held["dataset"],
+                "technique": held["method"],
+                "metric": metric,
+                "value": held[name],
+            }
+        )
+        for metric, name in SCORES.items()
+    ]
+    shared = {"evaluation": CLASSIFIED.evaluation, "split": SPLIT, "protocol": PUBLISHED}
+    return pd.concat(parts, ignore_index=True).assign(**shared, **{"class": "mean"})
+
+
+def run_frame(analysis: Analysis) -> pd.DataFrame:
+    """AUC and ACC on the test split, a row for each run.
 
     ``dataset`` is MedMNIST's name, ``file`` says more where it is not the official one of now;
     ``method`` names network and technique with the images' size, ``setting`` is that of the
@@ -69,49 +92,107 @@ def medmnist_frame(found: Sequence[Run]) -> pd.DataFrame:
     Raises:
         BenchmdError: No finished run has predictions on a dataset of MedMNIST.
     """
-    rows = []
-    names = protocols(found).names
-    for run in with_predictions(found):
-        for one in _on_medmnist(run):
-            kind, got = run.modality, _score(one, run.modality)
-            rows.append(
-                {
-                    "dataset": _dataset(kind),
-                    "file": one.dataset.removeprefix(kind.signal.name).lstrip("-"),
-                    "method": _method(run, kind),
-                    "setting": run.description["setting"],
-                    "protocol": names[run.folder],
-                    "seed": run.settings.seed,
-                    "auc": got.auc,
-                    "acc": got.acc,
-                    "unscored": "; ".join(got.unscored),
-                    "run": run.folder.name,
-                    "trained": run.done["finished"],
-                }
-            )
-    if not rows:
+    runs = {run.folder.name: run for run in analysis.runs}
+    rows = analysis.rows
+    ours = rows[
+        (rows["run"] != "") & rows["modality"].isin(IMAGE_GROUPS) & (rows["split"] == SPLIT)
+    ]
+    if not len(ours):
         raise BenchmdError(
-            f"none of the {len(found)} runs has scored the {SPLIT} split of a dataset of MedMNIST: "
+            f"none of the {len(runs)} runs has scored the {SPLIT} split of a dataset of MedMNIST: "
             "build a catalog of one (`benchmd catalog list`) and run `benchmd transfer` on it."
         )
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    found = []
+    for (name, dataset), held in ours.groupby(["run", "dataset"], sort=False):
+        run, kind = runs[str(name)], runs[str(name)].modality
+        unscored = _unscored(held)
+        found.append(
+            {
+                **_named(kind, str(dataset), run),
+                "setting": held["setting"].iloc[0],
+                "protocol": held["protocol"].iloc[0],
+                "seed": held["seed"].iloc[0],
+                "auc": np.nan if unscored else _whole(held, "auroc")["value"],
+                "acc": _whole(held, "accuracy")["value"],
+                "unscored": unscored,
+                "run": name,
+                "trained": run.done["finished"],
+            }
+        )
+    return pd.DataFrame(found)
 
 
-def _on_medmnist(run: Run) -> list[Scored]:
-    if run.description["kind"] != "transfer":
-        return []
-    if run.modality.name not in IMAGE_GROUPS:
-        return []
-    return [s for s in read_scored(run).scored if s.split == SPLIT]
+def compared(analysis: Analysis) -> pd.DataFrame:
+    """Our results, seeds pooled, and the published ones, by dataset; the best AUC of each first.
+
+    Columns: `NAMED`, seeds, and for auc and acc the value, ``_low``, ``_high`` and ``_sd``.
+    """
+    runs = {run.folder.name: run for run in analysis.runs}
+    scores = analysis.scores
+    ours = scores[scores["modality"].isin(IMAGE_GROUPS) & (scores["split"] == SPLIT)]
+    made = [
+        {
+            **_named(_run(held, runs).modality, str(held["dataset"].iloc[0]), _run(held, runs)),
+            **{name: held[name].iloc[0] for name in ("setting", "protocol", "seeds")},
+            **_pooled(held),
+        }
+        for _, held in ours.groupby([*KEY], sort=False)
+    ]
+    columns = [*NAMED, "seeds", *(f"{n}{end}" for n in SCORES.values() for end in ENDS)]
+    frame = pd.DataFrame([*made, *(_theirs(analysis.rows) if made else ())], columns=columns)
+    order = list(dict.fromkeys(published()["dataset"]))
+    frame["place"] = frame["dataset"].map(order.index)
+    frame = frame.sort_values(["place", "auc"], ascending=[True, False], kind="stable")
+    return frame.drop(columns="place").reset_index(drop=True)
+
+
+ENDS = ("", "_low", "_high", "_sd")
+
+
+def _theirs(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Published rows, AUC and ACC in one."""
+    held = rows[(rows["protocol"] == PUBLISHED) & (rows["run"] == "")]
+    for (dataset, method), both in held.groupby(["dataset", "technique"], sort=False):
+        values = {SCORES[m]: v for m, v in zip(both["metric"], both["value"], strict=True)}
+        about = {"dataset": dataset, "file": "", "method": method, "setting": ""}
+        yield {**about, "protocol": PUBLISHED, **values}
+
+
+def _pooled(held: pd.DataFrame) -> dict[str, float]:
+    """AUC and ACC of the pooled score rows of one result."""
+    found = {}
+    for metric, name in SCORES.items():
+        row = _whole(held, metric)
+        lost = metric == "auroc" and bool(_unscored(held))
+        for end, column in zip(ENDS, ("value", "low", "high", "sd"), strict=True):
+            found[f"{name}{end}"] = np.nan if lost else row[column]
+    return found
+
+
+def _whole(held: pd.DataFrame, metric: str) -> pd.Series:
+    return held[(held["metric"] == metric) & (held["class"] == "mean")].iloc[0]
+
+
+def _unscored(held: pd.DataFrame) -> str:
+    each = held[(held["metric"] == "auroc") & (held["class"] != "mean") & held["value"].isna()]
+    return "; ".join(each["class"])
+
+
+def _run(held: pd.DataFrame, runs: Mapping[str, Run]) -> Run:
+    return runs[str(held["runs"].iloc[0]).split("; ")[0]]
+
+
+def _named(kind: Modality, dataset: str, run: Run) -> dict[str, str]:
+    return {
+        "dataset": _dataset(kind),
+        "file": dataset.removeprefix(kind.signal.name).lstrip("-"),
+        "method": _method(run, kind),
+    }
 
 
 def _dataset(kind: Modality) -> str:
     """Name of the dataset, which all sizes of its images share."""
     return kind.signal.name.partition("-")[0]
-
-
-def _score(one: Scored, kind: Modality) -> Score:
-    return score(one.targets, one.scores, task_name(kind.task), one.classes)
 
 
 def _method(run: Run, kind: Modality) -> str:
@@ -128,38 +209,6 @@ def _method(run: Run, kind: Modality) -> str:
     return sized if width == WIDTH else f"{sized}, width {width}"
 
 
-@functools.cache
-def published() -> pd.DataFrame:
-    """MedMNIST's tables: dataset, method, auc, acc."""
-    path = resources.files("benchmd_ray.benchmarks.medmnist") / "published.csv"
-    rows = list(csv.DictReader(path.read_text("utf-8").splitlines()))
-    return pd.DataFrame(rows).astype({"auc": "float64", "acc": "float64"})
-
-
-def beside_published(frame: pd.DataFrame) -> pd.DataFrame:
-    """Our means over seeds and the published ones, by dataset; the best AUC of each first.
-
-    Columns: `KEYS`, seeds, auc, auc_sd, acc, acc_sd.
-    """
-    grouped = frame.groupby(KEYS, sort=False)
-    ours = grouped.agg(
-        seeds=("seed", "nunique"),
-        auc=("auc", lambda values: values.mean(skipna=False)),
-        auc_sd=("auc", "std"),
-        acc=("acc", "mean"),
-        acc_sd=("acc", "std"),
-    ).reset_index()
-    held = published()
-    theirs = held[held["dataset"].isin(ours["dataset"])].assign(
-        file="", setting="", protocol=PUBLISHED
-    )
-    both = pd.concat([ours, theirs], ignore_index=True)
-    order = list(dict.fromkeys(held["dataset"]))
-    both["place"] = both["dataset"].map(order.index)
-    both = both.sort_values(["place", "auc"], ascending=[True, False], kind="stable")
-    return both.drop(columns="place").reset_index(drop=True)
-
-
 def averages(both: pd.DataFrame) -> pd.DataFrame:
     """Mean AUC and ACC over datasets of each method that has one result on each of those at hand.
 
@@ -168,13 +217,13 @@ def averages(both: pd.DataFrame) -> pd.DataFrame:
     Columns: images, datasets, file (of datasets whose file is not the official one of now), method,
     setting, protocol, auc, acc.
     """
-    protocol = both["protocol"].str.partition(" ")[0]
+    protocol = both["protocol"].str.split(" ").str[0]
     method = both["method"].where(protocol != "tuned", FOUND)
     whole = both.assign(images=both["dataset"].map(_images), protocol=protocol, method=method)
     rows = []
-    for images, part in whole.groupby("images"):
-        count = part["dataset"].nunique()
-        for key, held in part.groupby(["method", "setting", "protocol"], sort=False):
+    for images, together in whole.groupby("images"):
+        count = together["dataset"].nunique()
+        for key, held in together.groupby(["method", "setting", "protocol"], sort=False):
             if held["dataset"].nunique() == count == len(held):
                 file = ", ".join(sorted(set(held["file"]) - {""}))
                 means = (held[name].mean(skipna=False) for name in ("auc", "acc"))
@@ -188,28 +237,49 @@ def _images(dataset: str) -> str:
     return "3-D" if dataset.endswith("3d") else "2-D"
 
 
-def shown(both: pd.DataFrame) -> pd.DataFrame:
-    """The comparison as people read it."""
-    return pd.DataFrame(
-        {
-            "dataset": _marked(both, "dataset"),
-            "method": both["method"],
-            "setting": both["setting"],
-            "protocol": both["protocol"],
-            "AUC": both["auc"].map(number),
-            "sd": both["auc_sd"].map(number),
-            "ACC": both["acc"].map(number),
-            "sd of ACC": both["acc_sd"].map(number),
-            "seeds": ["≥ 3" if n != n else f"{n:.0f}" for n in both["seeds"]],
-        }
+def _table(analysis: Analysis) -> Table | None:
+    both = compared(analysis)
+    if both.empty:
+        return None
+    columns = (
+        column_of("dataset", _marked(both, "dataset"), "text"),
+        *(column_of(name, both[name], "text") for name in ("method", "setting", "protocol")),
+        *(
+            column
+            for name in SCORES.values()
+            for column in (
+                interval_of(f"{name.upper()} [95 %]", part(both, name), name),
+                column_of(f"sd of {name.upper()}", both[f"{name}_sd"], "number"),
+            )
+        ),
+        column_of("seeds", ["≥ 3" if n != n else f"{n:.0f}" for n in both["seeds"]], "text"),
     )
+    kept, said = constant(columns)
+    caption = f"AUC and ACC on MedMNIST's test splits; those published are of {SOURCE}."
+    return Table("medmnist", f"{caption}{said}", kept)
 
 
-def averages_shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """Averages as people read them."""
-    columns = {name: frame[name].map(number) for name in ("auc", "acc")}
-    marked = frame.assign(datasets=_marked(frame, "datasets"), **columns)
-    return marked.drop(columns="file").rename(columns={"auc": "AUC", "acc": "ACC"})
+def _averages_table(analysis: Analysis) -> Table | None:
+    means = averages(compared(analysis))
+    means = means[means["datasets"] > 1]
+    if means.empty:
+        return None
+    columns = (
+        column_of("images", means["images"], "text"),
+        column_of("datasets", _marked(means, "datasets"), "text"),
+        *(column_of(name, means[name], "text") for name in ("method", "setting", "protocol")),
+        *(column_of(name.upper(), means[name], "number") for name in SCORES.values()),
+    )
+    caption = "Means over the datasets at hand, of the methods that have all of them."
+    return Table("medmnist-averages", caption, columns)
+
+
+TABLES = (
+    Declared.both("medmnist", "MedMNIST", compared, _table),
+    Declared.both(
+        "medmnist_averages", "MedMNIST", lambda a: averages(compared(a)), _averages_table
+    ),
+)
 
 
 def _marked(frame: pd.DataFrame, column: str) -> list[str]:
@@ -220,20 +290,10 @@ def _marked(frame: pd.DataFrame, column: str) -> list[str]:
     ]
 
 
-def notes(
-    found: Sequence[Run], frame: pd.DataFrame, searched: Sequence[SearchRecord] = ()
-) -> list[str]:
-    """What readers of the tables should know.
-
-    Args:
-        found: Runs.
-        frame: As `medmnist_frame` gives it of them.
-        searched: Searches of the same stores.
-    """
+def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
+    """What readers of the tables should know; ``frame`` is that of `run_frame`."""
     lines = [f"The published results are of {SOURCE}, means of three runs or more on version 2."]
-    lines += [note for run in found if run.finished for note in read_scored(run).skipped]
-    datasets = frame["dataset"].unique()
-    changed = [name for name in datasets if EARLIER in dataset_card(name).layouts]
+    changed = [name for name in frame["dataset"].unique() if EARLIER in dataset_card(name).layouts]
     if changed:
         lines.append(f"Version 3 has another file for {', '.join(changed)}.")
     for file, held in frame[frame["file"] != ""].groupby("file"):
@@ -244,12 +304,9 @@ def notes(
         f"{run}: no AUC, as {classes} has positives or negatives alone."
         for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
     ]
-    lines += [note for note in protocols(found).notes if note.startswith(IMAGE_GROUPS)]
-    scored = [(run, one) for run in with_predictions(found) for one in _on_medmnist(run)]
-    for name in datasets:
-        own = [one for run, one in scored if _dataset(run.modality) == name]
-        lines += different_hardware(name, [own], found)
-    return [*lines, *_readings(frame, searched)]
+    about = ("Skipped: ", *IMAGE_GROUPS, *frame["dataset"].unique())
+    lines += [note for note in analysis.notes if note.startswith(about)]
+    return [*lines, *_readings(frame, analysis.records)]
 
 
 def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str]:
@@ -280,22 +337,20 @@ def _span(starts: pd.Series, ends: pd.Series) -> str:
     return " to ".join(dict.fromkeys(f"{time:%Y-%m-%d %H:%M:%S}" for time in times)) + " UTC"
 
 
-def write(
-    found: Sequence[Run], frame: pd.DataFrame, both: pd.DataFrame, folder: Path
-) -> list[Path]:
-    """Write the tables, and a standard result file of MedMNIST for every run.
+def write(analysis: Analysis, folder: Path) -> list[Path]:
+    """Write the tables as CSV, and a standard result file of MedMNIST for every run.
 
     Returns:
-        The tables (every run, means beside the published, averages) and the result files.
+        The tables (every run, means next to the published, averages) and the result files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tables = {"runs": frame, "medmnist": both, "averages": averages(both)}
+    tables = {"runs": run_frame(analysis)} | {each.name: each.data(analysis) for each in TABLES}
     paths = []
     for name, table in tables.items():
         paths.append(folder / f"{name}.csv")
         with replacing(paths[-1]) as partial:
             partial.write_text(csv_text(table), "utf-8")
-    return paths + write_results(found, folder / "results")
+    return paths + write_results(analysis.runs, folder / "results")
 
 
 def write_results(found: Sequence[Run], folder: Path) -> list[Path]:
@@ -305,12 +360,13 @@ def write_results(found: Sequence[Run], folder: Path) -> list[Path]:
         BenchmdError: Predictions are not of every row of MedMNIST's file.
     """
     written = []
-    for run in with_predictions(found):
+    for run in found:
         for one in _on_medmnist(run):
             kind, own = run.modality, folder / run.folder.name
             places = [_row(name) for name in one.units["unit_id"]]
             own.mkdir(parents=True, exist_ok=True)
-            size, got = kind.signal.input_shape[-1], _score(one, kind)
+            size = kind.signal.input_shape[-1]
+            got = score(one.targets, one.scores, task_name(kind.task), one.classes)
             rows = pd.DataFrame(one.scores, index=places)
             name = f"seed{run.settings.seed}"
             written.append(write_result(own, _dataset(kind), size, SPLIT, name, got, rows))
@@ -325,3 +381,9 @@ def _row(record_id: str) -> int:
             "test-000012."
         )
     return int(named[1])
+
+
+def _on_medmnist(run: Run) -> list[Scored]:
+    if not run.finished or run.modality.name not in IMAGE_GROUPS:
+        return []
+    return [one for one in read_scored(run).scored if one.split == SPLIT]

@@ -10,17 +10,17 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.registry import benchmarks
 from benchmd_ray.results.report.analysis import Block, blocks
-from benchmd_ray.results.report.cells import with_predictions
+from benchmd_ray.results.report.columns import (
+    cautions,
+    column_of,
+    interval_of,
+    key_columns,
+    table_of,
+)
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.protocols import protocols
-from benchmd_ray.results.report.table_cells import (
-    INTERVAL,
-    cautions,
-    number,
-    scored,
-    signed,
-    spanned,
-)
+from benchmd_ray.results.report.rows import beside, with_predictions
+from benchmd_ray.results.report.table import Table, shown
 from benchmd_ray.results.store import Run
 
 COLUMNS = {
@@ -58,45 +58,40 @@ def against_paper(found: Sequence[Run], *, resamples: int = 1000) -> pd.DataFram
 
 def _rows(block: Block) -> Iterator[dict[str, Any]]:
     for pool in block.pools:
-        cells = block.of(pool)
-        published = cells[0].published
-        if published is None:
+        found = [beside(member, pool.key["protocol"]) for member in pool.members]
+        near = found[0]
+        if near is None:
             continue
-        pooled = pool.pooled("auroc", 0)
-        reasons = {cell.unlike for cell in cells if cell.unlike}
+        ours, published = pool.pooled("auroc", 0), near.value
         yield {
             **pool.key,
             "paper": published,
-            "value": pooled.mean,
-            "low": pooled.low,
-            "high": pooled.high,
-            "seeds": pooled.seeds,
-            "difference": pooled.mean - published,
-            "inside": pooled.low <= published <= pooled.high if pooled.low <= pooled.high else None,
-            "caution": pooled.caution,
-            "reason": "; ".join(sorted(reasons)),
-            "reference": cells[0].published_in,
+            "value": ours.mean,
+            "low": ours.low,
+            "high": ours.high,
+            "seeds": ours.seeds,
+            "difference": ours.mean - published,
+            "inside": ours.low <= published <= ours.high if ours.low <= ours.high else None,
+            "caution": ours.caution,
+            "reason": "; ".join(sorted({one.unlike for one in found if one and one.unlike})),
+            "reference": near.source,
         }
 
 
-def shown(frame: pd.DataFrame) -> pd.DataFrame:
+def comparison(frame: pd.DataFrame) -> Table | None:
     """The comparison as people read it."""
-    columns = {
-        "modality": frame["modality"],
-        "dataset": scored(frame),
-        "setting": frame["setting"],
-        "technique": frame["technique"],
-        "paper": frame["paper"].map(number),
-        f"ours {INTERVAL}": spanned(frame, "value"),
-        "difference": frame["difference"].map(signed),
-        "paper inside": frame["inside"].map({True: "yes", False: "no"}).fillna("–"),
-        "seeds": frame["seeds"],
-        **cautions(frame),
-        "policy": frame["policy"],
-    }
-    if (frame["reason"] != "").any():
-        columns["not comparable"] = frame["reason"]
-    return pd.DataFrame(columns)
+    inside = frame["inside"].map({True: "yes", False: "no"})
+    columns = (
+        *key_columns(frame),
+        column_of("paper", frame["paper"], "number"),
+        interval_of("ours [95 %]", frame, "value"),
+        column_of("ours − paper", frame["difference"], "signed"),
+        column_of("paper inside", inside.astype("object"), "text"),
+        column_of("seeds", frame["seeds"], "integer"),
+        *cautions(frame),
+        *([column_of("not comparable", frame["reason"], "text")] if any(frame["reason"]) else []),
+    )
+    return table_of("comparison", "Our AUROC and the published.", columns, frame)
 
 
 def summary(frame: pd.DataFrame) -> list[str]:
@@ -108,15 +103,17 @@ def summary(frame: pd.DataFrame) -> list[str]:
     if len(comparable):
         count, spans = len(comparable), int(comparable["inside"].count())
         inside = int(comparable["inside"].sum())
+        mean = shown(comparable["difference"].mean(), "signed")
         lines.append(
             f"{count} comparable {'cell' if count == 1 else 'cells'} of {papers}: of {spans} with "
             f"an interval of ours, it holds the paper's number in {inside}; mean difference (ours "
-            f"minus the paper's) {signed(comparable['difference'].mean())}. The paper's numbers "
-            "vary too, and their intervals are not known."
+            f"minus the paper's) {mean}. The paper's numbers vary too, "
+            "and their intervals are not known."
         )
         means = comparable.groupby("technique", sort=False)["difference"].agg(["mean", "size"])
         each = ", ".join(
-            f"{name} {signed(row['mean'])} ({row['size']:.0f})" for name, row in means.iterrows()
+            f"{name} {shown(row['mean'], 'signed')} ({row['size']:.0f})"
+            for name, row in means.iterrows()
         )
         lines.append(f"Mean difference by technique (cells): {each}.")
     else:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import pandas as pd
 
 from benchmd_ray.progress import progress
-from benchmd_ray.results.report.cells import Cell, cell, cell_order, unfinished, with_predictions
 from benchmd_ray.results.report.compared import (
     apart,
     change_rows,
@@ -31,14 +30,21 @@ from benchmd_ray.results.report.notes import notes
 from benchmd_ray.results.report.people import subgroup_rows
 from benchmd_ray.results.report.pools import Pool, pools
 from benchmd_ray.results.report.protocols import Protocols, protocols
+from benchmd_ray.results.report.rows import (
+    Row,
+    beside,
+    brought_rows,
+    other_rows,
+    score_rows,
+    unfinished,
+    with_predictions,
+)
 from benchmd_ray.results.report.scored import Scored, measured, read_scored
 from benchmd_ray.results.report.training_frames import ran_rows, training_rows
 from benchmd_ray.results.report.tuning_frames import search_rows, tuned_rows, tuning_notes
-from benchmd_ray.results.store import Run
+from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.scores.metrics import METRICS
-from benchmd_ray.tuning.records import SearchRecord
-
-Row = dict[str, Any]
+from benchmd_ray.tuning.records import SearchRecord, read_searches
 
 RUNS_AT_ONCE = 16
 """Runs whose predictions are read and measured together."""
@@ -51,8 +57,8 @@ class Analysis:
     A result is named by the columns of `frames.KEY`; its seeds are pooled. Intervals are of 95 %.
     """
 
-    cells: list[Cell] = field(default_factory=list)
-    """AUROC of each run on each split of each dataset, in the table's order."""
+    rows: pd.DataFrame = field(default_factory=partial(frame, "rows", ()))
+    """The long table: every metric of every run on every split, and what benchmarks bring."""
     scores: pd.DataFrame = field(default_factory=partial(frame, "scores", ()))
     """Every metric, over all classes (``mean``) and of each class."""
     gaps: pd.DataFrame = field(default_factory=partial(frame, "gaps", ()))
@@ -67,7 +73,7 @@ class Analysis:
     """AUROC of groups of people and devices."""
     posthoc: pd.DataFrame = field(default_factory=partial(frame, "posthoc", ()))
     """Which groups differ from which."""
-    left_out: pd.DataFrame = field(default_factory=partial(frame, "left_out", ()))
+    excluded: pd.DataFrame = field(default_factory=partial(frame, "excluded", ()))
     """Groups too small to be scored."""
     roc: pd.DataFrame = field(default_factory=partial(frame, "roc", ()))
     """ROC curve of each class and seed."""
@@ -85,6 +91,8 @@ class Analysis:
     """Names of the runs' modalities, in the order that their cards state."""
     records: list[SearchRecord] = field(default_factory=list)
     """The searches themselves, with every trial."""
+    runs: list[Run] = field(default_factory=list)
+    """All runs."""
     notes: list[str] = field(default_factory=list)
     """What a reader must know."""
 
@@ -93,21 +101,23 @@ class Analysis:
 class Block:
     """Results of all runs that were trained on one source by one policy."""
 
-    cells: list[Cell]
     pools: list[Pool]
     notes: list[str]
 
-    def of(self, pool: Pool) -> list[Cell]:
-        """Results of the single runs of a pool."""
-        place = (pool.key["dataset"], pool.key["split"])
-        runs = {member.run.folder.name for member in pool.members}
-        return [c for c in self.cells if (c.dataset, c.split) == place and c.run in runs]
+    @property
+    def rows(self) -> Iterator[Row]:
+        """Score rows of the single runs."""
+        for pool in self.pools:
+            for member in pool.members:
+                yield from score_rows(member, pool.key["protocol"])
 
-    def paper(self, pool: Pool) -> float:
-        """The paper's AUROC beside a pool, NaN where there is none or not for all its runs."""
-        beside = {cell.paper for cell in self.of(pool)}
-        (value,) = beside if len(beside) == 1 else (None,)
-        return float("nan") if value is None else value
+
+def paper(pool: Pool) -> float:
+    """The published AUROC next to a pool, NaN where there is none or not for all its runs."""
+    found = [beside(member, pool.key["protocol"]) for member in pool.members]
+    values = {None if one is None or one.unlike else one.value for one in found}
+    (value,) = values if len(values) == 1 else (None,)
+    return float("nan") if value is None else value
 
 
 def analyse(
@@ -132,29 +142,46 @@ def analyse(
     """
     with_predictions(found)  # refused before anything is read
     named = protocols(found)
-    cells: list[Cell] = []
     said = [*skipped, *unfinished(found), *named.notes]
     rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
     for block in blocks(found, named, tuple(METRICS), resamples):
-        cells += block.cells
         said += block.notes
         for name, made in _frames_of(block, resamples, curves=curves).items():
             rows[name].append(made)
-        tuned = tuned_rows(block.pools, searches, found, block.paper)
+        tuned = tuned_rows(block.pools, searches, found, paper)
         rows["tuned"].append(frame("tuned", tuned))
+    others, skipped_too = other_rows(found, named.names, resamples)
+    rows["rows"].append(others)
+    rows["rows"].append(brought_rows(set(pd.concat(rows["rows"])["dataset"])))
+    said += skipped_too
     rows["searches"].append(frame("searches", search_rows(searches)))
     rows["training"].append(frame("training", training_rows(found)))
     rows["ran"].append(frame("ran", ran_rows(found, named.names)))
     frames = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
     said += tuning_notes(frames["tuned"], searches)
-    cells.sort(key=cell_order)
     kinds = sorted((run.modality for run in found), key=lambda kind: kind.order)
     return Analysis(
-        cells=cells,
         modalities=tuple(dict.fromkeys(kind.name for kind in kinds)),
-        notes=[*notes(cells), *said],
+        notes=[*notes(frames["rows"]), *said],
         records=list(searches),
+        runs=list(found),
         **frames,
+    )
+
+
+def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> Analysis:
+    """The analysis of runs and of stores of runs and searches; what cannot be read is noted.
+
+    Raises:
+        BenchmdError: As `analyse` does; or a path holds no run.
+    """
+    stored, searched = read_stores([*paths]), read_searches([*paths])
+    return analyse(
+        stored.found,
+        searches=searched.found,
+        skipped=[*stored.notes, *searched.notes],
+        resamples=resamples,
+        curves=curves,
     )
 
 
@@ -179,10 +206,9 @@ def blocks(
             done += len(some)
             display.update(done)
         held, said = pools(scored, named.names)
-        cells = [cell(one, named.names[one.run.folder]) for pool in held for one in pool.members]
         said = [*skipped, *said, *apart(held), *other_seeds(held), *shared_patients(held)]
         said += of_pools(held, found)
-        yield Block(cells, held, said)
+        yield Block(held, said)
     display.close()
 
 
@@ -200,7 +226,8 @@ def _frames_of(block: Block, resamples: int, *, curves: bool) -> dict[str, pd.Da
     several = {**subgroup_rows(held, resamples), **contest_rows(held)}
     drawn = held if curves else ()
     return {
-        "scores": frame("scores", score_rows(block, metrics)),
+        "rows": frame("rows", block.rows),
+        "scores": frame("scores", pooled_rows(held, metrics)),
         "gaps": frame("gaps", gap_rows(held, metrics)),
         "changes": frame("changes", change_rows(held, metrics)),
         **{name: frame(name, rows) for name, rows in several.items()},
@@ -209,16 +236,16 @@ def _frames_of(block: Block, resamples: int, *, curves: bool) -> dict[str, pd.Da
     }
 
 
-def score_rows(block: Block, metrics: Sequence[str]) -> Iterator[Row]:
+def pooled_rows(held: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
     """Each metric of each pool, over all classes and of each; NaN where it cannot be scored."""
-    for pool in block.pools:
+    for pool in held:
         positives = (pool.first.targets == 1).sum(axis=0)
         names = ("mean", *pool.first.classes)
         for metric in metrics:
             values = pool.values(metric)
             for column, name in enumerate(names):
                 pooled = pool.pooled(metric, column)
-                beside = (metric, name) == ("auroc", "mean")
+                first = (metric, name) == ("auroc", "mean")
                 yield {
                     **pool.key,
                     "metric": metric,
@@ -233,6 +260,7 @@ def score_rows(block: Block, metrics: Sequence[str]) -> Iterator[Row]:
                     "patients": pool.first.patients,
                     "positives": int(positives[column - 1] if column else positives.sum()),
                     "scored": pool.first.predicted.scored,
-                    "paper": block.paper(pool) if beside else float("nan"),
+                    "paper": paper(pool) if first else float("nan"),
                     "caution": pooled.caution,
+                    "runs": "; ".join(member.run.folder.name for member in pool.members),
                 }

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.results.report.cells import SPLITS
 from benchmd_ray.results.report.frames import PLACE
+from benchmd_ray.results.report.names import SPLITS
 from benchmd_ray.results.report.pools import Pool
 from benchmd_ray.results.report.protocols import comparable_with, letters_of, same_transfer
 from benchmd_ray.scores.comparison import delong, exchange_p, holm, unpaired

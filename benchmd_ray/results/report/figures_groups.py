@@ -66,9 +66,9 @@ def draw_subgroups(report: Report) -> Iterator[Drawn]:
 
 def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: str) -> Drawn:
     """AUROC of each group with its interval; letters tell which groups differ."""
-    groups, posthoc, left_out = (
+    groups, posthoc, excluded = (
         of_setting(study, frame, place, setting)
-        for frame in (report.analysis.subgroups, report.analysis.posthoc, report.analysis.left_out)
+        for frame in (report.analysis.subgroups, report.analysis.posthoc, report.analysis.excluded)
     )
     groups = groups.dropna(subset=["value"])
     variables = [v for v in ordered(groups["variable"], VARIABLES) if _several(groups, v)]
@@ -99,7 +99,7 @@ def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: s
         f"Mean AUROC over the classes that a group can score, {how_drawn(report)}; n: patients.",
         caveat(groups),
         TESTS,
-        _left_out(left_out),
+        _excluded(excluded),
         _not_drawn(groups, parts),
         sizes(of_setting(study, mean_auroc(report.analysis.scores), place, setting)),
     )
@@ -237,8 +237,8 @@ def _finding(groups: pd.DataFrame, variables: Sequence[str]) -> str:
     return f"groups differ by {listed(parts)}, Kruskal–Wallis p\u00a0<\u00a00.05 unadjusted{rest}"
 
 
-def _left_out(left_out: pd.DataFrame) -> str:
-    found = left_out.drop_duplicates(["variable", "group"])
+def _excluded(excluded: pd.DataFrame) -> str:
+    found = excluded.drop_duplicates(["variable", "group"])
     if found.empty:
         return ""
     parts = [

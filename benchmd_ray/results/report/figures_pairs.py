@@ -13,7 +13,6 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from benchmd_ray.results.canvas import new_figure
-from benchmd_ray.results.report.cells import TECHNIQUES
 from benchmd_ray.results.report.figures_panels import (
     SETTING_LABELS,
     SMALL,
@@ -42,6 +41,7 @@ from benchmd_ray.results.report.figures_wording import (
     sizes,
     spanned,
 )
+from benchmd_ray.results.report.names import TECHNIQUES
 from benchmd_ray.scores.comparison import EXCHANGES, LEVEL
 
 SECTION = "Significance"

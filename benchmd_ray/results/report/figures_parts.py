@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmd_ray.benchmarks.registry import usual_start
 from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.results.canvas import TechniqueLook
-from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES
+from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES
 from benchmd_ray.results.report.protocols import comparable_with, letters_of
 
 if TYPE_CHECKING:

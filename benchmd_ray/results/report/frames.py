@@ -39,6 +39,19 @@ def _whole(*names: str) -> dict[str, str]:
 
 
 FRAMES: dict[str, dict[str, str]] = {
+    "rows": {
+        **_text("evaluation", *KEY),
+        **_whole("seed"),
+        **_text("metric", "class"),
+        **_real("value", "low", "high"),
+        **_text("caution"),
+        **_whole("records", "patients", "positives"),
+        **_text("scored"),
+        **_real("effective", "paper"),
+        **_text("published_in", "unlike"),
+        **_whole("raw_records", "raw_expected"),
+        **_text("options", "remarks", "run"),
+    },
     "scores": {
         **_text(*KEY, "metric", "class"),
         **_real("value", "sd", "low", "high"),
@@ -47,7 +60,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_whole("records", "patients", "positives"),
         **_text("scored"),
         **_real("paper"),
-        **_text("caution"),
+        **_text("caution", "runs"),
     },
     "gaps": {
         **_text(
@@ -79,7 +92,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_text("caution"),
     },
     "posthoc": {**_text(*KEY, "variable", "a", "b"), **_real("p_bonferroni")},
-    "left_out": {**_text(*KEY, "variable", "group"), **_whole("patients")},
+    "excluded": {**_text(*KEY, "variable", "group"), **_whole("patients")},
     "roc": {**_text(*KEY, "class"), **_whole("seed"), **_real("fpr", "tpr")},
     "calibration": {
         **_text(*KEY, "class"),
@@ -127,10 +140,13 @@ FRAMES: dict[str, dict[str, str]] = {
 }
 """Columns of each frame and their types, in order.
 
-`KEY` comes first where a frame has one row or more of each result. ``class`` is ``mean`` or the
-name of a class; ``scored`` is what ``records`` counts, such as scans; ``caution`` says why an
-interval or a p is missing, or why the interval is rough. A frame without rows has its columns all
-the same.
+``rows`` is the long table of scores, a line for every run, split, metric and class; ``scores`` has
+the seeds pooled. `KEY` comes first where a frame has one row or more of each result. ``class`` is
+``mean`` or the name of a class; ``scored`` is what ``records`` counts, such as scans; ``effective``
+are effective patients, of a class those on its rarer side; ``paper`` is a published AUROC that may
+be compared and ``unlike`` says why one may not; ``run`` is empty where no run made a row;
+``caution`` says why an interval or a p is missing, or why the interval is rough. A frame without
+rows has its columns all the same.
 """
 TUNING = ("searches", "tuned")
 """Frames that are empty where nothing was searched."""

@@ -18,11 +18,12 @@ from matplotlib.figure import Figure
 from benchmd_ray.files import replacing
 from benchmd_ray.progress import progress
 from benchmd_ray.results.canvas import styled
-from benchmd_ray.results.report import page_sections as sections
 from benchmd_ray.results.report.page_findings import facts, findings
 from benchmd_ray.results.report.page_methods import METHODS, published_words, words
-from benchmd_ray.results.report.page_tables import Table, html, text_of
-from benchmd_ray.results.report.page_tuning import searches, tuned, tuning_sentences
+from benchmd_ray.results.report.page_tables import html
+from benchmd_ray.results.report.page_tuning import tuning_sentences
+from benchmd_ray.results.report.table import text_of
+from benchmd_ray.results.report.tables import Declared, declared
 from benchmd_ray.scores.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ ABOUT = (
 HYPHENATED = re.compile(r"\b\w{1,12}(?:-\w{1,12}){1,2}\b")
 LEAD = 40
 """Characters before a colon that are the word that a note is about."""
-TUNING = "Tuning"
-"""Section that holds sentences, tables and figures together."""
+TUNING, RAN = "Tuning", "What ran"
+"""Headings: of what searches found, with sentences; and of what stands near the end."""
 PIXELS = 96
 """CSS pixels of an inch."""
 
@@ -117,59 +118,40 @@ def _footer(figures: Sequence[Titled]) -> str:
 def _parts(analysis: Analysis, figures: Sequence[Titled]) -> list[tuple[str, str, str]]:
     """Sections of the page: id, heading, HTML."""
     drawn = _figure_parts(figures)
-    tuning = drawn.pop(TUNING, "")
-    alone = (
-        (f"figures-{place}", f"Figures: {text_of(section)}", shown)
-        for place, (section, shown) in enumerate(drawn.items(), start=1)
-    )
-    made = [
+    tables = _table_parts(analysis, drawn)
+    late = [(head, *tables.pop(head)) for head in (TUNING, RAN) if head in tables]
+    return [
         ("summary", "Summary", _summary(analysis)),
         ("notes", "To know before reading", _list(analysis.notes, "Nothing in particular.")),
-        *_table_parts(analysis),
-        ("subgroups", "Subgroups", _subgroup_part(analysis)),
-        *alone,
-        *_tuning_part(analysis, tuning),
-        ("ran", "What ran", _or_none(sections.ran(analysis.ran), "No run.")),
+        *((slug, head, content) for head, (slug, content) in tables.items()),
+        *(
+            (f"figures-{place}", f"Figures: {text_of(section)}", shown)
+            for place, (section, shown) in enumerate(drawn.items(), start=1)
+        ),
+        *((slug, head, content) for head, slug, content in late),
         ("methods", "Methods and words", _methods()),
     ]
-    return made
 
 
-def _table_parts(analysis: Analysis) -> list[tuple[str, str, str]]:
-    tables = (
-        (
-            "results",
-            "Results",
-            sections.results(analysis.scores),
-            "No result.",
-        ),
-        ("metrics", "All metrics", sections.metrics(analysis.scores), "No result."),
-        (
-            "gaps",
-            "In distribution and target",
-            sections.gaps(analysis.gaps),
-            "No run was scored both on its source's validation split and on a target.",
-        ),
-        (
-            "changes",
-            "Against training from scratch",
-            sections.changes(analysis.changes),
-            "No technique was scored on the same rows as training from scratch.",
-        ),
-        (
-            "pairs",
-            "Techniques in pairs",
-            sections.pairs(analysis.pairs),
-            "No two techniques were scored on the same rows.",
-        ),
-        (
-            "ranking",
-            "Order of techniques",
-            sections.ranking(analysis.ranking),
-            "No two techniques were scored on the same rows.",
-        ),
-    )
-    return [(name, head, _or_none(table, why)) for name, head, table, why in tables]
+def _table_parts(analysis: Analysis, drawn: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """Id and HTML of each heading's tables; figures on tuning are with them."""
+    together: dict[str, list[Declared]] = {}
+    for each in declared():
+        if each.page is not None:
+            together.setdefault(each.heading, []).append(each)
+    parts = {}
+    for heading, held in together.items():
+        made = [table for each in held if each.page and (table := each.page(analysis)) is not None]
+        content = "".join(map(html, made)) or (_none(held[0].nothing) if held[0].nothing else "")
+        if not content:
+            continue
+        said = tuning_sentences(analysis) if heading == TUNING else []
+        content = (_list(said, "") if said else "") + content
+        if heading == TUNING:
+            content += drawn.pop(TUNING, "")
+        slug = re.sub("[^a-z0-9]+", "-", heading.lower())
+        parts[heading] = (slug, content)
+    return parts
 
 
 def _summary(analysis: Analysis) -> str:
@@ -208,40 +190,6 @@ def _prose(text: str) -> str:
 
 def _none(why: str) -> str:
     return f'<p class="none">{escape(why)}</p>\n'
-
-
-def _or_none(table: Table | None, why: str) -> str:
-    return _none(why) if table is None else html(table)
-
-
-def _subgroup_part(analysis: Analysis) -> str:
-    groups = sections.subgroups(analysis.subgroups)
-    if groups is None and analysis.left_out.empty:
-        return _none("No dataset of this report has age, sex, site, device or view.")
-    posthoc = sections.posthoc(analysis.posthoc)
-    left_out = sections.left_out(analysis.left_out)
-    return (
-        _or_none(groups, "No subgroup is large enough.")
-        + "<h3>Groups against each other</h3>"
-        + _or_none(posthoc, "No two groups were compared.")
-        + "<h3>Left out</h3>"
-        + _or_none(left_out, "No group was left out.")
-    )
-
-
-def _tuning_part(analysis: Analysis, drawn: str) -> list[tuple[str, str, str]]:
-    """What searches found, with their figures; nothing where nothing was searched or tuned."""
-    if analysis.searches.empty and analysis.tuned.empty:
-        return []
-    content = (
-        _list(tuning_sentences(analysis), "Nothing was compared.")
-        + "<h3>Tuned against what the search started from</h3>"
-        + _or_none(tuned(analysis.tuned), "No run of this report has settings that a search found.")
-        + "<h3>Searches</h3>"
-        + _or_none(searches(analysis.searches), "No search is in the stores of this report.")
-        + drawn
-    )
-    return [("tuning", TUNING, content)]
 
 
 def _figure_parts(figures: Sequence[Titled]) -> dict[str, str]:

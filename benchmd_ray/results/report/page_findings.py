@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.registry import usual_start
-from benchmd_ray.results.report.cells import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.figures_parts import ordered
 from benchmd_ray.results.report.frames import KEY, PLACE, VERSIONS
-from benchmd_ray.results.report.page_tables import Kind, shown, text_of
+from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.results.report.table import Kind, shown, text_of
 from benchmd_ray.scores.comparison import LEVEL
 
 if TYPE_CHECKING:

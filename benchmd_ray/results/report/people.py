@@ -19,11 +19,11 @@ VARIABLES = ("age", "sex", "site", "device", "view")
 
 
 def subgroup_rows(pools: Sequence[Pool], resamples: int) -> Mapping[str, list[Row]]:
-    """Rows of the frames ``subgroups``, ``posthoc`` and ``left_out``.
+    """Rows of the frames ``subgroups``, ``posthoc`` and ``excluded``.
 
     A variable that the dataset does not state has no rows.
     """
-    rows: dict[str, list[Row]] = {"subgroups": [], "posthoc": [], "left_out": []}
+    rows: dict[str, list[Row]] = {"subgroups": [], "posthoc": [], "excluded": []}
     with ThreadPoolExecutor(THREADS) as threads:
         for found in threads.map(partial(_of_pool, resamples=resamples), pools):
             for name, made in found.items():
@@ -39,7 +39,7 @@ def labels_of(units: pd.DataFrame, variable: str) -> list[str | None]:
 
 
 def _of_pool(pool: Pool, resamples: int) -> Mapping[str, list[Row]]:
-    rows: dict[str, list[Row]] = {"subgroups": [], "posthoc": [], "left_out": []}
+    rows: dict[str, list[Row]] = {"subgroups": [], "posthoc": [], "excluded": []}
     for variable in VARIABLES:
         labels = labels_of(pool.first.units, variable)
         if any(label is not None for label in labels):
@@ -76,5 +76,5 @@ def _of_variable(
             for group in found.groups
         ],
         "posthoc": [{"a": a, "b": b, "p_bonferroni": p} for a, b, _, p in found.posthoc],
-        "left_out": [{"group": name, "patients": count} for name, count in found.left_out],
+        "excluded": [{"group": name, "patients": count} for name, count in found.left_out],
     }

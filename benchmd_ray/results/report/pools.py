@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.results.report.cells import place
 from benchmd_ray.results.report.frames import KEY
+from benchmd_ray.results.report.names import place
+from benchmd_ray.results.report.rows import key_of
 from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
 from benchmd_ray.scores.support import Basis
@@ -61,6 +62,8 @@ class Pool:
             metric: Its name.
             column: 0 for the mean over classes, then each class.
         """
+        if len(self.members) == 1:
+            return self.first.pooled(metric, column)
         values = self.values(metric)[:, column].tolist()
         return pooled_seeds(values, self.drawn(metric, column), self.basis(metric, column))
 
@@ -82,7 +85,7 @@ def pools(found: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[P
     """
     together: dict[tuple[str, ...], list[Scored]] = {}
     for one in found:
-        key = _key(one, protocol[one.run.folder])
+        key = key_of(one, protocol[one.run.folder])
         together.setdefault(tuple(key.values()), []).append(one)
     made, notes = [], []
     for values, members in together.items():
@@ -94,21 +97,6 @@ def pools(found: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[P
         notes += [f"{pool.where()}: {line}" for line in said]
         made.append(pool)
     return sorted(made, key=lambda pool: place(pool.key)), notes
-
-
-def _key(one: Scored, protocol: str) -> dict[str, str]:
-    about, run = one.about, one.run.description
-    return {
-        "modality": about["modality"],
-        "source": run["source"],
-        "dataset": one.dataset,
-        "role": about["role"],
-        "split": one.split,
-        "policy": about["policy"],
-        "setting": run["setting"],
-        "technique": run["technique"],
-        "protocol": protocol,
-    }
 
 
 def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:

@@ -22,6 +22,7 @@ from benchmd_ray.results.report.kept import kept
 from benchmd_ray.results.store import Run
 from benchmd_ray.scores.metrics import Values, metric
 from benchmd_ray.scores.resampling import resampled, usual_threads
+from benchmd_ray.scores.seeds import Pooled, pooled_seeds
 from benchmd_ray.scores.support import Support, support
 from benchmd_ray.tasks import Task, TaskKind
 from benchmd_ray.training.predictions import CLASSIFIED, predictions_of, read_predictions
@@ -93,7 +94,20 @@ class Scored:
         content = names.encode() + np.ascontiguousarray(self.targets).tobytes()
         return hashlib.sha256(content).hexdigest()
 
-    @property
+    @cached_property
+    def _pooled(self) -> dict[tuple[str, int], Pooled]:
+        return {}
+
+    def pooled(self, metric: str, column: int = 0) -> Pooled:
+        """A metric with its interval: of column 0 over all classes, then of each class."""
+        held = self._pooled.get((metric, column))
+        if held is None:
+            value, drawn = self.whole[metric][column], self.resampled[metric][:, column]
+            held = pooled_seeds([float(value)], [drawn], self.support.basis(metric, column))
+            self._pooled[metric, column] = held
+        return held
+
+    @cached_property
     def whole(self) -> Mapping[str, Floats]:
         """By metric: the values of all units as `resampled` has them, (1 + classes,)."""
         return {name: np.array([v.mean, *v.per_class]) for name, v in self.values.items()}

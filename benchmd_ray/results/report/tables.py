@@ -1,363 +1,396 @@
-"""The tables of a report: what they show, and how they are written.
-
-Each table is there as people read it (Markdown, LaTeX, and on the terminal the first one) and as
-data with all digits (CSV).
-"""
+"""The tables of a report: each is declared once, for its page and for its files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from benchmd_ray.files import replacing
-from benchmd_ray.results.report.analysis import Analysis
-from benchmd_ray.results.report.cells import Cell
-from benchmd_ray.results.report.frames import KEY
-from benchmd_ray.results.report.table_cells import (
-    ABOUT,
-    INTERVAL,
-    about,
+from benchmd_ray.benchmarks.registry import benchmarks, named_by
+from benchmd_ray.results.report.columns import (
     cautions,
-    number,
-    p_value,
-    protocol_of,
-    scored,
-    signed,
-    spanned,
+    column_of,
+    interval_of,
+    key_columns,
+    metric_column,
+    metric_title,
+    part,
+    sizes,
+    table_of,
 )
-from benchmd_ray.results.report.tables_tuning import searches_shown, tuned_shown
-from benchmd_ray.results.written import csv_text, latex, markdown
+from benchmd_ray.results.report.frames import KEY, VERSIONS
+from benchmd_ray.results.report.hardware_notes import COLUMNS
+from benchmd_ray.results.report.table import Column, Table
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS
 
+if TYPE_CHECKING:
+    from benchmd_ray.results.report.analysis import Analysis
+
+Make = Callable[["Analysis"], Table | None]
+Data = Callable[["Analysis"], pd.DataFrame]
+
 
 @dataclass(frozen=True)
-class Table:
-    """One table of a report."""
+class Declared:
+    """A table of a report."""
 
     name: str
     """Stem of its files."""
-    caption: str
-    shown: Callable[[Analysis], pd.DataFrame]
-    """As people read it."""
-    data: Callable[[Analysis], pd.DataFrame]
-    """With all digits and columns."""
+    heading: str
+    """On the page; of several with one heading it is there once."""
+    data: Data
+    """With all digits and columns, for CSV."""
+    page: Make | None = None
+    """As the page shows it; None where it does not."""
+    printed: Make | None = None
+    """As Markdown, LaTeX and the terminal show it; None where they do not."""
+    nothing: str = ""
+    """What the page says where there is none; empty leaves the heading out."""
 
-
-def display_frame(analysis: Analysis) -> pd.DataFrame:
-    """The main table as people read it: one row per result, its seeds pooled."""
-    frame = auroc_frame(analysis)
-    return pd.DataFrame(
-        {
-            "modality": frame["modality"],
-            "trained on": frame["source"],
-            "dataset": scored(frame),
-            "setting": frame["setting"],
-            "technique": frame["technique"],
-            f"AUROC {INTERVAL}": spanned(frame, "value"),
-            "paper": frame["paper"].map(number),
-            "seeds": frame["seeds"],
-            "sd": frame["sd"].map(number),
-            "classes": frame["classes"],
-            "records": frame["records"],
-            "patients": frame["patients"],
-            **cautions(frame),
-            **protocol_of(frame),
-        }
-    )
+    @staticmethod
+    def both(name: str, heading: str, data: Data, make: Make, nothing: str = "") -> Declared:
+        """A table that is the same everywhere."""
+        return Declared(name, heading, data, make, make, nothing)
 
 
 def auroc_frame(analysis: Analysis) -> pd.DataFrame:
     """AUROC over all classes of each result, with what is known of the runs behind it."""
-    frame = _mean(analysis.scores, "auroc").drop(columns=["metric", "class", "positives"])
-    behind: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in analysis.cells:
-        behind.setdefault(tuple(getattr(cell, name) for name in KEY), []).append(cell)
-    cells = [behind[tuple(key)] for key in frame[list(KEY)].itertuples(index=False)]
-    firsts = [held[0] for held in cells]
-    return frame.assign(
-        seed_values=["; ".join(map(str, values)) for values in frame["seed_values"]],
-        classes=[f"{len(c.classes) - len(c.unscored)}/{len(c.classes)}" for c in firsts],
-        unscored=["; ".join(c.unscored) for c in firsts],
-        options=["; ".join(c.options) for c in firsts],
-        runs=["; ".join(c.run for c in held) for held in cells],
+    scores = analysis.scores[analysis.scores["metric"] == "auroc"]
+    whole = scores[scores["class"] == "mean"].reset_index(drop=True)
+    each = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
+    rows = analysis.rows[(analysis.rows["metric"] == "auroc") & (analysis.rows["class"] == "mean")]
+    options = rows.groupby([*KEY], sort=False)["options"].first().to_dict()
+    places = list(whole[list(KEY)].itertuples(index=False, name=None))
+    classes = [each.get(place, scores[:0]) for place in places]
+    return whole.drop(columns=["metric", "class", "positives"]).assign(
+        seed_values=["; ".join(map(str, values)) for values in whole["seed_values"]],
+        classes=[f"{held['value'].count()}/{len(held)}" for held in classes],
+        unscored=["; ".join(held.loc[held["value"].isna(), "class"]) for held in classes],
+        options=[options.get(place, "") for place in places],
     )
 
 
-def runs_frame(analysis: Analysis) -> pd.DataFrame:
-    """AUROC of every single run."""
-    hidden = ("classes", "unscored", "raw", "support", "options", "unlike")
-    return pd.DataFrame(
-        {
-            **{name: value for name, value in vars(c).items() if name not in hidden},
-            "options": "; ".join(c.options),
-            "unscored": "; ".join(c.unscored),
-        }
-        for c in analysis.cells
+def results(analysis: Analysis) -> Table | None:
+    """AUROC, mean over classes, next to the paper's."""
+    rows = auroc_frame(analysis)
+    columns = (
+        *key_columns(rows),
+        interval_of("AUROC [95 %]", rows, "value"),
+        column_of("seeds", rows["seeds"], "integer"),
+        column_of("sd", rows["sd"], "number"),
+        column_of("paper", rows["paper"], "number"),
+        column_of("ours − paper", rows["value"] - rows["paper"], "signed"),
+        column_of("classes", rows["classes"], "text"),
+        *sizes(rows),
+        *cautions(rows),
     )
+    caption = "AUROC of each technique, mean over classes, with its 95 % interval, seeds pooled."
+    return table_of("results", caption, columns, rows)
 
 
-def _mean(scores: pd.DataFrame, metric: str) -> pd.DataFrame:
-    chosen = (scores["metric"] == metric) & (scores["class"] == "mean")
-    return scores[chosen].reset_index(drop=True)
-
-
-def _titled(metrics: pd.Series) -> list[str]:
-    return [METRICS[name].title for name in metrics]
-
-
-def metrics_shown(analysis: Analysis) -> pd.DataFrame:
-    """All metrics over all classes, one column each."""
-    base = _mean(analysis.scores, "auroc")
-    columns = {
-        METRICS[name].title: spanned(_mean(analysis.scores, name), "value") for name in METRICS
-    }
-    return pd.DataFrame(
-        {**about(base, *ABOUT, "technique"), **columns, **cautions(base), **protocol_of(base)}
-    )
-
-
-def classes_shown(analysis: Analysis) -> pd.DataFrame:
+def class_frame(analysis: Analysis) -> pd.DataFrame:
     """AUROC of each class."""
-    frame = _per_class(analysis)
-    return pd.DataFrame(
-        {
-            **about(frame, *ABOUT, "technique", "class"),
-            f"AUROC {INTERVAL}": spanned(frame, "auroc"),
-            "positives": frame["positives"],
-            "records": frame["records"],
-            **cautions(frame),
-            **protocol_of(frame),
-        }
-    )
-
-
-def gaps_shown(analysis: Analysis) -> pd.DataFrame:
-    """In-distribution against the other datasets, in AUROC."""
-    frame = analysis.gaps[analysis.gaps["metric"] == "auroc"].reset_index(drop=True)
-    return pd.DataFrame(
-        {
-            **about(frame, *ABOUT, "technique"),
-            "in distribution": frame["in_distribution"].map(number),
-            "on the dataset": frame["target"].map(number),
-            f"gap {INTERVAL}": spanned(frame, "gap", signed),
-            "p": frame["p"].map(p_value),
-            **cautions(frame),
-            **protocol_of(frame),
-        }
-    )
-
-
-def changes_shown(analysis: Analysis) -> pd.DataFrame:
-    """Each technique minus scratch, for every metric."""
-    frame = analysis.changes
-    return pd.DataFrame(
-        {
-            **about(frame, *ABOUT, "technique"),
-            "metric": _titled(frame["metric"]),
-            f"minus scratch {INTERVAL}": spanned(frame, "value", signed),
-            "p": frame["p"].map(p_value),
-            "p (DeLong)": frame["p_delong"].map(p_value),
-            **cautions(frame),
-            **protocol_of(frame),
-        }
-    )
-
-
-def pairs_shown(analysis: Analysis) -> pd.DataFrame:
-    """Every two techniques on the same records, in AUROC."""
-    frame = analysis.pairs
-    return pd.DataFrame(
-        {
-            **about(frame, *ABOUT),
-            "a": frame["a"],
-            "b": frame["b"],
-            f"b minus a {INTERVAL}": spanned(frame, "difference", signed),
-            "p": frame["p"].map(p_value),
-            "p (Holm)": frame["p_holm"].map(p_value),
-            **cautions(frame),
-            **protocol_of(frame),
-        }
-    )
-
-
-def ranking_shown(analysis: Analysis) -> pd.DataFrame:
-    """Ranks of the techniques on the same records, and how stable the ranking is."""
-    frame = analysis.ranking
-    return pd.DataFrame(
-        {
-            **about(frame, *ABOUT, "technique"),
-            f"rank {INTERVAL}": spanned(frame, "rank", "{:g}".format),
-            "Kendall's τ": frame["tau"].map(number),
-            **cautions(frame),
-            **protocol_of(frame),
-        }
-    )
-
-
-def subgroups_shown(analysis: Analysis) -> pd.DataFrame:
-    """AUROC of groups of people and devices."""
-    frame = analysis.subgroups
-    return pd.DataFrame(
-        {
-            **about(frame, *ABOUT, "technique", "variable", "group"),
-            f"AUROC {INTERVAL}": spanned(frame, "value"),
-            "records": frame["records"],
-            "patients": frame["patients"],
-            "p (Kruskal)": frame["kruskal_p"].map(p_value),
-            **cautions(frame),
-            **protocol_of(frame),
-        }
-    )
-
-
-def posthoc_shown(analysis: Analysis) -> pd.DataFrame:
-    """Groups that were compared with each other."""
-    frame = analysis.posthoc
-    return pd.DataFrame(
-        {
-            **about(frame, *ABOUT, "technique", "variable", "a", "b"),
-            "p (Bonferroni)": frame["p_bonferroni"].map(p_value),
-            **protocol_of(frame),
-        }
-    )
-
-
-def _per_class(analysis: Analysis) -> pd.DataFrame:
     scores = analysis.scores
-    frame = scores[(scores["metric"] == "auroc") & (scores["class"] != "mean")]
-    frame = frame.drop(columns=["metric", "seed_values", "paper"]).reset_index(drop=True)
-    return frame.rename(columns={"value": "auroc"})
+    rows = scores[(scores["metric"] == "auroc") & (scores["class"] != "mean")]
+    return rows.drop(columns=["metric", "seed_values", "paper", "runs"]).reset_index(drop=True)
 
 
-TABLES = (
-    Table("auroc", "AUROC, the seeds pooled.", display_frame, auroc_frame),
-    Table("auroc_per_class", "AUROC of each class against the rest.", classes_shown, _per_class),
-    Table(
-        "metrics",
+def classes(analysis: Analysis) -> Table | None:
+    """AUROC of each class."""
+    rows = class_frame(analysis)
+    columns = (
+        *key_columns(rows),
+        column_of("class", rows["class"], "text"),
+        interval_of("AUROC [95 %]", rows, "value"),
+        column_of("positives", rows["positives"], "integer"),
+        *sizes(rows)[:1],
+        *cautions(rows),
+    )
+    return table_of("classes", "AUROC of each class against the rest.", columns, rows)
+
+
+def all_metrics(analysis: Analysis) -> Table | None:
+    """All metrics over all classes, a column each."""
+    scores = analysis.scores[analysis.scores["class"] == "mean"]
+    held = {name: rows.reset_index(drop=True) for name, rows in scores.groupby("metric")}
+    if not held:
+        return None
+    rows = held["auroc"]
+    columns = (
+        *key_columns(rows),
+        *(interval_of(METRICS[name].title, held[name], "value") for name in METRICS),
+        *cautions(rows),
+    )
+    caption = (
         "All metrics over all classes, with 95 % intervals. AUPRC has one where each class has "
         f"{METRICS['auprc'].least} patients on its rarer side, accuracy and Brier score where "
         f"{INTERVAL_PATIENTS} patients are scored, the calibration error never; the caution is for "
-        "AUROC, balanced accuracy and F1.",
-        metrics_shown,
-        lambda a: a.scores.drop(columns=["seed_values", "paper"]),
+        "AUROC, balanced accuracy and F1."
+    )
+    return table_of("all-metrics", caption, columns, rows)
+
+
+def metrics(analysis: Analysis) -> Table | None:
+    """All metrics, and each class."""
+    rows = analysis.scores
+    titles = [metric_title(name) for name in rows["metric"]]
+    order = tuple(metric_title(name) for name in METRICS)
+    first = [title for title in (*order[1:], *order[:1]) if title in titles]
+    columns = (
+        *key_columns(rows),
+        Column(
+            "metric",
+            titles,
+            order=order,
+            filtered=True,
+            required=True,
+            chosen=first[0] if first else "",
+            about="An arrow says whether higher (↑) or lower (↓) is better",
+        ),
+        Column(
+            "class",
+            list(rows["class"]),
+            order=tuple(dict.fromkeys(rows["class"])),
+            filtered=True,
+            chosen="mean",
+        ),
+        interval_of("value [95 %]", rows, "value"),
+        column_of("seeds", rows["seeds"], "integer"),
+        column_of("sd", rows["sd"], "number"),
+        column_of("positives", rows["positives"], "integer"),
+        *sizes(rows),
+        *cautions(rows),
+    )
+    caption = "Every metric, over all classes and of each class. Choose metric and class above."
+    return table_of("metrics", caption, columns, rows)
+
+
+def gaps(analysis: Analysis) -> Table | None:
+    """In distribution against target."""
+    rows = analysis.gaps
+    columns = (
+        *key_columns(rows),
+        metric_column(rows, required=True),
+        column_of("in distribution", rows["in_distribution"], "number"),
+        column_of("target", rows["target"], "number"),
+        interval_of("gap [95 %]", rows, "gap", "change", p="p"),
+        column_of("p", rows["p"], "p", about="Two-sided, by Student's t"),
+        *cautions(rows),
+    )
+    caption = "The source's own validation split against each target, and the difference."
+    return table_of("gaps", caption, columns, rows)
+
+
+def changes(analysis: Analysis) -> Table | None:
+    """Techniques against training from scratch."""
+    rows = analysis.changes
+    columns = (
+        *key_columns(rows),
+        metric_column(rows, required=False),
+        interval_of("technique − scratch [95 %]", rows, "value", "change", p="p"),
+        column_of("p", rows["p"], "p"),
+        column_of("p (DeLong)", rows["p_delong"], "p"),
+        *cautions(rows),
+    )
+    caption = "Each technique minus training from scratch, on the same rows."
+    return table_of("changes", caption, columns, rows)
+
+
+def pairs(analysis: Analysis) -> Table | None:
+    """Techniques against each other."""
+    rows = analysis.pairs
+    columns = (
+        *key_columns(rows),
+        *(column_of(name, rows[name], "text", filtered=True) for name in ("a", "b")),
+        interval_of("b − a [95 %]", rows, "difference", "change", p="p_holm"),
+        column_of("p", rows["p"], "p"),
+        column_of("p (Holm)", rows["p_holm"], "p"),
+        *cautions(rows),
+    )
+    caption = "Difference in AUROC of two techniques on the same rows."
+    return table_of("pairs", caption, columns, rows)
+
+
+def ranking(analysis: Analysis) -> Table | None:
+    """Ranks of techniques."""
+    rows = analysis.ranking
+    columns = (
+        *key_columns(rows),
+        interval_of("rank [95 %]", rows, "rank", digits=1),
+        column_of("Kendall's τ", rows["tau"], "number", digits=2),
+        *cautions(rows),
+    )
+    return table_of("ranking", "Rank of each technique by AUROC, 1 is best.", columns, rows)
+
+
+def subgroups(analysis: Analysis) -> Table | None:
+    """AUROC by subgroup."""
+    rows = analysis.subgroups
+    columns = (
+        *key_columns(rows),
+        column_of("variable", rows["variable"], "text"),
+        column_of("group", rows["group"], "text"),
+        interval_of("AUROC [95 %]", rows, "value"),
+        column_of("p (Kruskal)", rows["kruskal_p"], "p"),
+        *sizes(rows),
+        *cautions(rows),
+    )
+    return table_of("subgroups", "AUROC within groups of patients.", columns, rows)
+
+
+def posthoc(analysis: Analysis) -> Table | None:
+    """Which subgroups differ."""
+    rows = analysis.posthoc
+    columns = (
+        *key_columns(rows),
+        column_of("variable", rows["variable"], "text"),
+        *(column_of(name, rows[name], "text", order=()) for name in ("a", "b")),
+        column_of("p (Bonferroni)", rows["p_bonferroni"], "p"),
+    )
+    return table_of("posthoc", "Groups against each other.", columns, rows)
+
+
+def excluded(analysis: Analysis) -> Table | None:
+    """Subgroups that were too small."""
+    rows = analysis.excluded
+    columns = (
+        *key_columns(rows),
+        column_of("variable", rows["variable"], "text"),
+        column_of("group", rows["group"], "text"),
+        column_of("patients", rows["patients"], "integer"),
+    )
+    return table_of(
+        "excluded",
+        "Groups of too few patients, and patients whose group is not known.",
+        columns,
+        rows,
+    )
+
+
+def ran(analysis: Analysis) -> Table | None:
+    """Every run: what, where, how long, with which versions."""
+    rows = analysis.ran
+    columns = (
+        *(column_of(name, rows[name], "text") for name in ("run", "kind")),
+        *key_columns(rows),
+        column_of("seed", rows["seed"], "integer"),
+        column_of("finished", ["yes" if done else "no" for done in rows["finished"]], "text"),
+        column_of("minutes", rows["seconds"] / 60, "number", digits=1),
+        *(column_of(name, rows[name], "text") for name in ("device", *COLUMNS)),
+        column_of("workers", rows["workers"], "integer"),
+        *(column_of(name, rows[name], "text") for name in ("catalog", *VERSIONS)),
+    )
+    return table_of("ran", "Runs that this report is made of.", columns, rows)
+
+
+def tuned(analysis: Analysis) -> Table | None:
+    """Tuned settings beside those that the search started from."""
+    rows = analysis.tuned
+    difference = part(rows, "difference").assign(p=rows["p"])
+    columns = (
+        *key_columns(rows),
+        interval_of("tuned [95 %]", rows, "value"),
+        interval_of("start [95 %]", part(rows, "start"), "start"),
+        column_of("paper", rows["paper"], "number"),
+        interval_of("tuned − start [95 %]", difference, "difference", "change", p="p"),
+        column_of("p", rows["p"], "p"),
+        column_of("p (DeLong)", rows["p_delong"], "p"),
+        column_of("seeds", rows["seeds"], "integer"),
+        column_of("start is", list(rows["start_protocol"]), "text"),
+        column_of("trials", rows["trials"].astype("float64"), "integer"),
+        column_of("device hours", rows["device_hours"], "number", digits=2),
+        column_of("search", rows["search"], "text"),
+        *cautions(rows),
+    )
+    caption = (
+        "Settings that a search found against those that it started from, AUROC, mean over "
+        "classes, on the same rows."
+    )
+    return table_of("tuned", caption, columns, rows)
+
+
+def searches(analysis: Analysis) -> Table | None:
+    """Searches, what their trials scored and what they cost."""
+    rows = analysis.searches
+    columns = (
+        *key_columns(rows),
+        *(column_of(name, rows[name], "text") for name in ("sampler", "stopping")),
+        *(column_of(name, rows[name], "integer") for name in ("trials", "complete")),
+        column_of("stopped", rows["stopped"], "integer"),
+        *(column_of(name, rows[name], "integer") for name in ("failed", "unfinished")),
+        column_of("best trial", rows["best"].astype("float64"), "integer"),
+        column_of("inner AUROC, start", rows["first_value"], "number"),
+        column_of("inner AUROC, best", rows["best_value"], "number"),
+        column_of("hours", rows["seconds"] / 3600, "number", digits=2),
+        column_of("device hours", rows["device_hours"], "number", digits=2),
+        column_of("shared hours", rows["shared_seconds"] / 3600, "number", digits=2),
+        column_of("device", rows["device"], "text"),
+        column_of("search", rows["search"], "text"),
+    )
+    return table_of("searches", "Searches, their trials and their cost.", columns, rows)
+
+
+TABLES: tuple[Declared, ...] = (
+    Declared.both("auroc", "Results", auroc_frame, results, "No result."),
+    Declared(
+        "metrics",
+        "All metrics",
+        lambda a: a.scores.drop(columns=["seed_values", "paper", "runs"]),
+        metrics,
+        all_metrics,
+        "No result.",
     ),
-    Table(
+    Declared("auroc_per_class", "All metrics", class_frame, printed=classes),
+    Declared.both(
         "gaps",
-        "AUROC in distribution (the source's validation split) minus that on another dataset.",
-        gaps_shown,
+        "In distribution and target",
         lambda a: a.gaps,
+        gaps,
+        "No run was scored both on its source's validation split and on a target.",
     ),
-    Table(
+    Declared.both(
         "changes",
-        "Each technique minus scratch on the same records.",
-        changes_shown,
+        "Against training from scratch",
         lambda a: a.changes,
+        changes,
+        "No technique was scored on the same rows as training from scratch.",
     ),
-    Table(
+    Declared.both(
         "pairs",
-        "Differences in AUROC between techniques on the same records, and p, also after Holm's "
-        "correction over the pairs of a dataset and setting.",
-        pairs_shown,
+        "Techniques in pairs",
         lambda a: a.pairs,
+        pairs,
+        "No two techniques were scored on the same rows.",
     ),
-    Table(
+    Declared.both(
         "ranking",
-        "Ranks of the techniques in AUROC on the same records: the interval holds those that no "
-        "test of a pair rules out; τ is how well rankings of resampled patients agree with that "
-        "of all.",
-        ranking_shown,
+        "Order of techniques",
         lambda a: a.ranking,
+        ranking,
+        "No two techniques were scored on the same rows.",
     ),
-    Table(
+    Declared.both(
         "subgroups",
-        "AUROC of groups; p by Kruskal and Wallis over the groups of a variable.",
-        subgroups_shown,
+        "Subgroups",
         lambda a: a.subgroups,
+        subgroups,
+        "No dataset of this report has age, sex, site, device or view, or no group is large "
+        "enough.",
     ),
-    Table(
-        "subgroups_posthoc",
-        "Pairs of groups; p by Mann and Whitney, corrected by Bonferroni.",
-        posthoc_shown,
-        lambda a: a.posthoc,
-    ),
-    Table(
-        "tuned",
-        "Tuned settings against those that their search started from, on the same records.",
-        lambda a: tuned_shown(a.tuned),
-        lambda a: a.tuned,
-    ),
-    Table(
-        "searches",
-        "Searches. Inner AUROC is that on the search's validation records; the best trial's is the "
-        "best of many and so too high.",
-        lambda a: searches_shown(a.searches),
-        lambda a: a.searches,
-    ),
+    Declared.both("subgroups_posthoc", "Subgroups", lambda a: a.posthoc, posthoc),
+    Declared("subgroups_excluded", "Subgroups", lambda a: a.excluded, excluded),
+    Declared.both("tuned", "Tuning", lambda a: a.tuned, tuned),
+    Declared.both("searches", "Tuning", lambda a: a.searches, searches),
+    Declared("runs", "What ran", lambda a: a.ran, ran, nothing="No run."),
+    Declared("scores", "What ran", lambda a: a.rows),
 )
-"""The tables of a report, in order."""
-LISTS: dict[str, Callable[[Analysis], pd.DataFrame]] = {
-    "auroc_per_run": runs_frame,
-    "runs": lambda a: a.ran,
-    "subgroups_left_out": lambda a: a.left_out,
-}
-"""What is written as data alone."""
+"""The tables of every report, in order: as CSV alone where they are neither shown nor printed."""
 
 
-def file_names() -> frozenset[str]:
-    """Names of all files that `write_tables` may write."""
-    kinds = ("csv", "md", "tex")
-    tables = {f"{table.name}.{kind}" for table in TABLES for kind in kinds}
-    return frozenset(tables | {f"{name}.csv" for name in LISTS})
-
-
-def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
-    """Write every table with rows as CSV, Markdown and LaTeX, and the lists as CSV alone.
-
-    The lists are ``auroc_per_run``, ``runs`` and ``subgroups_left_out``. The notes stand below the
-    main table, ``auroc``.
-
-    Returns:
-        The files written, the main table's first.
-    """
-    contents: dict[str, str] = {}
-    for table in TABLES:
-        shown, notes = table.shown(analysis), analysis.notes if table.name == "auroc" else []
-        if len(shown):
-            contents |= _files(table, shown, table.data(analysis), notes)
-    for name, make in LISTS.items():
-        held = make(analysis)
-        if len(held):
-            contents[f"{name}.csv"] = csv_text(held)
-    for name, content in contents.items():
-        with replacing(folder / name) as partial:
-            partial.write_text(content, "utf-8")
-    return [folder / name for name in contents]
-
-
-def _files(
-    table: Table, shown: pd.DataFrame, data: pd.DataFrame, notes: Sequence[str]
-) -> dict[str, str]:
-    lines = [table.caption, "", markdown(shown)]
-    if notes:
-        lines += ["", *(f"- {note}" for note in notes)]
-    label = f"tab:{table.name.replace('_', '-')}"
-    return {
-        f"{table.name}.csv": csv_text(data),
-        f"{table.name}.md": "\n".join(lines) + "\n",
-        f"{table.name}.tex": latex(*_narrowed(shown, table.caption), label, notes),
-    }
-
-
-def _narrowed(shown: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, str]:
-    """A table without columns of one text, which its caption says: a printed page is narrow."""
-    same = [
-        name
-        for name in ("modality", "trained on", "setting", "metric", "policy", "protocol")
-        if name in shown and shown[name].nunique() == 1
-    ]
-    said = "; ".join(f"{name} {shown[name].iloc[0]}" for name in same)
-    return shown.drop(columns=same), f"{caption} In all rows: {said}." if said else caption
+def declared() -> tuple[Declared, ...]:
+    """The tables of every report, then those of benchmarks."""
+    own = [named_by(each.tables) for each in benchmarks().values() if each.tables]
+    return (*TABLES, *(table for held in own for table in held))

@@ -1,0 +1,214 @@
+"""Score rows: one line for every metric and class of every run on every split.
+
+They are the long table that all else in a report is made of or stands next to. Those of
+classifications come from stored predictions, those of other evaluations from the evaluation, and a
+benchmark may bring some that no run has made, such as published ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.benchmarks.registry import benchmarks, evaluations, published_for
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.results.report.frames import FRAMES, frame
+from benchmd_ray.results.report.scored import Scored
+from benchmd_ray.results.store import Run
+from benchmd_ray.training.predictions import CLASSIFIED, predictions_of, read_predictions
+
+Row = dict[str, Any]
+
+
+class Beside(NamedTuple):
+    """A published AUROC next to a result."""
+
+    value: float
+    source: str
+    """Where it is from."""
+    unlike: str | None
+    """Why the two cannot be compared; None where they can."""
+
+
+def beside(one: Scored, protocol: str) -> Beside | None:
+    """What was published of a result, if anything.
+
+    Args:
+        one: The result.
+        protocol: The run's protocol, as `protocols` names it.
+    """
+    run = one.run.description
+    found = published_for(one.dataset, run["setting"], run["technique"])
+    if found is None or found[0].published is None:
+        return None
+    published, value = found[0].published, found[1]
+    unlike = published.unlike(
+        protocol,
+        run["source"],
+        one.about["role"],
+        split=one.split,
+        options=_options(one),
+        raw=(_raw(one), tuple(run["raw"])),
+    )
+    return Beside(value, published.source, unlike)
+
+
+def key_of(one: Scored, protocol: str) -> dict[str, str]:
+    """What names a result, by the columns of `frames.KEY`."""
+    about, run = one.about, one.run.description
+    return {
+        "modality": about["modality"],
+        "source": run["source"],
+        "dataset": one.dataset,
+        "role": about["role"],
+        "split": one.split,
+        "policy": about["policy"],
+        "setting": run["setting"],
+        "technique": run["technique"],
+        "protocol": protocol,
+    }
+
+
+def score_rows(one: Scored, protocol: str) -> Iterator[Row]:
+    """Rows of a measured result: each metric over all classes (``mean``) and of each class."""
+    near = beside(one, protocol)
+    published = near is not None and near.unlike is None
+    raw = _raw(one)
+    shared = {
+        "evaluation": CLASSIFIED.evaluation,
+        **key_of(one, protocol),
+        "seed": one.run.description["seed"],
+        "records": len(one.targets),
+        "scored": one.predicted.scored,
+        "patients": one.patients,
+        "raw_records": raw[0],
+        "raw_expected": raw[1],
+        "options": "; ".join(_options(one)),
+        "remarks": "; ".join(
+            f"{count:,} records: {remark}"
+            for remark, count in json.loads(one.about["remarks"]).items()
+        ),
+        "unlike": "" if near is None or near.unlike is None else near.unlike,
+        "run": one.run.folder.name,
+    }
+    positives = (one.targets == 1).sum(axis=0)
+    for metric in one.values:
+        for column, name in enumerate(("mean", *one.classes)):
+            value = one.pooled(metric, column)
+            first = (metric, column) == ("auroc", 0)
+            yield {
+                **shared,
+                "metric": metric,
+                "class": name,
+                "value": value.mean,
+                "low": value.low,
+                "high": value.high,
+                "caution": value.caution,
+                "positives": int(positives[column - 1] if column else positives.sum()),
+                "effective": one.support.rarer[column - 1] if column else one.support.effective,
+                "paper": near.value if first and near and published else np.nan,
+                "published_in": near.source if first and near else "",
+            }
+
+
+def other_rows(
+    found: Sequence[Run], protocol: Mapping[Path, str], resamples: int
+) -> tuple[pd.DataFrame, list[str]]:
+    """Rows of all evaluations of runs but the classification, and notes on what was skipped."""
+    parts, notes, known = [frame("rows", ())], [], evaluations()
+    for run in found:
+        for path in predictions_of(run.folder) if run.finished else ():
+            name = path.parent.name
+            if name == CLASSIFIED.evaluation:
+                continue
+            try:
+                evaluation = known.get(name)
+                if evaluation is None or evaluation.scores is None:
+                    raise BenchmdError(f"{path}: no benchmark here has the evaluation {name}.")
+                predictions = read_predictions(path, evaluation.form)
+                rows = evaluation.scores(predictions, resamples)
+                said = _said(run, predictions.description) | {"protocol": protocol[run.folder]}
+                parts.append(_whole(pd.DataFrame({**rows, **said})))
+            except BenchmdError as error:
+                notes.append(f"Skipped: {error}")
+    return pd.concat(parts, ignore_index=True), notes
+
+
+def brought_rows(datasets: Collection[str]) -> pd.DataFrame:
+    """Rows that benchmarks bring for these datasets, which no run has made."""
+    parts = [frame("rows", ())]
+    parts += [_whole(each.rows(datasets)) for each in benchmarks().values() if each.rows]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _said(run: Run, about: Mapping[str, str]) -> dict[str, object]:
+    """What names the rows of an evaluation, whatever it says itself."""
+    said = run.description
+    return {
+        **{name: about[name] for name in ("evaluation", "modality", "dataset", "role", "policy")},
+        **{name: said[name] for name in ("source", "setting", "technique", "seed")},
+        "run": run.folder.name,
+    }
+
+
+def _whole(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with all columns of the long table: NaN, 0 or nothing where they have none.
+
+    Raises:
+        BenchmdError: A column is none of it, or of another type.
+    """
+    columns = FRAMES["rows"]
+    if others := sorted(set(map(str, rows.columns)) - columns.keys()):
+        raise BenchmdError(
+            f"score rows have the column {others[0]}, expected some of: {', '.join(columns)}."
+        )
+    empty = {"str": "", "float64": np.nan, "int64": 0}
+    made = {name: rows.get(name, empty[kind]) for name, kind in columns.items()}
+    try:
+        return pd.DataFrame(made, index=rows.index).astype(columns)
+    except (TypeError, ValueError) as error:
+        raise BenchmdError(f"score rows have a column of another type: {error}.") from error
+
+
+def with_predictions(found: Sequence[Run]) -> list[Run]:
+    """Finished runs with predictions.
+
+    Raises:
+        BenchmdError: There are none.
+    """
+    chosen = [run for run in found if run.finished and predictions_of(run.folder)]
+    if not chosen:
+        raise BenchmdError(
+            f"none of the {len(found)} runs is finished and has predictions. Run "
+            "`benchmd transfer` first: it evaluates the source and the targets that it is given."
+        )
+    return chosen
+
+
+def unfinished(found: Sequence[Run]) -> list[str]:
+    """Names the runs that are skipped because they are not finished."""
+    names = [run.folder.name for run in found if not run.finished]
+    return [f"Not finished, skipped: {', '.join(names)}."] if names else []
+
+
+def _raw(one: Scored) -> tuple[int, int]:
+    return int(one.about["raw_records"]), int(one.about["raw_expected"])
+
+
+def _options(one: Scored) -> tuple[str, ...]:
+    """Chosen options of the builds of the source and of the dataset that is scored."""
+    run = one.run.description
+    chosen: dict[str, Mapping[str, str]] = {
+        run["source"]: run["options"],
+        one.dataset: json.loads(one.about["options"]),
+    }
+    return tuple(
+        f"{dataset}: {name}={value}"
+        for dataset, options in chosen.items()
+        for name, value in options.items()
+    )

@@ -1,0 +1,153 @@
+"""A table as data: its columns, how their values are written, and the same as plain text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+
+DASH = "–"
+MINUS = "−"
+PATH = re.compile(r"(?<![\w./:])(?:file://|~|[A-Za-z]:)?[/\\](?:[^\s/\\:;,'\"<>()]+[/\\])+")
+
+Kind = Literal["text", "integer", "number", "signed", "interval", "change", "p"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    title: str
+    values: Sequence[Any]
+    kind: Kind = "text"
+    """``interval`` and ``change`` show value, low and high; ``change`` with a sign, and marked
+    where it differs from zero."""
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    differs: Sequence[bool] = ()
+    """Of a ``change``, whether a test says that it is not zero."""
+    digits: int = 3
+    order: tuple[str, ...] = ()
+    """Texts in the order that sorting keeps; others follow in alphabetical order."""
+    about: str = ""
+    """What the column is, shown with its header."""
+    filtered: bool = False
+    """Whether readers choose rows by it."""
+    chosen: str = ""
+    """The value that is chosen at first; all are shown if empty."""
+    required: bool = False
+    """Whether one value is chosen always, which is said above the table and not in each row."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its caption; ``name`` is unique on the page."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.columns[0].values)
+
+
+def text_of(value: object) -> str:
+    """A value as text, without the folders of a path: a report leaves the machine it was made on.
+
+    ``see /home/ada/runs/transfer-1`` is ``see transfer-1``.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return DASH
+    return PATH.sub("", str(value))
+
+
+def shown(value: Any, kind: Kind, digits: int = 3) -> str:
+    """A number as readers see it; the page's script shows it in the same way."""
+    number = rounded(value, kind, digits)
+    if number is None:
+        return DASH
+    if kind == "integer":
+        return f"{number:,}".replace("-", MINUS)
+    if kind == "p" and number < 10**-digits:
+        return f"<{10**-digits:.{digits}f}"
+    sign = "+" if kind in ("signed", "change") else ""
+    return f"{number:{sign if number else ''}.{digits}f}".replace("-", MINUS)
+
+
+def rounded(value: Any, kind: Kind, digits: int = 3) -> float | int | None:
+    """A number with the digits that are shown, so that sorting follows what is seen."""
+    if value is None or not math.isfinite(value):
+        return None
+    if kind == "integer":
+        return round(float(value))
+    if kind == "p" and value < 10**-digits:
+        return float(f"{value:.3g}")
+    return round(float(value), digits) + 0.0  # + 0.0 makes −0.0 a zero
+
+
+def constant(columns: Sequence[Column]) -> tuple[tuple[Column, ...], str]:
+    """Leave out text columns with one value in all of several rows, and say what it is.
+
+    Returns:
+        The columns that are left, and a sentence for the caption.
+    """
+    alone = [
+        c
+        for c in columns
+        if c.kind == "text" and not c.required and len(c.values) > 1 and len(set(c.values)) == 1
+    ]
+    kept = tuple(c for c in columns if c not in alone)
+    if not alone or not kept:
+        return tuple(columns), ""
+    said = ", ".join(f"{c.title} {text_of(c.values[0])}" for c in alone)
+    return kept, f" In all rows: {said}."
+
+
+def first_level(column: Column) -> str:
+    """The text that is chosen at first of a column of which one always is."""
+    levels = in_order(column)
+    return column.chosen if column.chosen in levels else levels[0]
+
+
+def in_order(column: Column) -> list[str]:
+    """The different texts of a column in the order of sorting; what is missing comes last."""
+    places = {name: i for i, name in enumerate(column.order)}
+    texts = {text_of(value) for value in column.values}
+    return sorted(texts, key=lambda t: (t == DASH, places.get(t, len(places)), t))
+
+
+def cell_text(column: Column, row: int) -> str:
+    """A cell as people read it: ``0.712 [0.690, 0.731]``."""
+    if column.kind == "text":
+        return text_of(column.values[row])
+    value = shown(column.values[row], column.kind, column.digits)
+    if column.kind not in ("interval", "change") or column.values[row] is None:
+        return value
+    low, high = (shown(ends[row], column.kind, column.digits) for ends in (column.low, column.high))
+    return value if low == DASH else f"{value} [{low}, {high}]"
+
+
+def plain(table: Table) -> tuple[pd.DataFrame, str]:
+    """A table as texts, and its caption.
+
+    Of a column of which one value is always chosen only the rows with the first choice are there,
+    and the caption says which that is.
+    """
+    rows, caption = list(range(table.rows)), table.caption
+    for column in table.columns:
+        if column.required:
+            chosen = first_level(column)
+            rows = [row for row in rows if text_of(column.values[row]) == chosen]
+            caption += f" {column.title.capitalize()}: {chosen}."
+    texts = {
+        column.title: [cell_text(column, row) for row in rows]
+        for column in table.columns
+        if not column.required
+    }
+    return pd.DataFrame(texts), caption
