@@ -18,8 +18,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.results.storage.mirror import PREDICTIONS
 from benchmd_ray.results.store import Run, read_stores
+from benchmd_ray.run_files import PREDICTIONS
 from benchmd_ray.service.cost import Inputs, Work, forward_flops, training_flops
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.steps import pretrain_step, transfer_step

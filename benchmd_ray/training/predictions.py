@@ -18,6 +18,7 @@ from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.hardware import from_json
 from benchmd_ray.integrity import OF, Damaged, require_hash, require_of
 from benchmd_ray.parquet import opened, read_table
+from benchmd_ray.run_files import PREDICTIONS
 from benchmd_ray.scores.metrics import pooled
 from benchmd_ray.tasks import UNKNOWN, Task
 from benchmd_ray.typed import typed
@@ -107,7 +108,7 @@ class Predictions:
 
 def predictions_path(run: Path, dataset: str) -> Path:
     """File of a run's predictions for a dataset."""
-    return run / "predictions" / f"{dataset}.parquet"
+    return run / PREDICTIONS / f"{dataset}.parquet"
 
 
 def read_predictions(path: Path) -> Predictions:

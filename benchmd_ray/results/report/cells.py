@@ -11,6 +11,7 @@ from benchmd_ray.benchmarks.registry import published_for, starts
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.results.store import Run
+from benchmd_ray.run_files import PREDICTIONS
 from benchmd_ray.scores.seeds import pooled_seeds
 from benchmd_ray.scores.support import Support
 
@@ -182,7 +183,7 @@ def with_predictions(found: Sequence[Run]) -> list[Run]:
 
 
 def _has_predictions(run: Run) -> bool:
-    return any((run.folder / "predictions").glob("*.parquet"))
+    return any((run.folder / PREDICTIONS).glob("*.parquet"))
 
 
 def cell_order(cell: Cell) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ import pandas as pd
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.kept import kept
 from benchmd_ray.results.store import Run
+from benchmd_ray.run_files import PREDICTIONS
 from benchmd_ray.scores.metrics import Values, metric
 from benchmd_ray.scores.resampling import resampled, usual_threads
 from benchmd_ray.scores.support import Support, support
@@ -111,7 +112,7 @@ class Read(NamedTuple):
 def read_scored(run: Run) -> Read:
     """All that a finished run has predicted."""
     found, skipped = [], []
-    for path in sorted((run.folder / "predictions").glob("*.parquet")):
+    for path in sorted((run.folder / PREDICTIONS).glob("*.parquet")):
         try:
             predictions = read_predictions(path)
         except BenchmdError as error:
