@@ -40,6 +40,13 @@ class NoRoom(Transient):
     """A cluster has too little room now, such as after a node went away."""
 
 
+class BucketError(Transient):
+    """A bucket cannot be reached, or refuses."""
+
+    away = False
+    """Whether the server gave no answer of use, and may give one later."""
+
+
 class Stopped(KeyboardInterrupt):
     """A signal, its first argument, asked the work to stop; nothing that was done is lost."""
 

@@ -21,6 +21,7 @@ FOUNDATION = {
     "hardware",
     "integrity",
     "interrupts",
+    "run_files",
 }
 FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "repeating"}
 FOUNDATION |= {"sessions", "settings", "signals", "storage", "tasks", "telemetry"}
@@ -57,7 +58,15 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name for name in names if is_module(name)}
     return found
+
+
+def is_module(name: str) -> bool:
+    """Whether it is one of the package's."""
+    path = PACKAGE.parent / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or path.is_dir()
 
 
 def own(path: Path) -> set[str]:
@@ -92,6 +101,23 @@ def test_a_room_imports_only_the_rooms_above_it():
 def test_ray_is_imported_where_the_design_says():
     users = {relative(path) for path in MODULES if "ray" in external(path)}
     assert {path for path in users if path.split("/")[0] not in ("tuning", "service")} == RAY
+
+
+def test_only_where_an_address_is_opened_are_the_modules_of_s3_imported():
+    stores = {f"results.storage.{name}" for name in ("mirror", "publication", "remote")}
+    s3 = stores | {"storage.bucket", "storage.lease"}
+    of_s3 = {f"{name.replace('.', '/')}.py" for name in s3}
+    assert of_s3 <= {relative(path) for path in MODULES}
+    users = {relative(path): own(path) & s3 for path in MODULES if relative(path) not in of_s3}
+    opening = {
+        "results/storage/places.py": {"results.storage.remote"},
+        "storage/location.py": {"storage.bucket", "storage.lease"},
+    }
+    assert {path: used for path, used in users.items() if used} == opening
+    for path in opening:  # and not before there is an address
+        body = ast.parse((PACKAGE / path).read_text("utf-8")).body
+        at_once = {node.module for node in body if isinstance(node, ast.ImportFrom)}
+        assert not at_once & {f"benchmd_ray.{name}" for name in s3}
 
 
 def test_torch_stays_out_of_the_data_room_but_for_batches():

@@ -98,7 +98,7 @@ def _written(folder: Path) -> bool:
     """Whether a folder is a store, a run, a search or a catalog."""
     from benchmd_ray.data.catalog import MANIFEST
     from benchmd_ray.data.manifest_form import SHARDS
-    from benchmd_ray.results.storage.mirror import RUN
+    from benchmd_ray.run_files import RUN
     from benchmd_ray.tuning.records import SEARCH, SEARCHES
 
     if (folder / MANIFEST).exists() and (folder / SHARDS).exists():

@@ -47,7 +47,7 @@ def _location(address: str) -> Any:
 
 
 def _mirror(address: str) -> Any:
-    from benchmd_ray.results.storage.mirror import store_folder
+    from benchmd_ray.results.storage.places import store_folder
 
     return store_folder(address)
 

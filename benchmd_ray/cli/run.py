@@ -141,7 +141,7 @@ def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
 def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     """Execute the plan and print what became of it; exits with 1 where anything failed."""
     from benchmd_ray.cluster import connected, embedded
-    from benchmd_ray.results.storage.mirror import shown
+    from benchmd_ray.results.store import shown
     from benchmd_ray.service.plan import make_plan
     from benchmd_ray.service.schedule import run_plan
 

@@ -68,9 +68,9 @@ def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> N
     benchmd prune s3://bucket/study --keep predictions --dry-run
     benchmd prune s3://bucket/study --mirror  # free this machine's disk only
     """
-    from benchmd_ray.results.storage.mirror import shown
     from benchmd_ray.results.storage.retention import drop_copies
     from benchmd_ray.results.storage.retention import prune as prune_store
+    from benchmd_ray.results.store import shown
 
     for store in stores:
         click.echo(shown(store))

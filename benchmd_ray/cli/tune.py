@@ -130,7 +130,7 @@ def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
     benchmd tune --catalog catalogs --technique e-mix --setting pretrain --hours 12
     benchmd tune --catalog catalogs --technique mae --setting linear --universal --across mean-rank
     """
-    from benchmd_ray.results.storage.mirror import shown
+    from benchmd_ray.results.store import shown
 
     asked = ("cpus", "tflops", "search_only")
     tuning = _tuning(options)

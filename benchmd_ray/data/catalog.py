@@ -32,8 +32,7 @@ from benchmd_ray.integrity import (
 )
 from benchmd_ray.parquet import opened
 from benchmd_ray.signals import Signal
-from benchmd_ray.storage.bucket import Content
-from benchmd_ray.storage.location import Address, Location, entries, read, read_again
+from benchmd_ray.storage.location import Location, entries, read, read_again
 from benchmd_ray.tasks import Task
 
 MAX_MANIFEST_BYTES = 2**28
@@ -274,20 +273,6 @@ def _require_allowed(path: Location) -> None:
         )
 
 
-_opened: dict[Address, Content] = {}
-"""Manifests on S3 that this process has read, by their address."""
-
-
-def _read_manifest(manifest: Location) -> bytes | None:
-    if isinstance(manifest, Path):
-        return read(manifest)
-    found = read_again(manifest, _opened.get(manifest))
-    if found is None:
-        return None
-    _opened[manifest] = found
-    return found.data
-
-
 def open_catalog(path: Location) -> Catalog:
     """Open a finished catalog.
 
@@ -297,7 +282,7 @@ def open_catalog(path: Location) -> Catalog:
     """
     _require_allowed(path)
     manifest = path / MANIFEST
-    text = _read_manifest(manifest)
+    text = read_again(manifest)
     if text is None:
         state, what = "no catalog", "make one"
         if SHARDS in entries(path)[1]:

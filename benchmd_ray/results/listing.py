@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from benchmd_ray.errors import Busy
 from benchmd_ray.files import locked
 from benchmd_ray.results.storage import history
-from benchmd_ray.results.storage.mirror import LOCK
 from benchmd_ray.results.store import Run
+from benchmd_ray.run_files import LOCK
 from benchmd_ray.training_log import last_metrics
 
 State = Literal["done", "working", "interrupted", "failed", "waiting"]

@@ -5,8 +5,8 @@ A run folder holds ``run.json`` (what it is), what training and evaluation write
 unfinished one is resumed. What is read back is compared with its hash, and the folder's name with
 what determines the run.
 
-A store may lie on S3 (`results.storage.remote`): its folder is then a mirror, and all here
-holds too.
+Where a store is makes no difference here: `results.storage.backing` is all that is asked of it. A
+store in a folder needs nothing of S3; of one on S3 the folder is a mirror, and all here holds too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.errors import Busy as Busy  # what `working` raises
-from benchmd_ray.files import digest, locked, remove, remove_partial, sha256
+from benchmd_ray.files import digest, remove, remove_partial, sha256
 from benchmd_ray.integrity import (
     Damaged,
     Kinds,
@@ -33,19 +33,10 @@ from benchmd_ray.integrity import (
     write_hashed_json,
 )
 from benchmd_ray.modalities import Modality
-from benchmd_ray.results.storage import history, remote
-from benchmd_ray.results.storage.mirror import (
-    CHECKPOINTS,
-    DONE,
-    MODEL,
-    PENDING,
-    RUN,
-    alone,
-    fetch_weights,
-    refresh,
-    refresh_store,
-)
-from benchmd_ray.results.storage.mirror import shown as shown  # how commands name a store or a run
+from benchmd_ray.results.storage import history
+from benchmd_ray.results.storage.places import backing_of
+from benchmd_ray.results.storage.places import shown as shown  # how commands name a store or a run
+from benchmd_ray.run_files import CHECKPOINTS, DONE, ENDED, MODEL, RUN
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.training.predictions import CLASSIFIED
 from benchmd_ray.typed import typed
@@ -75,8 +66,6 @@ OPTIONAL: Kinds = {
     "weights": dict,
 }
 """What it may hold besides."""
-ENDED: Kinds = {"finished": str, "seconds": (int, float), "model_sha256": (str, type(None))}
-"""What ``done.json`` holds."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +146,7 @@ def open_run(
         check: Called before a folder is made: a run that it refuses leaves none.
     """
     folder = run_folder(store, name, description)
-    refresh(folder)
+    backing_of(store).refresh(folder)
     if (folder / RUN).is_file():
         return read_run(folder)
     if check is not None:
@@ -180,18 +169,15 @@ def working(run: Run, device: str | None = None, keep: Keep = "models") -> Itera
         Busy: Another process works on it, or has just finished it.
         BenchmdError: Its store is on S3 and cannot be reached when the work begins or ends.
     """
-    folder, checkpoint = run.folder, keep == "checkpoints"
-    with alone(folder, f"the run {folder}"), remote.published(folder) as publication:
+    folder = run.folder
+    with backing_of(folder.parent).working(folder) as work:
         if run.finished:
             raise Busy(f"another process has just finished the run {folder}: look again.")
         remove_partial(folder)
         with _session(run, device):
             yield
-        if publication is None:
-            write_hashed_json(folder / DONE, _done(run), of=folder)
-        else:
-            publication.finish(_done(run), keep_checkpoint=checkpoint)
-        if not checkpoint:
+        work.finish(_done(run), keep_checkpoint=keep == "checkpoints")
+        if keep != "checkpoints":
             remove(folder / CHECKPOINTS)
 
 
@@ -203,9 +189,7 @@ def scoring(run: Run, dataset: str, evaluation: str = CLASSIFIED.evaluation) -> 
         Busy: Another process scores that dataset with this run.
         BenchmdError: Its store is on S3 and cannot be reached.
     """
-    lock = run.folder / f".lock-{evaluation}.{dataset}"
-    what = f"the predictions of {run.folder} for {dataset} ({evaluation})"
-    with locked(lock, what), remote.scored(run.folder, dataset, evaluation):
+    with backing_of(run.folder.parent).scoring(run.folder, dataset, evaluation):
         yield
 
 
@@ -216,7 +200,7 @@ def require_weights(run: Run) -> None:
         Damaged: They are not those that the run ended with.
         BenchmdError: They were pruned, or the run is not finished.
     """
-    fetch_weights(run.folder)
+    backing_of(run.folder.parent).fetch_weights(run.folder)
     if run.finished and (run.folder / MODEL).is_file():
         require_sha256(run.folder / MODEL, run.model_sha256, run.remedy)
         return
@@ -270,10 +254,12 @@ def read_run(folder: Path) -> Run:
             another run.
         BenchmdError: It is none, or the bucket cannot be reached.
     """
+    backing = backing_of(folder.parent)
     if not (folder / DONE).is_file():
-        refresh(folder)
+        backing.refresh(folder)
     run = _read(folder)
-    _publish_rest(run)
+    keep = run.settings.execution.keep
+    backing.publish_rest(folder, keep_checkpoint=keep == "checkpoints")
     return run
 
 
@@ -303,25 +289,6 @@ def _read(folder: Path) -> Run:
     return run
 
 
-def _publish_rest(run: Run) -> None:
-    """Publish what this machine has done and could not publish then."""
-    folder = run.folder
-    with suppress(Busy):  # another process is at it
-        if (folder / PENDING).is_file() and not run.finished:
-            with alone(folder, f"the run {folder}"), remote.published(folder) as publication:
-                if publication is not None and (folder / PENDING).is_file():
-                    done = read_hashed_json(folder / PENDING, run.remedy, ENDED, of=folder)
-                    checkpoint = (folder / CHECKPOINTS).is_dir() and _keeps(run)
-                    publication.finish(done, keep_checkpoint=checkpoint)
-        for dataset, evaluation in remote.unpublished_predictions(folder):
-            with scoring(run, dataset, evaluation):
-                pass
-
-
-def _keeps(run: Run) -> bool:
-    return bool(run.description["settings"]["execution"].get("keep") == "checkpoints")
-
-
 def read_stores(paths: list[Path]) -> Stored[Run]:
     """Runs in these folders, each a run or a store of runs.
 
@@ -332,8 +299,8 @@ def read_stores(paths: list[Path]) -> Stored[Run]:
     found: dict[Path, Run] = {}
     damaged: dict[Path, str] = {}
     for path in paths:
-        refresh(path)
-        refresh_store(path)
+        backing_of(path.parent).refresh(path)
+        backing_of(path).refresh_store()
         if (path / RUN).is_file():
             found[path.resolve()] = _read(path)
             continue

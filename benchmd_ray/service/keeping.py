@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from benchmd_ray.results.storage.retention import release, with_weights
+from benchmd_ray.results.storage.places import backing_of
+from benchmd_ray.results.storage.retention import release
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service.plan import Item
 
@@ -36,7 +37,7 @@ def release_rest(items: Iterable[Item], folders: Mapping[str, Path], store: Path
     chosen = list(items)
     if all(item.settings.execution.keep != "predictions" for item in chosen):
         return 0
-    held = with_weights(store)
+    held = backing_of(store).with_weights()
     return _release(chosen, [n for n, folder in folders.items() if folder.name in held], folders)
 
 

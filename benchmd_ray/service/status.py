@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.storage.mirror import refresh_store
+from benchmd_ray.results.storage.places import backing_of
 from benchmd_ray.results.store import Run
 from benchmd_ray.service.naming import settled
 from benchmd_ray.service.plan import Item
@@ -57,7 +57,7 @@ def find_runs(
     Raises:
         BenchmdError: The store is on S3 and cannot be reached.
     """
-    refresh_store(store)
+    backing_of(store).refresh_store()
     found: dict[str, Progress | None] = {}
     for item in items:
         before = found.get(item.after) if item.after else None

@@ -16,8 +16,8 @@ from typing import ClassVar
 from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
-from benchmd_ray.results.storage.mirror import RUN
 from benchmd_ray.results.store import Run, read_run, run_folder
+from benchmd_ray.run_files import RUN
 from benchmd_ray.service import cost
 from benchmd_ray.service.cost import Disk, Inputs, Work
 from benchmd_ray.service.execute import evaluate_run, is_scored, pretrain_run, transfer_run

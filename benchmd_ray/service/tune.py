@@ -25,8 +25,8 @@ from benchmd_ray.integrity import is_whole, read_hashed_json, write_hash, write_
 from benchmd_ray.interrupts import Stopping, stopping
 from benchmd_ray.models.imagenet import imagenet_weights
 from benchmd_ray.progress import SilentBoard, board
-from benchmd_ray.results.storage.mirror import shown, store_bucket
-from benchmd_ray.results.store import read_run
+from benchmd_ray.results.storage.places import backing_of
+from benchmd_ray.results.store import read_run, shown
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.plan import make_plan
@@ -167,7 +167,7 @@ def require_folder(store: Path) -> None:
     Raises:
         BenchmdError: It is one.
     """
-    if store_bucket(store) is not None:
+    if backing_of(store).on_s3:
         raise BenchmdError(
             f"searches cannot lie on S3 yet ({shown(store)}): name a folder that all nodes see "
             "with --store, and run its best.yaml with `benchmd run --store s3://…`."

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import torch
 
-from benchmd_ray.errors import BenchmdError, Busy, NoRoom, Stopped, Transient
+from benchmd_ray.errors import BenchmdError, BucketError, Busy, NoRoom, Stopped, Transient
 from benchmd_ray.files import remove
 from benchmd_ray.interrupts import interruptible
-from benchmd_ray.results.storage.mirror import store_folder
+from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service.plan import Item
 from benchmd_ray.service.steps import Request
-from benchmd_ray.storage.bucket import BucketError
 
 FAILURE = "failure.txt"
 """In a run's folder: where in the program its last try failed."""

@@ -7,21 +7,18 @@ kept in memory by boto3 alone. It is the only client of S3: whatever is read or 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmd_ray.errors import BenchmdError, Transient
+from benchmd_ray.errors import BenchmdError, BucketError
 from benchmd_ray.files import replacing
+from benchmd_ray.storage.address import normal, split_address, without_key
 
-SCHEME = "s3://"
-ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/+(.*))?")
 CONNECT_SECONDS = 5
 READ_SECONDS = 60
 ATTEMPTS = 3
@@ -29,8 +26,6 @@ ATTEMPTS = 3
 SMALL = 8 * 2**20
 """Bytes up to which a file is read whole first: it may grow while it is sent."""
 ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
-ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""Variables that name the server; a bucket of the same name on another one is another one."""
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409", "404")
 """Codes of a conditional write whose condition does not hold."""
 MISSING = ("NoSuchKey", "404", "NotFound")
@@ -63,13 +58,6 @@ NO_BUCKET = (
 )
 
 
-class BucketError(Transient):
-    """The bucket cannot be reached, or refuses."""
-
-    away = False
-    """Whether the server gave no answer of use, and may give one later."""
-
-
 @dataclass(frozen=True)
 class Object:
     """What a listing says of an object."""
@@ -89,43 +77,6 @@ class Content:
     etag: str
     age: float
     """Seconds since it was written; both times are the server's."""
-
-
-def split_address(address: str) -> tuple[str, str]:
-    """Bucket and prefix of ``s3://bucket/prefix``.
-
-    Raises:
-        BenchmdError: The address is none.
-    """
-    match = ADDRESS.fullmatch(address)
-    parts = [part for part in (match[2] or "").split("/") if part] if match else [".."]
-    if not match or any(part in (".", "..") for part in parts):
-        raise BenchmdError(
-            f"{_without_key(address)!r} is no address on S3: expected "
-            "s3://BUCKET/PREFIX, with credentials in the AWS environment or configuration."
-        )
-    return match[1], "/".join(parts)
-
-
-def _without_key(address: str) -> str:
-    """An address for a message: what stands before an @ may be a key."""
-    return re.sub("//.*@", "//…@", address)
-
-
-def normal(address: str) -> str:
-    """The one form of an address: no slash twice or at its end.
-
-    Raises:
-        BenchmdError: The address is none.
-    """
-    name, prefix = split_address(address)
-    return f"{SCHEME}{name}/{prefix}".rstrip("/")
-
-
-def local_name(address: str) -> str:
-    """Name of the folder in which a machine keeps what belongs to an address and its server."""
-    endpoint = next(filter(None, map(os.environ.get, ENDPOINTS)), "")
-    return f"s3-{hashlib.sha256(f'{endpoint} {address}'.encode()).hexdigest()[:16]}"
 
 
 def open_bucket(address: str) -> Bucket:
@@ -174,7 +125,7 @@ def _explained(what: str, address: str) -> Iterator[None]:
     try:
         yield
     except (Boto3Error, BotoCoreError, ClientError) as error:
-        said = _without_key(str(error)).rstrip(".")
+        said = without_key(str(error)).rstrip(".")
         explained = BucketError(f"cannot {what} {address}: {said}. {_advice(error)}")
         explained.away = isinstance(error, lost) or _status(error) >= 500
         explained.away |= _status(error) == 429 or _code(error) in LATER

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmd_ray.errors import BenchmdError, Busy, Transient
+from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
 from benchmd_ray.files import write_json
 from benchmd_ray.repeating import repeating
-from benchmd_ray.storage.bucket import BucketError, Content
+from benchmd_ray.storage.bucket import Content
 
 LEASE_SECONDS = 180.0
 """Without a renewal for so long, a lease is free."""

@@ -3,7 +3,8 @@
 A location can be handed to any process on any machine: an address stays one, whatever that machine
 keeps of it. Files are small enough for memory, and whole or not there. Reading and writing them on
 S3 outlasts a minute without a server; what comes first in a piece of work, opening, listing
-and locking, says soon that there is none.
+and locking, says soon that there is none. The client of S3 and its leases are imported
+for an address only.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, BucketError
 from benchmd_ray.files import cache_folder, locked, remove, remove_partial, replacing
-from benchmd_ray.storage.bucket import SCHEME, Bucket, BucketError, Content, normal, open_bucket
-from benchmd_ray.storage.bucket import local_name as local_name
-from benchmd_ray.storage.lease import Lease
+from benchmd_ray.storage.address import SCHEME, local_name, normal
+
+if TYPE_CHECKING:
+    from benchmd_ray.storage.bucket import Bucket, Content
 
 MAX_BYTES = 2**33
 """Of a file that is read whole; a shard has less than 100 MB."""
@@ -93,13 +95,24 @@ def read(file: Location) -> bytes | None:
     return file.read_bytes()
 
 
-def read_again(file: Address, held: Content | None) -> Content | None:
-    """An object, fetched unless it is the one that is held already.
+_held: dict[Address, Content] = {}
+"""Objects that this process has read by `read_again`."""
+
+
+def read_again(file: Location) -> bytes | None:
+    """Like `read`, for what is read often: on S3 it is fetched where it has changed since.
 
     Raises:
         BucketError: The bucket cannot be reached.
+        BenchmdError: The file has more than `MAX_BYTES`.
     """
-    return _bucket(file.parent).read(file.name, held)
+    if isinstance(file, Path):
+        return read(file)
+    found = _bucket(file.parent).read(file.name, _held.get(file))
+    if found is None:
+        return None
+    _held[file] = found
+    return found.data
 
 
 def write(file: Location, data: bytes) -> None:
@@ -171,6 +184,8 @@ def alone(folder: Location, what: str, inside: Iterable[str]) -> Iterator[Callab
                 remove_partial(own)
             yield lambda: None
         return
+    from benchmd_ray.storage.lease import Lease
+
     kept = cache_folder() / "leases" / local_name(folder.text)
     with locked(kept.with_suffix(".lock"), what):
         lease = Lease(_bucket(folder), LEASE, kept.with_suffix(".json"), what)
@@ -180,6 +195,8 @@ def alone(folder: Location, what: str, inside: Iterable[str]) -> Iterator[Callab
 
 
 def _bucket(folder: Address) -> Bucket:
+    from benchmd_ray.storage.bucket import open_bucket
+
     return open_bucket(folder.text)
 
 

@@ -37,6 +37,7 @@ from benchmd_ray.integrity import (
 )
 from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder, network_source
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.run_files import CHECKPOINT, CHECKPOINTS, MODEL
 from benchmd_ray.settings import EncoderSettings, as_dict, updated
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
@@ -44,12 +45,10 @@ from benchmd_ray.training.engine import Engine, barrier, gather
 from benchmd_ray.training.state import differences, listed
 from benchmd_ray.typed import typed
 
-CHECKPOINT = "checkpoint.json"
 KEPT = 2
 """Checkpoints that are kept."""
 STEP = f"step_{'[0-9]' * 9}"
 """Pattern of their names."""
-MODEL = "model.safetensors"
 ASIDE = f"{TEMPORARY}old-"
 """Prefix of a checkpoint that another one takes the place of."""
 START = "start.safetensors"
@@ -98,7 +97,7 @@ def save_checkpoint(
         position: What else the loop needs to go on; JSON-serialisable.
         files: Further files of the checkpoint: name and what writes it, on the first worker.
     """
-    folder = run / "checkpoints"
+    folder = run / CHECKPOINTS
     final = folder / f"step_{step:09d}"
     partial = folder / f"{TEMPORARY}{final.name}"
     if engine.worker.rank == 0:
@@ -165,7 +164,7 @@ def checkpoints(run: Path) -> list[Path]:
     """
     found: dict[int, Path] = {}
     for prefix in (ASIDE, ""):
-        for path in (run / "checkpoints").glob(f"{prefix}{STEP}/{CHECKPOINT}"):
+        for path in (run / CHECKPOINTS).glob(f"{prefix}{STEP}/{CHECKPOINT}"):
             found[_step_of(path.parent)] = path.parent
     return [found[step] for step in sorted(found, reverse=True)]
 

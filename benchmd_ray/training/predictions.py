@@ -32,12 +32,11 @@ from benchmd_ray.integrity import (
     require_of,
 )
 from benchmd_ray.parquet import opened, read_table
+from benchmd_ray.run_files import PREDICTIONS
 from benchmd_ray.scores.metrics import pooled
 from benchmd_ray.tasks import UNKNOWN, Task
 from benchmd_ray.typed import typed
 
-FOLDER = "predictions"
-"""Of a run's folder: a folder for each evaluation."""
 DESCRIPTION = (
     "evaluation",
     "version",
@@ -142,12 +141,12 @@ class Form:
 
 def predictions_path(run: Path, dataset: str, evaluation: str = "classification") -> Path:
     """File of a run's predictions for a dataset."""
-    return run / FOLDER / evaluation / f"{dataset}.parquet"
+    return run / PREDICTIONS / evaluation / f"{dataset}.parquet"
 
 
 def predictions_of(run: Path) -> list[Path]:
     """Files of all predictions of a run."""
-    return sorted((run / FOLDER).glob("*/*.parquet"))
+    return sorted((run / PREDICTIONS).glob("*/*.parquet"))
 
 
 def write_predictions(

@@ -23,13 +23,13 @@ from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.integrity import Kinds, made_again, read_hashed_json, write_hashed_json
 from benchmd_ray.models.encoder import make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier, classification_loss
+from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
 from benchmd_ray.signals import differing_in
 from benchmd_ray.storage.location import Location
 from benchmd_ray.tasks import TaskKind
 from benchmd_ray.training.augmentation import augmented, evaluated
 from benchmd_ray.training.checkpoints import (
-    MODEL,
     described,
     export_model,
     load_checkpoint,

@@ -20,7 +20,7 @@ from benchmd_ray.data.feed import StreamingFeed, read_columns, read_units, resid
 from benchmd_ray.data.hdf5 import export_hdf5
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.data.verify import verify
-from benchmd_ray.errors import BenchmdError, Busy, Transient
+from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
 from benchmd_ray.files import sha256
 from benchmd_ray.results.catalogs import contents
 from benchmd_ray.service.datasets import from_catalogs
@@ -28,7 +28,7 @@ from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.settings import Settings, load_settings
 from benchmd_ray.storage import bucket as buckets
 from benchmd_ray.storage import lease as leases
-from benchmd_ray.storage.bucket import Bucket, BucketError, open_bucket
+from benchmd_ray.storage.bucket import Bucket, open_bucket
 from benchmd_ray.storage.location import Address, location
 from benchmd_ray.training.reporter import read_metrics
 

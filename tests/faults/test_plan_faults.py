@@ -18,7 +18,7 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.results.storage.mirror import store_folder
+from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.service.live import units_done
 from benchmd_ray.service.logged import LOG
 from benchmd_ray.storage.bucket import open_bucket

@@ -18,22 +18,18 @@ from stored import runs
 from stores import described, write_done
 
 from benchmd_ray.cli import main
-from benchmd_ray.errors import BenchmdError, Busy, Transient
-from benchmd_ray.files import sha256
+from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
+from benchmd_ray.files import remove, sha256
 from benchmd_ray.integrity import write_hash
-from benchmd_ray.results.storage import remote
+from benchmd_ray.results.storage import publication as publications
 from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.results.storage.mirror import (
-    is_light,
-    mirror_of,
-    newest_checkpoint,
-    shown,
-    store_folder,
-)
+from benchmd_ray.results.storage.mirror import is_light, newest_checkpoint
+from benchmd_ray.results.storage.places import backing_of, shown, store_folder
+from benchmd_ray.results.storage.publication import Publication
 from benchmd_ray.results.storage.retention import drop_copies, prune
 from benchmd_ray.results.store import open_run, read_run, require_weights, scoring, working
 from benchmd_ray.storage import lease as leases
-from benchmd_ray.storage.bucket import Bucket, BucketError, Content, open_bucket
+from benchmd_ray.storage.bucket import Bucket, Content, open_bucket
 from benchmd_ray.storage.lease import Lease, Lost
 from benchmd_ray.training.predictions import predictions_path
 
@@ -65,7 +61,7 @@ def checkpoint(run, step, content):
     (folder / "checkpoint.json").write_text("{}")
     for older in folder.parent.iterdir():
         if older != folder:
-            remote.remove(older)
+            remove(older)
     return folder
 
 
@@ -98,7 +94,7 @@ def begin(run):
 def kill(work, monkeypatch):
     """End the work so that nothing more reaches the bucket."""
     with monkeypatch.context() as patch:
-        patch.setattr(remote.Publication, "try_push", lambda _: False)
+        patch.setattr(Publication, "try_push", lambda _: False)
         patch.setattr(Lease, "release", lambda _: None)
         patch.setattr("benchmd_ray.results.storage.history.append", lambda *_, **__: None)
         work.__exit__(Killed, Killed(), None)
@@ -347,7 +343,7 @@ def test_a_machine_that_lost_its_lease_stops_publishing_while_it_works(
     s3, machine, monkeypatch, caplog
 ):
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(remote, "PUBLISH_SECONDS", 0.05)
+    monkeypatch.setattr(publications, "PUBLISH_SECONDS", 0.05)
     run = open_run(machine("a"), "r", ABOUT)
     work = begin(run)
     data = json.dumps({"session": "another", "state": "held", "count": 1}).encode()
@@ -516,7 +512,7 @@ def test_a_write_whose_answer_was_lost_is_known_as_ones_own(tmp_path):
 
 
 def test_another_machine_goes_on_from_the_checkpoint_of_a_killed_one(s3, machine, monkeypatch):
-    monkeypatch.setattr(remote, "PUBLISH_SECONDS", 0.05)
+    monkeypatch.setattr(publications, "PUBLISH_SECONDS", 0.05)
     run = open_run(machine("a"), "r", ABOUT)
     work = begin(run)
     (run.folder / "metrics.jsonl").write_text('{"done": 1}\n{"done": 2}\n')
@@ -548,7 +544,7 @@ def test_another_machine_goes_on_from_the_checkpoint_of_a_killed_one(s3, machine
 def test_a_checkpoint_that_was_not_put_whole_does_not_count(s3, machine, monkeypatch):
     run = open_run(machine("a"), "r", ABOUT)
     work = begin(run)
-    publication = remote.Publication(mirror_of(run.folder), open_lease(work))
+    publication = publishing(run, work)
     checkpoint(run, 2, b"two")
     publication.push()
     checkpoint(run, 4, b"four")
@@ -571,7 +567,7 @@ def test_a_checkpoint_that_was_not_put_whole_does_not_count(s3, machine, monkeyp
     work = begin(there)
     assert [p.name for p in (there.folder / "checkpoints").iterdir()] == ["step_000000002"]
     monkeypatch.setattr(leases, "LEASE_SECONDS", 180.0)
-    publication = remote.Publication(mirror_of(there.folder), open_lease(work))
+    publication = publishing(there, work)
     checkpoint(there, 6, b"six")
     publication.push()
     steps = {n.split("/")[1].partition(".")[0] for n in published(s3) if n.startswith("check")}
@@ -579,16 +575,16 @@ def test_a_checkpoint_that_was_not_put_whole_does_not_count(s3, machine, monkeyp
     kill(work, monkeypatch)
 
 
-def open_lease(work):
-    """The lease of work that goes on."""
-    frame = work.gen.gi_frame
-    return frame.f_locals["publication"]._lease
+def publishing(run, work):
+    """A publication besides that of the work that goes on, under the same lease."""
+    lease = work.gen.gi_frame.f_locals["work"]._lease
+    return Publication(backing_of(run.folder.parent).mirror(run.folder), lease)
 
 
 def test_a_checkpoint_is_published_though_training_replaces_it_meanwhile(s3, machine, monkeypatch):
     run = open_run(machine("a"), "r", ABOUT)
     work = begin(run)
-    publication = remote.Publication(mirror_of(run.folder), open_lease(work))
+    publication = publishing(run, work)
     checkpoint(run, 2, b"two")
     upload = Bucket.upload
 
@@ -668,7 +664,7 @@ def test_a_run_removed_from_the_bucket_is_not_brought_back(s3, machine):
 
 
 def test_reading_leaves_the_work_of_this_machine_alone(s3, machine, monkeypatch, held_elsewhere):
-    monkeypatch.setattr(remote, "PUBLISH_SECONDS", 3600)
+    monkeypatch.setattr(publications, "PUBLISH_SECONDS", 3600)
     run = open_run(machine("a"), "r", ABOUT)
     other = held_elsewhere(run.folder)
     (run.folder / "metrics.jsonl").write_text("newer")
@@ -735,7 +731,7 @@ def outage(monkeypatch):
 def test_work_goes_on_through_an_outage_and_is_published_later(
     s3, machine, monkeypatch, outage, caplog
 ):
-    monkeypatch.setattr(remote, "PUBLISH_SECONDS", 0.05)
+    monkeypatch.setattr(publications, "PUBLISH_SECONDS", 0.05)
     run = open_run(machine("a"), "r", ABOUT)
     with working(run):
         outage["on"] = True
@@ -802,7 +798,7 @@ def test_done_work_is_not_published_over_that_of_another_machine(s3, overtaken, 
 def test_done_work_gives_way_to_a_machine_that_went_on_and_was_killed(s3, overtaken, monkeypatch):
     store, _, there, work = overtaken
     checkpoint(there, 4, b"of b")
-    remote.Publication(mirror_of(there.folder), open_lease(work)).push()
+    publishing(there, work).push()
     kill(work, monkeypatch)
     again = open_run(store, "r", ABOUT)
     assert not again.finished

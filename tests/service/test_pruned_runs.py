@@ -4,7 +4,7 @@ import pytest
 from stored import runs
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.storage.mirror import store_folder
+from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.results.storage.retention import prune
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service import keeping

@@ -16,6 +16,7 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError, Busy, Stopped
 from benchmd_ray.files import locked, write_json
+from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.live import duration
@@ -308,9 +309,10 @@ def test_one_process_at_a_time_works_on_a_search(tuning, tmp_path):
 
 
 def test_a_store_on_s3_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmd_ray.service.tune.store_bucket", lambda store: object())
-    with pytest.raises(BenchmdError, match="searches cannot lie on S3"):
-        require_folder(tmp_path)
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
+    with pytest.raises(BenchmdError, match=r"searches cannot lie on S3 yet \(s3://lab/study\)"):
+        require_folder(store_folder("s3://lab/study"))
+    require_folder(tmp_path / "runs")
 
 
 def sources(write_manifest, *names):

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 import ray.train
 
-from benchmd_ray.errors import BenchmdError, Stopped, Transient
+from benchmd_ray.errors import BenchmdError, BucketError, Stopped, Transient
 from benchmd_ray.integrity import read_hashed_json
 from benchmd_ray.settings import load_settings
-from benchmd_ray.storage.bucket import BucketError
 from benchmd_ray.training import launch as module
 
 

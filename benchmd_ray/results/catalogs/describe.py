@@ -22,7 +22,7 @@ from benchmd_ray.data.cards import (
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.verify import cautions
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.storage.bucket import SCHEME
+from benchmd_ray.storage.address import SCHEME
 from benchmd_ray.storage.location import location
 from benchmd_ray.tasks import TaskKind
 

@@ -1,1 +1,1 @@
-"""What of a run lies where: history, pruning, stores on S3."""
+"""What becomes of runs on disk and on S3: history, pruning, and what is behind a store."""

@@ -11,13 +11,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError, Busy
-from benchmd_ray.files import TEMPORARY, cache_folder, flush, locked, remove
+from benchmd_ray.errors import BucketError, Busy
+from benchmd_ray.files import TEMPORARY, flush, locked, remove
 from benchmd_ray.integrity import (
     SUFFIX,
     Damaged,
@@ -26,88 +26,21 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
-from benchmd_ray.storage.bucket import (
-    SCHEME,
-    Bucket,
-    BucketError,
-    Object,
-    local_name,
-    normal,
-    open_bucket,
-)
+from benchmd_ray.run_files import CHECKPOINT, CHECKPOINTS, DONE, LOCK, MODEL, PREDICTIONS, RUN
+from benchmd_ray.storage.bucket import Bucket, Object
 
-RUN = "run.json"
-DONE = "done.json"
-MODEL = "model.safetensors"
-CHECKPOINTS = "checkpoints"
-CHECKPOINT = "checkpoint.json"
-"""Written last into a checkpoint: one without it is none."""
-PREDICTIONS = "predictions"
-LOCK = ".lock"
 PENDING = ".done.json"
 """What ``done.json`` will say of a run that is done and could not be published."""
 TRANSIENT = ("error.json", "failure.txt", "start.safetensors", f"start.safetensors{SUFFIX}")
 """Files that only this machine needs."""
-MARKER = ".store.json"
 INDEX = ".published.json"
 STEP = ".checkpoint"
 """In the index: name of the checkpoint that was pulled or published."""
 SYNC = ".sync"
-MIRROR = re.compile(r"s3-[0-9a-f]{16}")
 LONGEST_NAME = 200
 """Bytes of a file's name: file systems allow 255, of which a file that is being pulled has more."""
-RUN_NAME = re.compile(r".+-[0-9a-f]{12}")
 PULLING = 8
 """Runs of a store that are pulled at once."""
-
-
-def store_folder(text: str) -> Path:
-    """The folder of a store or a run: the path itself, or the mirror of ``s3://bucket/prefix``.
-
-    Asks nothing of the bucket.
-
-    Raises:
-        BenchmdError: The address is none.
-    """
-    if not text.startswith(SCHEME):
-        return Path(text)
-    address = normal(text)
-    parent, _, last = address.rpartition("/")
-    if RUN_NAME.fullmatch(last) and parent != SCHEME.rstrip("/"):
-        return store_folder(parent) / last
-    folder = (cache_folder() / "stores" / local_name(address)).resolve()
-    if not (folder / MARKER).is_file():
-        write_hashed_json(folder / MARKER, {"address": address})
-    return folder
-
-
-def shown(folder: Path) -> str:
-    """How commands name a store or a run: its path, or its address on S3."""
-    for store, rest in ((folder, ""), (folder.parent, f"/{folder.name}")):
-        if (store / MARKER).is_file():
-            return f"{_marked(store)}{rest}"
-    return str(folder)
-
-
-def _marked(store: Path) -> str:
-    remedy = f"Remove the folder {store}, this machine's mirror of a store on S3, and run again."
-    return str(read_hashed_json(store / MARKER, remedy, {"address": str})["address"])
-
-
-def store_bucket(store: Path) -> Bucket | None:
-    """The bucket that a store mirrors; None for a store that is a folder of its own.
-
-    Raises:
-        BenchmdError: The folder is named like a mirror and is none.
-    """
-    if (store / MARKER).is_file():
-        return open_bucket(_marked(store))
-    if MIRROR.fullmatch(store.name) and store.parent.name == "stores":
-        raise BenchmdError(
-            f"{store} is the mirror that another machine has of a store on S3: name the store by "
-            "its address, s3://…, on every machine."
-        )
-    return None
 
 
 @dataclass(frozen=True)
@@ -117,6 +50,11 @@ class Mirror:
     folder: Path
     bucket: Bucket
     """Of the store."""
+
+    @property
+    def address(self) -> str:
+        """The run's address, by which messages name it."""
+        return f"{self.bucket.address}/{self.folder.name}"
 
     def key(self, name: str) -> str:
         """Key of a file of the run."""
@@ -149,12 +87,6 @@ class Mirror:
     def forget(self) -> None:
         """Forget all that was published."""
         self.note(dict.fromkeys(self.index()))
-
-
-def mirror_of(run: Path) -> Mirror | None:
-    """The mirror that a run's folder is; None for one of a store of its own."""
-    bucket = store_bucket(run.parent)
-    return None if bucket is None else Mirror(run, bucket)
 
 
 def state(stat: os.stat_result) -> list[int]:
@@ -192,40 +124,23 @@ def scores(folder: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(".")]
 
 
-def refresh_store(store: Path) -> None:
-    """Pull what is small of all runs of a store; nothing to do for one that is no mirror.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-    """
-    bucket = store_bucket(store)
-    if bucket is None:
-        return
+def refresh_store(store: Path, bucket: Bucket) -> None:
+    """Pull what is small of all runs of a store."""
     runs: dict[str, dict[str, Object]] = {path.parent.name: {} for path in store.glob(f"*/{RUN}")}
     for key, value in bucket.objects().items():
         run, _, name = key.partition("/")
         if name and _harmless(run):
             runs.setdefault(run, {})[name] = value
     with ThreadPoolExecutor(PULLING) as pool:
-        for _ in pool.map(lambda run: _refresh(Mirror(store / run, bucket), runs[run]), runs):
+        for _ in pool.map(lambda run: refresh(Mirror(store / run, bucket), runs[run]), runs):
             pass
 
 
-def refresh(run: Path) -> None:
-    """Pull what is small of a run; nothing to do where its store is no mirror.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-    """
-    mirror = mirror_of(run)
-    if mirror is not None:
-        _refresh(mirror, mirror.objects())
-
-
-def _refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
+def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
+    """Pull what is small of a run, of which `objects` are published."""
     if RUN not in objects and not mirror.folder.is_dir():
         return
-    with locked(mirror.folder / SYNC, "the mirror", wait=True):
+    with pulling(mirror.folder):
         if not _idle(mirror.folder):
             return  # this machine works on it: its own state is the newest
         if RUN in objects:
@@ -234,19 +149,9 @@ def _refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
             remove(mirror.folder)  # it was removed from the bucket: a mirror brings nothing back
 
 
-@contextmanager
-def alone(run: Path, what: str) -> Iterator[None]:
-    """Hold the local lock of a run, while nothing is pulled into its folder.
-
-    Raises:
-        Busy: Another process of this machine holds it.
-    """
-    with ExitStack() as stack:
-        mirrored = (run.parent / MARKER).is_file()
-        pulling = locked(run / SYNC, "the mirror", wait=True) if mirrored else nullcontext()
-        with pulling:
-            stack.enter_context(locked(run / LOCK, what))
-        yield
+def pulling(run: Path) -> AbstractContextManager[None]:
+    """The local lock of pulling into a run's folder."""
+    return locked(run / SYNC, "the mirror", wait=True)
 
 
 def _idle(folder: Path) -> bool:
@@ -336,19 +241,19 @@ def _pull_checkpoint(mirror: Mirror, name: str, objects: Mapping[str, Object]) -
     mirror.note({STEP: [name]})
 
 
-def fetch_weights(run: Path) -> None:
+def fetch_weights(mirror: Mirror) -> None:
     """Pull the weights of a finished run, if they are published and not here.
 
     Raises:
         BenchmdError: They are not those that the run recorded, or the bucket cannot be reached.
     """
-    mirror = mirror_of(run)
-    if mirror is None or not (run / DONE).is_file():
+    run = mirror.folder
+    if not (run / DONE).is_file():
         return
-    with locked(run / SYNC, "the mirror", wait=True):
+    with pulling(run):
         if (run / MODEL).is_file():
             return
-        remedy = made_again(shown(run))
+        remedy = made_again(mirror.address)
         expected = read_hashed_json(run / DONE, remedy, of=run).get("model_sha256")
         there = mirror.objects().get(MODEL)
         if there is None or not download(mirror, MODEL, there):

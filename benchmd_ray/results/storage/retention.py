@@ -6,28 +6,19 @@ An unfinished run keeps its checkpoint. What anybody works on or scores with is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from benchmd_ray.errors import BenchmdError, Busy
-from benchmd_ray.files import TEMPORARY, locked, remove
-from benchmd_ray.results.storage import history, remote
-from benchmd_ray.results.storage.mirror import (
-    CHECKPOINTS,
-    MARKER,
-    MODEL,
-    PREDICTIONS,
-    SYNC,
-    Mirror,
-    alone,
-    changed,
-    mirror_of,
-    store_bucket,
-)
+from benchmd_ray.files import TEMPORARY, remove
+from benchmd_ray.results.storage import history
+from benchmd_ray.results.storage.backing import bytes_of
+from benchmd_ray.results.storage.places import backing_of
 from benchmd_ray.results.store import Keep, Run, read_stores
+from benchmd_ray.run_files import CHECKPOINTS, MODEL, PREDICTIONS, RUN
 
 Kind = Literal["weights", "checkpoints", "leftovers"]
 KINDS: tuple[Kind, ...] = ("weights", "checkpoints", "leftovers")
@@ -101,36 +92,24 @@ def release(run: Run, keep: Keep) -> int:
     return 0
 
 
-def with_weights(store: Path) -> set[str]:
-    """Names of the runs of a store whose weights are there.
-
-    Raises:
-        BenchmdError: The store is on S3 and cannot be reached.
-    """
-    bucket = store_bucket(store)
-    if bucket is None:
-        return {path.parent.name for path in store.glob(f"*/{MODEL}")}
-    return {key.split("/")[0] for key in bucket.objects() if key.endswith(f"/{MODEL}")}
-
-
 def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
     """Remove this machine's copies of weights that a store on S3 has; they are pulled again.
 
     Raises:
         BenchmdError: The store is not on S3, or its bucket cannot be reached.
     """
-    if not (store / MARKER).is_file():
+    backing = backing_of(store)
+    if not backing.on_s3:
         raise BenchmdError(f"{store} has no mirror: name a store on S3, s3://BUCKET/PREFIX.")
     removals: list[Removal] = []
     found, left = _runs_of(store)
     for run in found:
-        mirror, path = mirror_of(run.folder), run.folder / MODEL
-        known = None if mirror is None else mirror.index().get(MODEL)
-        if not run.finished or not path.is_file() or known is None or changed(path, known):
+        path = run.folder / MODEL
+        if not run.finished or not backing.has_copy_of(path):
             continue
         try:
-            with _nobody(run.folder):
-                removals.append(Removal(run.folder.name, "weights", _bytes(path), (MODEL,)))
+            with backing.unused(run.folder):
+                removals.append(Removal(run.folder.name, "weights", bytes_of(path), (MODEL,)))
                 if not dry_run:
                     remove(path)
         except Busy as error:
@@ -170,7 +149,7 @@ def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
     Raises:
         BenchmdError: It is none; a single run is none either.
     """
-    if not (store / MARKER).is_file() and not any(store.glob("*/run.json")):
+    if not backing_of(store).on_s3 and not any(store.glob(f"*/{RUN}")):
         raise BenchmdError(
             f"{store} is no store: it has no folder of a run. Name the folder that --store named; "
             "nothing was removed."
@@ -185,30 +164,21 @@ def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
     Raises:
         Busy: Somebody works on it or scores with it.
     """
-    folder, mirror = run.folder, mirror_of(run.folder)
-    with _nobody(folder):
-        leftovers, here = _leftovers(folder), _unkept(run, keep)
-        there = [] if mirror is None else _published(run, mirror, keep)
-        removed = [*leftovers, *(here if mirror is None else there)]
-        if dry_run:
-            return removed
-        if there:
-            _delete_published(folder, there)
-        for removal in (*leftovers, *here):
-            for name in removal.names:
-                remove(folder / name)
-        if mirror is None:
-            _note(folder, here)
-    return removed
-
-
-def _delete_published(folder: Path, removals: Sequence[Removal]) -> None:
-    with remote.pruning(folder) as publication:
-        assert publication is not None  # the store is on S3
-        for removal in removals:
-            publication.delete(list(removal.names))
-        _note(folder, removals)
-        publication.push_file(history.HISTORY, folder / history.HISTORY)
+    folder, backing = run.folder, backing_of(run.folder.parent)
+    with backing.unused(folder):
+        leftovers, unkept = _leftovers(folder, backing.leftovers(folder)), _unkept(run, keep)
+        sizes = backing.sizes(folder, tuple(unkept))
+        removals = [
+            Removal(folder.name, kind, sizes[name], (name,))
+            for name, kind in unkept.items()
+            if name in sizes
+        ]
+        if not dry_run:
+            with backing.pruning(folder, tuple(sizes)):
+                for name in (*unkept, *(name for one in leftovers for name in one.names)):
+                    remove(folder / name)
+                _note(folder, removals)
+    return [*leftovers, *removals]
 
 
 def _note(folder: Path, removals: Sequence[Removal]) -> None:
@@ -218,69 +188,18 @@ def _note(folder: Path, removals: Sequence[Removal]) -> None:
         history.append(folder, "pruned", removed=kinds, bytes=sum(r.bytes for r in removals))
 
 
-@contextmanager
-def _nobody(folder: Path) -> Iterator[None]:
-    """Hold all local locks of a run: those of the work, of scoring and of pulling.
-
-    Raises:
-        Busy: Another process holds one.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(alone(folder, f"the run {folder}"))
-        if (folder.parent / MARKER).is_file():
-            stack.enter_context(locked(folder / SYNC, "the mirror", wait=True))
-        for path in sorted(folder.glob(".lock-*")):
-            evaluation, _, dataset = path.name.removeprefix(".lock-").partition(".")
-            what = f"the predictions of {folder} for {dataset} ({evaluation})"
-            stack.enter_context(locked(path, what))
-        yield
-
-
-def _leftovers(folder: Path) -> list[Removal]:
+def _leftovers(folder: Path, others: Sequence[Path]) -> list[Removal]:
     """What killed processes left half-written in a run's folder."""
-    found = sorted(folder.rglob(f"{TEMPORARY}*")) + sorted(folder.glob(remote.SNAPSHOT))
+    found = [*sorted(folder.rglob(f"{TEMPORARY}*")), *others]
     tops = [path for path in found if not any(parent in found for parent in path.parents)]
     names = tuple(path.relative_to(folder).as_posix() for path in tops)
-    size = sum(map(_bytes, tops))
+    size = sum(map(bytes_of, tops))
     return [Removal(folder.name, "leftovers", size, names)] if names else []
 
 
-def _unkept(run: Run, keep: Keep) -> list[Removal]:
-    """What of a finished run lies here and need not stay."""
-    if not run.finished:
-        return []
-    kinds: list[tuple[Kind, str]] = []
-    if keep != "checkpoints":
-        kinds.append(("checkpoints", CHECKPOINTS))
-    if keep == "predictions":
-        kinds.append(("weights", MODEL))
-    paths = [(kind, run.folder / name) for kind, name in kinds]
-    return [
-        Removal(run.folder.name, kind, _bytes(path), (path.name,))
-        for kind, path in paths
-        if path.exists()
-    ]
-
-
-def _published(run: Run, mirror: Mirror, keep: Keep) -> list[Removal]:
-    """What of a finished run lies in the bucket and need not stay."""
+def _unkept(run: Run, keep: Keep) -> dict[str, Kind]:
+    """Files and folders of a run that need not stay, whether they are there or not."""
     if not run.finished or keep == "checkpoints":
-        return []
-    objects = mirror.objects()
-    states = tuple(name for name in objects if name.startswith(f"{CHECKPOINTS}/"))
-    weights = (MODEL,) if keep == "predictions" and MODEL in objects else ()
-    kinds: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-        ("checkpoints", states),
-        ("weights", weights),
-    )
-    return [
-        Removal(run.folder.name, kind, sum(objects[n].size for n in names), names)
-        for kind, names in kinds
-        if names
-    ]
-
-
-def _bytes(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+        return {}
+    weights: dict[str, Kind] = {MODEL: "weights"} if keep == "predictions" else {}
+    return {CHECKPOINTS: "checkpoints", **weights}

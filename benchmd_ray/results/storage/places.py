@@ -1,0 +1,71 @@
+"""Where stores are: the folder of a path or an address, its name, and what is behind it.
+
+It is the only module that imports the client of stores on S3, and does so for such a store only.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import cache_folder
+from benchmd_ray.integrity import read_hashed_json, write_hashed_json
+from benchmd_ray.results.storage.backing import Backing
+from benchmd_ray.storage.address import SCHEME, local_name, normal
+
+MARKER = ".store.json"
+"""In the folder that mirrors a store on S3: the store's address."""
+MIRROR = re.compile(r"s3-[0-9a-f]{16}")
+RUN_NAME = re.compile(r".+-[0-9a-f]{12}")
+
+
+def store_folder(text: str) -> Path:
+    """The folder of a store or a run: the path itself, or the mirror of ``s3://bucket/prefix``.
+
+    Asks nothing of the bucket.
+
+    Raises:
+        BenchmdError: The address is none.
+    """
+    if not text.startswith(SCHEME):
+        return Path(text)
+    address = normal(text)
+    parent, _, last = address.rpartition("/")
+    if RUN_NAME.fullmatch(last) and parent != SCHEME.rstrip("/"):
+        return store_folder(parent) / last
+    folder = (cache_folder() / "stores" / local_name(address)).resolve()
+    if not (folder / MARKER).is_file():
+        write_hashed_json(folder / MARKER, {"address": address})
+    return folder
+
+
+def shown(folder: Path) -> str:
+    """How commands name a store or a run: its path, or its address on S3."""
+    for store, rest in ((folder, ""), (folder.parent, f"/{folder.name}")):
+        if (store / MARKER).is_file():
+            return f"{_address(store)}{rest}"
+    return str(folder)
+
+
+def backing_of(store: Path) -> Backing:
+    """What is behind a store, which its folder says.
+
+    Raises:
+        BenchmdError: The folder is named like a mirror and is none, or S3 cannot be used here.
+    """
+    if (store / MARKER).is_file():
+        from benchmd_ray.results.storage.remote import mirrored
+
+        return mirrored(store, _address(store))
+    if MIRROR.fullmatch(store.name) and store.parent.name == "stores":
+        raise BenchmdError(
+            f"{store} is the mirror that another machine has of a store on S3: name the store by "
+            "its address, s3://…, on every machine."
+        )
+    return Backing(store)
+
+
+def _address(store: Path) -> str:
+    remedy = f"Remove the folder {store}, this machine's mirror of a store on S3, and run again."
+    return str(read_hashed_json(store / MARKER, remedy, {"address": str})["address"])

@@ -1,0 +1,26 @@
+"""What the folder of a run holds: the names of its files, wherever its store is.
+
+Metrics (`training_log`), sessions (`sessions`) and the history (`results.storage.history`) are
+named where they are written.
+"""
+
+from __future__ import annotations
+
+from benchmd_ray.integrity import Kinds
+
+RUN = "run.json"
+"""What the run is."""
+DONE = "done.json"
+"""That it is finished; see `ENDED`."""
+MODEL = "model.safetensors"
+"""Its weights."""
+CHECKPOINTS = "checkpoints"
+"""Folder of training states, each a folder ``step_000000100``."""
+CHECKPOINT = "checkpoint.json"
+"""Written last into a checkpoint: one without it is none."""
+PREDICTIONS = "predictions"
+"""Folder of a folder for each evaluation, with a Parquet file for each dataset."""
+LOCK = ".lock"
+"""Held by the process of this machine that works on the run."""
+ENDED: Kinds = {"finished": str, "seconds": (int, float), "model_sha256": (str, type(None))}
+"""What ``done.json`` holds."""
