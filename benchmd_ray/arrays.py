@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.errors import shown
 from benchmd_ray.integrity import Damaged
 
 UNREADABLE = (
@@ -41,17 +40,3 @@ def mapped(path: Path, mode: Literal["r", "c"], remedy: str) -> npt.NDArray[Any]
     with _damage(path, remedy):
         array: npt.NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
         return array
-
-
-def read_archive(path: Path, remedy: str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an ``.npz`` file, by name.
-
-    Raises:
-        Damaged: One cannot be read, or something else is in it.
-    """
-    with _damage(path, remedy), np.load(path, allow_pickle=False) as held:
-        arrays = {name: held[name] for name in held.files}
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # bytes of a file that does not begin as one
-            raise Damaged(path, f"{shown(name)} is no array", remedy)
-    return arrays

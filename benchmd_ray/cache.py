@@ -43,7 +43,11 @@ def used(path: Path) -> None:
 def entries() -> list[Entry]:
     """What can be made again, the least recently used first."""
     folder, found = cache_folder(), []
-    for path in (*folder.glob("*.npy"), *folder.glob("*.parquet"), *folder.glob("report/*.npz")):
+    for path in (
+        *folder.glob("*.npy"),
+        *folder.glob("*.parquet"),
+        *folder.glob("report/*.parquet"),
+    ):
         with suppress(FileNotFoundError):  # removed meanwhile
             times = [each.stat().st_mtime for each in (path, hash_path(path)) if each.is_file()]
             found.append(Entry(path, path.stat().st_size, max(times)))

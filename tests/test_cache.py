@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
     """A cache with three files of a million bytes, last used three, two and one days ago."""
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
     (tmp_path / "report").mkdir()
-    for days, name in ((3, "old-train.npy"), (2, "report/x.npz"), (1, "new-columns.parquet")):
+    for days, name in ((3, "old-train.npy"), (2, "report/x.parquet"), (1, "new-columns.parquet")):
         path = tmp_path / name
         path.write_bytes(bytes(1_000_000))
         write_hash(path)
@@ -33,7 +33,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-EVERY = ("old-train.npy", "x.npz", "new-columns.parquet")
+EVERY = ("old-train.npy", "x.parquet", "new-columns.parquet")
 
 
 def names(found):
@@ -45,8 +45,8 @@ def names(found):
     [
         (3e6, []),
         (2.5e6, ["old-train.npy"]),
-        (1e6, ["old-train.npy", "x.npz"]),
-        (0, ["old-train.npy", "x.npz", "new-columns.parquet"]),
+        (1e6, ["old-train.npy", "x.parquet"]),
+        (0, ["old-train.npy", "x.parquet", "new-columns.parquet"]),
     ],
 )
 def test_the_least_recently_used_goes_first(cache, limit, gone):
@@ -54,7 +54,7 @@ def test_the_least_recently_used_goes_first(cache, limit, gone):
     assert len(entries()) == 3
     assert names(prune(limit)) == gone
     assert names(entries()) == [
-        n for n in ("old-train.npy", "x.npz", "new-columns.parquet") if n not in gone
+        n for n in ("old-train.npy", "x.parquet", "new-columns.parquet") if n not in gone
     ]
     assert not [
         path for path in cache.rglob("*.sha256") if path.name.removesuffix(".sha256") in gone
@@ -68,7 +68,7 @@ def test_what_is_used_or_written_now_stays(cache):
     used(cache / "old-train.npy")
     with locked(cache / "report" / "x.lock", "it"):
         assert names(prune(0)) == ["new-columns.parquet"]
-    assert names(prune(0)) == ["x.npz"]
+    assert names(prune(0)) == ["x.parquet"]
     assert names(entries()) == ["old-train.npy"]
 
 

@@ -35,6 +35,7 @@ from benchmd_ray.results.tracking_values import (
     trials_of,
 )
 from benchmd_ray.sessions import trained_by
+from benchmd_ray.training.predictions import CLASSIFIED
 from benchmd_ray.training_log import read_metrics
 
 MODES = ("auto", "online", "offline", "off")
@@ -95,8 +96,8 @@ class Followed:
     """What is scored: the source of a transfer, the target of an evaluation."""
     makes_run: bool = True
     """Whether it makes a run of its own, with metrics."""
-    scores: bool = True
-    """Whether it ends with predictions."""
+    evaluation: str = CLASSIFIED.evaluation
+    """Whose predictions it ends with; empty where it makes none."""
 
 
 class Tracker:
@@ -257,8 +258,8 @@ class _Following:
             self._tell_metrics(told)
         trained = {"hardware": [str(one) for one in trained_by(folder)]}
         told.wandb_run.config.update(trained, allow_val_change=True)
-        if item.scores:
-            tell_scores(told.wandb_run, folder, item.dataset)
+        if item.evaluation:
+            tell_scores(told.wandb_run, folder, item.dataset, item.evaluation)
         told.wandb_run.finish()
         del self.open[item.name]
 
@@ -319,7 +320,7 @@ class _Following:
             config = {name: run.description[name] for name in KEPT if name in run.description}
             config["catalog"] = run.description["determinants"]["catalog"]
             config |= {"run": run.folder.name, "scored": item.dataset}
-            identity = digest([item.kind, item.dataset, run.digest])[:16]
+            identity = digest([item.kind, item.evaluation, item.dataset, run.digest])[:16]
             group = f"{item.modality}/{item.technique}"
             told = self._init(identity, item.name, group, item.kind, config)
             self.open[item.name] = _Open(told, folder)

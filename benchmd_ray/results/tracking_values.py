@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.scores.metrics import metric
-from benchmd_ray.scores.resampling import resampled
-from benchmd_ray.scores.seeds import pooled_seeds
-from benchmd_ray.scores.support import support
+from benchmd_ray.benchmarks.evaluation import Evaluation
+from benchmd_ray.benchmarks.registry import evaluations
+from benchmd_ray.results.report.rows import score_rows, whole_rows
+from benchmd_ray.results.report.scored import measured, of_predictions
+from benchmd_ray.results.store import read_run
 from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.tuning.records import AUROC_OF, SEARCHES, TRIALS, read_trials
 
@@ -39,34 +40,30 @@ CURVE = "inner_validation_auroc"
 Row = Mapping[str, Any]
 
 
-def tell_scores(wandb_run: Any, folder: Path, dataset: str) -> None:
-    """AUROC of each split of a dataset into the summary, and of each class into a table."""
+def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> None:
+    """Scores of each split of a dataset into the summary, and of each class into a table."""
     import wandb
 
-    predictions = read_predictions(predictions_path(folder, dataset))
-    task = predictions.task.kind
-    rows: list[Iterable[Any]] = []
-    for split in predictions.splits:
-        targets, scores, groups = predictions.of_split(split)
-        value = metric("auroc", targets, scores, task)
-        drawn = resampled("auroc", targets, scores, groups, task, resamples=RESAMPLES)
-        names, held = ("mean", *predictions.classes), support(targets, groups)
-        found = [
-            pooled_seeds([each], [draws], held.basis("auroc", column))
-            for column, (each, draws) in enumerate(
-                zip((value.mean, *value.per_class), drawn.T, strict=True)
-            )
-        ]
-        rows += [
-            (dataset, split, name, one.mean, one.low, one.high)
-            for name, one in zip(names, found, strict=True)
-        ]
-        prefix, mean = f"{dataset}/{split}/auroc", found[0]
-        wandb_run.summary.update(
-            {prefix: mean.mean, f"{prefix}_low": mean.low, f"{prefix}_high": mean.high}
-        )
-    columns: list[str | int] = ["dataset", "split", "class", "auroc", "low", "high"]
-    wandb_run.log({"scores": wandb.Table(columns=columns, data=rows)})
+    rows = _score_rows(folder, dataset, evaluations()[evaluation])
+    for row in rows:
+        if row["class"] == "mean":
+            prefix = f"{dataset}/{row['split']}/{row['metric']}"
+            ends = {f"{prefix}_{end}": row[end] for end in ("low", "high")}
+            wandb_run.summary.update({prefix: row["value"], **ends})
+    names: list[str | int] = ["dataset", "split", "metric", "class", "value", "low", "high"]
+    data: list[Iterable[Any]] = [[row[name] for name in names] for row in rows]
+    wandb_run.log({"scores": wandb.Table(columns=names, data=data)})
+
+
+def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]:
+    """Score rows of predictions; of a classification those of AUROC."""
+    path = predictions_path(folder, dataset, evaluation.name)
+    predictions = read_predictions(path, evaluation.form)
+    if evaluation.scores is not None:
+        scored = evaluation.scores(predictions, RESAMPLES)
+        return whole_rows(scored.assign(dataset=dataset)).to_dict("records")
+    found = measured(of_predictions(read_run(folder), predictions), ("auroc",), RESAMPLES)
+    return [row for one in found for row in score_rows(one, "")]
 
 
 def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
@@ -58,6 +58,9 @@ class Progress:
 @dataclass(frozen=True)
 class Step(ABC):
     """What an item does."""
+
+    evaluation: Evaluation = field(default=CLASSIFICATION, repr=False)
+    """Whose predictions it ends with, if it scores."""
 
     kind: ClassVar[str]
     """Kind of the item, as W&B and metrics name it."""
@@ -278,7 +281,6 @@ class Evaluate(Step):
     """An evaluation of a finished transfer: by its classification of a target, zero-shot."""
 
     kind, title, makes_run = "evaluate", "evaluations", False
-    evaluation: Evaluation = CLASSIFICATION
 
     def work(self, inputs: Inputs) -> Work:
         """Each record goes through the encoder as often as the evaluation says."""

@@ -90,4 +90,5 @@ def followed(item: Item) -> Followed:
     """An item as W&B shows it."""
     step = item.step
     names = (item.name, step.kind, item.modality, item.technique, item.dataset)
-    return Followed(*names, makes_run=step.makes_run, scores=step.scores)
+    evaluation = step.evaluation.name if step.scores else ""
+    return Followed(*names, makes_run=step.makes_run, evaluation=evaluation)

@@ -45,7 +45,9 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 def item(name: str, kind: str, dataset: str = "ptb-xl") -> Followed:
     evaluates, pretrains = kind == "evaluate", kind == "pretrain"
     names = (name, kind, "ecg", "mae", dataset)
-    return Followed(*names, makes_run=not evaluates, scores=not pretrains)
+    return Followed(
+        *names, makes_run=not evaluates, evaluation="" if pretrains else "classification"
+    )
 
 
 @pytest.fixture(autouse=True)

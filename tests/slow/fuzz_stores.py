@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -187,14 +188,18 @@ def of_cached(place: Place) -> Iterator[Use]:
 
 def of_kept(place: Place) -> Iterator[Use]:
     """What takes a computation that was kept; damage is not refused, but computed anew."""
-    yield lambda: _no(kept(*KEPT)["made"].reshape(40))
+    yield lambda: _no(kept(*KEPT)["made"].to_numpy().reshape(40))
 
 
 def _fits(held: Any) -> bool:
-    return {name: array.shape for name, array in held.items()} == {"made": (40,)}
+    return held.schema.equals(pa.schema([("made", pa.float64())])) and len(held) == 40
 
 
-KEPT: tuple[Any, ...] = ({"x": np.arange(3)}, {"how": 1}, lambda: {"made": np.ones(40)}, _fits)
+def _made() -> pa.Table:
+    return pa.table({"made": np.ones(40)})
+
+
+KEPT: tuple[Any, ...] = ({"x": np.arange(3)}, {"how": 1}, _made, _fits)
 
 
 def _no(*_: object) -> list[str]:
@@ -244,7 +249,7 @@ KINDS = {
     "manifest.json": Kind("catalog/manifest.json", mutate_json, of_catalogs, ("catalog",)),
     "shards": Kind("catalog/shards/test-*.parquet", mutate_shard, of_catalogs, ("catalog",)),
     "decoded split": Kind("cache/*-validation.npy", mutate_array, of_cached, ("catalog", "cache")),
-    "kept computation": Kind("cache/report/*.npz", mutate_array, of_kept, ("cache",)),
+    "kept computation": Kind("cache/report/*.parquet", mutate_parquet, of_kept, ("cache",)),
 }
 
 

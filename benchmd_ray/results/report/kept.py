@@ -1,4 +1,4 @@
-"""Metrics and resamples of predictions, kept for the next report.
+"""Scores of predictions with their resamples, kept as Parquet for the next report.
 
 A report of a growing store then computes only what is new. What is kept is named by the hash of
 its inputs and of the code that computes it, so that it never goes stale; it may be deleted at any
@@ -17,15 +17,16 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmd_ray import __version__
-from benchmd_ray.arrays import read_archive
 from benchmd_ray.cache import used
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import cache_folder
 from benchmd_ray.integrity import Damaged, is_whole, replacing_hashed
+from benchmd_ray.parquet import read_table
 
-Floats = npt.NDArray[np.float64]
 CODE = (
     "scores/metrics.py",
     "scores/ranking.py",
@@ -40,25 +41,25 @@ CODE = (
 def kept(
     inputs: Mapping[str, npt.NDArray[np.generic]],
     how: Mapping[str, object],
-    compute: Callable[[], Mapping[str, Floats]],
-    fits: Callable[[Mapping[str, Floats]], bool],
-) -> dict[str, Floats]:
+    compute: Callable[[], pa.Table],
+    fits: Callable[[pa.Table], bool],
+) -> pa.Table:
     """What ``compute`` gives, from the cache where it was computed before.
 
     Args:
         inputs: Arrays that the result is a function of, of plain numbers.
         how: What else it is a function of; JSON-serialisable.
-        compute: Makes the result: arrays by name.
-        fits: Whether arrays have the names and shapes of a result; others are computed anew.
+        compute: Makes the result.
+        fits: Whether a table has the columns and the shape of a result; others are computed anew.
     """
-    path = cache_folder() / "report" / f"{_name(inputs, how)}.npz"
+    path = cache_folder() / "report" / f"{_name(inputs, how)}.parquet"
     if is_whole(path):
         with suppress(Damaged):
-            held = read_archive(path, "")
-            if all(array.dtype == np.float64 for array in held.values()) and fits(held):
+            held = read_table(path, path, "")
+            if fits(held):
                 used(path)
                 return held
-    result = dict(compute())  # it was not computed yet, or was damaged since
+    result = compute()  # it was not computed yet, or was damaged since
     with suppress(OSError, BenchmdError):  # a folder that is read-only or full
         _keep(path, result)
     return result
@@ -81,6 +82,6 @@ def _code() -> str:
     return whole.hexdigest()
 
 
-def _keep(path: Path, result: Mapping[str, Floats]) -> None:
-    with replacing_hashed(path) as partial, partial.open("wb") as file:
-        np.savez(file, allow_pickle=False, **result)
+def _keep(path: Path, result: pa.Table) -> None:
+    with replacing_hashed(path) as partial:
+        pq.write_table(result, partial, compression="none", use_dictionary=False)

@@ -133,7 +133,7 @@ def other_rows(
                 predictions = read_predictions(path, evaluation.form)
                 rows = evaluation.scores(predictions, resamples)
                 said = _said(run, predictions.description) | {"protocol": protocol[run.folder]}
-                parts.append(_whole(pd.DataFrame({**rows, **said})))
+                parts.append(whole_rows(pd.DataFrame({**rows, **said})))
             except BenchmdError as error:
                 notes.append(f"Skipped: {error}")
     return pd.concat(parts, ignore_index=True), notes
@@ -142,7 +142,7 @@ def other_rows(
 def brought_rows(datasets: Collection[str]) -> pd.DataFrame:
     """Rows that benchmarks bring for these datasets, which no run has made."""
     parts = [frame("rows", ())]
-    parts += [_whole(each.rows(datasets)) for each in benchmarks().values() if each.rows]
+    parts += [whole_rows(each.rows(datasets)) for each in benchmarks().values() if each.rows]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -156,7 +156,7 @@ def _said(run: Run, about: Mapping[str, str]) -> dict[str, object]:
     }
 
 
-def _whole(rows: pd.DataFrame) -> pd.DataFrame:
+def whole_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with all columns of the long table: NaN, 0 or nothing where they have none.
 
     Raises:

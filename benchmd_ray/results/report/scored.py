@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.kept import kept
@@ -25,7 +27,12 @@ from benchmd_ray.scores.resampling import resampled, usual_threads
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
 from benchmd_ray.scores.support import Support, support
 from benchmd_ray.tasks import Task, TaskKind
-from benchmd_ray.training.predictions import CLASSIFIED, predictions_of, read_predictions
+from benchmd_ray.training.predictions import (
+    CLASSIFIED,
+    Predictions,
+    predictions_of,
+    read_predictions,
+)
 from benchmd_ray.typed import typed
 
 Floats = npt.NDArray[np.float64]
@@ -133,24 +140,31 @@ def read_scored(run: Run) -> Read:
         except BenchmdError as error:
             skipped.append(f"Skipped: {error}")
             continue
-        for split in predictions.splits:
-            targets, scores, _ = predictions.of_split(split)
-            units = predictions.units_of_split(split)
-            order = np.argsort(units["unit_id"].to_numpy(dtype=np.str_), kind="stable")
-            found.append(
-                Scored(
-                    run=run,
-                    about=predictions.description,
-                    split=split,
-                    classes=predictions.classes,
-                    targets=targets[order],
-                    scores=scores[order],
-                    units=units.iloc[order].reset_index(drop=True),
-                    values={},
-                    resampled={},
-                )
-            )
+        found += of_predictions(run, predictions)
     return Read(found, skipped)
+
+
+def of_predictions(run: Run, predictions: Predictions) -> list[Scored]:
+    """The predictions of a run for a dataset, split by split, without metrics."""
+    found = []
+    for split in predictions.splits:
+        targets, scores, _ = predictions.of_split(split)
+        units = predictions.units_of_split(split)
+        order = np.argsort(units["unit_id"].to_numpy(dtype=np.str_), kind="stable")
+        found.append(
+            Scored(
+                run=run,
+                about=predictions.description,
+                split=split,
+                classes=predictions.classes,
+                targets=targets[order],
+                scores=scores[order],
+                units=units.iloc[order].reset_index(drop=True),
+                values={},
+                resampled={},
+            )
+        )
+    return found
 
 
 def measured(found: Sequence[Scored], metrics: Sequence[str], resamples: int) -> list[Scored]:
@@ -172,42 +186,54 @@ def _measured(one: Scored, metrics: Sequence[str], resamples: int, threads: int)
         inputs,
         how,
         lambda: _compute(one, metrics, resamples, threads),
-        lambda arrays: _fits(arrays, metrics, len(one.classes), resamples),
+        lambda table: _fits(table, metrics, len(one.classes), resamples),
     )
-    values = {}
-    for name in metrics:
-        mean, *per_class = held[f"{name} values"].tolist()
-        unscored = tuple(np.flatnonzero(held[f"{name} unscored"]).tolist())
+    values, resampled_of, columns = {}, {}, 1 + len(one.classes)
+    every = held["value"].to_numpy().reshape(len(metrics), columns)
+    for place, name in enumerate(metrics):
+        mean, *per_class = every[place].tolist()
+        unscored = tuple(np.flatnonzero(np.isnan(per_class)).tolist())
         values[name] = Values(mean, tuple(per_class), unscored)
-    return replace(one, values=values, resampled={name: held[name] for name in metrics})
+        draws = held["draws"].slice(place * columns, columns).combine_chunks()
+        resampled_of[name] = draws.flatten().to_numpy().reshape(columns, -1).T
+    return replace(one, values=values, resampled=resampled_of)
 
 
-def _fits(
-    arrays: Mapping[str, Floats], metrics: Sequence[str], classes: int, resamples: int
-) -> bool:
-    """Whether arrays have the names and shapes that `_compute` gives."""
-    columns, shapes = 1 + classes, {name: array.shape for name, array in arrays.items()}
-    return len(shapes) == 3 * len(metrics) and all(
-        shapes.get(f"{name} values") == (columns,)
-        and shapes.get(f"{name} unscored") == (classes,)
-        and shapes.get(name) in ((0, columns), (resamples, columns))
-        for name in metrics
+KEPT = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("column", pa.int64()),
+        ("value", pa.float64()),
+        ("draws", pa.list_(pa.float64())),
+    ]
+)
+"""Columns of the scores that are kept: of each metric over all classes (column 0) and of each."""
+
+
+def _fits(table: pa.Table, metrics: Sequence[str], classes: int, resamples: int) -> bool:
+    """Whether a table has the rows that `_compute` gives."""
+    columns = range(1 + classes)
+    if not table.schema.equals(KEPT) or any(table[name].null_count for name in KEPT.names):
+        return False
+    rows = zip(table["metric"].to_pylist(), table["column"].to_pylist(), strict=True)
+    if list(rows) != [(metric, column) for metric in metrics for column in columns]:
+        return False
+    lengths = pc.list_value_length(table["draws"]).to_numpy().reshape(len(metrics), -1)
+    whole = pc.list_flatten(table["draws"])
+    return not whole.null_count and all(
+        len(set(each)) == 1 and each[0] in (0, resamples) for each in lengths.tolist()
     )
 
 
-def _compute(
-    one: Scored, metrics: Sequence[str], resamples: int, threads: int
-) -> dict[str, Floats]:
-    """By metric: resamples, values of all units as `Scored.whole` has them, unscored classes."""
-    made = {}
+def _compute(one: Scored, metrics: Sequence[str], resamples: int, threads: int) -> pa.Table:
+    """Values of all units and of resamples, with the columns of `KEPT`."""
+    rows: dict[str, list[Any]] = {name: [] for name in KEPT.names}
+    columns = 1 + len(one.classes)
     for name in metrics:
         whole = metric(name, one.targets, one.scores, one.task)
-        made[f"{name} values"] = np.array([whole.mean, *whole.per_class])
-        made[f"{name} unscored"] = np.isin(np.arange(len(one.classes)), whole.unscored) * 1.0
-        columns = 1 + len(one.classes)
-        made[name] = np.empty((0, columns))
+        drawn = np.empty((0, columns))
         if not all(one.support.basis(name, column).no_interval for column in range(columns)):
-            made[name] = resampled(
+            drawn = resampled(
                 name,
                 one.targets,
                 one.scores,
@@ -216,4 +242,8 @@ def _compute(
                 resamples=resamples,
                 threads=threads,
             )
-    return made
+        rows["metric"] += columns * [name]
+        rows["column"] += range(columns)
+        rows["value"] += [whole.mean, *whole.per_class]
+        rows["draws"] += list(drawn.T)
+    return pa.table(rows, schema=KEPT)
