@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -21,7 +23,7 @@ files:
   levels: [split, class]
 """
 PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text("utf-8")
-(DECLARED,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DECLARED = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
 SPACE = "transfer.optimiser.lr: {kind: log float, low: 1.0e-4, high: 1.0e-2}\n"
 
 
@@ -75,6 +77,14 @@ def test_it_is_run_tuned_and_reported_without_a_change_of_the_package(place, mon
     about = json.loads(path.read_text())
     assert (about["protocol"], about["setting"]) == ("short", "linear")
     assert about["settings"]["transfer"]["epochs"] == 3
+    predicted = path.parent / "predictions"
+    scored = pq.read_table(predicted / "classification" / "edges.parquet").to_pandas()
+    held = pq.read_table(predicted / "confidence" / "edges.parquet")
+    assert held["record_id"].to_pylist() == scored["record_id"].tolist()
+    assert (held.schema.metadata[b"evaluation"], held.schema.metadata[b"version"]) == (
+        b"confidence",
+        b"1",
+    )
     (place / "space.yaml").write_text(SPACE)
     benchmd(
         place,
@@ -88,7 +98,14 @@ def test_it_is_run_tuned_and_reported_without_a_change_of_the_package(place, mon
     said = benchmd(place, "report runs --out report --no-figures --resamples 20")
     assert "paper: A study of edges, table 1" in said
     assert "0.94" in (place / "report" / "auroc.csv").read_text()
-    assert "30 epochs of a linear head" in (place / "report" / "report.html").read_text()
+    shown = (place / "report" / "report.html").read_text()
+    assert "30 epochs of a linear head" in shown
+    assert '<section id="confidence"' in shown
+    rows = pd.read_csv(place / "report" / "confidence.csv")
+    rows = rows[rows["run"] == path.parent.name].set_index("split")
+    means = scored["scores"].map(max).groupby(scored["split"]).mean()
+    assert rows["value"].to_dict() == pytest.approx(means.to_dict())
+    assert set(rows["protocol"]) == {"short"}
 
 
 def test_it_is_listed_and_shown(place):
@@ -100,7 +117,8 @@ def test_it_is_listed_and_shown(place):
 
 def test_it_is_planned_from_its_catalog_and_its_start_is_kept_apart(place):
     dry = f"run {BENCH} --catalog catalogs --dry-run --tflops 1"
-    assert "edges/clean/scratch/seed-0/linear" in benchmd(place, f"{dry} --items")
+    for name in ("", "/edges/confidence"):
+        assert f"edges/clean/scratch/seed-0/linear{name}" in benchmd(place, f"{dry} --items")
     assert "finetune" not in benchmd(place, f"{dry} --items")
     said = benchmd(place, f"{dry} --setting finetune-small", code=1)
     assert "short of surfaces is for the setting linear, and finetune-small was chosen" in said
