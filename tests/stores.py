@@ -108,6 +108,7 @@ def make_pretraining(
     changes: Mapping[str, Any] | None = None,
     fixed: bool = True,
     finished: bool = True,
+    parts: Mapping[str, int] | None = None,
 ) -> Run:
     """A pretraining run with its metrics, without weights."""
     about = {
@@ -119,7 +120,9 @@ def make_pretraining(
         "protocol": "fixed" if fixed else "",
     }
     settings = _settings(seed, changes or {})
-    description = _description(settings, "pretrain", about, {"technique": technique})
+    description = _description(
+        settings, "pretrain", about, {"technique": technique, "parts": dict(parts or {})}
+    )
     run = open_run(
         store, f"pretrain-{about['modality']}-{technique.replace('+', '-')}", description
     )
@@ -149,6 +152,7 @@ def make_transfer(
     changes: Mapping[str, Any] | None = None,
     fixed: bool = True,
     finished: bool = True,
+    parts: Mapping[str, int] | None = None,
     **about: Any,
 ) -> Run:
     """A transfer run with its metrics, without predictions; `about` goes into ``run.json``."""
@@ -164,7 +168,8 @@ def make_transfer(
         **about,
     }
     weights = None if upstream is None else f"weights of {upstream.folder.name}"
-    description = _description(settings, "transfer", stated, {"upstream": weights})
+    decisive = {"upstream": weights, "parts": dict(parts or {})}
+    description = _description(settings, "transfer", stated, decisive)
     name = f"transfer-{stated['modality']}-{technique.replace('+', '-')}-{setting}"
     lines = [
         {"done": e, "loss": 1 / e, "validation_auroc": 0.6 + 0.1 * (1 - 1 / e)}

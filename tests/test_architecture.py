@@ -14,6 +14,7 @@ FOUNDATION = {
     "arrays",
     "benchmd_ray",
     "cache",
+    "parts",
     "private_parts",
     "card_folders",
     "errors",

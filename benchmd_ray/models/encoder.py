@@ -113,6 +113,16 @@ NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **CONVOLUTIONAL,
 }
 """Networks that are built in, by the name that ``encoder.network`` takes."""
+
+
+def network_part(name: str) -> str:
+    """The part (`parts.PARTS`) that a network is of; empty for a user's."""
+    for part, names in (("resnet", RESNETS), ("monai", MONAI_NETWORKS), ("transformer", [NETWORK])):
+        if name in names:
+            return part
+    return ""
+
+
 TOKENS = ("patches", "patch_embedding", "embed", "encode", "pool")
 """What the built-in techniques of pretraining use of an encoder beside calling it."""
 

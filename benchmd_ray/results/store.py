@@ -274,7 +274,8 @@ def _read(folder: Path) -> Run:
     run = Run(folder, read_hashed_json(path, remedy, DESCRIBED))
     about = run.description
     require_kinds(about, {k: v for k, v in OPTIONAL.items() if k in about}, path, remedy)
-    require_kinds(about["determinants"], {"catalog": str}, path, remedy, "determinants")
+    kinds: Kinds = {"catalog": str} | ({"parts": dict} if "parts" in about["determinants"] else {})
+    require_kinds(about["determinants"], kinds, path, remedy, "determinants")
     if [type(count) for count in about["raw"]] != [int, int]:
         raise Damaged(path, "its raw is not two counts", remedy)
     if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):

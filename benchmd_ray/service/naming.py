@@ -11,8 +11,9 @@ from benchmd_ray.benchmarks.registry import protocol_of
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import shuffle_rows, streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models.encoder import network_source
+from benchmd_ray.models.encoder import network_part, network_source
 from benchmd_ray.models.imagenet import ImageNetWeights
+from benchmd_ray.parts import EVERY, versions_of
 from benchmd_ray.results.store import Run, read_run
 from benchmd_ray.settings import (
     ENCODERS,
@@ -59,13 +60,19 @@ def pretraining(
         encoder = _adopted(settings.encoder, size, technique, f"the technique {technique}")
         settings = replace(settings, encoder=encoder)
     determinants = _determinants(settings, source, "pretrain") | {"technique": technique}
-    if (own := method_source(technique)) is not None:
-        determinants["method_source"] = own
-    if technique_named(technique).method is None:  # nothing is trained or drawn
-        kept = ("stage", "encoder", "catalog", "technique")
-        determinants = {name: determinants[name] for name in kept}
+    method = technique_named(technique).method
+    used = {*EVERY, "pretraining", str(method)}
     if start is not None:
         determinants["weights"] = start.sha256
+        used.add("imagenet")
+    if (own := method_source(technique)) is not None:
+        determinants["method_source"] = own
+    if method is None:  # nothing is trained or drawn
+        kept = ("stage", "encoder", "catalog", "technique", "weights")
+        determinants = {name: determinants[name] for name in kept if name in determinants}
+        used = {"imagenet"}
+    determinants["parts"] = versions_of({*used, network_part(settings.encoder.network)})
+    if start is not None:
         about["weights"] = {"file": start.file, "left_out": start.left_out}
     job = PretrainJob(settings, technique, source.path, store)
     name = f"pretrain-{source.signal.name}-{file_name(technique)}"
@@ -82,7 +89,8 @@ def transferring(
         encoder = _adopted(settings.encoder, held, technique, pretrained.folder.name)
         settings = replace(settings, encoder=encoder)
     determinants = _determinants(settings, source, "transfer") | {
-        "upstream": None if pretrained is None else pretrained.model_sha256
+        "upstream": None if pretrained is None else pretrained.model_sha256,
+        "parts": versions_of(transfer_parts(settings)),
     }
     setting = settings.transfer.setting
     about = {
@@ -98,6 +106,16 @@ def transferring(
     folder = None if pretrained is None else pretrained.folder
     name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
     return TransferJob(settings, source.path, store, folder), name, description
+
+
+def transfer_parts(settings: Settings) -> set[str]:
+    """Names of the parts that a transfer with these settings uses."""
+    used = {*EVERY, "heads", "transfer", network_part(settings.encoder.network)}
+    if settings.transfer.mode == "linear":
+        used.add("linear evaluation")
+    elif settings.transfer.augmentation != "none":
+        used.add("augmentation")
+    return used
 
 
 def finished_upstream(folder: Path, source: Catalog) -> Run:

@@ -12,7 +12,8 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
 from benchmd_ray.modalities import Modality
-from benchmd_ray.models.encoder import NETWORKS, network_source, require_fitting
+from benchmd_ray.models.encoder import NETWORKS, network_part, network_source, require_fitting
+from benchmd_ray.parts import versions_of
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
     TRANSFERS,
@@ -23,7 +24,7 @@ from benchmd_ray.service.choice import (
     with_setting,
 )
 from benchmd_ray.service.datasets import Dataset
-from benchmd_ray.service.naming import file_name, settled
+from benchmd_ray.service.naming import file_name, settled, transfer_parts
 from benchmd_ray.settings import EncoderSettings, Settings, as_dict
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
@@ -91,6 +92,7 @@ class SearchPlan:
         return {
             "technique": self.technique,
             "method_source": None if self.technique == SCRATCH else method_source(self.technique),
+            "parts": versions_of(self._parts),
             "network_source": [network_source(encoder) for encoder in self._networks],
             "setting": self.setting,
             "catalogs": [source.digest for source in self.sources],
@@ -99,6 +101,17 @@ class SearchPlan:
             "space": self.space.as_dict(),
             "method": vars(self.method),
         }
+
+    @property
+    def _parts(self) -> set[str]:
+        """Names of the parts that its trials use."""
+        searched = [p.values for p in self.space.parameters if p.name == NETWORK]
+        used = {network_part(str(name)) for names in searched for name in names}
+        for settings in self.starts:
+            used |= transfer_parts(settings) | {"augmentation"}
+        if self.technique != SCRATCH:
+            used |= {"pretraining", str(technique_named(self.technique).method)}
+        return used
 
     @property
     def _networks(self) -> list[EncoderSettings]:

@@ -29,7 +29,8 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
-from benchmd_ray.models.encoder import network_source
+from benchmd_ray.models.encoder import network_part, network_source
+from benchmd_ray.parts import versions_of
 from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.training.engine import uses_bf16
 
@@ -101,6 +102,9 @@ def feature_store(
         "network_source": network_source(settings.encoder),
         "catalog": catalog.digest,
         "precision": "bf16" if bf16 else "float32",
+        "parts": versions_of(
+            ("normalisation", "linear evaluation", network_part(settings.encoder.network))
+        ),
         "hardware": asdict(hardware(device)),
         "versions": {"benchmd_ray": __version__, "torch": torch.__version__},
     }

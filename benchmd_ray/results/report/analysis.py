@@ -40,7 +40,7 @@ from benchmd_ray.results.report.rows import (
     with_predictions,
 )
 from benchmd_ray.results.report.scored import Scored, measured, read_scored
-from benchmd_ray.results.report.training_frames import ran_rows, training_rows
+from benchmd_ray.results.report.training_frames import older_parts, ran_rows, training_rows
 from benchmd_ray.results.report.tuning_frames import search_rows, tuned_rows, tuning_notes
 from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.scores.metrics import METRICS
@@ -142,7 +142,7 @@ def analyse(
     """
     with_predictions(found)  # refused before anything is read
     named = protocols(found)
-    said = [*skipped, *unfinished(found), *named.notes]
+    said = [*skipped, *unfinished(found), *older_parts(found), *named.notes]
     rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
     for block in blocks(found, named, tuple(METRICS), resamples):
         said += block.notes

@@ -114,7 +114,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_real("seconds"),
         **_text("device", "hardware", "instructions", "threads"),
         **_whole("workers"),
-        **_text("catalog", "benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"),
+        **_text("catalog", "parts", "benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"),
     },
     "searches": {
         **_text("search", "modality", "source", "policy", "technique", "setting"),

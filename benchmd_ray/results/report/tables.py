@@ -281,7 +281,7 @@ def ran(analysis: Analysis) -> Table | None:
         column_of("minutes", rows["seconds"] / 60, "number", digits=1),
         *(column_of(name, rows[name], "text") for name in ("device", *COLUMNS)),
         column_of("workers", rows["workers"], "integer"),
-        *(column_of(name, rows[name], "text") for name in ("catalog", *VERSIONS)),
+        *(column_of(name, rows[name], "text") for name in ("catalog", "parts", *VERSIONS)),
     )
     return table_of("ran", "Runs that this report is made of.", columns, rows)
 

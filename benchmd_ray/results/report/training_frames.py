@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.parts import older
 from benchmd_ray.results.report.frames import OF_RUN, VERSIONS
 from benchmd_ray.results.report.hardware_notes import hardware_columns
 from benchmd_ray.results.storage.history import seconds_worked
@@ -59,8 +60,29 @@ def ran_rows(found: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Ro
             **hardware_columns(run),
             "workers": run.settings.execution.workers,
             "catalog": about["determinants"]["catalog"][:16],
+            "parts": ", ".join(
+                f"{part} {version}" for part, version in sorted(parts_of(run).items())
+            ),
             **{name: about.get("versions", {}).get(name) for name in VERSIONS},
         }
+
+
+def parts_of(run: Run) -> Mapping[str, object]:
+    """Versions of the parts of the code (`parts.PARTS`) that made a run, by part."""
+    held: Mapping[str, object] = run.description["determinants"].get("parts", {})
+    return held
+
+
+def older_parts(found: Sequence[Run]) -> list[str]:
+    """Names runs that parts of the code of other versions made."""
+    together: dict[str, list[str]] = {}
+    for run in found:
+        for change in older(parts_of(run)):
+            together.setdefault(change, []).append(run.folder.name)
+    return [
+        f"Made by version {change}: {', '.join(names)}. The same `benchmd run` makes new runs."
+        for change, names in sorted(together.items())
+    ]
 
 
 def _seconds(run: Run) -> float:

@@ -22,7 +22,7 @@ from benchmd_ray.settings import Settings, TransferSettings
 from benchmd_ray.tuning.records import SearchRecord
 
 Row = dict[str, Any]
-SAME = ("catalog", "precision")
+SAME = ("catalog", "precision", "parts")
 """Determinants of a transfer that no search changes: they must be those of the tuned run."""
 
 

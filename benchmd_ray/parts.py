@@ -1,0 +1,63 @@
+"""Versions of the code that computes results: they are part of what names a run.
+
+Raise a part's version whenever its results change: runs of two versions are different runs, which
+are never pooled, resumed into one another or taken for done. ``python tests/parts.py`` compares the
+sources with those that were recorded, and accepts a change that alters no result. Data readers and
+dataset modules have a ``VERSION`` of their own, which is part of a catalog's identity; an
+evaluation's is in its predictions (`training.predictions.Form`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """Code that computes results together."""
+
+    version: int
+    files: tuple[str, ...]
+    """Its source, in the package."""
+
+
+PARTS: Mapping[str, Part] = {
+    "transformer": Part(1, ("models/encoder.py", "models/patch.py")),
+    "resnet": Part(1, ("models/resnet.py",)),
+    "monai": Part(1, ("models/monai_networks.py",)),
+    "imagenet": Part(1, ("models/imagenet.py",)),
+    "heads": Part(1, ("models/heads.py",)),
+    "e-mix": Part(1, ("ssl/emix.py", "ssl/method.py")),
+    "shed": Part(1, ("ssl/shed.py", "ssl/method.py")),
+    "mae": Part(1, ("ssl/mae.py", "ssl/method.py")),
+    "normalisation": Part(1, ("data/normalise.py",)),
+    "feed": Part(1, ("data/batches.py", "data/feed.py", "data/resident.py")),
+    "optimisation": Part(
+        1, ("training/engine.py", "training/decay.py", "training/seeds.py", "training/zero.py")
+    ),
+    "pretraining": Part(1, ("training/pretrain.py",)),
+    "transfer": Part(1, ("training/transfer.py", "training/selection.py", "training/collect.py")),
+    "linear evaluation": Part(1, ("training/linear.py", "training/features.py")),
+    "augmentation": Part(1, ("training/augmentation.py",)),
+}
+"""The parts by the names that runs and reports give them."""
+
+EVERY = ("normalisation", "feed", "optimisation")
+"""Parts that all training uses."""
+
+
+def versions_of(names: Iterable[str]) -> dict[str, int]:
+    """Versions of those of these names that are parts: what is plugged in has a source hash."""
+    return {name: PARTS[name].version for name in sorted({*names} & PARTS.keys())}
+
+
+def older(held: Mapping[str, object]) -> list[str]:
+    """Parts whose version is not that of the code now: ``mae 1, now 2``.
+
+    Args:
+        held: Versions that a run states, by part.
+    """
+    now = {name: part.version for name, part in PARTS.items()}
+    changed = [name for name in sorted(held) if held[name] != now.get(name)]
+    return [f"{name} {held[name]}, now {now.get(name, 'gone')}" for name in changed]
