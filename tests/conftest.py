@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from time import monotonic  # some tests replace that of the module
 from typing import Any
 
 import edfio
@@ -48,6 +49,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first: what is begun last ends last."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+LONGEST = float(os.environ.get("BENCHMD_TEST_SECONDS", "5"))
+"""Seconds of a test without the mark ``slow``, on the clock and of processors: a busy machine makes
+the one longer, several threads the other."""
+
+
+def _processors() -> float:
+    """Seconds that processors worked for this process and for those that it waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test that takes long says so by its mark; what fixtures take does not count."""
+    before = monotonic(), _processors()
+    yield
+    spent = min(monotonic() - before[0], _processors() - before[1])
+    if spent > LONGEST and not item.get_closest_marker("slow"):
+        pytest.fail(
+            f"it took {spent:.1f} s, expected at most {LONGEST:g}: make it faster or mark it slow "
+            "(on a slow machine set BENCHMD_TEST_SECONDS)."
+        )
+
+
+@pytest.fixture(autouse=True)
+def no_ray_without_its_mark(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test that starts Ray says so by its mark, so that ``-m "not ray"`` starts none."""
+    if request.node.get_closest_marker("ray"):
+        return
+
+    def refused(*_: object, **__: object) -> None:
+        pytest.fail("it starts Ray: mark it ray.")
+
+    monkeypatch.setattr("ray.init", refused)
 
 
 @pytest.fixture(scope="session")

@@ -167,6 +167,7 @@ def test_a_command_that_cannot_work_says_why_and_exits_with_1(tmp_path, argument
     assert "Traceback" not in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_commands_lead_from_raw_files_to_a_table(tmp_path, synthetic_raw, ray_cluster):
     small = ["--set", "encoder=tiny", "--set", "execution.log_every=1"]

@@ -109,6 +109,7 @@ def test_numpy_says_nothing_of_extensions_that_it_lacks(monkeypatch, extensions,
     assert hardware(CPU).instructions.partition(", ")[2] == f"NumPy {last}"
 
 
+@pytest.mark.slow
 def test_threads_are_those_of_pytorch_and_of_openmp_where_they_differ():
     assert described("torch.set_num_threads(3)").threads == "3"
     assert described(OMP_NUM_THREADS="1").threads == "1"

@@ -241,6 +241,7 @@ def named_patients(tmp_path_factory):
     return folders
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("name", ["vindr-mammo", "isruc"])
 def test_what_files_tell_of_patients_stays_in_them(

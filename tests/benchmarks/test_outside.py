@@ -108,6 +108,7 @@ def test_it_is_run_tuned_and_reported_without_a_change_of_the_package(place, mon
     assert set(rows["protocol"]) == {"short"}
 
 
+@pytest.mark.slow
 def test_it_is_listed_and_shown(place):
     assert "surfaces" not in benchmd(place, "bench list")
     said = benchmd(place, "bench show surfaces:SURFACES")
@@ -115,6 +116,7 @@ def test_it_is_listed_and_shown(place):
         assert text in said
 
 
+@pytest.mark.slow
 def test_it_is_planned_from_its_catalog_and_its_start_is_kept_apart(place):
     dry = f"run {BENCH} --catalog catalogs --dry-run --tflops 1"
     for name in ("", "/edges/confidence"):
@@ -124,6 +126,7 @@ def test_it_is_planned_from_its_catalog_and_its_start_is_kept_apart(place):
     assert "short of surfaces is for the setting linear, and finetune-small was chosen" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "message"),
     [

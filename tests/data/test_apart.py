@@ -334,6 +334,7 @@ def test_whatever_reader_dies_only_its_file_is_quarantined(deadly_build, name, w
     assert not verify(built).faults
 
 
+@pytest.mark.slow
 def test_several_files_of_a_chunk_that_end_the_process_are_all_found(deadly_build):
     whole, victims, built = deadly_build("georgia", "exit", files=3)
     entries = built.manifest["quarantined"]
@@ -347,6 +348,7 @@ def test_a_file_at_which_the_process_dies_once_is_kept(deadly_build, tmp_path):
     assert built.digest == whole.digest
 
 
+@pytest.mark.slow
 def test_a_process_ended_from_outside_quarantines_nothing(deadly_build, tmp_path):
     with pytest.raises(BenchmdError) as caught:
         deadly_build("georgia", "kill")
@@ -361,6 +363,7 @@ def test_a_process_ended_from_outside_quarantines_nothing(deadly_build, tmp_path
     assert built.manifest["quarantined"] == []
 
 
+@pytest.mark.slow
 def test_where_names_name_patients_a_death_names_the_record(deadly_build):
     with pytest.raises(BenchmdError, match=r"^the record [0-9a-f]{16} was being read when"):
         deadly_build("shhs", "kill")

@@ -152,6 +152,7 @@ def test_nothing_that_names_a_person_or_a_visit_is_stored(ecg_catalogs, syntheti
     assert kept == {".lock", "manifest.json", "shards"}
 
 
+@pytest.mark.slow
 def test_both_layouts_of_ptbxl_give_the_same_labels_splits_and_signals(
     ray_cluster, ecg_catalogs, synthetic_raw, tmp_path, write_cinc
 ):

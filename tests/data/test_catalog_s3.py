@@ -451,6 +451,7 @@ def test_without_boto3_the_error_says_what_to_install(monkeypatch):
         open_catalog(location("s3://lab/x"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_a_server_that_is_away_for_a_moment_is_waited_for(
     s3, s3_server, build_here, synthetic_raw, node, monkeypatch

@@ -191,6 +191,7 @@ def bomb(line: bytes, times: int) -> bytes:
     return gzip.compress(b"image,grade\n") + member * (times // lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "times"),
     [

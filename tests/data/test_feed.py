@@ -378,6 +378,7 @@ def streaming(catalog, worker=None, seed=5):
     return StreamingFeed(catalog, "train", seed=seed, worker=worker, shuffle_rows=6)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("world", [1, 2])

@@ -142,6 +142,7 @@ def test_runs_without_predictions_are_refused(tmp_path):
         assert "none of the 1 runs is finished and has predictions" in result.output
 
 
+@pytest.mark.slow
 def test_the_report_is_written(tmp_path):
     run = make_transfer(tmp_path / "runs")
     predict_all(run, {"ptb-xl": {"validation": 80}, "georgia": {"test": 80}})

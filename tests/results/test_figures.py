@@ -134,6 +134,7 @@ def all_rows(catalog: Catalog) -> pd.DataFrame:
     return pd.concat([pq.read_table(path).to_pandas() for path in paths], ignore_index=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODALITIES)
 def test_class_balance_is_that_of_the_rows(made, name):
     catalog = made(name)
@@ -168,6 +169,7 @@ def test_people_are_counted_once_each(made, name, monkeypatch):
             assert held.ages[sex] == np.histogram(ages.dropna(), edges)[0].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODALITIES)
 def test_examples_are_the_valid_area_of_rows_of_their_class(made, name):
     catalog = made(name)
@@ -259,6 +261,7 @@ def drawn(made, tmp_path_factory):
     return draw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODALITIES)
 def test_figures_are_drawn(made, drawn, name):
     files = {path.name: path for path in drawn(name)}
@@ -289,6 +292,7 @@ def texts(path: Path) -> str:
     return joined.replace("&#x27;", "'").replace("&amp;", "&")
 
 
+@pytest.mark.slow
 def test_pictures_name_no_patient_and_no_record(drawn):
     for name in ("ecg", "cxr"):
         for path in drawn(name):
@@ -297,6 +301,7 @@ def test_pictures_name_no_patient_and_no_record(drawn):
             assert b"patient-" not in content
 
 
+@pytest.mark.slow
 def test_the_same_catalog_gives_the_same_bytes_whatever_the_user_has_set(made, drawn, tmp_path):
     before = dict(matplotlib.rcParams)
     with matplotlib.rc_context({"font.size": 22, "svg.hashsalt": None, "lines.linewidth": 9}):
@@ -395,6 +400,7 @@ def test_figures_of_a_damaged_catalog_are_refused(tmp_path, made):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_command_draws_a_built_catalog(ecg_catalogs, tmp_path):
     path = ecg_catalogs["ptb-xl"].path

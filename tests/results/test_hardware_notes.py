@@ -48,6 +48,7 @@ def note(stages, *kinds, source="ptb-xl"):
     )
 
 
+@pytest.mark.slow
 def test_one_kind_of_hardware_gives_no_note(tmp_path):
     assert noted(*runs([make_report_store(tmp_path)])) == []
 

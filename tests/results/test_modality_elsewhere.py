@@ -97,6 +97,7 @@ def test_classes_keep_the_order_of_the_task(analysis, figures):
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["list", "report", "compare"])
 def test_commands_need_no_card(store, tmp_path, command):
     out = ["--out", str(tmp_path / "out")] if command == "report" else []

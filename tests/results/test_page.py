@@ -201,6 +201,7 @@ def test_an_empty_analysis_says_so():
         assert said in parsed.text
 
 
+@pytest.mark.slow
 def test_frames_that_are_empty_one_by_one_leave_the_others(analysis):
     for name in FRAMES:
         text = page(replace(analysis, **{name: frame(name, ())}), [])

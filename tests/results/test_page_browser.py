@@ -147,6 +147,7 @@ def test_names_from_outside_are_text(opened, tmp_path):
     assert tab.locator("img").count() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("title", "name"),
     [
@@ -272,6 +273,7 @@ def test_numbers_look_alike_in_both_languages(opened):
         assert tab.evaluate(script, [held, kind]) == [shown(v, kind) for v in held]
 
 
+@pytest.mark.slow
 def test_the_page_prints_whole_without_controls(opened, analysis):
     tab = opened()
     printed = tab.pdf(prefer_css_page_size=True)
@@ -341,6 +343,7 @@ def test_figures_keep_a_white_card_in_the_dark(opened):
     assert tab.locator("figure img").first.evaluate(ground) == "rgb(255, 255, 255)"
 
 
+@pytest.mark.slow
 def test_the_contents_lead_to_the_sections(opened):
     tab = opened()
     tab.get_by_role("link", name="Order of techniques").click()

@@ -766,6 +766,7 @@ def test_only_the_source_s_own_validation_split_is_in_distribution(images):
 WRITTEN = ("auroc", "training", "significance", "roc")
 
 
+@pytest.mark.slow
 def test_the_same_analysis_gives_the_same_bytes_and_small_files(tmp_path):
     chosen = ("finetune-small", "finetune-full")
     for folder in (tmp_path / "a", tmp_path / "b"):

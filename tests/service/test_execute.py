@@ -165,6 +165,7 @@ def test_where_a_run_was_trained_does_not_bind_its_evaluation(ecg_catalogs, tmp_
     assert run.settings.execution.precision == "float32"
 
 
+@pytest.mark.slow
 def test_catalogs_of_two_policies_are_not_mixed(done, ecg_catalogs, tmp_path, synthetic_raw):
     _, _, run = done
     names = sorted(p.stem for p in synthetic_raw["georgia"].rglob("*.hea"))

@@ -166,6 +166,7 @@ def test_the_papers_numbers_stand_beside(transferred):
     }
 
 
+@pytest.mark.slow
 def test_mae_goes_on_from_the_weights(source, weights, tmp_path):
     settings = updated(short(source, "imagenet+mae"), {"pretrain": {"optimiser": {"lr": 1e-12}}})
     run = pretrain_run("imagenet+mae", source, tmp_path, settings, weights=weights)
@@ -189,6 +190,7 @@ class Killed(Exception):
     """Stands for whatever ends a process in the middle."""
 
 
+@pytest.mark.slow
 def test_resumed_mae_from_imagenet_is_uninterrupted_mae_from_imagenet(
     source, weights, tmp_path, monkeypatch
 ):

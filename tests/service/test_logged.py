@@ -89,6 +89,7 @@ for number in range(200):
 """
 
 
+@pytest.mark.slow
 def test_commands_that_share_a_store_write_whole_lines(tmp_path):
     both = [subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path)]) for _ in range(2)]
     assert [process.wait(180) for process in both] == [0, 0]

@@ -135,6 +135,7 @@ def execute(plan, store, **options):
     return outcome, log, said
 
 
+@pytest.mark.slow
 def test_a_plan_gives_what_single_commands_give_in_order_and_side_by_side(
     plan_of, reference, tmp_path
 ):
@@ -235,6 +236,7 @@ def failing_at_first(folder, how, times=1):
     return work
 
 
+@pytest.mark.slow
 def test_a_lost_process_and_an_accident_are_tried_again(plan_of, reference, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "execute_item", failing_at_first(tmp_path, "lost"))
     outcome, log, said = execute(plan_of(), tmp_path / "runs")
@@ -263,6 +265,7 @@ def away(times):
     return work
 
 
+@pytest.mark.slow
 def test_an_outage_is_no_try_of_a_run(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "execute_item", away(2))
     monkeypatch.setattr(execution, "LOST_SECONDS", (0.1, 0.2))
@@ -342,6 +345,7 @@ def without_memory_at_first(folder):
     return work
 
 
+@pytest.mark.slow
 def test_what_found_no_memory_runs_alone_the_next_time(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "execute_item", without_memory_at_first(tmp_path))
     outcome, log, _ = execute(plan_of(techniques=("scratch",)), tmp_path / "runs")
@@ -427,6 +431,7 @@ def test_two_workers_train_as_a_ray_train_job_that_survives_its_process(
     assert log.events[place + 1 : place + 3] == [("started", name), ("finished", name)]
 
 
+@pytest.mark.slow
 def test_what_another_process_works_on_is_waited_for(plan_of, tmp_path):
     plan = plan_of(techniques=("scratch",))
     execute(plan, tmp_path)
@@ -453,6 +458,7 @@ def test_what_another_process_works_on_is_waited_for(plan_of, tmp_path):
     assert [line["event"] for line in read_history(run.folder)] == ["started", "finished"]
 
 
+@pytest.mark.slow
 def test_what_another_process_leaves_undone_is_taken_over(plan_of, reference, tmp_path):
     plan = plan_of(techniques=("scratch",))
     execute(plan, tmp_path)

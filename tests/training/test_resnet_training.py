@@ -153,6 +153,7 @@ def test_the_recipe_is_adam_with_a_rate_that_drops_after_epochs(run, shapes, mon
     assert found["encoder.stem.1.num_batches_tracked"] == 4 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "execution", [{"engine": "torch"}, {"engine": "deepspeed"}, {"zero_stage": 3}]
 )
