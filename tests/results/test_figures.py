@@ -251,17 +251,10 @@ def test_stacked_leads_clear_each_other():
 @pytest.fixture(scope="module")
 def drawn(made, tmp_path_factory):
     """Figures by modality."""
-    folder, written = tmp_path_factory.mktemp("figures"), {}
-
-    def draw(name) -> list[Path]:
-        if name not in written:
-            written[name] = write_figures(made(name), folder / name)
-        return written[name]
-
-    return draw
+    folder = tmp_path_factory.mktemp("figures")
+    return {name: write_figures(made(name), folder / name) for name in MODALITIES}.__getitem__
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODALITIES)
 def test_figures_are_drawn(made, drawn, name):
     files = {path.name: path for path in drawn(name)}
@@ -292,7 +285,6 @@ def texts(path: Path) -> str:
     return joined.replace("&#x27;", "'").replace("&amp;", "&")
 
 
-@pytest.mark.slow
 def test_pictures_name_no_patient_and_no_record(drawn):
     for name in ("ecg", "cxr"):
         for path in drawn(name):
@@ -414,6 +406,7 @@ def test_the_command_draws_a_built_catalog(ecg_catalogs, tmp_path):
     assert len(list((tmp_path / "out").iterdir())) == 18
 
 
+@pytest.mark.slow
 def test_a_catalog_without_an_example_has_no_figure_of_examples(made):
     for name in ("ecg", "eeg", "cxr", "ldct"):
         assert draw_examples(made(name), {}) == {}
