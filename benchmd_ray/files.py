@@ -48,7 +48,7 @@ def without_home(text: str) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside the file ``path``, renamed to it on success.
+    """A temporary path next to the file ``path``, renamed to it on success.
 
     Raises:
         BenchmdError: The disk is full; nothing half-written stays.

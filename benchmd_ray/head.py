@@ -55,7 +55,7 @@ def watched(address: str) -> Iterator[None]:
             _end(
                 f"the head of the Ray cluster at {address} has not answered for {silent:.0f} s. "
                 "Nothing that was done is lost: start it again and run the same command, which "
-                "goes on where it stopped."
+                "resumes where it stopped."
             )
         if not warned:
             warned = True

@@ -93,10 +93,10 @@ def progress(what: str, total: int, unit: str, done: int = 0) -> Progress:
 
 
 class Board(Protocol):
-    """Shows how far many pieces of work are that go on at the same time."""
+    """Shows how far many pieces of work are that continue at the same time."""
 
     def show(self, done: int, text: str) -> None:
-        """Show that ``done`` pieces are done, and what goes on."""
+        """Show that ``done`` pieces are done, and what continues."""
 
     def close(self) -> None:
         """End the display."""
@@ -113,7 +113,7 @@ class SilentBoard:
 
 
 class TerminalBoard:
-    """A bar with the text beside it, as wide as the terminal."""
+    """A bar with the text next to it, as wide as the terminal."""
 
     def __init__(self, total: int | None, unit: str) -> None:
         form = f"{{n_fmt}}/{{total_fmt}} {unit} |{{bar:12}}| {{desc}}"

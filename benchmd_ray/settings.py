@@ -60,7 +60,7 @@ class EncoderSettings:
     network: str = "transformer"
     """The benchmark's transformer; resnet18 or resnet50 for images, the same with -2.5d, -3d or
     -acs for volumes; monai-densenet121, monai-efficientnet-b0 or monai-seresnet50 for both, which
-    need the extra monai; or a network of one's own: the name of an entry point or
+    need the extra monai; or a network of your own: the name of an entry point or
     package.module:name (docs/own_method.md)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further settings that another network reads, by name; a ResNet reads width, stem, resize and
@@ -170,7 +170,7 @@ class PretrainSettings:
     mask_rate: float = 0.75
     """MAE: share of the tokens that are masked."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further settings that a method of one's own reads, by name."""
+    """Further settings that a method of your own reads, by name."""
 
     def __post_init__(self) -> None:
         _require(self.steps >= 1, "pretrain.steps", self.steps, "1 or more")
@@ -285,7 +285,7 @@ class ExecutionSettings:
     max_failures: int = 2
     """How often lost workers are started again without a new checkpoint in between."""
     least_workers: int = 0
-    """Fewest workers to go on with where the cluster has lost room for all; 0: all are needed."""
+    """Fewest workers to resume with where the cluster has lost room for all; 0: all are needed."""
     wait_seconds: float = 60.0
     """How long to wait for room for all workers before going on with fewer, or giving up."""
     stall_seconds: float = 600.0

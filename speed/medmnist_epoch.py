@@ -5,7 +5,7 @@ feed and fine-tuning against a plain PyTorch loop over the same arrays (``Tensor
 of normalised images, ``DataLoader``, Adam, `MultiStepLR`, scikit-learn's AUROC). An epoch is what
 the recipe needs of one: training on all training images, scoring the validation images, and a copy
 of the weights where they are the best so far. Both have the same network with the same first
-weights, and go on through the recipe epoch by epoch, in turn.
+weights, and continue through the recipe epoch by epoch, in turn.
 
 Both see the images in the same order. Before anything is timed each trains one epoch, of which the
 losses of the first steps must agree; this also warms up. Rounding then drives them apart, as it

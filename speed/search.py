@@ -6,7 +6,7 @@ each of which encodes the records anew. Both work on one trial at a time, which 
 AUROC both ways. Starting Ray and importing PyTorch, which a separate command for each trial
 would take as well, are left out of both.
 
-The JSON also says what a trial costs beside its work: from the end of one to its successor's first
+The JSON also says what a trial costs next to its work: from the end of one to its successor's first
 step, and how many steps of fine-tuning at that size take as long.
 """
 
@@ -103,7 +103,7 @@ class Compared:
         return gap
 
     def overhead(self, wall: float) -> dict[str, float]:
-        """What a trial costs beside its work, and that in steps of fine-tuning.
+        """What a trial costs next to its work, and that in steps of fine-tuning.
 
         Args:
             wall: Seconds of the last search.

@@ -35,7 +35,7 @@ TRANSFER = {
 
 
 def described(about: Mapping[str, Any] | None = None, **determinants: Any) -> dict[str, Any]:
-    """As little as a description can say; `about` goes on top."""
+    """As little as a description can say; `about` continues top."""
     return {
         **{"kind": "pretrain", "technique": "mae", "setting": "pretrain", **of_modality("ecg")},
         **{"source": "ptb-xl", "policy": "clean", "seed": 0, "protocol": "fixed", "raw": [1, 1]},

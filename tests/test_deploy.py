@@ -26,7 +26,7 @@ ADDED = {
     "RAY_JOB_STOP_WAIT_TIME_S": "60",
     "RAY_memory_monitor_refresh_ms": "0",
 }
-"""Variables of a cluster beside those of an embedded Ray."""
+"""Variables of a cluster next to those of an embedded Ray."""
 
 
 def read(name):

@@ -1,4 +1,4 @@
-"""What is done again and again while other work goes on."""
+"""What is done again and again while other work continues."""
 
 import threading
 

@@ -104,7 +104,7 @@ def main() -> None:
       benchmd report          predictions     -> tables, figures, one page
 
     Settings default to the fixed protocol of the paper. A run is named by the hash of what
-    determines it: repeated commands do nothing twice and go on where they were interrupted.
+    determines it: repeated commands do nothing twice and resume where they were interrupted.
 
     \b
     Try it without any data:  benchmd demo

@@ -64,7 +64,7 @@ def submit(
 
     COMMAND is one of these commands after `--`, with the paths as the nodes see them: absolute, or
     s3://…. Files named by --settings, --space, --split-table and --weights are of this machine and
-    go along, and so does this package. The same command submitted again goes on where the first
+    go along, and so does this package. The same command submitted again resumes where the first
     job stopped. With --follow the exit code is the job's.
 
     \b
@@ -191,7 +191,7 @@ def _follow(ctx: click.Context, job: str, address: str | None) -> None:
         code = follow(job, lambda text: click.echo(text, nl=False), address)
     except KeyboardInterrupt:
         click.echo(
-            f"\nthe job goes on; see it: benchmd jobs logs --follow {job}; "
+            f"\nthe job continues; see it: benchmd jobs logs --follow {job}; "
             f"end it: benchmd jobs stop {job}",
             err=True,
         )
@@ -231,7 +231,7 @@ def jobs_status(address: str | None, job: str) -> None:
 
 @jobs.command("logs")
 @ADDRESS
-@click.option("--follow", "following", is_flag=True, help="Go on until it ends.")
+@click.option("--follow", "following", is_flag=True, help="Continue until it ends.")
 @JOB
 @click.pass_context
 def jobs_logs(ctx: click.Context, address: str | None, following: bool, job: str) -> None:
@@ -249,7 +249,7 @@ def jobs_logs(ctx: click.Context, address: str | None, following: bool, job: str
 def jobs_stop(address: str | None, job: str) -> None:
     """Stop the job ID, which writes its checkpoints first, and wait until it has ended.
 
-    The same command submitted again goes on from there.
+    The same command submitted again resumes from there.
     """
     from benchmd_ray.service.submit import stop
 

@@ -36,7 +36,7 @@ def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mo
     """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
 
     The folder gets report.html, which needs nothing else, the tables as CSV, Markdown and LaTeX,
-    and the figures. Searches of the stores are reported too, with tuned runs beside the others.
+    and the figures. Searches of the stores are reported too, with tuned runs next to the others.
 
     \b
     benchmd report runs

@@ -95,7 +95,7 @@ def run(
     """Run everything that is missing: pretrain, transfer, evaluate, several runs at a time.
 
     Sources and targets are told apart by the catalogs; what is done already is not done again, and
-    an interrupted command goes on where it stopped. Several such commands may share a store.
+    an interrupted command resumes where it stopped. Several such commands may share a store.
 
     \b
     benchmd run --dry-run                                # the paper's benchmark, from the cards

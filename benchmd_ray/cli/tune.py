@@ -1,4 +1,4 @@
-"""``benchmd tune``: search hyperparameters, and train what was found beside what it began with."""
+"""``benchmd tune``: search hyperparameters, then train the start and what was found."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
     A search never sees a split that is scored nor a target: it trains and is scored on two parts of
     the training split, cut by patient, or on the training and the validation split of a dataset
     that has the latter to choose by (MedMNIST). Its first trial is what the settings say, the fixed
-    protocol where they say nothing. An interrupted search goes on by the same command, and one that
-    has ended goes on with more --trials. Afterwards the start and the best settings are trained on
+    protocol where they say nothing. An interrupted search resumes by the same command, and one that
+    has ended resumes with more --trials. Afterwards the start and the best settings are trained on
     the whole training split and scored on the splits and targets that the search never saw; see
     the report.
 

@@ -1,7 +1,7 @@
 """Batches of arrays: whose share of which rows a step takes. NumPy and PyTorch alone.
 
 Order is a pure function of (seed, epoch, step), so any number of workers sees the same batches
-together, and a resumed run goes on where it stopped.
+together, and a resumed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Columns:
-    """What a split's rows hold beside their signals."""
+    """What a split's rows hold in addition to their signals."""
 
     targets: npt.NDArray[np.int8]
     """(rows, classes)."""

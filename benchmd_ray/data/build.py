@@ -248,7 +248,7 @@ def _run(
     if (items := sum(part["items"] for part in built)) != total:
         raise BenchmdError(
             f"the shards of {card.name} hold {items:,} raw records of {total:,}: the work on Ray "
-            "ended early. Run the same command again: it goes on where it stopped."
+            "ended early. Run the same command again: it resumes where it stopped."
         )
     return built
 
@@ -267,7 +267,7 @@ def _map(chunks: list[Chunk]) -> Iterator[dict[str, Any]]:
     ):  # Ray has no other way to bound the tries, but warns of this one
         warnings.simplefilter("ignore")
         dataset = dataset.map(build_row, ray_remote_args_fn=lambda: {"max_retries": LOST_TRIES - 1})
-    dataset.context.max_errored_blocks = len(rows)  # the others go on, and the lost ones have names
+    dataset.context.max_errored_blocks = len(rows)  # the others continue, the lost are named
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # they are named below
     waiting = {chunk.name: chunk for chunk in chunks}
     try:

@@ -138,7 +138,7 @@ def build_chunk(chunk: Chunk) -> dict[str, Any]:
         "remarks": dict(found.remarks),
         "quarantined": [found.quarantined[place] for place in sorted(found.quarantined)],
     }
-    delete([chunk.part])  # no part of other inputs beside the new shard
+    delete([chunk.part])  # no part of other inputs next to the new shard
     if part["rows"]:
         part |= shard_part(table, chunk.shard, card)
     write(chunk.part, json_bytes(hashed({"part": part})))

@@ -43,7 +43,7 @@ COLUMNS = ["target", "scale", "valid_size"]
 
 
 def read_columns(catalog: Catalog, split: str) -> Columns:
-    """What the rows of a split hold beside their signals, in row order.
+    """What the rows of a split hold in addition to their signals, in row order.
 
     Raises:
         BenchmdError: The split has no record, or a shard is missing or another one.

@@ -26,7 +26,7 @@ from benchmd_ray.storage.location import Location, write
 ROW_GROUP_BYTES = 6 * 2**20
 """Signal bytes of a row group: small enough to stream, large enough to read fast."""
 ORIGIN = ("policy", "options", "layout", "plan", "raw", "left_out", "remarks", "quarantined")
-"""What a manifest says of how its catalog was built, beside what its shards hold."""
+"""What a manifest says of how its catalog was built, in addition to what its shards hold."""
 
 
 def shard_part(table: pa.Table, path: Location, card: DatasetCard) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:
     """Folders below ``root`` with the names of their files that match a pattern, in any case.
 
     Links are followed, each folder is visited once, wherever links lead. Hidden files and folders
-    are passed over: archives packed on a Mac hold a ``._`` file beside each file.
+    are passed over: archives packed on a Mac hold a ``._`` file next to each file.
 
     Raises:
         BenchmdError: The name of a file is no UTF-8, which no catalog could hold.

@@ -119,7 +119,7 @@ def _filled(
 ) -> npt.NDArray[np.bool_]:
     """Rows taken until each class holds ``per_class`` positives or is exhausted.
 
-    The classes take turns, one positive at a time, so that a larger setting goes on where a
+    The classes take turns, one positive at a time, so that a larger setting continues where a
     smaller one stopped: a row that counts for several classes never displaces another.
     """
     taken = np.zeros(len(positive), bool)

@@ -157,7 +157,7 @@ def _place(rng: np.random.Generator, margin: float) -> tuple[int, int]:
 
 
 def _write_lidc(root: Path, scans: int, seed: int) -> None:
-    """DICOM series with an annotation file each, in the series' folder or beside the images."""
+    """DICOM series with an annotation file each, in the series' folder or next to the images."""
     for number in range(scans):
         patient = f"LIDC-IDRI-{number + 1 - (number % 9 == 8):04d}"  # some have two scans
         study, series = (_uid(seed, "study", number), _uid(seed, "series", number))

@@ -208,7 +208,7 @@ def _write_target(root: Path, domain: _Domain, records: int, seed: int) -> None:
         if number % 17 == 0:
             dx = [str(rng.choice(unmapped))]  # a record that the protocol leaves out
         elif label not in ("normal", "atrial fibrillation/flutter") and rng.random() < 0.5:
-            dx.append("426783006")  # sinus rhythm does not count beside a finding
+            dx.append("426783006")  # sinus rhythm does not count with a finding
         age, sex = _person(domain, number, seed)
         signal = _ecg(domain, label, seconds, number, number, seed)
         savemat(folder / f"{name}.mat", {"val": signal}, format="4")

@@ -1,7 +1,7 @@
 """Small raw mammography datasets in the layouts of VinDr-Mammo and CBIS-DDSM.
 
 A breast is half an ellipse at the edge of the image, with a texture of gland inside and a bright
-marker beside it. The higher the BI-RADS assessment, the brighter the breast, and the larger and
+marker next to it. The higher the BI-RADS assessment, the brighter the breast, and the larger and
 brighter a mass in it. The target looks like digitised film: grainy, dark, with a bright frame.
 Nobody should read medicine into it.
 """

@@ -124,7 +124,7 @@ def network_part(name: str) -> str:
 
 
 TOKENS = ("patches", "patch_embedding", "embed", "encode", "pool")
-"""What the built-in techniques of pretraining use of an encoder beside calling it."""
+"""What the built-in techniques of pretraining use of an encoder in addition to calling it."""
 
 
 def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None = None) -> Encoder:

@@ -46,7 +46,7 @@ class MonaiOptions:
     """Extent in pixels that signals are resized to, each axis alike, by the nearest neighbour;
     0: as they are."""
     dropout: float = 0.0
-    """Dropout of the features in training, beside what the network has of its own."""
+    """Dropout of the features in training, in addition to what the network has of its own."""
 
     def __post_init__(self) -> None:
         ResNetOptions(resize=self.resize, dropout=self.dropout)  # whose limits hold here, too

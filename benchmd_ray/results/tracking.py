@@ -308,7 +308,7 @@ class _Following:
             self._tell_metrics(told)
 
     def end(self) -> None:
-        for told in self.open.values():  # interrupted: they go on under the same id
+        for told in self.open.values():  # interrupted: they continue under the same id
             self.guarded(lambda: self._tell_metrics(told))  # noqa: B023
             self.guarded(lambda: told.wandb_run.finish(exit_code=1))  # noqa: B023
         for search in self.searches:

@@ -1,4 +1,4 @@
-"""The metrics: AUROC as BenchMD scores it, and six more to read beside it.
+"""The metrics: AUROC as BenchMD scores it, and six more to read next to it.
 
 AUROC and average precision (AUPRC) rank one class against the rest and are averaged over classes
 without weights (BenchMD v2, section 4). A class that a split cannot score (no positive or no

@@ -24,7 +24,7 @@ class Need:
     gpus: float
     workers: int
     spare: bool
-    """Whether a CPU must stay free beside it: Ray Data starves where all are held."""
+    """Whether a CPU must stay free next to it: Ray Data starves where all are held."""
     fewest: int = 0
     """Workers that are enough where there is no room for all; 0: all are needed."""
 
@@ -44,7 +44,7 @@ class Capacity:
     """Ray's identifiers of its nodes."""
 
     def fits(self, need: Need, running: Iterable[Need]) -> bool:
-        """Whether an item may start beside those that run; alone it always may."""
+        """Whether an item may start while those run; by itself it always may."""
         running = list(running)
         if not running:
             return True

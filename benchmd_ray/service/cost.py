@@ -133,7 +133,7 @@ def pretrain_flops(signal: Signal, encoder: EncoderSettings, technique: str, bat
     """Operations of pretraining on one example of a batch.
 
     e-Mix encodes each example and a mixture and compares all mixtures with all examples; ShED and
-    MAE have a head on every token. A method of one's own is taken to train on one encoding.
+    MAE have a head on every token. A method of your own is taken to train on one encoding.
     """
     signal = signal.with_patch(encoder.patch_size)
     width, tokens = features_width(signal, encoder), signal.tokens

@@ -51,7 +51,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Found:
-    """Datasets, and what was left out and why."""
+    """Datasets, and what was excluded and why."""
 
     datasets: tuple[Dataset, ...]
     notes: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ def _catalog_folders(path: Location, depth: int = DEPTH) -> Iterator[tuple[Locat
     """The catalog that a folder is, or those below it, in order; and whether each is finished."""
     try:
         files, folders = entries(path)
-    except PermissionError:  # such as lost+found beside catalogs
+    except PermissionError:  # such as lost+found next to catalogs
         return
     if MANIFEST in files:
         yield path.resolve(), True

@@ -29,7 +29,7 @@ class Status:
 
     done: frozenset[str] = frozenset()
     begun: frozenset[str] = frozenset()
-    """Runs that are not finished: they go on from their checkpoints."""
+    """Runs that are not finished: they resume from their checkpoints."""
     unknown: frozenset[str] = frozenset()
     """Items that could not be looked up without downloading weights."""
 
@@ -216,7 +216,7 @@ def _disk(left: Sequence[Item], resources: Resources) -> str:
 def _done(plan: Plan, held: Status) -> str:
     line = f"Done already: {len(held.done)} of {len(plan.items):,}"
     if held.begun:
-        line += f"; begun, to go on from checkpoints: {len(held.begun)}"
+        line += f"; begun, to resume from checkpoints: {len(held.begun)}"
     if held.unknown:
         line += f"; not looked up, without --weights: {len(held.unknown)}"
     return f"{line}."

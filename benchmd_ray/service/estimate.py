@@ -56,7 +56,7 @@ class Estimator:
 
         Args:
             work: The work.
-            share: Share of a device that it has, others working beside it.
+            share: Share of a device that it has, others working next to it.
         """
         start = self._start_seconds(work) if work.starts else 0.0
         units, source = self._unit_seconds(work, share)
@@ -65,7 +65,7 @@ class Estimator:
         return start + work.units * units + once
 
     def _start_seconds(self, work: Work) -> float:
-        """Seconds beside the units: of runs like it, else of all on this device."""
+        """Seconds in addition to the units: of runs like it, else of all on this device."""
         return median_start([m for m in self.here if m.work.alike(work)] or self.here)
 
     def _unit_seconds(self, work: Work, share: float) -> tuple[float, Source]:

@@ -96,7 +96,7 @@ class Execution:
         self.tries: dict[str, int] = {}
         self.losses: dict[str, int] = {}
         self.alone: set[str] = set()
-        """Items that ran out of memory beside others."""
+        """Items that ran out of memory next to others."""
         self.preempted: set[str] = set()
         """Items whose process was told to end, until the next one is lost."""
         self.reserved = False
@@ -294,13 +294,13 @@ class Execution:
         if report.preempted:
             self.nodes.leave(node)
             self.preempted.add(item.name)
-            self._again(item, "preempted", report.error, "goes on elsewhere", node)
+            self._again(item, "preempted", report.error, "resumes elsewhere", node)
             return
         if report.memory:
             self.alone.add(item.name)
         if report.lost and self._lose(item):
             times = f"{self.losses[item.name]} of {LOSSES}"
-            self._again(item, "lost", report.error, f"goes on elsewhere or later ({times})", node)
+            self._again(item, "lost", report.error, f"resumes elsewhere or later ({times})", node)
             return
         # Ray Train itself may be what failed.
         self.reserved |= report.again and task.need.workers > 1

@@ -1,4 +1,4 @@
-"""Weights that a plan no longer needs are removed while it goes on (``execution.keep``)."""
+"""Weights that a plan no longer needs are removed while it continues (``execution.keep``)."""
 
 from __future__ import annotations
 

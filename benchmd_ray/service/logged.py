@@ -190,7 +190,7 @@ class LoggedSearch:
         self._log.write(f"trial {state}", level, search=search, **about)
 
     def trial_lost(self, search: str, trial: int, reason: str) -> None:
-        """A trial's process or node was lost; it goes on from its newest checkpoint."""
+        """A trial's process or node was lost; it resumes from its newest checkpoint."""
         self._log.write("trial lost", "warning", search=search, trial=trial, reason=reason)
 
     def _ended(self, search: str, reason: str) -> None:

@@ -196,7 +196,7 @@ def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, 
 
 
 def _order(source: Catalog, execution: ExecutionSettings) -> list[int]:
-    """What decides the order of the training records beside the seed: nothing, when resident."""
+    """What decides the order of training records besides the seed: nothing, when resident."""
     streaming = streams(source, "train", execution)
     return [execution.workers, shuffle_rows(source, execution)] if streaming else []
 

@@ -46,7 +46,7 @@ class Measured:
     work: Work
     units_per_second: float
     start_seconds: float | None = None
-    """What it worked beside its units: loading, and once-only encoding; None while unfinished."""
+    """Worked in addition to its units: loading and once-only encoding; None while unfinished."""
 
     @property
     def flops_per_second(self) -> float:
@@ -137,9 +137,9 @@ def _rows(run: Run, known: Sequence[Dataset]) -> dict[str, int]:
 
 
 def median_start(measured: Iterable[Measured]) -> float:
-    """Seconds that runs take beside their units: the median of finished runs; 0 without any.
+    """Seconds that runs take on top of their units: the median of finished runs, or 0.
 
-    Linear evaluation is left out: beside its epochs it encodes the records.
+    Linear evaluation is skipped: in addition to its epochs it encodes the records.
     """
     held = [m.start_seconds for m in measured if m.start_seconds is not None and m.work.unit_flops]
     return statistics.median(held) if held else 0.0

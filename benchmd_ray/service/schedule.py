@@ -1,6 +1,6 @@
 """Execute a plan on Ray: several items at a time, each once, whatever happens on the way.
 
-All that lasts is in the store: the same plan, executed again, goes on from there. What happened on
+All that lasts is in the store: the same plan, executed again, resumes from there. What happened on
 the way is in its log (`service.logged`).
 """
 
@@ -38,7 +38,7 @@ def run_plan(
     observers: Sequence[Observer] = (),
     quiet: bool = False,
 ) -> Outcome:
-    """Execute what is missing of a plan. What fails is in the outcome; the rest goes on.
+    """Execute what is missing of a plan. What fails is in the outcome; the rest continues.
 
     Args:
         plan: What is to be done; all its items have catalogs.
@@ -52,7 +52,7 @@ def run_plan(
         quiet: Show no progress.
 
     Raises:
-        Stopped: A signal asked to stop. All tasks have been ended; the same call goes on.
+        Stopped: A signal asked to stop. All tasks have been ended; the same call resumes.
         BenchmdError: The plan has items without catalogs or without what they come after, or Ray
             cannot be reached.
     """

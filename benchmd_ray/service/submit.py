@@ -47,7 +47,7 @@ TALKATIVE = (
 """Loggers of Ray's that tell of every package and connection."""
 
 RESOURCES = ("data_catalog", "search_spaces")
-"""Folders that are beside the package in a checkout and inside of it once installed."""
+"""Folders that are next to the package in a checkout and inside of it once installed."""
 
 
 def job_server(address: str | None) -> str:
@@ -257,7 +257,7 @@ def follow(job: str, say: Callable[[str], None], address: str | None = None) -> 
         except (BenchmdError, RuntimeError, requests.RequestException) as error:
             raise BenchmdError(
                 f"the connection to {job_server(address)} closed before job {job} ended. The job "
-                f"goes on; follow it again: `benchmd jobs logs --follow {job}`, where a tunnel led "
+                f"continues; see it again: `benchmd jobs logs --follow {job}`, where a tunnel led "
                 "there after opening it again."
             ) from error
     if about.status == "STOPPED":
@@ -272,7 +272,7 @@ def stop(job: str, address: str | None = None) -> Any:
         Its details.
 
     Raises:
-        BenchmdError: It goes on, or as `asking`.
+        BenchmdError: It continues, or as `asking`.
     """
     with asking(address, job) as client:
         client.stop_job(job)

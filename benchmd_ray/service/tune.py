@@ -128,7 +128,7 @@ def run_searches(
         quiet: Show no progress.
 
     Raises:
-        Stopped: A signal asked to stop; the same call goes on.
+        Stopped: A signal asked to stop; the same call resumes.
         Busy: Another process is at one of these searches.
         BenchmdError: A source cannot be cut, or what trials share cannot be made.
     """
@@ -319,7 +319,7 @@ class _Session:
         devices = self.place.devices
         study = Study(folder / "study.log", plan.space, plan.method, first, devices)
         if study.begun:
-            self.say(f"{plan.name}: goes on, {study.begun} trials were begun before")
+            self.say(f"{plan.name}: continues, {study.begun} trials were begun before")
         display = SilentBoard() if quiet else board(self.tuning.budget.trials, "trials")
         limits = Limits(
             study,

@@ -31,7 +31,7 @@ REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412
 MISSING = ("NoSuchKey", "404", "NotFound")
 SAME = ("304", "NotModified")
 LATER = ("RequestTimeout", "SlowDown", "Throttling", "TooManyRequests", "429")
-"""Codes of answers that ask for another try, beside those of HTTP from 500 on."""
+"""Codes of answers that ask for another try, in addition to those of HTTP from 500 on."""
 DENIED = {
     "AccessDenied",
     "AllAccessDisabled",

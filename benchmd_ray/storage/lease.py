@@ -1,7 +1,7 @@
 """The right to work on a run in a bucket, held by one session at a time.
 
 A lease is one small object, written by conditional puts alone: who sees its ETag may replace it
-while nobody else has. It is renewed while work goes on and free once it has not been for
+while nobody else has. It is renewed while work continues and free once it has not been for
 `LEASE_SECONDS` by the server's clock. A holder counts by its own clock and stops `MARGIN_SECONDS`
 before that.
 """
@@ -195,7 +195,7 @@ class Lease:
     def _lost(self) -> Lost:
         return Lost(
             f"another machine has taken over {self._what}, as this one was silent for too long. "
-            "Nothing more of this one's work was published; the command goes on from what is "
+            "Nothing more of this one's work was published; the command resumes from what is "
             "there."
         )
 

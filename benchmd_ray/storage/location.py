@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 60.0
 """For which reading and writing wait for a server that is away."""
 Result = TypeVar("Result")
 LEASE = "lease.json"
-"""Object beside what is worked on in a bucket."""
+"""Object in addition to what is worked on in a bucket."""
 
 
 @dataclass(frozen=True)

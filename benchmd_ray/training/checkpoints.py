@@ -94,7 +94,7 @@ def save_checkpoint(
         run: Folder of the run, on storage that all workers see.
         step: Steps done.
         engine: Its model and optimiser are saved.
-        position: What else the loop needs to go on; JSON-serialisable.
+        position: What else the loop needs to continue; JSON-serialisable.
         files: Further files of the checkpoint: name and what writes it, on the first worker.
     """
     folder = run / CHECKPOINTS

@@ -20,7 +20,7 @@ def layer_factors(model: Classifier, decay: float, network: str) -> dict[str, fl
 
     Of an encoder with D blocks, block i (from 0, the one next to the signal) has decay^(D − i);
     patch embedding, CLS token and positions, or a ResNet's stem, have decay^(D + 1); head, final
-    norm and whatever else a network of one's own has beside ``blocks`` have 1. AdamW multiplies
+    norm and whatever else a network of your own has next to ``blocks`` have 1. AdamW multiplies
     weight decay with the learning rate, so that it falls with it.
 
     Args:

@@ -51,7 +51,7 @@ def tell_restart(job: PretrainJob | TransferJob, step: int, workers: int) -> Non
     """Say and record from which step on the next one works, with how many workers."""
     asked = job.settings.execution.workers
     line = (
-        f"goes on from the checkpoint after {step} {unit_of(job)} with {workers} of {asked} workers"
+        f"resumes from the checkpoint after {step} {unit_of(job)} with {workers} of {asked} workers"
     )
     record(job.folder, "restarted", line, **{"from": step, "workers": workers})
 

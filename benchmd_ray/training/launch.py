@@ -66,7 +66,7 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
         on_ray: Run a single worker on Ray too, on the cluster this process is connected to.
         reporter: Is told what a worker in this process does, instead of the folder's
             ``metrics.jsonl`` and the terminal. What it raises ends the work and is passed on as it
-            is; the job started again goes on from its newest checkpoint.
+            is; the job started again resumes from its newest checkpoint.
 
     Raises:
         BenchmdError: The job cannot work as the settings say, a shard was altered, the work
@@ -75,7 +75,7 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
     """
     if reporter is not None and (on_ray or job.settings.execution.workers > 1):
         raise BenchmdError(
-            "a reporter of one's own is told of work in this process alone, and the job is for "
+            "a reporter of your own is told of work in this process alone, and the job is for "
             f"{job.settings.execution.workers} workers on Ray: expected execution.workers=1."
         )
     catalog = open_catalog(job.catalog)
@@ -114,7 +114,7 @@ def _reporter(job: Job, *, silent: bool = False) -> Reporter:
 def _launch_on_ray(job: Job) -> None:
     """Run a job as one Ray Train job after the other until it is done.
 
-    Where workers are lost, stand still or are told to end, the next one goes on from the newest
+    Where workers are lost, stand still or are told to end, the next one resumes from the newest
     checkpoint: with all of them, or with as many as the cluster has room for by then.
     """
     execution, gpus = job.settings.execution, _gpus_of_worker(job)
@@ -130,7 +130,7 @@ def _launch_on_ray(job: Job) -> None:
             if failures > execution.max_failures:
                 raise Transient(
                     f"the Ray Train job in {job.folder} failed: {ended.reason}. Run the command "
-                    "again: it goes on from the newest checkpoint."
+                    "again: it resumes from the newest checkpoint."
                 )
             workers = _room(job, gpus)
             tell_restart(job, step, workers)
@@ -156,7 +156,7 @@ def _gpus_of_worker(job: Job) -> int:
 
 
 def _possible(job: Job) -> list[int]:
-    """Numbers of workers that the job may go on with, largest first."""
+    """Numbers of workers that the job may resume with, largest first."""
     settings, execution = job.settings, job.settings.execution
     # Fine-tuning pads its shares of a batch.
     batch = settings.pretrain.batch_size if isinstance(job, PretrainJob) else 0
@@ -190,8 +190,8 @@ def _room(job: Job, gpus: int) -> int:
             raise NoRoom(
                 f"for {execution.wait_seconds:g} s the cluster has had no room for {possible[-1]} "
                 f"workers of {execution.cpus_per_worker} CPUs{' and a GPU' if gpus else ''} each "
-                "and a spare CPU. Run the command again when nodes have come: it goes on from the "
-                "newest checkpoint. Or let it go on with fewer: --set execution.least_workers=1."
+                "and a spare CPU. Run the command again when nodes have come: it resumes from the "
+                "newest checkpoint. Or let it resume with fewer: --set execution.least_workers=1."
             )
     return workers
 
@@ -259,7 +259,7 @@ def _attempt(job: Job, gpus: int) -> Lost | None:
         _stop_if_noted()
         raise Transient(
             f"the Ray Train job in {job.folder} failed: {first_line(error)} Run the command again: "
-            "it goes on from the newest checkpoint."
+            "it resumes from the newest checkpoint."
         ) from error
     finally:
         for own in (storage, job.folder / STOP):

@@ -55,7 +55,7 @@ class PretrainJob:
     starts from ImageNet weights."""
     until: int | None = None
     """Stop after this step of ``pretrain.steps``, with a checkpoint and the exported weights; the
-    same job with a later one, or None, goes on from there as if it had never stopped."""
+    same job with a later one, or None, resumes from there as if it had never stopped."""
 
     @property
     def last(self) -> int:
@@ -82,7 +82,7 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     if job.settings.pretrain.options and not technique.plugged_in:
         raise BenchmdError(
             f"pretrain.options is {job.settings.pretrain.options}, which {job.technique} does not "
-            "read: leave it out, only a method of one's own reads it."
+            "read: leave it out, only a method of your own reads it."
         )
     if technique.method in METHODS:
         require_tokens(catalog.signal, job.settings.encoder, job.technique)

@@ -197,7 +197,7 @@ def _finetune(
     worker: Worker,
     reporter: Reporter,
 ) -> Best:
-    """Train head and encoder; goes on from the newest checkpoint."""
+    """Train head and encoder; resumes from the newest checkpoint."""
     settings, transfer = job.settings, job.settings.transfer
     factors = layer_factors(model, transfer.layer_decay, settings.encoder.network)
     engine = make_engine(model, transfer.optimiser, settings.execution, worker, factors)

@@ -132,7 +132,7 @@ def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
     if technique in BUILT_IN and technique not in readers:
         return f"{technique} does not read it, only {' and '.join(readers)}"
     if technique in BUILT_IN and name.startswith("pretrain.options."):
-        return f"{technique} reads no options, only a method of one's own"
+        return f"{technique} reads no options, only a method of your own"
     if name == NETWORK:
         return "pretraining is searched for one network, which --set or --settings choose"
     if technique == "imagenet+mae" and group == "encoder" and name not in DROPOUT:

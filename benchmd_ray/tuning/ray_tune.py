@@ -84,7 +84,7 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         if result["failed"] and result.get("trouble"):
             self._limits.trouble = Transient(
                 f"trial {number} could not work: {result['failed']}. When that is mended, run the "
-                "same command again: it goes on with this trial."
+                "same command again: it resumes with this trial."
             )
             return False
         if result["failed"]:

@@ -2,7 +2,7 @@
 
 Ray Tune places trials, retries those whose process was lost, and keeps processes warm between
 them. What is proposed, what is stopped early and how a trial ended is decided here and kept in the
-study, so a search that was killed goes on without anything that Ray Tune knew.
+study, so a search that was killed continues without anything that Ray Tune knew.
 """
 
 from __future__ import annotations
@@ -145,4 +145,4 @@ def trial_loop(config: Mapping[str, Any], work: Work) -> None:
         tune.report({**told, "seconds": seconds})
     finally:
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the next trial may work beside others on this GPU
+            torch.cuda.empty_cache()  # the next trial may work next to others on this GPU

@@ -2,7 +2,7 @@
 
 A trial is *unfinished* until it is told how it ended, so what a killed search was at is begun
 again, and nothing that ended is ever repeated. Early stopping reads the reported values from the
-same file, so it goes on as if nothing had happened.
+same file, so it resumes as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Across = Literal["mean-auroc", "mean-rank"]
 State = Literal["complete", "stopped", "failed", "unfinished"]
 
 REDUCTION = 3
-"""Of successive halving: one trial in so many goes on from each rung."""
+"""Of successive halving: one trial in so many resumes from each rung."""
 STARTUP_TRIALS = 8
 """Trials that are drawn at random before a model of the objective proposes."""
 IMPORTANCE_TRIALS = 10

@@ -86,7 +86,7 @@ Report = Callable[[Reached], None]
 
 
 NOTE_SECONDS = 2.0
-"""How often a trial notes how long it has worked, for a process that goes on after it."""
+"""How often a trial notes how long it has worked, for a process that resumes after it."""
 
 
 class _Clock:

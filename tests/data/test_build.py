@@ -377,7 +377,7 @@ def test_chunks_that_never_came_back_are_noticed(films, raw, tmp_path, monkeypat
     whole = building._map
     chunks_of(monkeypatch, 2)
     monkeypatch.setattr(building, "_map", lambda chunks: list(whole(chunks))[1:])
-    with pytest.raises(BenchmdError, match=r"hold 4 raw records of 6: .* goes on where it stopped"):
+    with pytest.raises(BenchmdError, match=r"hold 4 raw records of 6: .* resumes where it stopped"):
         build("films", raw, tmp_path / "out")
 
 

@@ -1,4 +1,4 @@
-"""Catalogs on S3: a server in this process, and a local catalog of the same files beside it."""
+"""Catalogs on S3: a server in this process, and a local catalog of the same files next to it."""
 
 import http.server
 import json

@@ -68,7 +68,7 @@ def expected_label(scp_codes: str) -> str:
         ({"SVTAC": 0, "NORM": 100}, "conduction disturbance"),
         ({"AFIB": 15, "IMI": 50}, "myocardial infarction"),  # a stated likelihood is believed
         ({"SR": 0, "IMI": 15}, "myocardial infarction"),  # a normal rhythm outranks nothing
-        # a form without a likelihood does not count beside a normal ECG, whatever its class
+        # a form without a likelihood does not count next to a normal ECG, whatever its class
         ({"NORM": 80, "ABQRS": 0, "SR": 0}, "normal"),
         ({"NORM": 100, "NT_": 0}, "normal"),
         ({"NORM": 100, "VCLVH": 0}, "normal"),

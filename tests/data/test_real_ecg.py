@@ -41,7 +41,7 @@ def test_header_that_wfdb_itself_refuses_reads(real_data):
     (record,) = cinc.read(header.parent, item, dataset_card("georgia")).records
     assert np.array_equal(record.signal, loadmat(header.with_suffix(".mat"))["val"])
     assert record.metadata == {"age": 77.0, "sex": "male"}
-    # inferior ischaemia outranks the four st-t and q wave findings beside it
+    # inferior ischaemia outranks the four st-t and q wave findings next to it
     assert list(record.target) == [0, 0, 1, 0, 0, 0, 0]
 
 

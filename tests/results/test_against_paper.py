@@ -1,4 +1,4 @@
-"""Our results beside the paper's."""
+"""Our results next to the paper's."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def analysis():
-    """Two modalities, so many rows that a table grows, and some results beside the paper."""
+    """Two modalities, so many rows that a table grows, and some results next to the paper."""
     return invented(("ecg", "cxr"))
 
 

@@ -576,7 +576,7 @@ def test_a_checkpoint_that_was_not_put_whole_does_not_count(s3, machine, monkeyp
 
 
 def publishing(run, work):
-    """A publication besides that of the work that goes on, under the same lease."""
+    """A publication besides that of the work that continues, under the same lease."""
     lease = work.gen.gi_frame.f_locals["work"]._lease
     return Publication(backing_of(run.folder.parent).mirror(run.folder), lease)
 
@@ -737,7 +737,7 @@ def test_work_goes_on_through_an_outage_and_is_published_later(
         outage["on"] = True
         checkpoint(run, 2, b"two")
         time.sleep(0.4)
-        assert caplog.text.count("the work goes on and is published later: cannot reach") == 1
+        assert caplog.text.count("the work continues and is published later: cannot reach") == 1
         outage["on"] = False
         deadline = time.monotonic() + 10
         while not newest_checkpoint(published(s3)) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Tuning in the report: searches as their folders have them, tuned runs beside their start."""
+"""Tuning in the report: searches as their folders have them, tuned runs next to their start."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_operations_of_pretraining_follow_the_size_of_the_patches(technique):
 
 
 class Lonely(torch.nn.Module):
-    """An encoder of one's own: one matrix product."""
+    """An encoder of your own: one matrix product."""
 
     def __init__(self, modality, settings):
         super().__init__()

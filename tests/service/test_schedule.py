@@ -274,7 +274,7 @@ def test_an_outage_is_no_try_of_a_run(plan_of, tmp_path, monkeypatch):
     assert outcome.whole
     name = "ptb-xl/clean/scratch/seed-0/linear"
     assert [why for item, why in log.retries if item == name] == ["lost", "lost"]
-    assert f"{name}: cannot reach s3://lab; goes on elsewhere or later (1 of 20)" in said
+    assert f"{name}: cannot reach s3://lab; resumes elsewhere or later (1 of 20)" in said
 
 
 def test_an_outage_without_end_is_a_failure(plan_of, tmp_path, monkeypatch):

@@ -440,7 +440,7 @@ def test_a_connection_that_closes_while_following_is_told(monkeypatch, failure):
     monkeypatch.setattr(service, "CLOSING_SECONDS", 0)
     printed = []
     with pytest.raises(
-        BenchmdError, match=r"closed before job j ended\. The job goes on; .*logs --f"
+        BenchmdError, match=r"closed before job j ended\. The job continues; .*logs --f"
     ):
         service.follow("j", printed.append)
     assert printed == ["step 1"]

@@ -219,7 +219,7 @@ def own(path: Path) -> None:
 
 
 def listed_rows(path: Path) -> None:
-    """List what a table and lists of splits say of a folder, beside which they are."""
+    """List what a table and lists of splits say of a folder, next to which they are."""
     from benchmd_ray.data.card_files import Files
     from benchmd_ray.data.cards import DatasetCard
     from benchmd_ray.data.datasets.listed import discover
@@ -262,7 +262,7 @@ def records(name: str, path: Path, details: dict[str, Any], **given: Any) -> Non
 
 
 def scan(path: Path) -> None:
-    """Read a scan of LIDC-IDRI: the annotation stands beside its slices."""
+    """Read a scan of LIDC-IDRI: the annotation stands next to its slices."""
     from benchmd_ray.data.datasets.lidc import read_annotation
 
     details = {"annotation": f"{path.parent.name}/{path.name}", "readers": "1"}
@@ -278,7 +278,7 @@ def masked(path: Path) -> None:
 
 
 def night(name: str) -> Callable[[Path], None]:
-    """Reads a night with the staging beside it."""
+    """Reads a night with the staging next to it."""
 
     def read(path: Path) -> None:
         beside = next(p.name for p in path.parent.iterdir() if p.suffix in (".xml", ".txt"))

@@ -120,7 +120,7 @@ def by_two(make_job_in, launch_all, tmp_path_factory):
     # One that a single process began and two workers end.
     launch(make("resumed", *BEGUN, technique="mae"))
     jobs["resumed"] = make("resumed", *TWO, technique="mae")
-    # With ZeRO the second goes on from the checkpoint of the first.
+    # With ZeRO the second resumes from the checkpoint of the first.
     jobs["begun"] = make("split", *SPLIT, *BEGUN, technique="mae")
     jobs["split"] = make("split", *SPLIT, technique="mae")
     jobs["split finetune"] = make("split-finetune", *SPLIT, *FINETUNE)

@@ -1,4 +1,4 @@
-"""A run whose machine is killed goes on elsewhere: nothing but the bucket is shared."""
+"""A run whose machine is killed resumes elsewhere: nothing but the bucket is shared."""
 
 import os
 import signal

@@ -198,7 +198,7 @@ def test_layer_decay_plays_no_part_in_linear_evaluation(run):
 
 
 class Unlayered(Encoder):
-    """A network of one's own whose layers are not in ``blocks``."""
+    """A network of your own whose layers are not in ``blocks``."""
 
     def __init__(self, signal, size):
         super().__init__(signal, size)
@@ -460,7 +460,7 @@ def test_labels_are_read_once_and_shards_hashed_by_who_starts_the_work(run, mode
 
 @pytest.mark.parametrize("mode", [LINEAR, FINETUNE])
 def test_an_epoch_is_scored_by_units_and_not_by_rows(make_catalog, splits, run, mode):
-    # The two rows of a unit are of different classes and not beside each other.
+    # The two rows of a unit are of different classes and not next to each other.
     units = [f"scan {(5 * i) % 13}" for i in range(len(splits["validation"]))]
     named = [
         replace(record, unit_id=unit)

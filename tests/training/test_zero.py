@@ -43,7 +43,7 @@ SMALL = (
     "execution.checkpoint_seconds=0",
 )
 BEGUN = "begun"
-"""A job that 2 workers of stage 3 leave after 3 steps, for others to go on with."""
+"""A job that 2 workers of stage 3 leave after 3 steps, for others to resume with."""
 
 
 def at(workers, stage, parts=1):

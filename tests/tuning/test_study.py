@@ -150,7 +150,7 @@ def test_a_sampler_with_a_model_finds_more_than_chance(make):
 def slow_halving(first, order, values):
     """Trials that asynchronous successive halving stops, and at which step, by its definition.
 
-    At each rung a trial goes on if it is in the top third of all that have reached the rung so
+    At each rung a trial continues if it is in the top third of all that have reached the rung so
     far, itself among them; while these are fewer than three, if it is the best of them.
     """
     reached, stopped = {}, {}
@@ -191,7 +191,7 @@ def test_trials_are_stopped_by_asynchronous_successive_halving(make, seed, first
     values = {(t, s): round(generator.random(), 2) for t in range(trials) for s in steps}
     order, stopped = list(random_order(generator, trials, steps)), {}
     for number, (trial, step) in enumerate(order):
-        if number == 15:  # a search that was killed and goes on
+        if number == 15:  # a search that was killed and continues
             study = make(stopping="asha", first_rung=first)
         if trial not in stopped and study.reported(trial, step, values[trial, step], 1.0):
             study.ended(trial, seconds=1.0)
@@ -253,7 +253,7 @@ def test_what_a_resumed_trial_reports_again_counts_once(make):
     study.reported(2, 1, 0.9, 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not make(stopping="asha").reported(1, 1, 0.5, 2.0)  # it was let go on there
+        assert not make(stopping="asha").reported(1, 1, 0.5, 2.0)  # it was let continue there
     assert study.trials()[1].curve == ((1, 0.5),)
     assert study.trials()[1].seconds == 2.0
     assert make(stopping="asha").reported(3, 1, 0.8, 1.0)

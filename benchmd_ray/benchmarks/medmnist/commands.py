@@ -1,4 +1,4 @@
-"""``benchmd medmnist``: from one of its files to a tuned model; scores beside the published."""
+"""``benchmd medmnist``: from one of its files to a tuned model; scores next to the published."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **as
 
     The search trains on the training split and chooses by the validation split. Then its start and
     what it found are trained with each seed, and the test split is scored once by each of these
-    runs. The same command goes on where it was interrupted.
+    runs. The same command resumes where it was interrupted.
 
     \b
     benchmd medmnist tune breastmnist.npz --small

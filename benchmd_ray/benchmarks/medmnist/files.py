@@ -24,7 +24,7 @@ SMALL = {
 }
 """What makes a baseline small enough for minutes on two cores, by the images' dimensions."""
 SMALL_TRANSFORMER = ("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.mlp=128")
-"""The same for the transformer that is searched beside it."""
+"""The same for the transformer that is searched next to it."""
 
 
 def built(

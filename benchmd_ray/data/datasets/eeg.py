@@ -63,8 +63,8 @@ def read_night(
     """Records of one night: an epoch of 30 s each, C3 above C4, at 125 Hz (decision D4).
 
     The whole night is resampled before it is cut. Signal and stages count from the start of the
-    recording; what one has more than the other is left out and counted. Epochs without a class
-    and epochs whose two channels are constant are left out and counted.
+    recording; what one has more than the other is excluded and counted. Epochs without a class
+    and epochs whose two channels are constant are excluded and counted.
 
     Args:
         root: Raw folder.

@@ -42,7 +42,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     if not parts:
         raise BenchmdError(
             f"{root} has no ISIC-2017_…_Part3_GroundTruth.csv: expected the labels of ISIC 2017, "
-            "task 3, beside its images."
+            "task 3, next to its images."
         )
     paths = _largest_first(root)
     found = {path.stem.lower() for path in paths}

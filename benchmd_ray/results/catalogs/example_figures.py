@@ -170,7 +170,7 @@ def _traces(
     names: Sequence[str],
     rate: float,
 ) -> None:
-    """Lines over time, of ``rate`` samples a second, with the channels' names beside them."""
+    """Lines over time, of ``rate`` samples a second, with the channels' names next to them."""
     axes.plot(np.arange(values.shape[1]) / rate, values.T, color="black", linewidth=0.6)
     axes.set_yticks(offsets, names)
     axes.tick_params(axis="y", length=0)

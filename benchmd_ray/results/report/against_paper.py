@@ -1,4 +1,4 @@
-"""Our results beside the paper's, cell by cell."""
+"""Our results next to the paper's, cell by cell."""
 
 from __future__ import annotations
 

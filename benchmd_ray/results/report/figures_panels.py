@@ -99,7 +99,7 @@ def dodged(
 
 
 def dodge(number: int, techniques: int) -> float:
-    """How far a technique's points stand beside their place."""
+    """How far a technique's points stand next to their place."""
     return (number - (techniques - 1) / 2) * min(0.84 / techniques, 0.18)
 
 

@@ -110,7 +110,7 @@ def page(analysis: Analysis, figures: Sequence[Titled], *, title: str = "BenchMD
 def _footer(figures: Sequence[Titled]) -> str:
     drawn = ", the figures in figures/ (SVG, PNG; each caption ends with the file's name)"
     return (
-        "Made by benchmd report. The tables lie beside this page with all digits (CSV; most as "
+        "Made by benchmd report. The tables are next to this page with all digits (CSV; most as "
         f"Markdown and LaTeX too){drawn if figures else ''}."
     )
 

@@ -287,7 +287,7 @@ def ran(analysis: Analysis) -> Table | None:
 
 
 def tuned(analysis: Analysis) -> Table | None:
-    """Tuned settings beside those that the search started from."""
+    """Tuned settings next to those that the search started from."""
     rows = analysis.tuned
     difference = part(rows, "difference").assign(p=rows["p"])
     columns = (

@@ -204,7 +204,7 @@ def download(mirror: Mirror, name: str, there: Object) -> bool:
 
 
 def replace_by_published(mirror: Mirror) -> None:
-    """Make a run's folder what the bucket has, to go on from there: another machine was at it."""
+    """Make a run's folder what the bucket has, to resume from there: another machine was at it."""
     objects = mirror.objects()
     mirror.forget()
     if RUN not in objects:

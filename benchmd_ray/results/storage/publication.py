@@ -124,7 +124,7 @@ class Publication:
                 return
 
     def try_push(self) -> bool:
-        """Publish what has changed, if it can be; whether to go on trying."""
+        """Publish what has changed, if it can be; whether to keep trying."""
         place = self._mirror.address
         try:
             self.push()
@@ -133,7 +133,7 @@ class Publication:
             return False
         except (BucketError, OSError) as error:
             if not self._failing:
-                logger.warning("the work goes on and is published later: %s", error)
+                logger.warning("the work continues and is published later: %s", error)
             self._failing = True
             return True
         if self._failing:

@@ -1,4 +1,4 @@
-"""A store on S3: work on its runs under a lease, published while it goes on.
+"""A store on S3: work on its runs under a lease, published while it continues.
 
 A store on S3 is mirrored by a folder of each machine (`results.storage.mirror`); all else works on
 that folder, and meets S3 only as a `results.storage.backing.Backing`. What holds, whatever is
@@ -11,7 +11,7 @@ killed and whenever:
    session alone writes, its ``checkpoint.json`` last; the older one is deleted after. ``done.json``
    is put last of all, and only if there is none; its hash tells foreign weights.
 3. Metrics are published before the checkpoint that they lead to, which is held before they are
-   read: who goes on from a checkpoint has every line up to it.
+   read: who resumes from a checkpoint has every line up to it.
 4. The bucket is the truth. A session first makes its mirror what the bucket has, unless this
    mirror's own session was the last to hold the lease. A finished run is as the bucket has it.
 5. A run is finished here once it is finished there. Work that is done and could not be published
