@@ -32,12 +32,21 @@ PARTS: Mapping[str, Part] = {
     "shed": Part(1, ("ssl/shed.py", "ssl/method.py")),
     "mae": Part(1, ("ssl/mae.py", "ssl/method.py")),
     "normalisation": Part(1, ("data/normalise.py",)),
-    "feed": Part(1, ("data/batches.py", "data/feed.py", "data/resident.py")),
+    "feed": Part(1, ("data/batches.py", "data/feed.py", "data/records.py", "data/resident.py")),
     "optimisation": Part(
         1, ("training/engine.py", "training/decay.py", "training/seeds.py", "training/zero.py")
     ),
     "pretraining": Part(1, ("training/pretrain.py",)),
-    "transfer": Part(1, ("training/transfer.py", "training/selection.py", "training/collect.py")),
+    "transfer": Part(
+        1,
+        (
+            "training/transfer.py",
+            "training/selection.py",
+            "training/collect.py",
+            "scores/metrics.py",
+            "scores/ranking.py",
+        ),
+    ),
     "linear evaluation": Part(1, ("training/linear.py", "training/features.py")),
     "augmentation": Part(1, ("training/augmentation.py",)),
 }

@@ -6,6 +6,8 @@ named where they are written.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from benchmd_ray.integrity import Kinds
 
 RUN = "run.json"
@@ -24,3 +26,9 @@ LOCK = ".lock"
 """Held by the process of this machine that works on the run."""
 ENDED: Kinds = {"finished": str, "seconds": (int, float), "model_sha256": (str, type(None))}
 """What ``done.json`` holds."""
+
+
+def predictions_of(run: Path) -> list[Path]:
+    """Files of all predictions of a run; one that a killed scoring began is none."""
+    found = (run / PREDICTIONS).glob("*/*.parquet")
+    return sorted(path for path in found if not path.name.startswith("."))

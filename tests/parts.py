@@ -23,7 +23,13 @@ from benchmd_ray.parts import PARTS, Part
 PACKAGE = Path(benchmd_ray.__file__).parent
 RECORDED = Path(__file__).with_name("parts.json")
 EVALUATED = {
-    "classification": ("training/predict.py", "training/predictions.py", "training/collect.py")
+    "classification": (
+        "training/predict.py",
+        "training/predictions.py",
+        "training/collect.py",
+        "training/augmentation.py",
+        "scores/metrics.py",
+    )
 }
 """Sources of evaluations, whose versions are in their predictions."""
 

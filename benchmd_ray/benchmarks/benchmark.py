@@ -123,6 +123,14 @@ class Benchmark:
         require_plain_name("benchmark", self.name)
         if not self.starts:
             raise BenchmdError(f"the benchmark {self.name} has no start: expected one or more.")
+        for what, names in (
+            ("start", [start.name for start in self.starts]),
+            ("evaluation", [one.name for one in self.evaluations]),
+        ):
+            if both := sorted({name for name in names if names.count(name) > 1}):
+                raise BenchmdError(
+                    f"the benchmark {self.name} has two {what}s named {both[0]}: rename one."
+                )
         if CLASSIFICATION not in self.evaluations:
             raise BenchmdError(
                 f"the benchmark {self.name} has no classification among its evaluations: add "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmd_ray.errors import require_plain_name
+from benchmd_ray.errors import BenchmdError, require_plain_name
 from benchmd_ray.hardware import hardware
 from benchmd_ray.training.predictions import CLASSIFIED, Form, Predictions, write_predictions
 
@@ -43,8 +43,13 @@ class Evaluation:
     """Times that each record goes through the encoder, for estimates."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that is no folder's."""
+        """Refuse a name that cannot be a folder's, and predictions that nothing scores."""
         require_plain_name("evaluation", self.name)
+        if self.scores is None and self.form is not CLASSIFIED:
+            raise BenchmdError(
+                f"the evaluation {self.name} has no scores: give the function that turns its "
+                "predictions into score rows."
+            )
 
     @property
     def name(self) -> str:

@@ -7,7 +7,6 @@ named on the command line (``--bench package.module:NAME``) or in `NAMED`.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import pkgutil
 from collections.abc import Mapping
@@ -83,16 +82,18 @@ def evaluations() -> dict[str, Evaluation]:
     return {one.name: one for each in benchmarks().values() for one in each.evaluations}
 
 
-def protocol_of(kind: Modality, technique: str, settings: Mapping[str, Any]) -> str:
-    """Name of the start whose protocol a run follows, empty where it follows none.
+def protocol_of(kind: Modality, technique: str, *settings: Mapping[str, Any]) -> str:
+    """Name of the first start whose protocol a run follows, empty where it follows none.
 
     Args:
         kind: What it is trained on.
         technique: Its technique.
-        settings: By part, as `Start.followed` takes them.
+        settings: Those of the run and of its pretraining, by part, as `Start.followed` takes them.
     """
-    made = starts().values()
-    return next((one.name for one in made if one.followed(kind, technique, settings)), "")
+    for start in starts().values():
+        if all(start.followed(kind, technique, each) for each in settings):
+            return start.name
+    return ""
 
 
 def usual_start() -> str:
@@ -123,7 +124,8 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
     own = sorted(m.name for m in pkgutil.iter_modules(rooms.__path__) if m.ispkg)
     own.sort(key=lambda name: name != USUAL)
     paths = {name: f"{rooms.__name__}.{name}:BENCHMARK" for name in own}
-    paths |= {entry.name: entry.value for entry in sorted(entry_points(group=GROUP))}
+    for entry in sorted(entry_points(group=GROUP)):  # none takes the name of the package's own
+        paths[entry.value if entry.name in paths else entry.name] = entry.value
     paths |= {path: path for path in named.split(",") if path}
     for name, path in paths.items():
         try:
@@ -184,6 +186,15 @@ def commands_of(name: str) -> click.Command | None:
 
 
 def named_by(path: str) -> Any:
-    """What an import path of a benchmark names."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """What an import path of a benchmark names.
+
+    Raises:
+        BenchmdError: It cannot be imported.
+    """
+    try:
+        return EntryPoint("", path, GROUP).load()
+    except Exception as error:  # whatever a module of the user does
+        raise BenchmdError(
+            f"{path}, which a benchmark names, cannot be imported ({type(error).__name__}: "
+            f"{first_line(error)})."
+        ) from error

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from benchmd_ray.benchmarks.benchmark import Start
 from benchmd_ray.benchmarks.registry import USUAL, benchmark
-from benchmd_ray.data.cards import POLICIES, known_modalities
+from benchmd_ray.data.cards import POLICIES, cards, known_modalities
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.imagenet import require_images
@@ -64,6 +64,8 @@ class Choice:
     start: str = ""
     """What the settings change: one of the benchmark's starts, or a variant of one; empty for the
     usual one."""
+    evaluated: str = ""
+    """Name of the benchmark whose evaluations are made; empty for that of ``bench``."""
 
     def __post_init__(self) -> None:
         chosen = self.chosen_start
@@ -85,7 +87,11 @@ class Choice:
     def chosen_start(self) -> Start:
         """The start, whichever of its variants is chosen."""
         own = benchmark(self.bench)
-        return next((start for start in own.starts if start.name == self.start), own.starts[0])
+        for start in own.starts:
+            kinds = (card.modality for card in cards().values())
+            if self.start == start.name or any(self.start in start.variants(k) for k in kinds):
+                return start
+        return own.starts[0]
 
 
 def require_known(choice: Choice) -> None:

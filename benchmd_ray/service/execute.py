@@ -18,7 +18,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import Damaged, is_whole, remove_hashed, write_hash
+from benchmd_ray.integrity import Damaged, hash_path, is_whole, remove_hashed, write_hash
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.store import Run, open_run, require_weights, scoring, working
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
@@ -257,7 +257,7 @@ def is_scored(
         whole: Compare the file with its hash, too: a damaged one is made again.
     """
     path = predictions_path(run.folder, catalog.dataset, evaluation.name)
-    if not path.is_file():
+    if not path.is_file() or not hash_path(path).is_file():
         return False
     try:
         same = read_description(path, evaluation.form)["catalog"] == catalog.digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def transferring(
         "upstream": None if pretrained is None else pretrained.model_sha256,
         "parts": versions_of(transfer_parts(settings)),
     }
+    if pretrained is not None:  # told apart even where the pretraining cannot be read
+        determinants["upstream_parts"] = pretrained.description["determinants"].get("parts", {})
     setting = settings.transfer.setting
     about = {
         "kind": "transfer",
@@ -99,10 +102,7 @@ def transferring(
         "setting": setting,
         "upstream": None if pretrained is None else pretrained.folder.name,
     }
-    description = _description(settings, source, about, determinants)
-    if pretrained is not None:
-        if description["protocol"] != pretrained.description["protocol"]:
-            description["protocol"] = ""
+    description = _description(settings, source, about, determinants, pretrained)
     folder = None if pretrained is None else pretrained.folder
     name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
     return TransferJob(settings, source.path, store, folder), name, description
@@ -201,12 +201,23 @@ def _order(source: Catalog, execution: ExecutionSettings) -> list[int]:
     return [execution.workers, shuffle_rows(source, execution)] if streaming else []
 
 
+def _decisive(determinants: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among what decides a result."""
+    parts = ("encoder", "pretrain", "transfer")
+    return {name: determinants[name] for name in parts if name in determinants}
+
+
 def _description(
-    settings: Settings, source: Catalog, about: dict[str, Any], determinants: dict[str, Any]
+    settings: Settings,
+    source: Catalog,
+    about: dict[str, Any],
+    determinants: dict[str, Any],
+    pretrained: Run | None = None,
 ) -> dict[str, Any]:
     """Content of ``run.json``."""
-    everything, parts = as_dict(settings), ("encoder", "pretrain", "transfer")
-    decisive = {name: determinants[name] for name in parts if name in determinants}
+    everything, decisive = as_dict(settings), [_decisive(determinants)]
+    if pretrained is not None:  # both follow one start, or the transfer follows none
+        decisive.append(_decisive(pretrained.description["determinants"]))
     # The run may be evaluated on another machine: where it ran is recorded, not set.
     device = everything["execution"]["device"]
     everything["execution"]["device"] = "auto"
@@ -220,7 +231,7 @@ def _description(
         "options": source.options,
         "policy": source.manifest["policy"],
         "seed": settings.seed,
-        "protocol": protocol_of(source.card.modality, about["technique"], decisive),
+        "protocol": protocol_of(source.card.modality, about["technique"], *decisive),
         "settings": everything,
         "determinants": determinants,
         "versions": versions(),

@@ -217,7 +217,7 @@ def _drafts_of_source(
 
 def _evaluations(choice: Choice, transfer: _Draft, targets: Sequence[Dataset]) -> Iterator[_Draft]:
     """What is asked of a transfer, but the classification of its source, which it does itself."""
-    for evaluation in benchmark(choice.bench).evaluations:
+    for evaluation in benchmark(choice.evaluated or choice.bench).evaluations:
         usual = evaluation is CLASSIFICATION
         for dataset in (transfer.source, *targets):
             if dataset.role not in evaluation.roles or (usual and dataset is transfer.source):

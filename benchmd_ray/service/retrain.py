@@ -52,7 +52,13 @@ def retraining_plan(
             continue
         begun = started(tuning, one.plan)
         choice = replace(
-            begun, file=None, assignments=(), bench=USUAL, start="", changes=one.changes
+            begun,
+            file=None,
+            assignments=(),
+            bench=USUAL,  # whose usual start is what the changes are from
+            start="",
+            evaluated=begun.bench,
+            changes=one.changes,
         )
         best = make_plan(choice, store, device=device, tflops=tflops)
         items |= {item.name: item for item in _tuned(of_sources(best, one.plan), own, one)}

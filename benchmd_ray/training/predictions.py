@@ -144,11 +144,6 @@ def predictions_path(run: Path, dataset: str, evaluation: str = "classification"
     return run / PREDICTIONS / evaluation / f"{dataset}.parquet"
 
 
-def predictions_of(run: Path) -> list[Path]:
-    """Files of all predictions of a run."""
-    return sorted((run / PREDICTIONS).glob("*/*.parquet"))
-
-
 def write_predictions(
     table: pa.Table, run: Path, catalog: Catalog, hardware: Hardware, form: Form
 ) -> Path:
@@ -163,6 +158,9 @@ def write_predictions(
 
     Returns:
         The file.
+
+    Raises:
+        BenchmdError: They are not of the evaluation's form; nothing is written.
     """
     raw = catalog.manifest["raw"]
     description = {
@@ -182,6 +180,11 @@ def write_predictions(
         OF: name_of(run),
     }
     path = predictions_path(run, catalog.dataset, form.evaluation)
+    if fault := form.fault(Predictions(table, description)):
+        raise BenchmdError(
+            f"the evaluation {form.evaluation} of {catalog.dataset} made a table that cannot be "
+            f"used: {fault}. Nothing was written; correct its `compute`."
+        )
     with replacing_hashed(path) as partial:
         pq.write_table(table.replace_schema_metadata(description), partial)
     return path
@@ -207,8 +210,9 @@ def _fault(predictions: Predictions) -> str:
         return "it has no rows or no classes"
     scores = table["scores"].combine_chunks().flatten()
     targets = decode_targets(table["target"])
-    if scores.null_count or not np.isfinite(scores.to_numpy(zero_copy_only=False)).all():
-        return "a score is missing, NaN or infinite"
+    values = scores.to_numpy(zero_copy_only=False)
+    if scores.null_count or not ((values >= 0) & (values <= 1)).all():
+        return "a score is missing, NaN or outside 0 to 1"
     if not np.isin(targets, (0, 1, UNKNOWN)).all():
         return "a target is none of 1, 0 and -1"
     ages = table["age"].to_numpy()
@@ -260,6 +264,8 @@ def read_description(path: Path, form: Form = CLASSIFIED) -> dict[str, str]:
 
 def _remedy(path: Path) -> str:
     run = path.parents[2]
+    if path.parent.name != CLASSIFIED.evaluation:
+        return "Remove it and run the same `benchmd run`, which makes it again."
     return (
         f"Remove it and run `benchmd evaluate {run} --catalog CATALOG` with the catalog of "
         f"{path.stem}, or the same `benchmd run`, which makes it again."
@@ -282,7 +288,10 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
         if not all(type(count) is int for count in json.loads(description["remarks"]).values()):
             raise ValueError("a count of its remarks is not one")
         version = int(description["version"])
-        int(description["raw_records"]), int(description["raw_expected"])
+        if not all(
+            0 <= int(description[f"raw_{name}"]) < 2**63 for name in ("records", "expected")
+        ):
+            raise ValueError("a count of raw records is none")
         if description["role"] not in ROLES:
             raise ValueError(f"its role is {description['role']!r}")
         typed(Task, json.loads(description["task"]), "task")

@@ -36,18 +36,18 @@ from benchmd_ray.training.checkpoints import export_model
 ECG = MODALITIES["ecg"]
 
 
-def test_predictions_of_other_records_are_left_out_of_the_seeds_and_named(tmp_path):
+@pytest.mark.parametrize("rows", [79, 80])
+def test_predictions_of_another_catalog_are_excluded_from_the_seeds_and_named(tmp_path, rows):
     made = [make_transfer(tmp_path, seed=seed) for seed in (0, 1, 2)]
     for run in made:
         predict_all(run, {"ptb-xl": {"validation": 80}})
-    fewer = people(79)
-    targets = targets_of(ECG.task.classes, 79, "single-label")
-    scores = scores_of(targets, "single-label", 1, [1])
-    write_predictions(made[1], "ptb-xl", {"validation": (fewer, targets, scores)}, role="source")
+    targets = targets_of(ECG.task.classes, rows, "single-label")
+    held = {"validation": (people(rows), targets, scores_of(targets, "single-label", 1, [1]))}
+    write_predictions(made[1], "ptb-xl", held, role="source", catalog="read by another version")
     analysis = analyse(made, resamples=20)
     assert set(analysis.scores["seeds"]) == {2}
     assert set(analysis.rows["seed"]) == {0, 2}
-    (note,) = [note for note in analysis.notes if "left out: they are of other" in note]
+    (note,) = [note for note in analysis.notes if "excluded: they are of another" in note]
     assert note.startswith(f"{made[1].folder.name}: its predictions for ptb-xl (validation)")
 
 

@@ -160,6 +160,18 @@ def test_a_pretraining_that_is_gone_is_not_taken_for_another(store):
     assert all("pretraining=pretrain-ecg-mae-" in note for note in notes)
 
 
+def test_versions_of_pretrainings_are_told_apart_where_they_are_gone(store):
+    made = [make_pretraining(store, "mae", parts={"mae": version}) for version in (1, 2)]
+    runs = [make_transfer(store, "mae", upstream=upstream) for upstream in made]
+    names, _ = named(*([pair] for pair in runs))
+    assert names == ["fixed a", "fixed b"]
+    for upstream in made:
+        shutil.rmtree(upstream.folder)
+    names, notes = named(*([pair] for pair in runs))
+    assert sorted(names) == ["fixed a", "fixed b"]
+    assert any("parts.mae=1" in note for note in notes)
+
+
 def test_a_pretraining_is_found_in_the_store_when_it_is_not_among_the_runs(store):
     first, second = (custom(store, "mae", FASTER, LONGER, seed=seed) for seed in (0, 1))
     assert named(first[1:], second[1:]) == (["custom", "custom"], [])

@@ -7,9 +7,9 @@ from stores import described
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
+from benchmd_ray.files import TEMPORARY, sha256
 from benchmd_ray.results.storage.history import read_history, seconds_worked
-from benchmd_ray.results.storage.retention import drop_copies, prune, release
+from benchmd_ray.results.storage.retention import drop_copies, needed_weights, prune, release
 from benchmd_ray.results.store import open_run, require_weights, working
 from benchmd_ray.training.predictions import predictions_path
 
@@ -80,6 +80,16 @@ def test_predictions_metrics_and_settings_stay_when_weights_go(tmp_path):
     assert seconds_worked(run.folder) == pytest.approx(run.done["seconds"], abs=0.01)
     with pytest.raises(BenchmdError, match=r"its weights were pruned: .*execution\.keep=models"):
         require_weights(run)
+
+
+def test_a_scoring_that_was_killed_is_none(tmp_path):
+    run = make(tmp_path, "transfer-a", scored=False)
+    path = predictions_path(run.folder, "georgia")
+    path.parent.mkdir(parents=True)
+    path.with_name(f"{TEMPORARY}{path.name}").write_bytes(SCORES)
+    assert needed_weights([run]) == {run.folder.name: "nothing was scored with them yet"}
+    path.write_bytes(SCORES)
+    assert needed_weights([run]) == {}
 
 
 def test_a_dry_run_says_the_same_and_removes_nothing(tmp_path):

@@ -6,6 +6,8 @@ import dataclasses
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from kinds import MODALITIES, SIGNALS
@@ -15,7 +17,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.hardware import from_json, hardware
-from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
+from benchmd_ray.integrity import Damaged, read_hashed_json, write_hash, write_hashed_json
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import load_settings
@@ -184,6 +186,33 @@ def test_a_class_that_is_merged_away_has_no_score(changed_card):
     only = {"worst": ("ICDR 4",), "mild": ("ICDR 1", "ICDR 2")}
     card = dataclasses.replace(changed_card(modality="fundus"), merged_classes=only)
     assert merging(card).tolist() == [[0, 0], [0, 1], [0, 1], [0, 0], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "score", "message"),
+    [
+        ({"raw_records": str(10**30)}, None, "a count of raw records is none"),
+        ({"raw_expected": "-1"}, None, "a count of raw records is none"),
+        ({}, 1.5, "a score is missing, NaN or outside 0 to 1"),
+        ({}, -0.5, "a score is missing, NaN or outside 0 to 1"),
+    ],
+)
+def test_numbers_that_no_predictions_have_are_refused(
+    tmp_path, target, write_catalog, records, model, changes, score, message
+):
+    held = predicted(tmp_path, write_catalog(target, {"test": [records]}, OWN), model, SOURCE)
+    table, place = held.table, held.table.column_names.index("scores")
+    if score is not None:
+        values = table["scores"].to_pylist()
+        values[1][0] = score
+        kind = table.schema.field(place)
+        table = table.set_column(place, kind, pa.array(values, kind.type))
+    table = table.replace_schema_metadata(held.description | changes)
+    path = predictions_path(tmp_path, "coarse")
+    pq.write_table(table, path)
+    write_hash(path)
+    with pytest.raises(Damaged, match=message):
+        read_predictions(path)
 
 
 def test_predictions_of_another_evaluation_or_version_are_refused(

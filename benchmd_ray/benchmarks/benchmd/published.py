@@ -57,9 +57,10 @@ def unlike(
         options: Options of the builds that are not the cards' defaults.
         raw: Raw records of source and scored dataset that were there, and of the whole dataset.
     """
-    if protocol.startswith("shuffled"):
+    base = protocol.partition(" ")[0]
+    if base == "shuffled":
         return "trained on shuffled labels"
-    if not protocol.startswith("fixed"):
+    if base != "fixed":
         return "settings other than the fixed protocol's"
     if source not in sources():
         return "another source than the paper's"

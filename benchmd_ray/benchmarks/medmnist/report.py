@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,10 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
     runs = {run.folder.name: run for run in analysis.runs}
     rows = analysis.rows
     ours = rows[
-        (rows["run"] != "") & rows["modality"].isin(IMAGE_GROUPS) & (rows["split"] == SPLIT)
+        (rows["run"] != "")
+        & (rows["evaluation"] == CLASSIFIED.evaluation)
+        & rows["modality"].isin(IMAGE_GROUPS)
+        & (rows["split"] == SPLIT)
     ]
     if not len(ours):
         raise BenchmdError(
@@ -139,7 +142,7 @@ def compared(analysis: Analysis) -> pd.DataFrame:
         for _, held in ours.groupby([*KEY], sort=False)
     ]
     columns = [*NAMED, "seeds", *(f"{n}{end}" for n in SCORES.values() for end in ENDS)]
-    frame = pd.DataFrame([*made, *(_theirs(analysis.rows) if made else ())], columns=columns)
+    frame = pd.DataFrame([*made, *_theirs(ours["dataset"])], columns=columns)
     order = list(dict.fromkeys(published()["dataset"]))
     frame["place"] = frame["dataset"].map(order.index)
     frame = frame.sort_values(["place", "auc"], ascending=[True, False], kind="stable")
@@ -149,9 +152,9 @@ def compared(analysis: Analysis) -> pd.DataFrame:
 ENDS = ("", "_low", "_high", "_sd")
 
 
-def _theirs(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Published rows, AUC and ACC in one."""
-    held = rows[(rows["protocol"] == PUBLISHED) & (rows["run"] == "")]
+def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Published rows on these datasets, AUC and ACC in one."""
+    held = published_rows(set(datasets))
     for (dataset, method), both in held.groupby(["dataset", "technique"], sort=False):
         values = {SCORES[m]: v for m, v in zip(both["metric"], both["value"], strict=True)}
         about = {"dataset": dataset, "file": "", "method": method, "setting": ""}

@@ -152,8 +152,9 @@ def analyse(
         rows["tuned"].append(frame("tuned", tuned))
     others, skipped_too = other_rows(found, named.names, resamples)
     rows["rows"].append(others)
-    rows["rows"].append(brought_rows(set(pd.concat(rows["rows"])["dataset"])))
-    said += skipped_too
+    brought, skipped_rows = brought_rows(set(pd.concat(rows["rows"])["dataset"]))
+    rows["rows"].append(brought)
+    said += [*skipped_too, *skipped_rows]
     rows["searches"].append(frame("searches", search_rows(searches)))
     rows["training"].append(frame("training", training_rows(found)))
     rows["ran"].append(frame("ran", ran_rows(found, named.names)))

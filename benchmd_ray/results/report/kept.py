@@ -34,6 +34,7 @@ CODE = (
     "scores/sums.py",
     "scores/support.py",
     "results/report/scored.py",
+    "tasks.py",
 )
 """Source files that say what metrics and resamples are, and how they are kept."""
 
@@ -67,7 +68,7 @@ def kept(
 
 def _name(inputs: Mapping[str, npt.NDArray[np.generic]], how: Mapping[str, object]) -> str:
     about = {name: [array.dtype.str, array.shape] for name, array in inputs.items()}
-    text = json.dumps([_code(), __version__, about, how], sort_keys=True)
+    text = json.dumps([_code(), __version__, np.__version__, about, how], sort_keys=True)
     whole = hashlib.sha256(text.encode())
     for name in sorted(inputs):
         whole.update(np.ascontiguousarray(inputs[name]).data)

@@ -81,7 +81,7 @@ def pools(found: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[P
         protocol: Protocol of each run, by its folder.
 
     Returns:
-        The pools, and notes on what was left out of them.
+        The pools, and notes on what was excluded.
     """
     together: dict[tuple[str, ...], list[Scored]] = {}
     for one in found:
@@ -108,8 +108,8 @@ def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
         name = f"{member.run.folder.name}: its predictions for {member.dataset} ({member.split})"
         if member.rows_digest != most:
             notes.append(
-                f"{name} are left out: they are of other records or labels than those of the other "
-                "seeds. Evaluate the runs again with one catalog."
+                f"{name} are excluded: they are of another catalog than those of the other seeds. "
+                "Evaluate the runs again with one catalog."
             )
         elif member.run.digest in kept:
             notes.append(f"{name} are there twice and count once.")

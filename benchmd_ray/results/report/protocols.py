@@ -20,7 +20,7 @@ from benchmd_ray.benchmarks.registry import starts, usual_start
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.store import Run, read_run
 
-NO_SETTINGS = {"stage", "seed", "technique", "upstream"}
+NO_SETTINGS = {"stage", "seed", "technique", "upstream", "upstream_parts"}
 """Determinants that are no settings."""
 AXES = {"transfer.mode", "transfer.labels", "transfer.shuffle_labels"}
 """Settings that the key of a result names by itself."""
@@ -172,10 +172,13 @@ def _without_encoder(flat: Flat) -> dict[str, str]:
 
 
 def _pretraining(run: Run, base: str, upstream: Run | None) -> Flat:
-    """Settings of the pretraining; its folder's name where that says no more."""
+    """Settings of the pretraining; where it cannot be read, its versions and its folder's name."""
     name = run.description.get("upstream")
+    if name is None:
+        return {}
     if upstream is None:
-        return {} if name is None or base == usual_start() else {"pretraining": name}
+        versions = _flat({"parts": run.description["determinants"].get("upstream_parts", {})})
+        return versions if base == usual_start() else {**versions, "pretraining": name}
     flat = _flat(upstream.description["determinants"])
     return {k: v for k, v in flat.items() if k != "catalog" and not k.startswith("encoder.")}
 

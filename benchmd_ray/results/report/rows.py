@@ -8,7 +8,8 @@ benchmark may bring some that no run has made, such as published ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +17,12 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.registry import benchmarks, evaluations, published_for
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.results.report.frames import FRAMES, frame
 from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.results.store import Run
-from benchmd_ray.training.predictions import CLASSIFIED, predictions_of, read_predictions
+from benchmd_ray.run_files import predictions_of
+from benchmd_ray.training.predictions import CLASSIFIED, read_predictions
 
 Row = dict[str, Any]
 
@@ -121,29 +123,55 @@ def other_rows(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Rows of all evaluations of runs but the classification, and notes on what was skipped."""
     parts, notes, known = [frame("rows", ())], [], evaluations()
+    seen: set[tuple[str, str, str]] = set()
     for run in found:
         for path in predictions_of(run.folder) if run.finished else ():
             name = path.parent.name
             if name == CLASSIFIED.evaluation:
                 continue
+            if (run.digest, name, path.stem) in seen:  # the same run in another store
+                continue
+            seen.add((run.digest, name, path.stem))
             try:
                 evaluation = known.get(name)
                 if evaluation is None or evaluation.scores is None:
                     raise BenchmdError(f"{path}: no benchmark here has the evaluation {name}.")
                 predictions = read_predictions(path, evaluation.form)
-                rows = evaluation.scores(predictions, resamples)
                 said = _said(run, predictions.description) | {"protocol": protocol[run.folder]}
-                parts.append(whole_rows(pd.DataFrame({**rows, **said})))
+                scores = partial(evaluation.scores, predictions, resamples)
+                parts.append(_rows_of(f"the evaluation {name} of {path}", scores, said))
             except BenchmdError as error:
                 notes.append(f"Skipped: {error}")
     return pd.concat(parts, ignore_index=True), notes
 
 
-def brought_rows(datasets: Collection[str]) -> pd.DataFrame:
-    """Rows that benchmarks bring for these datasets, which no run has made."""
-    parts = [frame("rows", ())]
-    parts += [whole_rows(each.rows(datasets)) for each in benchmarks().values() if each.rows]
-    return pd.concat(parts, ignore_index=True)
+def brought_rows(datasets: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Rows that benchmarks bring for these datasets, which no run has made, and notes."""
+    parts, notes = [frame("rows", ())], []
+    for each in benchmarks().values():
+        if each.rows is None:
+            continue
+        try:
+            parts.append(_rows_of(f"the benchmark {each.name}", partial(each.rows, datasets), {}))
+        except BenchmdError as error:
+            notes.append(f"Skipped: {error}")
+    return pd.concat(parts, ignore_index=True), notes
+
+
+def _rows_of(
+    whose: str, make: Callable[[], pd.DataFrame], said: Mapping[str, object]
+) -> pd.DataFrame:
+    """Score rows that code from outside makes, whole.
+
+    Raises:
+        BenchmdError: It fails, or they are of another form.
+    """
+    try:
+        return whole_rows(pd.DataFrame({**make(), **said}))
+    except Exception as error:  # whatever a module of the user does
+        raise BenchmdError(
+            f"{whose} gives no score rows ({type(error).__name__}: {first_line(error)})."
+        ) from error
 
 
 def _said(run: Run, about: Mapping[str, str]) -> dict[str, object]:

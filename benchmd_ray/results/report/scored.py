@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.kept import kept
 from benchmd_ray.results.store import Run
+from benchmd_ray.run_files import predictions_of
 from benchmd_ray.scores.metrics import Values, metric
 from benchmd_ray.scores.resampling import resampled, usual_threads
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
@@ -30,7 +31,6 @@ from benchmd_ray.tasks import Task, TaskKind
 from benchmd_ray.training.predictions import (
     CLASSIFIED,
     Predictions,
-    predictions_of,
     read_predictions,
 )
 from benchmd_ray.typed import typed
@@ -96,8 +96,9 @@ class Scored:
 
     @cached_property
     def rows_digest(self) -> str:
-        """Hash of units, patients and targets: equal for runs that scored the same records."""
-        names = json.dumps([self.units["unit_id"].tolist(), self.units["group_id"].tolist()])
+        """Hash of catalog, units, patients and targets: equal for runs that scored the same."""
+        units = [self.units[name].tolist() for name in ("unit_id", "group_id")]
+        names = json.dumps([self.about["catalog"], *units])
         content = names.encode() + np.ascontiguousarray(self.targets).tobytes()
         return hashlib.sha256(content).hexdigest()
 

@@ -38,6 +38,8 @@ def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
         table = each.printed(analysis) if each.printed else None
         if table is not None:
             contents |= _printed(each.name, table, analysis.notes if each.name == MAIN else ())
+    for name in file_names() - contents.keys():  # of an earlier report, which had such rows
+        (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         with replacing(folder / name) as partial:
             partial.write_text(content, "utf-8")

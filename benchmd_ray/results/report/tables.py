@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from benchmd_ray.benchmarks.registry import benchmarks, named_by
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.columns import (
     cautions,
     column_of,
@@ -25,6 +26,7 @@ from benchmd_ray.results.report.hardware_notes import COLUMNS
 from benchmd_ray.results.report.table import Column, Table
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS
+from benchmd_ray.training.predictions import CLASSIFIED
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
@@ -61,7 +63,8 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
     scores = analysis.scores[analysis.scores["metric"] == "auroc"]
     whole = scores[scores["class"] == "mean"].reset_index(drop=True)
     each = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
-    rows = analysis.rows[(analysis.rows["metric"] == "auroc") & (analysis.rows["class"] == "mean")]
+    rows = analysis.rows[analysis.rows["evaluation"] == CLASSIFIED.evaluation]
+    rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
     options = rows.groupby([*KEY], sort=False)["options"].first().to_dict()
     places = list(whole[list(KEY)].itertuples(index=False, name=None))
     classes = [each.get(place, scores[:0]) for place in places]
@@ -391,6 +394,18 @@ TABLES: tuple[Declared, ...] = (
 
 
 def declared() -> tuple[Declared, ...]:
-    """The tables of every report, then those of benchmarks."""
-    own = [named_by(each.tables) for each in benchmarks().values() if each.tables]
-    return (*TABLES, *(table for held in own for table in held))
+    """The tables of every report, then those of benchmarks.
+
+    Raises:
+        BenchmdError: A benchmark's cannot be imported, or has the name of another.
+    """
+    made = {one.name: one for one in TABLES}
+    for each in benchmarks().values():
+        for one in named_by(each.tables) if each.tables else ():
+            if one.name in made:
+                raise BenchmdError(
+                    f"the benchmark {each.name} has a table {one.name}, and there is one already: "
+                    "choose another name."
+                )
+            made[one.name] = one
+    return tuple(made.values())

@@ -18,7 +18,7 @@ from benchmd_ray.results.storage import history
 from benchmd_ray.results.storage.backing import bytes_of
 from benchmd_ray.results.storage.places import backing_of
 from benchmd_ray.results.store import Keep, Run, read_stores
-from benchmd_ray.run_files import CHECKPOINTS, MODEL, PREDICTIONS, RUN
+from benchmd_ray.run_files import CHECKPOINTS, MODEL, RUN, predictions_of
 
 Kind = Literal["weights", "checkpoints", "leftovers"]
 KINDS: tuple[Kind, ...] = ("weights", "checkpoints", "leftovers")
@@ -137,7 +137,7 @@ def needed_weights(found: Sequence[Run]) -> dict[str, str]:
                 needed[name] = f"{open_ones[0]} is not finished"
             elif not after:
                 needed[name] = "nothing was transferred from it yet"
-        elif not any((run.folder / PREDICTIONS).glob("*/*.parquet")):
+        elif not predictions_of(run.folder):
             needed[name] = "nothing was scored with them yet"
     finished = [run.folder.name for run in found if run.finished]
     return {name: needed[name] for name in finished if name in needed}
