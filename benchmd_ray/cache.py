@@ -1,7 +1,7 @@
 """What a machine keeps below ``BENCHMD_CACHE`` and may lose: decoded splits and computations.
 
 Everything here is made again where it is missing. Local mirrors of stores on S3 and leases are in
-the same folder and are no part of this: they may hold what is nowhere else yet.
+the same folder and are not part of this: they may hold what is nowhere else yet.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ def asked_nodes(text: str) -> list[dict[str, float]]:
 def ask(bundles: list[dict[str, float]]) -> None:
     """Tell the cluster's autoscaler what its nodes are to hold; without one nobody listens.
 
-    It keeps the last request alone, whoever made it. The nodes that `NODES` names are the least.
+    It keeps only the last request, whoever made it. The nodes that `NODES` names are the least.
     """
     from ray.autoscaler.sdk import request_resources
 
@@ -307,7 +307,7 @@ def require_shared(folder: Path) -> None:
     """Refuse to let a cluster work in a folder that not all of its nodes see.
 
     Raises:
-        BenchmdError: A node does not; one alone sees what its driver sees.
+        BenchmdError: A node does not; one by itself sees what its driver sees.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -187,7 +187,7 @@ def locked(path: Path, what: str, *, wait: bool = False, shared: bool = False) -
             must be there.
 
     Raises:
-        Busy: Another process holds it (unless told to wait).
+        Busy: Another process holds it (unless asked to wait).
         BenchmdError: The file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ _last_words: list[Callable[[str], None]] = []
 
 @contextmanager
 def last_words(take: Callable[[str], None]) -> Iterator[None]:
-    """Within, ``take`` is told why this process ends when the head is lost."""
+    """Within, ``take`` receives why this process ends when the head is lost."""
     _last_words.append(take)
     try:
         yield

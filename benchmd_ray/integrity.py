@@ -241,7 +241,7 @@ def kinds_fault(content: object, kinds: Kinds, what: str = "it") -> str:
 
     Args:
         content: The object.
-        kinds: What it holds at least; a bool is no int.
+        kinds: What it holds at least; a bool is not an int.
         what: What it is, for the message.
     """
     if not isinstance(content, dict):

@@ -48,7 +48,7 @@ def read_yaml_file(path: Path, what: str) -> Any:
     """Value of a YAML file, see `read_yaml`.
 
     Raises:
-        BenchmdError: See `read_yaml`; or the file cannot be opened or is no UTF-8 text.
+        BenchmdError: See `read_yaml`; or the file cannot be opened or is not UTF-8 text.
     """
     try:
         with path.open("rb") as file:
@@ -56,7 +56,7 @@ def read_yaml_file(path: Path, what: str) -> Any:
     except OSError as error:
         raise BenchmdError(f"cannot read {what}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise BenchmdError(f"cannot read {what}: it is no UTF-8 text ({error.reason}).") from error
+        raise BenchmdError(f"cannot read {what}: it is not UTF-8 text ({error.reason}).") from error
     return read_yaml(text, what)
 
 
@@ -87,7 +87,7 @@ class _PlainValues(yaml.SafeLoader):
 
         Raises:
             ComposerError: It has a tag, is nested too deeply, makes too many values, or is a number
-                of too many digits or a text that is no Unicode.
+                of too many digits or a text that is not Unicode.
         """
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         before = self.values

@@ -10,7 +10,7 @@ from benchmd_ray.errors import BenchmdError
 
 
 def private_part(module: str, name: str) -> Any:
-    """A module's attribute that is no part of its package's interface.
+    """A module's attribute that is not part of its package's interface.
 
     Args:
         module: Import path of the module.

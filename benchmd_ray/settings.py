@@ -54,7 +54,7 @@ class EncoderSettings:
     norm_eps: float = 1e-5
     """Added to the variance in every LayerNorm."""
     pool: Literal["mean", "cls"] = "mean"
-    """Features: the mean over all tokens with CLS, or CLS alone."""
+    """Features: the mean over all tokens with CLS, or CLS only."""
     patch_size: int = 0
     """Extent of a patch in samples, or in pixels along y and x; 0: the modality's own."""
     network: str = "transformer"
@@ -188,7 +188,7 @@ class TransferSettings:
     """Transfer to the source's labels: linear evaluation or fine-tuning."""
 
     mode: Literal["linear", "finetune"] = "linear"
-    """Train the head alone on a frozen encoder, or head and encoder."""
+    """Train only the head on a frozen encoder, or head and encoder."""
     labels: Literal["small", "medium", "large", "full"] = "full"
     """Label setting: 8, 64 or 256 labels per class, or all."""
     epochs: int = 100
@@ -208,7 +208,7 @@ class TransferSettings:
     augmentation: Literal["none", "flip", "shift", "flip+shift", "shape"] = "none"
     """Fine-tuning: how a training signal is changed each time it is seen. flip: along each axis or
     not; shift: along each axis by up to a seventh of its extent; shape, for volumes of which the
-    form alone matters: times a random number in [0, 1], and times 0.5 wherever the model is
+    only the form matters: times a random number in [0, 1], and times 0.5 wherever the model is
     evaluated (`training.augmentation`)."""
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""

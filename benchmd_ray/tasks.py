@@ -38,7 +38,7 @@ class Target:
         if values.shape[1:] != self.shape or not np.isin(values, (UNKNOWN, 0, 1)).all():
             return f"its targets are others than 1, 0 and -1 for each of {self.shape[0]} classes"
         if self.exclusive and not ((values == 1).sum(axis=1) == 1).all():
-            return "a target is not positive in one class alone"
+            return "a target is not positive in exactly one class"
         return None
 
 

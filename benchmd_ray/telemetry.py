@@ -122,7 +122,7 @@ class Measured:
         """Hand on to a reporter.
 
         Args:
-            reporter: Is told everything.
+            reporter: Receives everything.
             run: Name of the run's folder.
             samples: That each unit of work trains on; 0 where that is not known.
         """

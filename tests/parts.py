@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
             if name in parts:
                 recorded[name] = [parts[name].version, source_of(PACKAGE, parts[name].files)]
             elif recorded.pop(name, None) is None:
-                sys.stdout.write(f"{name} is no part; there are: {', '.join(parts)}\n")
+                sys.stdout.write(f"{name} is not a part; there are: {', '.join(parts)}\n")
                 return 2
         RECORDED.write_text(json.dumps(dict(sorted(recorded.items())), indent=1) + "\n")
     said = differing(parts, recorded)

@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     for name, reason in (
         ("none", "No such file or directory"),
         ("", "Is a directory"),
-        ("latin", "it is no UTF-8 text"),
+        ("latin", "it is not UTF-8 text"),
         ("long", "it has more than 65,536 characters"),
     ):
         with pytest.raises(BenchmdError, match=f"cannot read the card x: {reason}"):

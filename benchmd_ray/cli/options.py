@@ -36,7 +36,7 @@ class FolderType(click.Path):
         if not text.startswith("s3://"):
             return super().convert(value, param, ctx)
         if self._on_s3 is None:  # else a folder s3: would be made
-            self.fail("expected a folder: catalogs and stores alone may lie on S3.", param, ctx)
+            self.fail("expected a folder: only catalogs and stores may be on S3.", param, ctx)
         return self._on_s3(text)
 
 
@@ -71,7 +71,7 @@ WANDB = click.option(
 
 
 def observers(store: Path, mode: str) -> list[Observer]:
-    """Who is told what happens in a plan: W&B, where it is wanted."""
+    """Who is notified of what happens in a plan: W&B, where it is wanted."""
     from benchmd_ray.results.tracking import chosen_mode
 
     if chosen_mode(mode) == "off":

@@ -58,7 +58,7 @@ def pretrain(
     run = pretrain_run(technique, path, store, settings, address, weights=weights)
     if held := run.description.get("weights"):
         left_out = ", ".join(held["left_out"]) or "nothing"
-        click.echo(f"from {held['file']}, left out: {left_out}", err=True)
+        click.echo(f"from {held['file']}, without: {left_out}", err=True)
     click.echo(shown(run.folder))
 
 

@@ -47,7 +47,7 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...]) -> None:
     type=click.Choice(["models", "predictions"]),
     default="models",
     show_default=True,
-    help="What stays of finished runs: weights and predictions, or predictions alone.",
+    help="What stays of finished runs: weights and predictions, or predictions only.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @click.option(

@@ -155,7 +155,7 @@ def search_and_train(
     tflops: float | None = None,
     search_only: bool = False,
 ) -> bool:
-    """Search, and train what was found unless told not to; whether all of it was done."""
+    """Search, and train what was found unless asked not to; whether all of it was done."""
     from benchmd_ray.results.tracking import chosen_mode
     from benchmd_ray.service.capacity import cluster_capacity
     from benchmd_ray.service.searches import planned_searches
@@ -265,7 +265,7 @@ def _retrain(
 
 
 def _observer(store: Path, mode: str) -> Any:
-    """Who is told of trials: W&B, where it is wanted."""
+    """Who is notified of trials: W&B, where it is wanted."""
     if mode == "off":
         return None
     from benchmd_ray.service.tracked import TrackedSearch

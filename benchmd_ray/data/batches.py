@@ -1,4 +1,4 @@
-"""Batches of arrays: whose share of which rows a step takes. NumPy and PyTorch alone.
+"""Batches of arrays: whose share of which rows a step takes. Only NumPy and PyTorch.
 
 Order is a pure function of (seed, epoch, step), so any number of workers sees the same batches
 together, and a resumed run continues where it stopped.

@@ -33,7 +33,7 @@ class Files:
     """Multi-label: columns of 1, 0 or nothing; empty for those that the classes name."""
     patient: str = ""
     """Column with the patient; empty where each file stands for one. A row without its patient is
-    left out."""
+    excluded."""
     split: str = ""
     """Column with the split; empty where lists or folders give it, or splits are drawn."""
     splits: dict[str, Split] = field(default_factory=dict)

@@ -100,7 +100,7 @@ class DatasetCard:
     code_table: str = ""
     """CSV of `data_catalog/tables` that maps the dataset's codes to classes."""
     class_mapping: dict[str, str] = field(default_factory=dict)
-    """Class of each label of the source, empty for one that is left out."""
+    """Class of each label of the source, empty for one that is excluded."""
     merged_classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """For labels coarser than the modality's: class → the modality's classes that it merges."""
     split_table: str = ""
@@ -316,7 +316,7 @@ def code_classes(table: str, dataset: str | None = None) -> dict[str, str]:
 
     Args:
         table: The table's file name.
-        dataset: Rows of that dataset alone, for a table with a ``dataset`` column.
+        dataset: Only rows of that dataset, for a table with a ``dataset`` column.
     """
     rows = _code_rows(table)
     return {r["code"]: r["class"] for r in rows if dataset is None or r["dataset"] == dataset}

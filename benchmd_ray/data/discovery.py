@@ -57,7 +57,7 @@ def chosen(
     if split_table and not (policy == "released" and card.split_table):
         needed = "the policy released" if card.split_table else "other datasets"
         raise BenchmdError(
-            f"--split-table {split_table} is for {needed} alone and would change nothing here: "
+            f"--split-table {split_table} is only for {needed} and would change nothing here: "
             "leave it out."
         )
     defaults = {name: option.default_under(policy) for name, option in card.options.items()}

@@ -48,7 +48,7 @@ PATIENTS = (
 )  # fmt: skip
 """Names of columns, without what is neither letter nor digit, in lower case."""
 SPLIT = ("split", "fold", "set", "partition", "subset")
-ALONE = "each file stands for a patient of its own"
+ALONE = "each file is a separate patient"
 READ, TABLE = 0, 1
 """Parts of the look at a folder that `begin` is told."""
 
@@ -152,7 +152,7 @@ def _columns(path: Path) -> list[str]:
     """Names of a table's columns, none twice.
 
     Raises:
-        BenchmdError: It is no table.
+        BenchmdError: It is not a table.
     """
     names = parquet_columns(path) if path.suffix == ".parquet" else header_of(path)[0]
     if not any(names):

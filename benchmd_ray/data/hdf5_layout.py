@@ -83,10 +83,10 @@ def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]
     held = _dataset(file, "manifest", path)
     whole = held.chunks is None  # of chunks there could be one for each byte
     if not whole or held.dtype != np.uint8 or held.ndim != 1 or len(held) > LARGEST_MANIFEST:
-        raise foreign(path, "its manifest is no text")
+        raise foreign(path, "its manifest is not text")
     stated = json.loads(held[()].tobytes().decode())
     if not isinstance(stated, dict):
-        raise foreign(path, "its manifest is no object")
+        raise foreign(path, "its manifest is not an object")
     card, fault = described(stated)
     if card is None or fault:
         raise foreign(path, fault)
@@ -131,7 +131,7 @@ def _group(parent: Any, name: str, path: Path) -> Any:
     _require_within(parent, name, path)
     held = parent[name]
     if not isinstance(held, h5py.Group):
-        raise foreign(path, f"{name} is no group")
+        raise foreign(path, f"{name} is not a group")
     return held
 
 

@@ -43,8 +43,8 @@ def inner_catalog(source: Catalog, folder: Path) -> Catalog:
         folder: Of inner catalogs; it gets one named by the source's dataset, policy and digest.
 
     Raises:
-        BenchmdError: It is no source, has too few patients, a shard is not the one that was built,
-            or the disk is full.
+        BenchmdError: It is not a source, has too few patients, a shard is not the one that was
+            built, or the disk is full.
     """
     path = folder / f"{source.dataset}-{source.manifest['policy']}-{source.digest[:12]}"
     with locked(folder / f".lock-{path.name}", f"the inner catalog {path}", wait=True):
@@ -55,7 +55,7 @@ def inner_catalog(source: Catalog, folder: Path) -> Catalog:
     made = open_catalog(path)
     if made.manifest.get("inner_of") != source.digest:
         raise BenchmdError(
-            f"{path} is no inner catalog of {source.path}: remove that folder and run again."
+            f"{path} is not an inner catalog of {source.path}: remove that folder and run again."
         )
     return made
 

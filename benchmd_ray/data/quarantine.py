@@ -34,7 +34,7 @@ def quarantined(
     if card.hides_names:
         file = None
         for name in _names(item, root, card):
-            # not within another word: a folder "1" is no part of "12 leads"
+            # not within another word: a folder "1" is not part of "12 leads"
             reason = re.sub(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])", "…", reason)
     if _is_transient(error):
         raise BenchmdError(
@@ -73,7 +73,7 @@ def _is_transient(error: BaseException | None) -> bool:
 def _names(item: RawItem, root: str, card: DatasetCard) -> list[str]:
     """All names of the item's files and folders that a reason may hold, the longest first.
 
-    Folders and files that are named in the same way for everybody are left out: words of the
+    Folders and files that are named in the same way for everybody are excluded: words of the
     layout's drawing without a digit.
     """
     paths = {item.path, *_paths(item.details)}

@@ -20,9 +20,9 @@ Key = TypeVar("Key", bound=Hashable)
 GroupedBy = Literal["patient", "lesion", "exam", "record"]
 
 DUPLICATE = "its id is there twice; the first is kept"
-"""Why a further file or item of one id is left out; it is no further record of the dataset."""
+"""Why a further file or item of one id is excluded; it is not a further record of the dataset."""
 NO_ROW = "no table names it"
-"""Why a file is left out that is in none of the tables."""
+"""Why a file is excluded that is in none of the tables."""
 LONGEST_NAME, LONGEST_PATH = 255, 3000
 """Bytes of a file's name and characters of its path: what file systems allow, about."""
 
@@ -81,13 +81,13 @@ class Discovery:
     missing: list[str] = field(default_factory=list)
     """Files that a table names and that are not there."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Records that are left out before reading, by reason."""
+    """Records that are excluded before reading, by reason."""
     grouped_by: GroupedBy = "patient"
     """What a group stands for where the source names no patients."""
 
     @property
     def total(self) -> int:
-        """Raw records, read or left out, each counted once."""
+        """Raw records, read or excluded, each counted once."""
         return len(self.items) + sum(self.left_out.values()) - self.left_out.get(DUPLICATE, 0)
 
 
@@ -121,7 +121,7 @@ def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:
     are passed over: archives packed on a Mac hold a ``._`` file next to each file.
 
     Raises:
-        BenchmdError: The name of a file is no UTF-8, which no catalog could hold.
+        BenchmdError: The name of a file is not UTF-8, which no catalog could hold.
     """
     wanted = re.compile("|".join(fnmatch.translate(pattern.lower()) for pattern in patterns))
     seen: set[tuple[int, int]] = set()
@@ -137,7 +137,7 @@ def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:
             "".join([folder, *found]).encode()
         except UnicodeEncodeError:
             raise BenchmdError(
-                f"the folder {folder!r} or a file in it has a name that is no UTF-8. Rename it."
+                f"the folder {folder!r} or a file in it has a name that is not UTF-8. Rename it."
             ) from None
         if found:
             yield Path(folder), found

@@ -182,7 +182,7 @@ def values_fault(
     with np.errstate(over="ignore"):
         stored = scale.astype(np.float32)
     if not (np.isfinite(stored) & (stored > 0)).all():
-        return "a scale is no positive number"
+        return "a scale is not a positive number"
     if (
         valid_size.shape[1:] != (len(extent),)
         or not ((valid_size >= 1) & (valid_size <= extent)).all()

@@ -2,7 +2,7 @@
 
 Its signals decoded into one array, which is memory-mapped and so shared within the node; and, of a
 catalog on S3, its other columns, so that no shard is fetched again for a label. One pass over the
-shards makes both; who asks for the columns alone causes a pass of its own.
+shards makes both; who asks only for the columns causes a separate pass.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ TARGET_SPLIT = {"clean": "test", "released": "validation"}
 
 
 def stable_fraction(key: str) -> float:
-    """A number in [0, 1) that depends on ``key`` alone, uniform over keys."""
+    """A number in [0, 1) that depends only on ``key``, uniform over keys."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) / 2**64
 
 

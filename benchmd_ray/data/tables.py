@@ -52,10 +52,10 @@ def read_rows(
         columns: Columns that must be there; names match after stripping blanks.
         table: What the file should be, for messages.
         delimiter: What separates the values.
-        encoding: Of the text: UTF-8 with or without a byte order mark, unless told otherwise.
+        encoding: Of the text: UTF-8 with or without a byte order mark, unless given.
 
     Raises:
-        BenchmdError: The file cannot be opened, is no text, has other columns or one twice, is
+        BenchmdError: The file cannot be opened, is not text, has other columns or one twice, is
             empty or cut off, or a row has more values than there are columns; or it is larger
             than `MAX_BYTES`, `MAX_LINE`, `MAX_LINES` and `MAX_VALUES`.
     """
@@ -67,10 +67,10 @@ def read_rows(
         raise BenchmdError(f"{path} is missing: expected the table of {table}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise BenchmdError(
-            f"{path} is no table in UTF-8 ({error}): save it as CSV in UTF-8."
+            f"{path} is not a table in UTF-8 ({error}): save it as CSV in UTF-8."
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BenchmdError(f"{path} is no whole gzip file ({error}). Fetch it again.") from error
+        raise BenchmdError(f"{path} is not a whole gzip file ({error}). Fetch it again.") from error
     except OSError as error:
         raise BenchmdError(f"{path} cannot be opened: {error.strerror}.") from error
     absent = [column for column in columns if column not in names]
@@ -110,7 +110,7 @@ def header_of(path: Path) -> tuple[list[str], str]:
     where the file is.
 
     Raises:
-        BenchmdError: It cannot be opened or is no text.
+        BenchmdError: It cannot be opened or is not text.
     """
     path = present(path)
     try:
@@ -120,7 +120,7 @@ def header_of(path: Path) -> tuple[list[str], str]:
         return [name.strip() for name in next(csv.reader([line], delimiter=mark), [])], mark
     except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BenchmdError(
-            f"{path} is no table in UTF-8 ({error}): save it as CSV in UTF-8."
+            f"{path} is not a table in UTF-8 ({error}): save it as CSV in UTF-8."
         ) from error
     except OSError as error:
         raise BenchmdError(f"{path} cannot be opened: {error.strerror}.") from error

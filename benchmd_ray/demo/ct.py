@@ -144,7 +144,7 @@ def _nodules(domain: _Domain, depth: int, number: int, rng: np.random.Generator)
             nodules += [_Nodule(*_place(rng, 1), [z], 0.0) for _ in range(6)]
     for nodule in nodules:
         nodule.seen_by = [reader for reader in range(4) if rng.random() < 0.97]
-    if number % 6 == 5:  # a large nodule that two radiologists alone see
+    if number % 6 == 5:  # a large nodule that only two radiologists see
         nodules.append(_Nodule(*_place(rng, 2), [depth - 3, depth - 2], 2.5, [0, 2]))
     return nodules
 
@@ -297,7 +297,7 @@ def _write_lndb(root: Path, scans: int, seed: int) -> None:
     marked: list[dict[str, object]] = []
     for number in range(1, scans + 1):
         volume, nodules, rng = _scan(TARGET, number, seed)
-        if number % 5 == 0:  # some scans are no squares
+        if number % 5 == 0:  # some scans are not squares
             volume = np.concatenate([volume, volume[:, :, -8:]], axis=2)
         origin = (-20.5 - number, -20.25, -300.5 + rng.integers(20))
         name = f"LNDb-{number:04d}"

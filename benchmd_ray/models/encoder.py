@@ -91,7 +91,7 @@ class Encoder(nn.Module):
         return hidden
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Mean over all tokens, CLS included, or CLS alone: (batch, width)."""
+        """Mean over all tokens, CLS included, or CLS only: (batch, width)."""
         return hidden.mean(dim=1) if self.pooled == "mean" else hidden[:, 0]
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:

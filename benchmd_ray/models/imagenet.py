@@ -78,7 +78,7 @@ class ImageNetWeights:
 
 
 def require_images(signal: Signal) -> None:
-    """Refuse signals that are no 2-D images of the weights' size.
+    """Refuse signals that are not 2-D images of the weights' size.
 
     Raises:
         BenchmdError: The signal has another number of axes, or its images another size.
@@ -124,7 +124,7 @@ def imagenet_weights(path: Path | None, signal: Signal) -> ImageNetWeights:
         signal: Of images.
 
     Raises:
-        BenchmdError: The signal is no image, the file is missing or not of this network,
+        BenchmdError: The signal is not an image, the file is missing or not of this network,
             or the hub cannot be reached.
     """
     require_images(signal)
@@ -166,7 +166,7 @@ def read_imagenet(path: Path, signal: Signal) -> ImageNetWeights:
         held = load_file(path)
     except (OSError, SafetensorError) as error:
         raise BenchmdError(
-            f"{path} is no whole safetensors file ({error}); others, such as PyTorch's "
+            f"{path} is not a whole safetensors file ({error}); others, such as PyTorch's "
             f"pickled .bin and .pth, are not read. {GET}"
         ) from error
     with torch.device("meta"):

@@ -1,7 +1,7 @@
 """Networks of MONAI for images and volumes, with random weights; nothing is fetched.
 
 Those of MONAI that give one feature vector, differ from what is built in, and take images and
-volumes alike. MONAI's ResNets are left out, which `benchmd_ray.models.resnet` has, as are its
+volumes alike. MONAI's ResNets are excluded, which `benchmd_ray.models.resnet` has, as are its
 networks that segment, and those whose weights are downloaded.
 
 - ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
@@ -168,7 +168,7 @@ def _replace_norms(module: nn.Module) -> None:
 
 
 def _require_fitting(signal: Signal, network: str, extents: list[int], least: int) -> None:
-    """Refuse signals that are no images or volumes, or too small."""
+    """Refuse signals that are not images or volumes, or too small."""
     if signal.axes not in AXES:
         raise BenchmdError(
             f"encoder.network is {network}, for images and volumes, and {signal.name} has the "

@@ -19,7 +19,7 @@ def patchify(signals: torch.Tensor, patch: tuple[int, ...]) -> torch.Tensor:
         patch the channel varies slowest.
 
     Raises:
-        ValueError: An extent is no multiple of the patch's.
+        ValueError: An extent is not a multiple of the patch's.
     """
     batch, channels, *space = signals.shape
     if len(space) != len(patch) or any(s % p for s, p in zip(space, patch, strict=True)):

@@ -120,7 +120,7 @@ CONVOLUTIONS: dict[str, Convolution] = {"": _planar, "2.5d": _slices, "3d": _cub
 class BatchNorm(_BatchNorm):
     """Batch normalisation of images and volumes.
 
-    Where a channel has one value alone (a batch of one example whose maps have shrunk to a point),
+    Where a channel has only one value (a batch of one example whose maps have shrunk to a point),
     there is no variance: the running statistics stand in and stay as they are.
     """
 

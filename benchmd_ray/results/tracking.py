@@ -65,11 +65,11 @@ def chosen_mode(mode: str) -> str:
         raise unknown_name("mode of W&B", mode, MODES)
     if mode != "auto":
         return mode
-    told = os.environ.get("WANDB_MODE", "")
-    if told in ("disabled", "off"):
+    mode = os.environ.get("WANDB_MODE", "")
+    if mode in ("disabled", "off"):
         return "off"
-    if told in ("online", "offline"):
-        return told
+    if mode in ("online", "offline"):
+        return mode
     return "online" if os.environ.get("WANDB_API_KEY") or _login() else "offline"
 
 
@@ -181,7 +181,7 @@ class Tracker:
         self._messages.cancel_join_thread()
         later = f"`wandb sync {self.folder}/offline-run-*` sends them"
         if late or self._process.exitcode:
-            return f"W&B could not be told everything; what was written is in {self.folder}."
+            return f"Not everything could be sent to W&B; what was written is in {self.folder}."
         if self.mode == "offline":
             return f"W&B: runs written offline; {later}."
         if self._offline() - self._before:
@@ -216,7 +216,7 @@ class _Open:
     folder: Path
     """Of the run whose metrics are followed."""
     lines: int = 0
-    """Lines of its metrics that were told."""
+    """Lines of its metrics that were sent."""
 
 
 @dataclass
@@ -253,23 +253,23 @@ class _Following:
             self._opened(item, folder)
 
     def finished(self, item: Followed, folder: Path) -> None:
-        told = self._opened(item, folder)
+        entry = self._opened(item, folder)
         if item.makes_run:
-            self._tell_metrics(told)
+            self._tell_metrics(entry)
         trained = {"hardware": [str(one) for one in trained_by(folder)]}
-        told.wandb_run.config.update(trained, allow_val_change=True)
+        entry.wandb_run.config.update(trained, allow_val_change=True)
         if item.evaluation:
-            tell_scores(told.wandb_run, folder, item.dataset, item.evaluation)
-        told.wandb_run.finish()
+            tell_scores(entry.wandb_run, folder, item.dataset, item.evaluation)
+        entry.wandb_run.finish()
         del self.open[item.name]
 
     def failed(self, item: Followed, _: str) -> None:
         """The reason stays here: it may name a record, a file or a machine."""
-        told = self.open.pop(item.name, None)
-        if told is not None:
-            self._tell_metrics(told)
-            told.wandb_run.summary["failed"] = True
-            told.wandb_run.finish(exit_code=1)
+        entry = self.open.pop(item.name, None)
+        if entry is not None:
+            self._tell_metrics(entry)
+            entry.wandb_run.summary["failed"] = True
+            entry.wandb_run.finish(exit_code=1)
 
     def reported(self, _: None, folder: Path) -> None:
         import wandb
@@ -304,13 +304,13 @@ class _Following:
         run.finish()
 
     def poll(self) -> None:
-        for told in self.open.values():
-            self._tell_metrics(told)
+        for entry in self.open.values():
+            self._tell_metrics(entry)
 
     def end(self) -> None:
-        for told in self.open.values():  # interrupted: they continue under the same id
-            self.guarded(lambda: self._tell_metrics(told))  # noqa: B023
-            self.guarded(lambda: told.wandb_run.finish(exit_code=1))  # noqa: B023
+        for entry in self.open.values():  # interrupted: they continue under the same id
+            self.guarded(lambda: self._tell_metrics(entry))  # noqa: B023
+            self.guarded(lambda: entry.wandb_run.finish(exit_code=1))  # noqa: B023
         for search in self.searches:
             self.guarded(lambda: self._searched(search))  # noqa: B023
 
@@ -322,15 +322,15 @@ class _Following:
             config |= {"run": run.folder.name, "scored": item.dataset}
             identity = digest([item.kind, item.evaluation, item.dataset, run.digest])[:16]
             group = f"{item.modality}/{item.technique}"
-            told = self._init(identity, item.name, group, item.kind, config)
-            self.open[item.name] = _Open(told, folder)
+            entry = self._init(identity, item.name, group, item.kind, config)
+            self.open[item.name] = _Open(entry, folder)
         return self.open[item.name]
 
-    def _tell_metrics(self, told: _Open) -> None:
-        lines = read_metrics(told.folder)
-        for line in lines[told.lines :]:
-            told.wandb_run.log(dict(line), step=int(line["done"]))
-        told.lines = len(lines)
+    def _tell_metrics(self, entry: _Open) -> None:
+        lines = read_metrics(entry.folder)
+        for line in lines[entry.lines :]:
+            entry.wandb_run.log(dict(line), step=int(line["done"]))
+        entry.lines = len(lines)
 
     def _init(
         self, identity: str, name: str, group: str, kind: str, config: Mapping[str, Any]

@@ -118,14 +118,14 @@ def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
         wandb_run.summary.update({"highest_auroc": value, "highest_auroc_trial": number})
 
 
-def trials_of(store: Path, search: str, told: Iterable[Row]) -> list[Row]:
-    """All trials of a search by number: those on disk, from earlier sessions too, and those told.
+def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
+    """All trials of a search by number: those on disk, of earlier sessions too, and the reported.
 
-    What was told is the newer of the two.
+    What was reported is the newer of the two.
     """
     path = store / SEARCHES / search / TRIALS
     held = read_trials(path).to_pylist() if path.is_file() else []
-    rows = {int(row["number"]): row for row in (*held, *told)}
+    rows = {int(row["number"]): row for row in (*held, *reported)}
     return [rows[number] for number in sorted(rows)]
 
 

@@ -2,7 +2,7 @@
 
 AUROC and average precision (AUPRC) rank one class against the rest and are averaged over classes
 without weights (BenchMD v2, section 4). A class that a split cannot score (no positive or no
-negative among its known targets) is left out of the mean and named, never replaced by a number.
+negative among its known targets) is excluded from the mean and named, never replaced by a number.
 `METRICS` says how each of the others is defined; `benchmd_ray.scores.sums` computes them.
 """
 

@@ -33,7 +33,7 @@ from benchmd_ray.tasks import EXCLUSIVE, TaskKind
 Floats = npt.NDArray[np.float64]
 
 UNKNOWN_GROUP = "unknown"
-"""Name under which rows without a label are left out."""
+"""Name under which rows without a label are excluded."""
 AGE_BANDS = (*(f"{start}–{start + 9}" for start in range(0, 90, 10)), "90+")
 """Bands of ten years; catalogs store ages above 90 as 90."""
 
@@ -80,7 +80,7 @@ class Subgroups:
     groups: tuple[Subgroup, ...]
     """Groups with enough patients, in order of name."""
     left_out: tuple[tuple[str, int], ...]
-    """Name and patients of each group left out: those too small, then ``unknown``."""
+    """Name and patients of each group excluded: those too small, then ``unknown``."""
     kruskal_h: float
     """Kruskal & Wallis's H over the groups with enough patients whose truth is known; NaN with
     fewer than two of them."""
@@ -120,7 +120,7 @@ def by_subgroup(
         seed: Seed of the draws.
 
     Raises:
-        BenchmdError: The arrays do not fit together, a score is no probability, or the task is
+        BenchmdError: The arrays do not fit together, a score is not a probability, or the task is
             unknown.
     """
     known = checked_predictions(targets, scores[0])[0]
@@ -163,7 +163,7 @@ def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: Ta
         task: As `Task.kind`.
 
     Raises:
-        BenchmdError: The arrays do not fit together, a score is no probability, or the task is
+        BenchmdError: The arrays do not fit together, a score is not a probability, or the task is
             unknown.
     """
     known, probability = checked_predictions(targets, scores)

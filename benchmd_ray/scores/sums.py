@@ -7,7 +7,7 @@ nothing to its class.
 Decisions: single-label takes the class with the highest score (the first of equals), multi-label
 every label with a score of at least 0.5. Where a dataset merges classes, the merged scores are
 compared. The true class of a single-label row is the one whose target is 1; a row without one is
-left out of `accuracy` over all classes and of every recall, but its known zeros still count for
+excluded from `accuracy` over all classes and of every recall, but its known zeros still count for
 the single classes.
 """
 
@@ -48,7 +48,7 @@ def mean_over_classes(values: Floats) -> Floats:
     """Unweighted mean of each resample over the classes it could score, (resamples,).
 
     Args:
-        values: (resamples, classes). A class that is NaN in a resample is left out of that
+        values: (resamples, classes). A class that is NaN in a resample is excluded from that
             resample's mean; the mean is NaN when all are.
     """
     scored = ~np.isnan(values)

@@ -37,7 +37,7 @@ class Capacity:
     """CPUs to keep busy at once."""
     gpus: float
     all_cpus: float
-    """CPUs in all: one item alone may hold more than are kept busy by several."""
+    """CPUs in all: a single item may hold more than are kept busy by several."""
     each: tuple[tuple[float, float], ...]
     """CPUs and GPUs of each node."""
     nodes: frozenset[str] = frozenset()

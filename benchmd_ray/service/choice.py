@@ -44,7 +44,7 @@ class Choice:
     """What a user chose of the benchmark; an empty tuple stands for everything there is."""
 
     catalogs: tuple[Location, ...] = ()
-    """Catalogs, and folders that contain catalogs; none plans from the cards alone."""
+    """Catalogs, and folders that contain catalogs; none plans from the cards only."""
     modalities: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ def chosen_datasets(choice: Choice) -> Found:
         d for d in chosen if not any(d.policy == s.policy and d.kind.fits(s.kind) for s in sources)
     ]
     notes = [
-        f"{d.name} ({d.modality}, policy {d.policy}): left out, no catalog of a source of its "
+        f"{d.name} ({d.modality}, policy {d.policy}): skipped, no catalog of a source of its "
         "signal, classes and policy."
         for d in alone
     ]

@@ -194,7 +194,7 @@ def _counted_once(signal: Signal, settings: str) -> tuple[float, int, int]:
 
     Args:
         signal: What is encoded.
-        settings: The encoder's, as JSON: they are no key for a cache themselves.
+        settings: The encoder's, as JSON: they are not a key for a cache themselves.
     """
     encoder = updated(EncoderSettings(), json.loads(settings))
     try:

@@ -1,4 +1,4 @@
-"""Datasets that a plan can use: catalogs on disk, or cards alone before any catalog is built."""
+"""Datasets that a plan can use: catalogs on disk, or only cards before any catalog is built."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Dataset:
     positives: tuple[int, ...] = ()
     """Positive training records of each class; empty where they are not known."""
     catalog: Location | None = None
-    """None for one that is known by its card alone."""
+    """None for one that is known only by its card."""
     digest: str | None = field(default=None, repr=False)
     """Hash of the catalog."""
 
@@ -78,7 +78,7 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
             )
         folders |= {folder: None for folder, finished in held if finished}
         notes += [
-            f"{folder}: left out, an unfinished catalog (run its `benchmd catalog build`)."
+            f"{folder}: skipped, an unfinished catalog (run its `benchmd catalog build`)."
             for folder, finished in held
             if not finished
         ]

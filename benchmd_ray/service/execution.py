@@ -40,7 +40,7 @@ LOOK_AGAIN_SECONDS = (1.0, 5.0)
 LOST_SECONDS = (1.0, 30.0)
 """First and longest pause before an item is tried again whose node or storage went away."""
 LOSSES = 20
-"""How often an item may lose its node or its storage, which are no tries of its own; with the
+"""How often an item may lose its node or its storage, which are not tries of its own; with the
 pauses, storage may be away for some eight minutes."""
 ITEMS_OF_A_PROCESS = 500
 """How many items a process serves before another takes its place, which imports PyTorch anew."""
@@ -70,7 +70,7 @@ class Execution:
         weights: Path | None,
         cpus: int | None,
         say: Callable[[str], None],
-        told: Observers,
+        observers: Observers,
         shown: Board,
         attached: bool = False,
     ) -> None:
@@ -78,7 +78,7 @@ class Execution:
 
         One that is attached, not embedded, has nodes that come and go.
         """
-        self.say, self.told, self.shown = say, told, shown
+        self.say, self.observers, self.shown = say, observers, shown
         self.nodes = Nodes(cpus, attached=attached, say=self._note)
         self.gpu = self.nodes.capacity.gpus > 0
         items = [placed(item, gpu=self.gpu) for item in plan.items]
@@ -226,7 +226,7 @@ class Execution:
             self.weights,
         )
         self.running[reference] = Task(item, need, shown)
-        self.told.started(item, folder)
+        self.observers.started(item, folder)
 
     def _find(self, item: Item, upstream: Path | None) -> Progress | None:
         try:
@@ -322,7 +322,7 @@ class Execution:
     def _again(self, item: Item, why: Again, reason: str, what: str, node: str) -> None:
         self._say(f"{item.name}: {reason}; {what}")
         count("benchmd_plan_retries_total", 1, why=why)
-        self.told.again(item, why, reason, node)
+        self.observers.again(item, why, reason, node)
         self._wait(item)
 
     def _wait(self, item: Item) -> None:
@@ -333,7 +333,7 @@ class Execution:
         self.folders[item.name] = folder
         self.look.pop(item.name, None)
         self.ends[how].append(item.name)
-        self.told.finished(item, folder, node)
+        self.observers.finished(item, folder, node)
         self._release(item)
 
     def _release(self, item: Item) -> None:
@@ -349,11 +349,11 @@ class Execution:
         self.blocked[item.name] = item.name
         self.ends["failed"].append(Failure(item, reason, folder))
         self._say(f"{item.name} failed: {reason}")
-        self.told.failed(item, reason, node)
+        self.observers.failed(item, reason, node)
 
     def _note(self, line: str) -> None:
         self._say(line)
-        self.told.noted(line)
+        self.observers.noted(line)
 
     def _say(self, line: str) -> None:
         with above():

@@ -128,7 +128,7 @@ def finished_upstream(folder: Path, source: Catalog) -> Run:
     run = read_run(folder)
     if run.description["kind"] != "pretrain" or not run.finished:
         raise BenchmdError(
-            f"{folder} is no finished pretraining run: name one that `benchmd pretrain` printed."
+            f"{folder} is not a finished pretraining run: name one that `benchmd pretrain` printed."
         )
     if run.description["determinants"]["catalog"] != source.digest:
         held = f"{run.description['source']}, policy {run.description['policy']}"
@@ -178,7 +178,7 @@ def file_name(technique: str) -> str:
 def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, Any]:
     """What decides a run's result.
 
-    The number of workers, the engine and ZeRO's stage are left out: they change rounding and
+    The number of workers, the engine and ZeRO's stage are excluded: they change rounding and
     which values dropout draws. With a streaming feed the workers decide the order.
     """
     everything, execution = as_dict(settings), settings.execution

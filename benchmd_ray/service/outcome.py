@@ -1,4 +1,4 @@
-"""What became of a plan, and who is told on the way."""
+"""What became of a plan, and who is notified of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ node or its storage went away. Only the first counts as a try."""
 
 
 class Observer(Protocol):
-    """Is told what happens while a plan is executed; its errors never touch the work.
+    """Is notified of what happens while a plan is executed; its errors never touch the work.
 
     A node is named by Ray's identifier, and is empty where it is not known.
     """
@@ -38,7 +38,7 @@ class Observer(Protocol):
         """Something else happened that a user should know, such as a node that went away."""
 
     def closed(self) -> None:
-        """Nothing more will be told."""
+        """Nothing more will be reported."""
 
 
 class Observers:

@@ -56,7 +56,7 @@ class Item:
     """``pretrain`` or the transfer setting as tables name it."""
     seed: int
     catalog: Location | None
-    """Catalog of ``dataset``; None in a plan from cards alone."""
+    """Catalog of ``dataset``; None in a plan from cards only."""
     settings: Settings
     """Of this very run."""
     after: str | None
@@ -81,14 +81,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run, what was left out, and what the estimates rest on."""
+    """What is to be run, what was skipped, and what the estimates rest on."""
 
     items: tuple[Item, ...]
     """Each after the one that it starts from."""
     basis: str
     """What the estimated times rest on, in words."""
     notes: tuple[str, ...] = ()
-    """What was left out and why."""
+    """What was skipped and why."""
 
 
 def make_plan(
@@ -169,7 +169,7 @@ def _drafts(choice: Choice, found: Sequence[Dataset], notes: list[str]) -> list[
             if reason is None:
                 fitting[name] = settings
             else:
-                unfit.setdefault(f"{name}: left out, {reason}", []).append(source.modality)
+                unfit.setdefault(f"{name}: skipped, {reason}", []).append(source.modality)
         drafts += _drafts_of_source(choice, source, targets, fitting)
     told = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
     notes += [f"{why} ({where})." for why, where in told.items()]

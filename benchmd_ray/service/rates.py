@@ -71,7 +71,7 @@ def measured_runs(store: Path, known: Sequence[Dataset] = ()) -> list[Measured]:
     Args:
         store: Folder of all runs; it need not be there.
         known: Datasets whose catalogs say how many records a run had. Other runs' records are
-            counted in what they wrote; transfers that wrote nothing yet are left out.
+            counted in what they wrote; transfers that wrote nothing yet are excluded.
     """
     try:
         found = read_stores([store]).found
@@ -97,7 +97,7 @@ def _measured(run: Run, known: Sequence[Dataset]) -> Measured | None:
 def units_per_second(lines: Iterable[dict[str, float]]) -> float | None:
     """Mean speed over the lines of ``metrics.jsonl``, None where there is none.
 
-    The first line is left out where there are others: it holds what is done once, such as
+    The first line is excluded where there are others: it holds what is done once, such as
     compiling kernels. Lines are weighted by their units, so that slow ones count for their time.
     """
     held = [(line["done"], line["per_second"]) for line in lines if line.get("per_second", 0) > 0]

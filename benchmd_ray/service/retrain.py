@@ -90,7 +90,7 @@ def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> lis
         named[item.name] = f"{search.plan.name}/{item.name}"
         if not item.step.scores:
             unchanged = (held.encoder, held.pretrain) == (settings.encoder, settings.pretrain)
-            if unchanged:  # the search varied the transfer alone
+            if unchanged:  # the search varied only the transfer
                 named[item.name] = item.name
                 continue
         made.append(

@@ -46,9 +46,9 @@ def run_plan(
         say: Takes a line for the user where something unusual happens.
         address: Ray cluster to work on; None works embedded.
         weights: File of ImageNet weights; None downloads them.
-        cpus: CPUs to keep busy at once, but by an item alone that needs more; None takes all that
+        cpus: CPUs to keep busy at once, but by a single item that needs more; None takes all that
             the machine or the cluster has.
-        observers: Are told what happens.
+        observers: Are notified of what happens.
         quiet: Show no progress.
 
     Raises:
@@ -69,8 +69,8 @@ def run_plan(
     with ExitStack() as stack:
         log = stack.enter_context(LoggedPlan(store, plan))
         stack.enter_context(last_words(log.ended))
-        told = Observers([log, *observers])
-        stack.callback(told.closed)
+        notified = Observers([log, *observers])
+        stack.callback(notified.closed)
         stack.enter_context(connected(address, cpus=logical))
         stop = stack.enter_context(stopping())
         shown = SilentBoard() if quiet else board(len(plan.items), "runs")
@@ -80,7 +80,7 @@ def run_plan(
             weights=weights,
             cpus=cpus,
             say=say,
-            told=told,
+            observers=notified,
             shown=shown,
             attached=not own,
         )

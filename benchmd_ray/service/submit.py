@@ -32,7 +32,7 @@ STOP_SECONDS = 60
 """How long a job that is asked to stop may write checkpoints until Ray kills it."""
 
 PLAIN = re.compile(r"(PROFILE|REGION|CACHE|MODE|ENDPOINT_URL(_S3)?)$")
-"""Variables whose values are no secrets, and may be part of a path."""
+"""Variables whose values are not secrets, and may be part of a path."""
 SHORTEST_SECRET = 8
 """Characters; what is shorter stands in commands by chance."""
 
@@ -54,12 +54,12 @@ def job_server(address: str | None) -> str:
     """The address of the cluster's job server, its dashboard.
 
     Raises:
-        BenchmdError: It is no URL.
+        BenchmdError: It is not a URL.
     """
     address = address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
     if not re.match(r"https?://[^/]+", address):
         raise BenchmdError(
-            f"{address!r} is no address to submit jobs to: expected the URL of the cluster's "
+            f"{address!r} is not an address to submit jobs to: expected the URL of the cluster's "
             f"dashboard, such as {DEFAULT_ADDRESS}."
         )
     return address.rstrip("/")
@@ -67,7 +67,7 @@ def job_server(address: str | None) -> str:
 
 @contextmanager
 def asking(address: str | None, job: str = "") -> Iterator[Any]:
-    """A client of the cluster's job server, whose failures are told as what to do about them.
+    """A client of the cluster's job server, whose failures are reported as what to do about them.
 
     Args:
         address: URL of the dashboard; None takes ``RAY_API_SERVER_ADDRESS``, else this machine's.
@@ -171,7 +171,7 @@ def submit(
 def _values(variables: Sequence[str], arguments: Sequence[str]) -> dict[str, str]:
     """The values of variables, none of which may be seen in the command."""
     if any("=" in name for name in variables):
-        raise BenchmdError("--env takes the name of a variable alone: set its value here before.")
+        raise BenchmdError("--env takes only the name of a variable: set its value here before.")
     missing = [name for name in variables if name not in os.environ]
     if missing:
         raise BenchmdError(

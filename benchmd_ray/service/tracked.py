@@ -68,7 +68,7 @@ class TrackedSearch:
         self._tracker, self._say = Tracker(store, mode), say
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
-        """A trial ended; it is told once, also where a search is resumed.
+        """A trial ended; it is reported once, also where a search is resumed.
 
         Args:
             search: Name of the search.
@@ -79,8 +79,8 @@ class TrackedSearch:
             self._tracker.trial_ended(search, about, trial)
 
     def closed(self) -> None:
-        """Nothing more will be told; say what became of it."""
-        line = "W&B could not be told everything."
+        """Nothing more will be reported; say what became of it."""
+        line = "Not everything could be sent to W&B."
         with contextlib.suppress(Exception):
             line = self._tracker.closed()
         self._say(line)

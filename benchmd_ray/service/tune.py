@@ -51,13 +51,13 @@ MONITOR = "RAY_memory_monitor_refresh_ms"
 
 
 class TrialObserver(Protocol):
-    """Is told of trials; see `service.tracked.TrackedSearch`."""
+    """Is notified of trials; see `service.tracked.TrackedSearch`."""
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
         """A trial ended."""
 
     def closed(self) -> None:
-        """Nothing more will be told."""
+        """Nothing more will be reported."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def run_searches(
         say: Takes a line for the user.
         cpus: CPUs to use at once; None takes all.
         own: Whether Ray is embedded: then the memory of trials is bounded here.
-        observer: Is told of each trial that ended.
+        observer: Is notified of each trial that ended.
         quiet: Show no progress.
 
     Raises:
@@ -162,7 +162,7 @@ def run_searches(
 
 
 def require_folder(store: Path) -> None:
-    """Refuse a store on S3, whose mirror is this machine's alone.
+    """Refuse a store on S3, whose mirror is only this machine's.
 
     Raises:
         BenchmdError: It is one.

@@ -36,7 +36,7 @@ class Report:
     memory: bool = False
     """Whether the GPU had no memory left: others may work on it too."""
     lost: bool = False
-    """Whether its node, its room or its storage went away: that is no try of its own."""
+    """Whether its node, its room or its storage went away: that is not a try of its own."""
     preempted: bool = False
     """Whether its process was told to end, and wrote a checkpoint where it trained: no try, too."""
 

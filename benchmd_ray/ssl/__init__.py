@@ -31,7 +31,7 @@ class Technique:
     method: str | None
     """The self-supervised method that trains it; None trains nothing."""
     imagenet: bool = False
-    """Whether it starts from ImageNet weights, for images alone, instead of random ones."""
+    """Whether it starts from ImageNet weights, only for images, instead of random ones."""
 
     @property
     def encoder(self) -> str:

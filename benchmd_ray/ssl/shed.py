@@ -59,7 +59,7 @@ class ShED(nn.Module):
         return {"source": source, "moved": moved}
 
     def forward(self, signals: torch.Tensor, draws: Draws, gather: Gather = alone) -> torch.Tensor:
-        """Binary cross-entropy of 'this token was moved', mean over tokens (CLS left out)."""
+        """Binary cross-entropy of 'this token was moved', mean over tokens (CLS excluded)."""
         tokens = self.encoder.embed(signals)
         source = draws["source"][:, :, None].expand_as(tokens)
         hidden = self.encoder.encode(tokens.gather(1, source))

@@ -27,7 +27,7 @@ def split_address(address: str) -> tuple[str, str]:
     parts = [part for part in (match[2] or "").split("/") if part] if match else [".."]
     if not match or any(part in (".", "..") for part in parts):
         raise BenchmdError(
-            f"{without_key(address)!r} is no address on S3: expected "
+            f"{without_key(address)!r} is not an address on S3: expected "
             "s3://BUCKET/PREFIX, with credentials in the AWS environment or configuration."
         )
     return match[1], "/".join(parts)

@@ -1,7 +1,7 @@
 """A prefix of an S3 bucket: its objects listed, read, written and deleted, with clear errors.
 
 Address, region and credentials come from the standard AWS environment and configuration; they are
-kept in memory by boto3 alone. It is the only client of S3: whatever is read or written passes here.
+kept in memory by boto3 only. It is the only client of S3: whatever is read or written passes here.
 """
 
 from __future__ import annotations

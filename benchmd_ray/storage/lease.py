@@ -1,6 +1,6 @@
 """The right to work on a run in a bucket, held by one session at a time.
 
-A lease is one small object, written by conditional puts alone: who sees its ETag may replace it
+A lease is one small object, written by conditional puts only: who sees its ETag may replace it
 while nobody else has. It is renewed while work continues and free once it has not been for
 `LEASE_SECONDS` by the server's clock. A holder counts by its own clock and stops `MARGIN_SECONDS`
 before that.

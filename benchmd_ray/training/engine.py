@@ -291,13 +291,13 @@ def deepspeed_config(
                 "torch_adam": True,
             },
         },
-        "gradient_clipping": 0.0,  # DeepSpeed clips at norm 1 unless told; the protocol never
+        "gradient_clipping": 0.0,  # DeepSpeed clips at norm 1 unless set; the protocol never
         "steps_per_print": 10**9,
     }
 
 
 def _join_process_group(worker: Worker) -> None:
-    """Adopt the process group there is, or make one of this process alone, for its whole life."""
+    """Adopt the process group there is, or make one of this process only, for its whole life."""
     if dist.is_initialized():
         return
     with socket.socket() as free:

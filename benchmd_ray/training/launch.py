@@ -59,12 +59,12 @@ SPLITS: dict[type[Job], tuple[str, ...]] = {
 def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) -> None:
     """Run a job to its end, from its newest checkpoint on where there is one.
 
-    The shards are hashed here, once; the workers look at their sizes alone.
+    The shards are hashed here, once; the workers look only at their sizes.
 
     Args:
         job: What to do. Its paths are absolute: workers have working folders of their own.
         on_ray: Run a single worker on Ray too, on the cluster this process is connected to.
-        reporter: Is told what a worker in this process does, instead of the folder's
+        reporter: Is notified of what a worker in this process does, instead of the folder's
             ``metrics.jsonl`` and the terminal. What it raises ends the work and is passed on as it
             is; the job started again resumes from its newest checkpoint.
 
@@ -75,7 +75,7 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
     """
     if reporter is not None and (on_ray or job.settings.execution.workers > 1):
         raise BenchmdError(
-            "a reporter of your own is told of work in this process alone, and the job is for "
+            "your own reporter is notified only of work in this process, and the job is for "
             f"{job.settings.execution.workers} workers on Ray: expected execution.workers=1."
         )
     catalog = open_catalog(job.catalog)
@@ -175,7 +175,7 @@ def _room(job: Job, gpus: int) -> int:
     """Wait for room, and say for how many workers there is.
 
     A reservation is asked for and given back: the cluster's autoscaler sees what is wanted, and a
-    node that has died is no room even where the cluster does not know yet.
+    node that has died is not a room even where the cluster does not know yet.
 
     Raises:
         Stopped: A signal was noted meanwhile.
@@ -321,7 +321,7 @@ def _process_group(stall_seconds: float) -> Any:
 
 
 def _prepare(timeout_s: int) -> None:
-    """Runs in the main thread of a worker, which alone can handle signals; Ray would exit."""
+    """Runs in the main thread of a worker, the only one that can handle signals; Ray would exit."""
     signal.signal(signal.SIGTERM, lambda number, _: _note_once(number))
     # DeepSpeed makes further process groups, without a word on how long they wait.
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):

@@ -41,7 +41,7 @@ def linear_evaluation(
         data: The labels.
         model: Its encoder stays as it is.
         worker: This process.
-        reporter: Is told of every epoch.
+        reporter: Is notified of every epoch.
         kept: Folder in which the features are kept for other runs, and taken from.
 
     Returns:

@@ -155,7 +155,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     warm-up) is still that of the whole run.
 
     Raises:
-        BenchmdError: The loss is no number, a checkpoint or catalog does not fit, the technique
+        BenchmdError: The loss is NaN, a checkpoint or catalog does not fit, the technique
             trains nothing, or the checkpoint lies beyond the step to stop at.
         Stopped: This process, or that of another worker, is to end (`training.notice`). The step's
             checkpoint was written.

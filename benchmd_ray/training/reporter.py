@@ -75,7 +75,7 @@ class SilentReporter:
 
 
 def require_finite(losses: torch.Tensor, first_step: int, lr_of: Callable[[int], float]) -> None:
-    """Stop a run whose loss is no number.
+    """Stop a run whose loss is NaN.
 
     Args:
         losses: (steps,) losses of consecutive steps.

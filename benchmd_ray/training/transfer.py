@@ -1,7 +1,7 @@
 """Transfer to the source's labels: linear evaluation and fine-tuning; knows no Ray.
 
 The best epoch by the source's validation AUROC is kept. Targets play no part here: this module
-is given the source's catalog alone (decision D17).
+is given only the source's catalog (decision D17).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     Writes ``model.safetensors`` (encoder and head) and ``training.json``.
 
     Raises:
-        BenchmdError: The loss or every validation AUROC is no number, or a checkpoint, catalog or
+        BenchmdError: The loss or every validation AUROC is NaN, or a checkpoint, catalog or
             upstream does not fit.
         Stopped: Fine-tuning, this process, or that of another worker, is to end
             (`training.notice`). A checkpoint was written, in the middle of an epoch too.

@@ -34,7 +34,7 @@ METHOD_SETTINGS = {
     "pretrain.corruption_rate": ("shed",),
     "pretrain.mask_rate": ("mae", "imagenet+mae"),
 }
-"""Settings that some of the built-in techniques alone read."""
+"""Settings that only some of the built-in techniques read."""
 BUILT_IN = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
 """Settings of the encoder that change nothing in its weights' shapes."""
@@ -136,7 +136,7 @@ def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
     if name == NETWORK:
         return "pretraining is searched for one network, which --set or --settings choose"
     if technique == "imagenet+mae" and group == "encoder" and name not in DROPOUT:
-        return "the ImageNet weights fit one encoder alone"
+        return "the ImageNet weights fit only one encoder"
     return None
 
 
@@ -187,7 +187,7 @@ class _Reader:
             # A search starts at its settings, see `spaces.starting_at`.
             found = replace(found, default=found.values[0] if found.values else found.low)
             default = found.default
-        fixed = value_of(self.scope.fixed, self.name, default)  # options are no part of it
+        fixed = value_of(self.scope.fixed, self.name, default)  # options are not part of it
         if self.scope.built_in and default != fixed:
             raise self.error(
                 f"the default {shown(default)} is not the fixed protocol's value for "
@@ -220,7 +220,9 @@ class _Reader:
         allowed, needed = (CHOICE, ("values",)) if kind == "choice" else (RANGE, ("low", "high"))
         for key in entry:
             if key not in allowed:
-                raise self.error(f"{key} is no key of the kind {kind}: expected {_list(allowed)}.")
+                raise self.error(
+                    f"{key} is not a key of the kind {kind}: expected {_list(allowed)}."
+                )
         for key in needed:
             if key not in entry:
                 raise self.error(f"{key} is missing: the kind {kind} needs {_list(needed)}.")
@@ -305,7 +307,7 @@ class _Reader:
             if low <= 0:
                 raise self.error(f"low is {low:g}, and a logarithmic scale begins above 0.")
             if step is not None:
-                raise self.error("step is no key of a logarithmic scale: leave it out.")
+                raise self.error("step is not a key of a logarithmic scale: leave it out.")
         found = Parameter(self.name, kind, default, low, high, step)
         if step is not None and (step <= 0 or not found.holds(high)):
             raise self.error(

@@ -75,7 +75,7 @@ class Limits:
             halted: Whether a signal came.
             shown: Shows how far the search is.
             worked: Seconds by the clock of earlier sessions.
-            lost: Is told the number of a trial whose process was lost, and why, as far as known.
+            lost: Receives the number of a trial whose process was lost, and why, as far as known.
         """
         self.study, self.budget, self.place = study, budget, place
         self.halted, self.shown, self.lost = halted, shown, lost
@@ -124,4 +124,4 @@ class Limits:
 
 
 Ended = Callable[[int], None]
-"""Is told the number of a trial that ended."""
+"""Receives the number of a trial that ended."""

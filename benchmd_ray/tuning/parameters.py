@@ -112,11 +112,11 @@ class Space:
 
     @property
     def start(self) -> dict[str, Any]:
-        """What the first trial takes, by name; parameters that are not active are left out."""
+        """What the first trial takes, by name; parameters that are not active are excluded."""
         return self._chosen(lambda parameter: parameter.default)
 
     def suggest(self, trial: BaseTrial) -> dict[str, Any]:
-        """What the trial's sampler proposes, by name; parameters not active are left out."""
+        """What the trial's sampler proposes, by name; parameters not active are excluded."""
         return self._chosen(lambda parameter: parameter.suggest(trial))
 
     def _chosen(self, choose: Callable[[Parameter], Any]) -> dict[str, Any]:

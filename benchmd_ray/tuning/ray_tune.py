@@ -49,7 +49,7 @@ class Proposals(_NotKept, Searcher):  # type: ignore[misc]
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Nothing: `Judge` has told the study."""
+        """Nothing: `Judge` has reported to the study."""
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the study is kept by itself."""

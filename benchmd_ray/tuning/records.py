@@ -238,7 +238,7 @@ def read_search(folder: Path) -> SearchRecord:
     """
     if not (folder / SEARCH).is_file():
         raise BenchmdError(
-            f"{folder} is no search (no {SEARCH}). Name a folder that `benchmd tune` printed."
+            f"{folder} is not a search (no {SEARCH}). Name a folder that `benchmd tune` printed."
         )
     path, remedy = folder / SEARCH, _remedy(folder)
     plan = read_hashed_json(path, remedy)

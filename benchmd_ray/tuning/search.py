@@ -41,7 +41,7 @@ def search(work: Work, limits: Limits, ended: Ended) -> None:
     Args:
         work: What all trials have in common.
         limits: The study, its budget and what shows progress.
-        ended: Is told of each trial that ended, when the study knows it.
+        ended: Is notified of each trial that ended, when the study knows it.
 
     Raises:
         Transient: Ray Tune itself fails again and again.

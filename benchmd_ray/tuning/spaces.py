@@ -34,7 +34,7 @@ SPACES = {"e-mix": "e-mix", "shed": "shed", "mae": "mae", "imagenet+mae": "mae"}
 UNTRAINED = ("scratch", "imagenet")
 """Techniques that train nothing before transfer."""
 OVERRIDES = ("signals", "settings", "techniques")
-"""Keys of a file that hold changes for some searches alone, in the order of their application."""
+"""Keys of a file that hold changes for some searches only, in the order of their application."""
 WARM_UP = "pretrain.optimiser.warmup_steps"
 
 
@@ -232,7 +232,7 @@ def shared(spaces: Sequence[Space]) -> Space:
     """The space of one setting for several modalities.
 
     It has the settings that all have, each with the values that all allow. One that is left with a
-    single value is left out, since every modality starts at it.
+    single value is excluded, since every modality starts at it.
 
     Args:
         spaces: One per modality, each with its start.

@@ -1,6 +1,6 @@
 """The trials of a search, kept by Optuna in a journal file: all that a search knows is in it.
 
-A trial is *unfinished* until it is told how it ended, so what a killed search was at is begun
+A trial is *unfinished* until it is recorded how it ended, so what a killed search was at is begun
 again, and nothing that ended is ever repeated. Early stopping reads the reported values from the
 same file, so it resumes as if nothing had happened.
 """
@@ -176,7 +176,7 @@ class Study:
                     raise Damaged(self._path, why, REMEDY)
 
     def unfinished(self) -> list[Proposal]:
-        """Trials that were begun and not told how they ended, in their order.
+        """Trials that were begun and whose end is not recorded, in their order.
 
         One that was ended before all its values were drawn gets the others now.
         """
@@ -276,7 +276,7 @@ class Study:
         """
         trial = self._worked(number, seconds)
         if aurocs is not None and not all(map(math.isfinite, aurocs.values())):
-            reason = reason or "its AUROC is no number"
+            reason = reason or "its AUROC is NaN"
         if reason:
             trial.set_user_attr(REASON, reason)
             self._study.tell(number, state=TrialState.FAIL)
@@ -337,7 +337,7 @@ class Study:
     def importance(self) -> tuple[dict[str, float], str]:
         """Share of each searched setting in the variance of the AUROC, by fANOVA; or why not.
 
-        Of complete trials, and of settings that all of these have: conditional ones are left out.
+        Of complete trials, and of settings that all of these have: conditional ones are excluded.
         """
         from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 

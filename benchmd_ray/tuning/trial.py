@@ -1,4 +1,4 @@
-"""What one trial does: train with the values it was given, on the inner catalogs alone."""
+"""What one trial does: train with the values it was given, on the inner catalogs only."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ def run_trial(
         work: What all trials have in common.
         number: Of the trial.
         values: The searched settings' values.
-        report: Is told what was reached, the last time with ``complete``.
+        report: Is notified of what was reached, the last time with ``complete``.
         seconds: Worked before.
 
     Raises:
-        BenchmdError: The trial cannot work with these values: its loss is no number, it ran out of
+        BenchmdError: The trial cannot work with these values: its loss is NaN, it ran out of
             memory, a value does not fit the data.
     """
     torch.set_num_threads(max(1, work.cpus))
@@ -278,7 +278,7 @@ class _Best(RunReporter):
     def start(self, what: str, total: int, unit: str, done: int) -> None:
         """Take what an interrupted process reported before its checkpoint.
 
-        Features that are kept for all trials are no trial's own work.
+        Features that are kept for all trials are not a trial's own work.
         """
         super().start(what, total, unit, done)
         if self._shares:
@@ -295,7 +295,7 @@ class _Best(RunReporter):
             self._reached(done, self._best)
 
     def _take(self, auroc: float) -> None:
-        if auroc > self._best:  # never where it is no number
+        if auroc > self._best:  # never where it is not a number
             self._best = auroc
 
 

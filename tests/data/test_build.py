@@ -71,7 +71,7 @@ class Films:
             )
             for number, (name, path) in enumerate(zip(self.names, self.paths, strict=True))
         ]
-        return Discovery("films", items, left_out={"it is no film": 0})
+        return Discovery("films", items, left_out={"it is not a film": 0})
 
     def read(self, root, item, card):
         number = item.details["number"]
@@ -145,7 +145,7 @@ def rows(built, split):
 def test_an_id_that_is_there_twice_is_kept_once_and_counted(films, raw, tmp_path):
     films.names = ("f0", "f1", "f0", "f3", "f1", "f1")
     with pytest.raises(BenchmdError, match="holds 3 records of films, the card expects 6"):
-        build("films", raw, tmp_path / "out")  # what is there twice is no further record
+        build("films", raw, tmp_path / "out")  # what is there twice is not a further record
     built = build("films", raw, tmp_path / "out", allow_missing=True)
     kept = rows(built, "train") + rows(built, "test")
     assert [row["record_id"] for row in kept] == ["f0", "f1", "f3"]
@@ -157,7 +157,7 @@ def test_an_id_that_is_there_twice_is_kept_once_and_counted(films, raw, tmp_path
 
 def test_ids_that_are_all_different_are_counted_nowhere(films, raw, tmp_path):
     built = build("films", raw, tmp_path / "out")
-    assert built.manifest["left_out"] == {"it is no film": 0}
+    assert built.manifest["left_out"] == {"it is not a film": 0}
     assert built.manifest["remarks"] == {}
     assert [built.rows("train"), built.rows("test")] == [4, 2]
 
@@ -177,7 +177,7 @@ def test_remarks_and_parts_left_out_are_counted_over_all_files(films, raw, tmp_p
     films.reads = {0: several, 3: one, 4: several, 5: none}
     built = build("films", raw, tmp_path / "out")
     assert built.manifest["remarks"] == {"it is old": 1, "it is padded": 7}
-    assert built.manifest["left_out"] == {"it is no film": 0, "it is unscored": 9}
+    assert built.manifest["left_out"] == {"it is not a film": 0, "it is unscored": 9}
     splits = built.manifest["splits"]
     for split, (records, units, patients) in {"train": (6, 4, 2), "test": (3, 1, 1)}.items():
         held = rows(built, split)

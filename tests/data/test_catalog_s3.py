@@ -342,7 +342,7 @@ def test_commands_take_addresses_of_catalogs(published, ecg_catalogs, node, tmp_
     plan = run("run", "--dry-run", "--catalog", source.parent, "--tflops=1", "--items")
     assert "georgia" in plan
     refused = CliRunner().invoke(main, ["catalog", "build", "georgia", "--raw=s3://a/b", "--out=x"])
-    assert "expected a folder: catalogs and stores alone may lie on S3" in refused.output
+    assert "expected a folder: only catalogs and stores may be on S3" in refused.output
 
 
 def test_a_folder_of_catalogs_on_s3_is_looked_through(published, s3, node):
@@ -358,7 +358,7 @@ def test_a_folder_of_catalogs_on_s3_is_looked_through(published, s3, node):
     open_bucket(s3).write(f"deep/ecg/georgia/{MANIFEST}", manifest)
     (note,) = from_catalogs([location(f"{s3}/deep")]).notes
     assert note == (
-        f"{s3}/deep/ecg/cpsc: left out, an unfinished catalog (run its `benchmd catalog build`)."
+        f"{s3}/deep/ecg/cpsc: skipped, an unfinished catalog (run its `benchmd catalog build`)."
     )
 
 
@@ -367,7 +367,7 @@ def test_addresses_have_one_form(tmp_path):
     assert str(Address("s3://lab/a") / "b") == "s3://lab/a/b"
     assert location("s3:/lab").is_absolute() is False  # a path, however odd
     for wrong in ("s3://", "s3://lab/../x", "s3://key:secret@lab/x", "s3://Lab/x"):
-        with pytest.raises(BenchmdError, match="is no address on S3"):
+        with pytest.raises(BenchmdError, match="is not an address on S3"):
             location(wrong)
 
 

@@ -90,7 +90,7 @@ def test_values_are_read_without_blanks_at_their_ends(write):
 def test_a_column_that_is_there_twice_is_refused(write):
     with pytest.raises(BenchmdError, match=r"table\.csv has the column 'grade' twice"):
         read(write("image,grade, grade\na.png,0,1\n"))
-    assert len(read(write("image,grade,,\na.png,0,,\n"))) == 1  # blanks are no names
+    assert len(read(write("image,grade,,\na.png,0,,\n"))) == 1  # blanks are not names
 
 
 def test_a_row_of_too_many_values_is_refused(write):
@@ -118,7 +118,7 @@ def test_a_missing_file_is_named(tmp_path):
     ["image,grade\nä.png,0\n".encode("latin-1"), b"PK\x03\x04\xff\xfe", b"\xff\xfei\x00m\x00"],
 )
 def test_a_file_that_is_no_utf8_text_is_refused(write, content):
-    with pytest.raises(BenchmdError, match=r"table\.csv is no table in UTF-8 .*save it as CSV"):
+    with pytest.raises(BenchmdError, match=r"table\.csv is not a table in UTF-8 .*save it as CSV"):
         read(write(content))
 
 
@@ -140,7 +140,7 @@ def test_a_packed_table_that_is_not_whole_is_refused(tmp_path, damage):
     path = tmp_path / "table.csv.gz"
     path.write_bytes(damage(gzip.compress(b"image,grade\n" + b"a.png,0\nb.png,1\n" * 50)))
     with pytest.raises(
-        BenchmdError, match=r"table\.csv\.gz is no whole gzip file .*Fetch it again"
+        BenchmdError, match=r"table\.csv\.gz is not a whole gzip file .*Fetch it again"
     ):
         read(path)
 

@@ -272,8 +272,8 @@ def test_values_of_the_header(tmp_path):
     [
         ({"PhotometricInterpretation": "HSV"}, "not known; expected one of MONOCHROME1"),
         ({"PhotometricInterpretation": None}, "photometric interpretation is missing"),
-        ({"Rows": None}, "Rows is no positive whole number, or missing"),
-        ({"Columns": 0}, "Columns is no positive whole number"),
+        ({"Rows": None}, "Rows is not a positive whole number, or missing"),
+        ({"Columns": 0}, "Columns is not a positive whole number"),
         ({"Rows": 60_000, "Columns": 60_000}, "60000 × 60000 pixels, expected at most 100,000,000"),
         ({"Rows": 49}, r"its pixel data cannot be read \(ValueError\)"),
         ({"SamplesPerPixel": 2}, r"2 sample\(s\) of 16 bits are not taken for MONOCHROME2"),
@@ -282,7 +282,7 @@ def test_values_of_the_header(tmp_path):
         ({"RescaleSlope": "0"}, "RescaleSlope is 0"),
         ({"ModalityLUTSequence": Sequence([Dataset()])}, "its modality LUT cannot be used"),
         ({"PixelData": bytes(2 * 48 * 60)}, "every pixel is 0; expected an image"),
-        ({"NumberOfFrames": "0"}, "NumberOfFrames is no positive whole number"),
+        ({"NumberOfFrames": "0"}, "NumberOfFrames is not a positive whole number"),
     ],
 )
 def test_images_that_are_not_taken_say_why(tmp_path, elements, reason):
@@ -668,7 +668,7 @@ ODD: dict[str, tuple[int, ...] | str] = {
     "emri_small_RLE": (64, 64),
     "emri_small_big_endian": (64, 64),
     "emri_small_jpeg_2k_lossless": (64, 64),
-    "emri_small_jpeg_2k_lossless_too_short": "it holds no pixel data: it is no image, or it is cut",
+    "emri_small_jpeg_2k_lossless_too_short": "it holds no pixel data: it is not an image, or",
     "emri_small_jpeg_ls_lossless": (64, 64),
     "explicit_VR-UN": (512, 512),
     "gdcm-US-ALOKA-16": (480, 640),

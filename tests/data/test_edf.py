@@ -162,7 +162,7 @@ def test_a_recording_that_was_never_closed_is_as_long_as_its_file(tmp_path, writ
 @pytest.mark.parametrize(
     ("at", "text", "message"),
     [
-        (0, b"\xffBIOSEMI", "it is no EDF file: it does not begin with '0'"),
+        (0, b"\xffBIOSEMI", "it is not an EDF file: it does not begin with '0'"),
         (184, "1024", "its header of 1 signals says it is 1024 bytes long, the file has"),
         (FIELDS["records"], "99999999", "it is cut off: 4,000 bytes of data, expected 99,999,999"),
         (FIELDS["records"], "9", "it is longer than its header says: 4,000 bytes"),
@@ -187,8 +187,8 @@ def test_a_faulty_header_is_refused(tmp_path, write_edf, noise, at, text, messag
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("unit", "%", "channel C3: unit '%' is no voltage; expected one of V, mV, µV, nV"),
-        ("unit", "", "channel C3: unit '' is no voltage"),
+        ("unit", "%", "channel C3: unit '%' is not a voltage; expected one of V, mV, µV, nV"),
+        ("unit", "", "channel C3: unit '' is not a voltage"),
         ("physical maximum", "-400", "stand for values from -400 to -400; expected two ranges"),
         ("digital maximum", "-32768", "samples from -32768 to -32768 stand for"),
         ("physical maximum", "inf", "its header is damaged: physical range is not a number"),
@@ -301,7 +301,7 @@ def test_stages_fill_their_epochs_and_what_is_not_scored_is_empty():
 @pytest.mark.parametrize(
     ("annotations", "message"),
     [
-        ([(0, 30, "RECORD START")], "the annotation at 0 s is no sleep stage; expected"),
+        ([(0, 30, "RECORD START")], "the annotation at 0 s is not a sleep stage; expected"),
         ([(0, None, "Sleep stage W")], "the stage at 0 s lasts None s; expected whole epochs"),
         ([(0, 45, "Sleep stage W")], "lasts 45 s; expected whole epochs of 30 s"),
         ([(15, 30, "Sleep stage W")], "the stage at 15 s"),

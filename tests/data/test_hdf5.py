@@ -316,8 +316,8 @@ def group_for_dataset(f):
         (soft_link, "target is a link, which is not followed"),
         (group_link, "it holds .*'kept', 'manifest', 'test'.* expected"),
         (external_link, "target is a link, which is not followed"),
-        (external_storage, "scale is no dataset within the file"),
-        (virtual, "scale is no dataset within the file"),
+        (external_storage, "scale is not a dataset within the file"),
+        (virtual, "scale is not a dataset within the file"),
         (other_filter, "scale is compressed by a filter that is not taken"),
         (never_written, "has rows that were never written"),
         (huge, r"has shape \(1000000000, 1, 24, 256, 256\)"),
@@ -327,7 +327,7 @@ def group_for_dataset(f):
         (wrong_type, "target has type float64, expected int8"),
         (wrong_shape, r"target has shape \(\d+, 1\), expected"),
         (big_endian, "scale has type >f4, expected float32"),
-        (no_scale, "a scale is no positive number"),
+        (no_scale, "a scale is not a positive number"),
         (beyond_the_signal, "a valid size is not within the signal"),
         (very_old, "an age is not within 0 to 90 years"),
         (other_value, "its targets are others than 1, 0 and -1"),
@@ -335,7 +335,7 @@ def group_for_dataset(f):
         (twice, "a record is there twice"),
         (extra, "its group test holds other datasets than expected"),
         (extra_group, "it holds .*'train'.* expected"),
-        (group_for_dataset, "target is no dataset within the file"),
+        (group_for_dataset, "target is not a dataset within the file"),
     ],
 )
 def test_altered_files_are_refused(file, tmp_path, damage, message):
@@ -395,7 +395,7 @@ def test_an_altered_manifest_is_refused(file, tmp_path, changes, message):
 def test_a_manifest_that_is_no_text_is_refused(file, tmp_path):
     with h5py.File(file, "a") as found:
         replace(found, "manifest", data=np.zeros(4))
-    refused(file, tmp_path / "out", "its manifest is no text")
+    refused(file, tmp_path / "out", "its manifest is not text")
 
 
 def test_a_manifest_in_millions_of_chunks_is_refused_soon(file, tmp_path):
@@ -403,7 +403,7 @@ def test_a_manifest_in_millions_of_chunks_is_refused_soon(file, tmp_path):
         del opened["manifest"]
         opened.create_dataset("manifest", (2**22,), "u1", chunks=(1,))
     before = sum(os.times()[:4])  # also of processes that have ended
-    refused(file, tmp_path / "out", "its manifest is no text")
+    refused(file, tmp_path / "out", "its manifest is not text")
     assert sum(os.times()[:4]) - before < 10
 
 
@@ -442,7 +442,7 @@ def test_a_single_label_record_of_two_classes_is_refused(build_here, synthetic_e
     export_hdf5(built, tmp_path / "shhs.h5")
     with h5py.File(tmp_path / "shhs.h5", "a") as found:
         found["train"]["target"][0] = [0, 0, 0, 1, 1]
-    refused(tmp_path / "shhs.h5", tmp_path / "out", "not positive in one class alone")
+    refused(tmp_path / "shhs.h5", tmp_path / "out", "not positive in exactly one class")
 
 
 def test_what_a_killed_import_left_is_removed(file, small, tmp_path):

@@ -177,7 +177,7 @@ def test_a_target_is_refused(ecg_catalogs, tmp_path):
 def test_a_folder_of_another_source_is_refused(ecg_source, inner, tmp_path):
     path = shutil.copytree(inner.path, tmp_path / inner.path.name)
     change_manifest(path, inner_of="0" * 64)
-    with pytest.raises(BenchmdError, match=r"is no inner catalog of .*: remove that folder"):
+    with pytest.raises(BenchmdError, match=r"is not an inner catalog of .*: remove that folder"):
         inner_catalog(ecg_source, tmp_path)
 
 

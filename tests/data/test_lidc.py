@@ -183,8 +183,8 @@ def test_annotations_read_with_and_without_a_namespace(annotation, namespace):
         ('<!DOCTYPE x [<!ENTITY a "b">]><LidcReadMessage/>', "declares a document type"),
         ('<!DOCTYPE x SYSTEM "file:///etc/passwd"><LidcReadMessage/>', "declares a document type"),
         ("<IdriReadMessage/>", "of another kind; expected a LidcReadMessage"),
-        ("<LidcReadMessage>", "is no XML"),
-        ("", "is no XML"),
+        ("<LidcReadMessage>", "is not XML"),
+        ("", "is not XML"),
         (message([nodule(point(1, "left"))]), "a edgeMap whose xCoord is not a number"),
         (message([nodule(point(1, "nan"))]), "xCoord is not a number"),
         (message([nodule(point(1, height="low"))]), "a roi whose imageZposition is not a number"),
@@ -333,7 +333,7 @@ def test_an_annotation_of_an_encoding_that_cannot_be_read_is_counted(make_scan, 
     root = make_scan(many([1, 2, 3, 4]))
     odd = f'<?xml version="1.0" encoding="{name}"?><{lidc.ROOT}/>'
     (root / "odd.xml").write_text(odd)
-    with pytest.raises(RecordError, match="the annotation is no XML, or damaged"):
+    with pytest.raises(RecordError, match="the annotation is not XML, or damaged"):
         lidc.read_annotation(root / "odd.xml")
     found = lidc.discover(root, CARD, chosen())
     assert (len(found.items), found.missing) == (1, ["an annotation file that can be read"])

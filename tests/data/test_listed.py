@@ -366,7 +366,7 @@ def test_an_override_of_the_normaliser_takes_no_parameters_of_the_other(card):
     own = card({}, modality="eeg", signal={"normaliser": "none"})
     assert own.signal.parameters == {}
     own = card({}, modality="eeg", signal={"normaliser": "fixed-range"})
-    assert own.signal.parameters == {"low": -125, "high": 125}  # it is no other
+    assert own.signal.parameters == {"low": -125, "high": 125}  # it is not another
     assert card({}, modality="eeg").signal.parameters == {"low": -125, "high": 125}
 
 

@@ -321,8 +321,8 @@ def test_device_comes_from_the_table_of_acquisitions(make_raw):
     [
         ({"Volume": "large"}, "'large' is not a number"),
         ({"Volume": "inf"}, "'inf' is not a number"),
-        ({"AgrLevel": "1.5"}, "'1.5' is no whole number"),
-        ({"LNDbID": -1}, "'-1' is no whole number"),
+        ({"AgrLevel": "1.5"}, "'1.5' is not a whole number"),
+        ({"LNDbID": -1}, "'-1' is not a whole number"),
         ({"RadID": "1,2"}, "RadID is '1,2' and RadFindingID '1'; expected as many"),
         ({"RadID": ""}, "'' is not a number"),
     ],

@@ -279,7 +279,7 @@ def test_files_of_samples_without_any_are_refused(tmp_path, content):
     for label in KINDS:
         (raw / label).mkdir(parents=True)
         (raw / label / "x.csv").write_bytes(content)
-    with pytest.raises(BenchmdError, match=r"x\.csv (cannot be read: it is empty|is no table)"):
+    with pytest.raises(BenchmdError, match=r"x\.csv (cannot be read: it is empty|is not a table)"):
         guess_of(raw, tmp_path)
 
 

@@ -180,7 +180,7 @@ def test_without_the_list_of_test_images_the_official_layout_is_refused(official
 
 def test_a_list_of_test_images_that_is_no_text_is_refused(official):
     (official / "test_list.txt").write_bytes("00000003_000.png\n".encode("utf-16"))
-    with pytest.raises(BenchmdError, match=r"test_list\.txt is no list of images"):
+    with pytest.raises(BenchmdError, match=r"test_list\.txt is not a list of images"):
         discover(official)
 
 
@@ -189,7 +189,7 @@ def test_a_message_does_not_give_a_patient_away(official):
         official / "Data_Entry_2017_v2020.csv",
         [*ROWS, ("9_0.png", "Edema", 0, "MRN 4711 Smith", "9", "F", "AP")],
     )
-    with pytest.raises(BenchmdError, match="record 7: Patient ID is no whole number") as caught:
+    with pytest.raises(BenchmdError, match="record 7: Patient ID is not a whole number") as caught:
         discover(official)
     assert "4711" not in str(caught.value)
 
@@ -230,7 +230,10 @@ def test_files_and_rows_without_each_other_are_counted(official):
     ("row", "message"),
     [
         (("9_0.png", "Oedema", 0, 9, "9", "F", "AP"), "'Oedema'. Did you mean 'Edema'"),
-        (("9_0.png", "Edema", 0, "x", "9", "F", "PA"), "record 7: Patient ID is no whole number"),
+        (
+            ("9_0.png", "Edema", 0, "x", "9", "F", "PA"),
+            "record 7: Patient ID is not a whole number",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(official, row, message):

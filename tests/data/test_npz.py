@@ -97,12 +97,15 @@ IMAGES = np.random.default_rng(5).integers(0, 256, (20, 30, 30), np.uint8)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no archive", r"it is no whole \.npz file \(BadZipFile"),
-        (saved(images=IMAGES)[:-200], r"it is no whole \.npz file \(BadZipFile"),
+        (b"no archive", r"it is not a whole \.npz file \(BadZipFile"),
+        (saved(images=IMAGES)[:-200], r"it is not a whole \.npz file \(BadZipFile"),
         (saved(labels=IMAGES), "it holds no array images, but labels"),
         (member(npy(IMAGES), "images"), "it holds no array images, but nothing"),
-        (member(b"text"), "images is no array of version 1 or 2 of the format"),
-        (member(b"\x93NUMPY\x03\x00" + npy(IMAGES)[8:]), "images is no array of version 1 or 2"),
+        (member(b"text"), "images is not an array of version 1 or 2 of the format"),
+        (
+            member(b"\x93NUMPY\x03\x00" + npy(IMAGES)[8:]),
+            "images is not an array of version 1 or 2",
+        ),
         (member(b"\x93NUMPY\x02\x00" + b"\xff" * 10), "images has a header that NumPy does not"),
         (header("{'descr': " + "(" * 9000), "images has a header that NumPy does not write"),
         (header("-" * 9000), "images has a header that NumPy does not write"),
@@ -111,7 +114,7 @@ IMAGES = np.random.default_rng(5).integers(0, 256, (20, 30, 30), np.uint8)
         (header(FIELDS.format("|u1", "999999999999, 28, 28")), "rows, expected at most 524,288"),
         (header(FIELDS.format("|u1", "20, 999999999999")), "its header says .20, 999999999999. a"),
         (header(FIELDS.format("|u1", "-1, 28")), "images has a header that NumPy does not write"),
-        (header(FIELDS.format("oddest", "2, 2")), r"it is no whole \.npz file \(TypeError"),
+        (header(FIELDS.format("oddest", "2, 2")), r"it is not a whole \.npz file \(TypeError"),
         (packed(zipfile.ZIP_LZMA), "images is compressed in a way that is not taken"),
         (packed(zipfile.ZIP_BZIP2), "images is compressed in a way that is not taken"),
         (member(npy(IMAGES)[:500]), r"images has 500 bytes, its header says \(20, 30, 30\)"),
@@ -160,7 +163,7 @@ def test_damage_within_an_array_is_found_where_it_is_read(tmp_path):
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
     rows = Rows(path, "images")
-    with pytest.raises(RecordError, match=r"it is no whole \.npz file \((BadZipFile|error)"):
+    with pytest.raises(RecordError, match=r"it is not a whole \.npz file \((BadZipFile|error)"):
         rows.read(0, 20)
 
 

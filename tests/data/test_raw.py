@@ -88,7 +88,7 @@ def test_hidden_files_and_folders_are_passed_over(folder):
 def test_a_name_that_is_no_utf8_is_refused_where_it_matters(folder, where):
     (folder / where).parent.mkdir(exist_ok=True)
     (folder / where).touch()
-    with pytest.raises(BenchmdError, match=r"has a name that is no UTF-8\. Rename it") as refused:
+    with pytest.raises(BenchmdError, match=r"has a name that is not UTF-8\. Rename it") as refused:
         files(folder, "*.jpg")
     str(refused.value).encode()
     if "/" not in where:

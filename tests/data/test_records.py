@@ -145,18 +145,18 @@ def test_a_sound_record_is_taken_as_it_is(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scale": float("nan")}, "a scale is no positive number"),
-        ({"scale": float("inf")}, "a scale is no positive number"),
-        ({"scale": 0.0}, "a scale is no positive number"),
-        ({"scale": 1e-60}, "a scale is no positive number"),  # zero as float32
-        ({"scale": 1e60}, "a scale is no positive number"),
+        ({"scale": float("nan")}, "a scale is not a positive number"),
+        ({"scale": float("inf")}, "a scale is not a positive number"),
+        ({"scale": 0.0}, "a scale is not a positive number"),
+        ({"scale": 1e-60}, "a scale is not a positive number"),  # zero as float32
+        ({"scale": 1e60}, "a scale is not a positive number"),
         ({"valid_size": (224, 225)}, r"valid size is not within the signal, \(224, 224\)"),
         ({"valid_size": (0, 224)}, "valid size is not within the signal"),
         ({"valid_size": (224,)}, "valid size is not within the signal"),
         ({"target": [1, 0]}, "targets are others than 1, 0 and -1 for each of 5 classes"),
         ({"target": [1, 0, 0, 0, 2]}, "targets are others than 1, 0 and -1"),
-        ({"target": [0, 0, 0, 1, 1]}, "a target is not positive in one class alone"),
-        ({"target": [0, 0, 0, 0, 0]}, "a target is not positive in one class alone"),
+        ({"target": [0, 0, 0, 1, 1]}, "a target is not positive in exactly one class"),
+        ({"target": [0, 0, 0, 0, 0]}, "a target is not positive in exactly one class"),
         ({"metadata": {"age": "061Y"}}, "its age is '061Y', expected float"),
         ({"metadata": {"age": 90.5}}, "an age is not within 0 to 90 years"),
         ({"metadata": {"age": float("nan")}}, "an age is not within 0 to 90 years"),

@@ -351,15 +351,15 @@ BOMB = """<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "5"><!ENTITY b "&a;&a;&a;
     [
         (BOMB, "its staging declares a document type; expected plain XML"),
         (BOMB.replace('version="1.0"', 'version="1.0" encoding="UTF-16"'), "document type"),
-        (profusion(1)[:-20], "its staging is no XML, or damaged"),
-        ("", "its staging is no XML"),
+        (profusion(1)[:-20], "its staging is not XML, or damaged"),
+        ("", "its staging is not XML"),
         ("<html></html>", "its staging holds no stage; expected a number for each epoch"),
         (profusion(), "its staging holds no stage"),
         (profusion(1, "", 2), "its staging holds the stage ''"),
         (profusion(1, "W"), "its staging holds the stage 'W'"),
         (profusion(1, "-1"), "its staging holds the stage '-1'"),
         (profusion(1, length="<EpochLength>20</EpochLength>"), "its epochs last 20 s; expected 30"),
-        (profusion(1) + profusion(1), "its staging is no XML"),
+        (profusion(1) + profusion(1), "its staging is not XML"),
     ],
 )
 def test_a_staging_that_cannot_be_read_is_refused(staging, content, message):

@@ -348,7 +348,7 @@ def test_odd_headers_are_refused(tmp_path, write_mhd):
     with pytest.raises(RecordError, match="a field twice"):
         read_mhd(path)
     path.write_text("ElementDataFile : /etc/passwd\n" + text)
-    with pytest.raises(RecordError, match="a line that is no field"):
+    with pytest.raises(RecordError, match="a line that is not a field"):
         read_mhd(path)
     path.write_bytes(b"\xff\xfe" + text.encode())
     with pytest.raises(RecordError, match="the header cannot be read"):

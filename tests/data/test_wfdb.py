@@ -100,7 +100,7 @@ def test_invalid_samples_are_refused(tmp_path, write_cinc, ecg_signal):
 
 
 def test_unit_that_is_no_voltage_is_refused(tmp_path, write_cinc, ecg_signal):
-    with pytest.raises(RecordError, match="unit 'mmHg' is no voltage"):
+    with pytest.raises(RecordError, match="unit 'mmHg' is not a voltage"):
         read_wfdb(write_cinc(tmp_path, "E1", ecg_signal, gain="100/mmHg"))
 
 

@@ -207,7 +207,9 @@ def test_what_is_no_whole_safetensors_file_is_refused(vit_tiny_file, vit_tiny_te
     torch.save(vit_tiny_tensors, pickled)
     (tmp_path / "empty.safetensors").touch()
     for path in (truncated, pickled, tmp_path / "empty.safetensors"):
-        with pytest.raises(BenchmdError, match=rf"{path} is no whole safetensors file .*pickled"):
+        with pytest.raises(
+            BenchmdError, match=rf"{path} is not a whole safetensors file .*pickled"
+        ):
             read_imagenet(path, DERM)
     for path in (tmp_path / "absent.safetensors", tmp_path):
         with pytest.raises(BenchmdError, match=rf"there is no weights file {path}\. Download"):
@@ -222,7 +224,7 @@ class Exploding:
 def test_a_pickle_is_never_loaded(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(pickle.dumps({"cls_token": Exploding()}))
-    with pytest.raises(BenchmdError, match="is no whole safetensors file"):
+    with pytest.raises(BenchmdError, match="is not a whole safetensors file"):
         read_imagenet(path, DERM)
 
 

@@ -195,7 +195,7 @@ def test_a_catalog_tells_its_counts_options_and_what_is_missing(tmp_path):
     for part in (
         "lidc-idri, policy clean, layout tcia, which=this, digest 0123456789abcdef",
         "records 5,000 scans 400 patients 390 small nodule 1,234 large nodule 7",
-        "left out: 4, it has no label",
+        "excluded: 4, it has no label",
         "noted: 3, it is padded",
         "raw records: 410 of 1,018; files that tables name and that are missing: 6",
         "quarantined: 0",

@@ -209,9 +209,9 @@ def test_frames_that_are_empty_one_by_one_leave_the_others(analysis):
 
 
 def test_no_path_user_or_host_is_told(report_store, report_analysis):
-    told = replace(report_analysis, notes=[f"left out {report_store}/runs/transfer-1: not read"])
+    told = replace(report_analysis, notes=[f"skipped {report_store}/runs/transfer-1: not read"])
     text = page(told, drawn())
-    assert "left out transfer-1: not read" in "".join(Parsed(text).texts)
+    assert "skipped transfer-1: not read" in "".join(Parsed(text).texts)
     for secret in (str(report_store), str(Path.home()) + "/", socket.gethostname()):
         assert secret not in text
 

@@ -121,12 +121,12 @@ def test_an_address_names_the_same_folder_however_it_is_written(machine):
 
 @pytest.mark.parametrize("text", ["s3://", "s3://B/x", "s3://key:secret@bucket/x", "s3://bu/../x"])
 def test_what_is_no_address_is_refused(text, machine):
-    with pytest.raises(BenchmdError, match="is no address on S3: expected s3://BUCKET/PREFIX"):
+    with pytest.raises(BenchmdError, match="is not an address on S3: expected s3://BUCKET/PREFIX"):
         store_folder(text)
 
 
 def test_a_key_in_an_address_is_not_repeated():
-    with pytest.raises(BenchmdError, match=r"^'s3://…@bucket/x' is no address") as refused:
+    with pytest.raises(BenchmdError, match=r"^'s3://…@bucket/x' is not an address") as refused:
         store_folder("s3://key:sec/ret@bucket/x")
     assert "ret" not in str(refused.value).partition(" is no")[0]
 

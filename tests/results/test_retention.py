@@ -155,10 +155,10 @@ def test_a_run_that_nothing_planned_needs_is_released(tmp_path):
 def test_a_folder_that_is_no_store_is_refused(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "checkpoints").mkdir()
-    with pytest.raises(BenchmdError, match=r"is no store: .*nothing was removed"):
+    with pytest.raises(BenchmdError, match=r"is not a store: .*nothing was removed"):
         prune(tmp_path, "predictions")
     run = make(tmp_path / "runs", "done")
-    with pytest.raises(BenchmdError, match="is no store"):
+    with pytest.raises(BenchmdError, match="is not a store"):
         prune(run.folder, "predictions")
     with pytest.raises(BenchmdError, match="has no mirror: name a store on S3"):
         drop_copies(tmp_path / "runs")
@@ -189,7 +189,7 @@ def test_the_command_lists_what_it_removes(tmp_path):
     assert "freed 0 bytes" in again.output
     refused = CliRunner().invoke(main, ["prune", str(tmp_path / "none")])
     assert refused.exit_code == 1
-    assert "is no store" in refused.output
+    assert "is not a store" in refused.output
 
 
 def test_done_says_when_how_long_and_which_weights(tmp_path):

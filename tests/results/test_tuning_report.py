@@ -582,7 +582,7 @@ def test_a_search_that_has_only_begun_has_no_trials(tmp_path):
 
 
 def test_a_folder_that_is_no_search_is_refused_and_stores_without_any_are_fine(tmp_path):
-    with pytest.raises(BenchmdError, match="is no search"):
+    with pytest.raises(BenchmdError, match="is not a search"):
         read_search(tmp_path)
     assert searches([tmp_path]) == []
 

@@ -214,7 +214,7 @@ def test_minimum_is_twenty_patients_not_rows():
     )
     assert [(g.name, g.patients, g.rows) for g in found.groups] == [("many", 20, 80)]
     assert found.left_out == (("few", 19),)
-    assert np.isnan([found.kruskal_h, found.kruskal_p]).all()  # one group is no comparison
+    assert np.isnan([found.kruskal_h, found.kruskal_p]).all()  # one group is not a comparison
     assert found.posthoc == ()
 
 

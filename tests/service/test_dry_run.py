@@ -65,7 +65,7 @@ def test_what_is_done_is_neither_counted_nor_waited_for(full):
 def test_notes_and_items_are_listed(full):
     text = describe(full, Resources(4, 2), items=True)
     reason = "ImageNet weights are for 2-D images of 224 × 224 pixels (ecg, eeg, ldct)."
-    assert f"- imagenet: left out, {reason}" in text
+    assert f"- imagenet: skipped, {reason}" in text
     listed = [line.split()[0] for line in text.splitlines() if "/clean/" in line]
     assert listed == [item.name for item in full.items]
     assert "/clean/" not in describe(full, Resources(4, 2))

@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused(done, ecg_catalogs, tmp_path):
         transfer_run(target, store, SMALL)
     with pytest.raises(BenchmdError, match="name catalogs of targets"):
         transfer_run(source, store, SMALL, targets=(source,))
-    with pytest.raises(BenchmdError, match="is no finished pretraining run"):
+    with pytest.raises(BenchmdError, match="is not a finished pretraining run"):
         transfer_run(source, store, SMALL, upstream=run.folder)
     with pytest.raises(BenchmdError, match="is a pretraining run: name a transfer run"):
         evaluate_run(upstream, source, SMALL)

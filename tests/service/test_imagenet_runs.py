@@ -85,7 +85,7 @@ def test_the_weights_are_a_finished_run_at_once(source, weights, tmp_path):
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     note, folder = done.output.splitlines()
-    assert note == "from model.safetensors, left out: head.bias, head.weight"
+    assert note == "from model.safetensors, without: head.bias, head.weight"
     run = read_run(Path(folder))
     assert run.finished
     assert run.folder.name.startswith("pretrain-cxr-imagenet-")

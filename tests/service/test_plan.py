@@ -230,7 +230,7 @@ def test_a_target_without_its_source_is_named_and_left_out(write_manifest, tmp_p
     write_manifest("ham10000")
     plan = planned(Choice(catalogs=(tmp_path / "catalogs",), techniques=("scratch",)))
     assert {item.modality for item in plan.items} == {"ecg"}
-    assert "ham10000 (derm, policy clean): left out, no catalog of a source" in plan.notes[0]
+    assert "ham10000 (derm, policy clean): skipped, no catalog of a source" in plan.notes[0]
 
 
 def test_targets_alone_cannot_be_planned(write_manifest):
@@ -266,17 +266,17 @@ def test_an_unfinished_catalog_beside_others_is_named(write_manifest, tmp_path):
     write_manifest("ptb-xl")
     (tmp_path / "catalogs" / "georgia" / "shards").mkdir(parents=True)
     plan = planned(Choice(catalogs=(tmp_path / "catalogs",), techniques=("scratch",)))
-    assert any("georgia: left out, an unfinished catalog" in note for note in plan.notes)
+    assert any("georgia: skipped, an unfinished catalog" in note for note in plan.notes)
 
 
 def test_imagenet_weights_are_left_out_where_there_are_no_images():
     plan = planned(Choice(modalities=("ecg", "derm"), techniques=("imagenet", "scratch")))
     assert {i.modality for i in plan.items if i.technique == "imagenet"} == {"derm"}
     assert (
-        "imagenet: left out, ImageNet weights are for 2-D images of 224 × 224 pixels (ecg)."
+        "imagenet: skipped, ImageNet weights are for 2-D images of 224 × 224 pixels (ecg)."
         in plan.notes
     )
-    with pytest.raises(BenchmdError, match=r"nothing is left to run .* imagenet: left out"):
+    with pytest.raises(BenchmdError, match=r"nothing is left to run .* imagenet: skipped"):
         planned(Choice(modalities=("ecg",), techniques=("imagenet",)))
 
 
@@ -290,7 +290,7 @@ def test_imagenet_weights_do_not_go_with_another_encoder():
     tiny = Choice(modalities=("derm",), assignments=("encoder=tiny",))
     plan = planned(tiny)
     assert {i.technique for i in plan.items} == {"scratch", *METHODS}
-    assert any("imagenet: left out, the settings choose another encoder" in n for n in plan.notes)
+    assert any("imagenet: skipped, the settings choose another encoder" in n for n in plan.notes)
     with pytest.raises(BenchmdError, match="technique imagenet: the settings choose another"):
         planned(replace(tiny, techniques=("imagenet",)))
     dropping = replace(tiny, assignments=("encoder.dropout=0.2",))
@@ -336,7 +336,7 @@ def test_a_target_is_scored_by_sources_of_its_signal_and_classes_alone(monkeypat
     chosen = choice_module.chosen_datasets(Choice(catalogs=(Path("x"),)))
     assert [d.name for d in chosen.datasets] == ["theirs", "mine", "target"]
     (note,) = chosen.notes
-    assert note.startswith("strange (derm, policy clean): left out, no catalog of a source of its")
+    assert note.startswith("strange (derm, policy clean): skipped, no catalog of a source of its")
     named = Choice(catalogs=(Path("x"),), techniques=("scratch",), settings=("linear",))
     plan = planned(named)
     pairs = {(item.source, item.dataset) for item in plan.items if item.kind == "evaluate"}

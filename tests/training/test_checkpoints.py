@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, fil
         engine, loaded = Engine(""), None
         loaded = load_checkpoint(tmp_path, engine)
         assert (loaded and loaded.step, engine.state) == (held, f"state {held}" if held else "")
-    if not (file == CHECKPOINT and damage == "missing"):  # that is no whole checkpoint
+    if not (file == CHECKPOINT and damage == "missing"):  # that is not a whole checkpoint
         assert "training resumes from the checkpoint before it" in caplog.text
         assert "training resumes from the start" in caplog.text
 

@@ -441,7 +441,7 @@ def test_an_auroc_that_is_no_number_is_a_failure(make):
     study.ended(0, seconds=1.0, aurocs={"ecg": math.nan})
     assert (study.trials()[0].state, study.trials()[0].reason) == (
         "failed",
-        "its AUROC is no number",
+        "its AUROC is NaN",
     )
 
 

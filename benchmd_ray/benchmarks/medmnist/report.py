@@ -46,7 +46,7 @@ SPLIT = "test"
 SCORES = {"auroc": "auc", "accuracy": "acc"}
 """Metrics of score rows by MedMNIST's names."""
 NAMED = ["dataset", "file", "method", "setting", "protocol"]
-"""What runs that differ by their seeds alone share."""
+"""What runs that differ only by their seeds share."""
 FOUND = "tuned network"
 """Method of averages over tuned settings: a search may find another network for each dataset."""
 _RECORD = re.compile(r"(?:train|val|test)-(\d+)")
@@ -216,7 +216,7 @@ def averages(both: pd.DataFrame) -> pd.DataFrame:
     """Mean AUC and ACC over datasets of each method that has one result on each of those at hand.
 
     2-D and 3-D datasets apart, as in the paper's tables 5 and 6. Numbers and letters of protocols
-    tell apart the runs of one dataset and are left out. No mean of the AUC where one is missing.
+    tell apart the runs of one dataset and are excluded. No mean of the AUC where one is missing.
     Columns: images, datasets, file (of datasets whose file is not the official one of now), method,
     setting, protocol, auc, acc.
     """
@@ -304,7 +304,7 @@ def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
         lines.append(f"Not the official file of version 3: {names} ({file}).")
     unscored = frame[frame["unscored"] != ""]
     lines += [
-        f"{run}: no AUC, as {classes} has positives or negatives alone."
+        f"{run}: no AUC, as {classes} has only positives or only negatives."
         for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
     ]
     about = ("Skipped: ", *IMAGE_GROUPS, *frame["dataset"].unique())
@@ -327,7 +327,7 @@ def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str
             continue
         device = "CPU" if record.device == "cpu" else "GPU"
         lines.append(
-            f"{record.name} read training and validation alone, "
+            f"{record.name} read only training and validation, "
             f"{_span(record.trials['started'], record.trials['finished'])}: {len(record.trials)} "
             f"trials, {record.result['device_hours']:.3g} {device} hours."
         )

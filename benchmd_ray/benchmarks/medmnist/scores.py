@@ -147,7 +147,7 @@ def write_result(
         if not re.fullmatch(allowed, name, re.ASCII):
             raise BenchmdError(
                 f"the {what} {name!r} cannot be part of the name of a result file: expected "
-                "letters and digits alone" + (", - and _." if what == "run" else ", in lower case.")
+                "only letters and digits" + (", - and _." if what == "run" else ", in lower case.")
             )
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
@@ -192,7 +192,7 @@ def read_result(path: Path) -> ResultFile:
             raise ValueError("a row has no finite score for every class")
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         raise BenchmdError(
-            f"{path} is no result file of MedMNIST ({error}): expected the name DATASET_SPLIT_"
+            f"{path} is not a result file of MedMNIST ({error}): expected the name DATASET_SPLIT_"
             "[AUC]0.123_[ACC]0.456@RUN.csv, with _SIZE after the dataset where that is not "
             f"{PLAIN_SIZE}, and lines of an index and the scores, without a header."
         ) from error

@@ -41,7 +41,7 @@ MAX_CSV_BYTES = 2**28
 MICROVOLTS = {"µV": 1.0, "uV": 1.0, "mV": 1e3, "V": 1e6}
 """Of a unit of voltage, which EDF files are read in."""
 TIMES = ("t", "time", "timestamp", "seconds", "sample", "index", "")
-"""Names of columns of samples, in lower case, that are no channel unless the card says so."""
+"""Names of columns of samples, in lower case, that are not a channel unless the card says so."""
 
 Values = npt.NDArray[np.float64]
 OverTime = tuple[Values, float | None]
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Whether it holds one value alone in each channel, of which no normaliser makes sense."""
+        """Whether it holds only one value in each channel, of which no normaliser makes sense."""
         inside = valid_area(self.signal.shape[1:], self.valid_size)
         own = self.signal[:, *inside].reshape(len(self.signal), -1)
         return bool((own == own[:, :1]).all())
@@ -317,7 +317,9 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
             pa.csv.ParseOptions(delimiter=mark),
         )
     except (pa.ArrowInvalid, ValueError) as error:
-        raise RecordError("it is no table of samples: a row for each, the same columns") from error
+        raise RecordError(
+            "it is not a table of samples: a row for each, the same columns"
+        ) from error
     if named and (counted or not signal.channels):
         times = [name for name in table.column_names if name.strip().lower() in TIMES]
         table = table.drop_columns(list(dict.fromkeys(times)))
@@ -325,7 +327,7 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     rows = _chosen(table.column_names if by_name else [""] * table.num_columns, signal, files)
     columns = [table.column(row) for row in rows]
     if not all(pa.types.is_integer(c.type) or pa.types.is_floating(c.type) for c in columns):
-        raise RecordError("it holds samples that are no numbers")
+        raise RecordError("it holds samples that are not numbers")
     return np.stack([c.to_numpy().astype(np.float64) for c in columns]), None
 
 

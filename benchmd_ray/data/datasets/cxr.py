@@ -21,7 +21,7 @@ Row = TypeVar("Row")
 NO_FINDING = "No Finding"
 """Column that says whether the report names no finding at all."""
 UNLABELLED = "none of its labels is known"
-"""Why an image is left out that neither trains nor scores anything."""
+"""Why an image is excluded that neither trains nor scores anything."""
 
 UNCERTAIN = {"masked": UNKNOWN, "negative": 0, "positive": 1}
 """Target value of a finding that a report leaves open, by the card's option ``uncertain``."""

@@ -87,7 +87,7 @@ def released_labels(path: Path | None, card: DatasetCard) -> dict[str, tuple[str
         }
     except KeyError as error:
         raise BenchmdError(
-            f"{path} is no split table of BenchMD: it has the value {error}; expected a CSV like "
+            f"{path} is not a split table of BenchMD: it has {error}; expected a CSV like "
             f"{card.split_table} with split (train or val) and label (0–{len(classes) - 1})."
         ) from error
 

@@ -34,7 +34,7 @@ Montage = Mapping[str, Sequence[Derivation]]
 """For C3 and C4, in this order, the derivations that will do, the best first."""
 
 UNSTAGED = {"6": "an epoch of movement", "9": "an epoch that is not scored"}
-"""Why an epoch with that code is left out."""
+"""Why an epoch with that code is excluded."""
 UNKNOWN_STAGE = "an epoch with a stage that the card does not name"
 NO_STAGE = "an epoch without a stage"
 NO_SIGNAL = "a stage without signal"
@@ -53,7 +53,7 @@ STAGE_TEXTS = {
     "sleep stage ?": "",
     "movement time": "",
 }
-"""Class of an EDF+ annotation in lower case, empty for an epoch that is left out; the texts of
+"""Class of an EDF+ annotation in lower case, empty for an epoch that is excluded; the texts of
 https://www.edfplus.info/specs/edftexts.html for both scoring manuals."""
 
 
@@ -120,14 +120,14 @@ def stages(annotations: Sequence[Annotation]) -> list[str]:
         annotations: Of a hypnogram, as Sleep-EDF has them. Between them no stage is scored.
 
     Raises:
-        RecordError: A text is no sleep stage, or an annotation does not last for whole epochs,
+        RecordError: A text is not a sleep stage, or an annotation does not last for whole epochs,
             overlaps another or ends after a week.
     """
     found: list[str] = []
     for onset, duration, text in sorted(annotations, key=lambda a: a.onset):
         if text.strip().lower() not in STAGE_TEXTS:
             raise RecordError(
-                f"the annotation at {onset:g} s is no sleep stage; expected one of "
+                f"the annotation at {onset:g} s is not a sleep stage; expected one of "
                 f"{', '.join(STAGE_TEXTS)}, in upper or lower case"
             )
         first, count = onset / EPOCH, (duration or 0) / EPOCH

@@ -56,13 +56,13 @@ class Annotation:
     series: str
     """SeriesInstanceUID of the scan."""
     readers: tuple[tuple[tuple[Outline, ...], ...], ...]
-    """Nodules of each radiologist, each with its outlines; holes are left out."""
+    """Nodules of each radiologist, each with its outlines; holes are excluded."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the scans: the CT series for which there is an annotation.
 
-    Series of chest X-rays are passed over. Of a folder whose name is no annotated series the
+    Series of chest X-rays are passed over. Of a folder whose name is not an annotated series the
     header of one file is read.
     """
     folders, files = _listed(root)

@@ -246,7 +246,7 @@ def _by_lists(
 ) -> tuple[list[Named], list[str]]:
     """The records with the split whose list names them, and what a list names and is not there.
 
-    A line is a file's path within the folder, or its name alone, either without its ending, too.
+    A line is a file's path within the folder, or only its name, either without its ending, too.
 
     Raises:
         BenchmdError: There is no such list, or a record is in two, or a line stands for several.

@@ -1,7 +1,7 @@
 """LNDb: MetaImage scans, masks of each radiologist, and the tables of the challenge's training set.
 
 Nodules of 3 mm and more are outlined in masks whose values are a radiologist's finding numbers;
-smaller ones have a centre alone, and their volume in the tables is that of a 3 mm sphere.
+smaller ones have only a centre, and their volume in the tables is that of a 3 mm sphere.
 Source: https://lndb.grand-challenge.org/; Pedrosa et al. 2019, arXiv:1911.08434.
 """
 
@@ -262,7 +262,7 @@ def _whole(text: str, most: int = 999_999) -> int:
     value = _number(text)
     if value != int(value) or not 0 <= value <= most:
         raise BenchmdError(
-            f"LNDb's tables: {shown(text)} is no whole number up to {most:,}. Fetch them again."
+            f"LNDb's tables: {shown(text)} is not a whole number up to {most:,}. Fetch them again."
         )
     return int(value)
 

@@ -1,7 +1,7 @@
 """MIMIC-CXR-JPG 2.1.0: JPEG images, labels of the CheXpert labeler per study, official splits.
 
 The paper takes 10,000 images without saying which. The option ``images`` draws that many by
-patient within the official splits (decision D20); which ones depends on the tables alone, so that
+patient within the official splits (decision D20); which ones depends only on the tables, so that
 only these files have to be fetched: see `files_to_fetch`.
 Source: https://physionet.org/content/mimic-cxr-jpg/2.1.0/.
 """
@@ -118,7 +118,7 @@ def _split_rows(root: Path) -> list[dict[str, str]]:
 def _labelled(
     rows: list[dict[str, str]], root: Path, card: DatasetCard, choices: Choices
 ) -> tuple[list[_Image], Counter[str]]:
-    """Images whose study has a known label, and why the others are left out.
+    """Images whose study has a known label, and why the others are excluded.
 
     Raises:
         BenchmdError: A split is unknown, or a table of labels cannot be used.

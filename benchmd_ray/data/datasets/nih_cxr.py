@@ -2,7 +2,7 @@
 
 Bedside (AP) and upright (PA) films of one hospital differ in acquisition and in patients, which
 makes a shift that open data can show. BenchMD has no such pair. Patients carry the same pseudonym
-in both, since some have films of both kinds; those who train are no part of the target (decision
+in both, since some have films of both kinds; those who train are not part of the target (decision
 D7b).
 Source: https://nihcc.app.box.com/v/ChestXray-NIHCC.
 """
@@ -103,7 +103,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def _reason(row: Row, view: str, shared: bool, choices: Choices) -> str:
-    """Why a film is left out, if it is."""
+    """Why a film is excluded, if it is."""
     if row["View Position"] != view:
         return f"its view position is {row['View Position'] or 'not given'}"
     if not row["Finding Labels"]:
@@ -136,7 +136,7 @@ def _test_list(root: Path) -> frozenset[str]:
     try:
         return frozenset(read_bounded(path, MAX_LIST_BYTES, "it").decode("utf-8").split())
     except (UnicodeDecodeError, RecordError) as error:
-        raise BenchmdError(f"{path} is no list of images ({error}).") from error
+        raise BenchmdError(f"{path} is not a list of images ({error}).") from error
 
 
 def _patient(row: Row, where: str) -> str:
@@ -144,7 +144,7 @@ def _patient(row: Row, where: str) -> str:
     text = row["Patient ID"]
     if not re.fullmatch(r"\d{1,15}", text, re.ASCII):
         raise BenchmdError(
-            f"{where}: Patient ID is no whole number, as it is in ChestX-ray14. Fetch the table "
+            f"{where}: Patient ID is not a whole number, as it is in ChestX-ray14. Fetch the table "
             "again."
         )
     return str(int(text))

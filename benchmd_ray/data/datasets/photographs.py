@@ -42,7 +42,7 @@ class Photograph:
     split: str = ""
     """The official split, where there is one."""
     left_out: str = ""
-    """Why it is left out, whatever its label."""
+    """Why it is excluded, whatever its label."""
     metadata: dict[str, float | str | None] = field(default_factory=dict)
 
     @property

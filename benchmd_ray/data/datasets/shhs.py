@@ -71,7 +71,7 @@ def profusion_stages(path: Path) -> list[str]:
     """Codes of the epochs of 30 s in a Profusion XML file, in order.
 
     Raises:
-        RecordError: The file cannot be read or is too large, is no XML, declares a document type
+        RecordError: The file cannot be read or is too large, is not XML, declares a document type
             or entities, has epochs of another length, or holds no stage.
     """
     root = read_xml(path, "its staging")

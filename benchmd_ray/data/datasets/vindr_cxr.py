@@ -1,4 +1,4 @@
-"""VinDr-CXR 1.0.0: DICOM images; the official test set alone (decision D19).
+"""VinDr-CXR 1.0.0: DICOM images; only the official test set (decision D19).
 
 Labels are joined by ``image_id``: neither the files nor the rows stand in an order that means
 anything. Source: https://physionet.org/content/vindr-cxr/1.0.0/.

@@ -158,7 +158,7 @@ def dataset_fault(held: Any, largest_chunk: int) -> str:
         largest_chunk: Bytes that a chunk may have.
     """
     if not isinstance(held, h5py.Dataset) or held.external or held.is_virtual:
-        return "is no dataset within the file"
+        return "is not a dataset within the file"
     if held.chunks and math.prod(held.chunks) * held.dtype.itemsize > largest_chunk:
         return f"has chunks of more than {largest_chunk:,} bytes"
     created = held.id.get_create_plist()

@@ -22,7 +22,7 @@ def read_bounded(path: Path, limit: int, what: str, *, first_bytes: int | None =
         path: The file.
         limit: Bytes that it may have.
         what: What it is, for messages, such as ``the annotation``.
-        first_bytes: Read the beginning alone; None reads all.
+        first_bytes: Read only the beginning; None reads all.
 
     Raises:
         RecordError: It cannot be opened or is larger.

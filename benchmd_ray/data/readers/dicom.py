@@ -92,7 +92,7 @@ def read_dicom(path: Path, channels: int = 1, *, frame: int | None = None) -> Pi
     Args:
         path: The file.
         channels: 1 for grey levels (ITU-R BT.601 of a colour image), 3 for red, green, blue.
-        frame: Which frame of an image of several, from 0. None takes images of one frame alone.
+        frame: Which frame of an image of several, from 0. None takes only images of one frame.
 
     Returns:
         uint8, (y, x) for one channel, (y, x, 3) for three.
@@ -143,7 +143,7 @@ def pixels(dataset: pydicom.Dataset, *, frame: int | None = None) -> Stored:
 
     Args:
         dataset: As `open_dicom` gives it.
-        frame: Which frame of an image of several, from 0. None takes images of one frame alone.
+        frame: Which frame of an image of several, from 0. None takes only images of one frame.
 
     Returns:
         (y, x) of the header's integer or floating-point type, also for the indices of a palette;
@@ -276,7 +276,7 @@ def _whole(dataset: pydicom.Dataset, keyword: str, default: int | None = None) -
     found = numbers(dataset, keyword, 1)
     value = float(default or 0) if found is None else found[0]
     if value < 1 or value != int(value):
-        raise RecordError(f"{keyword} is no positive whole number, or missing")
+        raise RecordError(f"{keyword} is not a positive whole number, or missing")
     return int(value)
 
 
@@ -293,7 +293,7 @@ def _syntax(dataset: pydicom.Dataset) -> uid.UID:
 def _require_header(dataset: pydicom.Dataset, frame: int | None) -> tuple[int, ...]:
     """Shape of the image that the header describes, once it is one that is taken."""
     if not any(keyword in dataset for keyword in PIXEL_DATA):
-        raise RecordError("it holds no pixel data: it is no image, or it is cut off")
+        raise RecordError("it holds no pixel data: it is not an image, or it is cut off")
     rows, columns = _whole(dataset, "Rows"), _whole(dataset, "Columns")
     frames = _whole(dataset, "NumberOfFrames", 1)
     samples, bits = _whole(dataset, "SamplesPerPixel", 1), _whole(dataset, "BitsAllocated")

@@ -76,7 +76,7 @@ class Header:
     records: int
     """Data records in the file."""
     seconds: float
-    """Duration of a data record; 0 in a file of annotations alone."""
+    """Duration of a data record; 0 in a file of only annotations."""
     discontinuous: bool
     """True for EDF+D: there may be gaps between the data records."""
 
@@ -116,7 +116,7 @@ def read_header(path: Path) -> Header:
             if len(fixed) < 256:
                 raise RecordError(f"it is cut off after {len(fixed)} bytes. Fetch it again.")
             if fixed[:8].strip(b" \0") != b"0":
-                raise RecordError("it is no EDF file: it does not begin with '0'")
+                raise RecordError("it is not an EDF file: it does not begin with '0'")
             signals = _whole(fixed[252:256], "number of signals")
             if signals < 1:
                 raise RecordError(f"its header names {signals} signals; expected at least one")
@@ -151,7 +151,7 @@ def read_edf(path: Path, channels: Sequence[str]) -> Recording:
 
     Raises:
         RecordError: The file cannot be read or is cut off, is discontinuous (EDF+D), lacks a
-            channel or has it twice, or a channel's unit is no voltage or its range is empty.
+            channel or has it twice, or a channel's unit is not a voltage or its range is empty.
     """
     header = read_header(path)
     if header.discontinuous:
@@ -267,7 +267,7 @@ def _require_usable(channel: Channel) -> None:
     """
     if channel.unit.lower() not in MICROVOLTS:
         raise RecordError(
-            f"channel {channel.name}: unit {channel.unit!r} is no voltage; "
+            f"channel {channel.name}: unit {channel.unit!r} is not a voltage; "
             "expected one of V, mV, µV, nV"
         )
     low, high = (_number(text.encode("latin-1"), "physical range") for text in channel.physical)

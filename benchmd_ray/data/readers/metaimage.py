@@ -120,7 +120,7 @@ def mhd_fields(path: Path) -> dict[str, str]:
     for line in filter(str.strip, lines):
         key, separator, value = line.partition("=")
         if not separator or key.strip() in fields:
-            raise RecordError("the header has a line that is no field, or a field twice")
+            raise RecordError("the header has a line that is not a field, or a field twice")
         fields[key.strip()] = value.strip()
     return fields
 

@@ -34,7 +34,7 @@ MAX_OFFSET = 2**20
 def read_nifti(path: Path) -> Volume:
     """Read a volume, turned so that x runs to the left, y to the back and z to the head.
 
-    Axes that lie askew are turned by right angles alone, to the nearest direction. Slope and
+    Axes that lie askew are turned only by right angles, to the nearest direction. Slope and
     intercept of the header are applied.
 
     Args:
@@ -73,7 +73,7 @@ def _require_header(path: Path) -> None:
     """Refuse what SimpleITK would believe: sizes, types, places, and a file that is cut off.
 
     Raises:
-        RecordError: The file is missing, or is no whole volume of three axes.
+        RecordError: The file is missing, or is not a whole volume of three axes.
     """
     packed = path.suffix.lower() == ".gz"
     try:
@@ -97,7 +97,7 @@ def _size(header: bytes) -> int:
         RecordError: It is no such header, or of no volume of three axes.
     """
     if len(header) < HEADER_BYTES or header[344:348] != b"n+1\0":
-        raise RecordError("it is no NIfTI-1 file of header and voxels in one")
+        raise RecordError("it is not a NIfTI-1 file of header and voxels in one")
     order = "<" if struct.unpack("<i", header[:4])[0] == HEADER_BYTES else ">"
     count, *extents = struct.unpack(f"{order}8h", header[40:56])
     (kind,) = struct.unpack(f"{order}h", header[70:72])
@@ -115,5 +115,5 @@ def _size(header: bytes) -> int:
     if not HEADER_BYTES + 4 <= offset <= MAX_OFFSET:
         raise RecordError(f"its voxels begin at byte {offset:g}, expected behind the header")
     if not all(map(math.isfinite, (*spacing, *place))) or min(spacing) <= 0:
-        raise RecordError("its directions or the size of its voxels are no numbers")
+        raise RecordError("its directions or the size of its voxels are not numbers")
     return int(offset + voxels * TYPES[kind])

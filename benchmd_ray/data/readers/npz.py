@@ -74,7 +74,7 @@ class Rows:
         magic = self._stream.read(8)
         version = magic[6:]
         if magic[:6] != b"\x93NUMPY" or version not in (b"\1\0", b"\2\0"):
-            raise RecordError(f"{self.name} is no array of version 1 or 2 of the format")
+            raise RecordError(f"{self.name} is not an array of version 1 or 2 of the format")
         length = int.from_bytes(self._stream.read(2 * version[0]), "little")
         found = HEADER.fullmatch(self._stream.read(min(length, MAX_HEADER_BYTES)))
         if found is None:
@@ -121,7 +121,7 @@ def _faults() -> Iterator[None]:
     except (RecordError, MemoryError):
         raise
     except Exception as error:  # zipfile and zlib raise whatever they meet
-        raise RecordError(f"it is no whole .npz file ({type(error).__name__})") from error
+        raise RecordError(f"it is not a whole .npz file ({type(error).__name__})") from error
 
 
 def rows_of(path: Path, name: str) -> Rows:

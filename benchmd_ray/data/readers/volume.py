@@ -118,8 +118,8 @@ def read_series(
 
     Args:
         source: Folder with the ``.dcm`` files, or the files.
-        series: SeriesInstanceUID of the series to take; None takes files of one series alone.
-        ct: Take axial CT alone, in HU; False takes any, in the unit that its headers give.
+        series: SeriesInstanceUID of the series to take; None takes only files of one series.
+        ct: Take only axial CT, in HU; False takes any, in the unit that its headers give.
 
     Raises:
         RecordError: A file cannot be read, an element is missing, there are several series and
@@ -233,7 +233,7 @@ def _normal(slices: list[_Slice], axial: bool) -> Numbers:
         raise RecordError(
             "its slices do not lie across the body (ImageOrientationPatient); expected axial ones"
             if axial
-            else "ImageOrientationPatient is no two axes at right angles"
+            else "ImageOrientationPatient is not two axes at right angles"
         )
     return np.asarray(normal / unit[2] * np.sign(normal[along]))
 

@@ -98,7 +98,7 @@ def read_wfdb(header: Path) -> Waveform:
     _verify_checksums(digital, record.checksum, record.sig_name)
     unknown = sorted({unit for unit in record.units if unit.lower() not in VOLTAGE})
     if unknown:
-        raise RecordError(f"unit {unknown[0]!r} is no voltage; expected one of V, mV, µV, nV")
+        raise RecordError(f"unit {unknown[0]!r} is not a voltage; expected one of V, mV, µV, nV")
     return Waveform(
         samples=(digital - np.asarray(record.baseline)[:, None]).astype(np.int32),
         steps_per_mv=gains / [VOLTAGE[unit.lower()] for unit in record.units],
@@ -111,7 +111,7 @@ def read_comments(header: Path) -> dict[str, str]:
     """The ``# Key: value`` lines of a header, keys in lower case.
 
     Raises:
-        RecordError: The header cannot be read or is no text file.
+        RecordError: The header cannot be read or is not a text file.
     """
     pairs = re.findall(r"^#[ \t]*(\w+)[ \t]*:(.*)$", _text(header), re.MULTILINE)
     return {key.lower(): value.strip() for key, value in pairs}

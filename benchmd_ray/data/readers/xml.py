@@ -25,7 +25,7 @@ def read_xml(path: Path, what: str, *, first_bytes: int | None = None) -> Elemen
     Args:
         path: The file.
         what: What it is, for messages, such as ``the annotation``.
-        first_bytes: Read the beginning alone, whose open elements are closed; None reads all.
+        first_bytes: Read only the beginning, whose open elements are closed; None reads all.
 
     Raises:
         RecordError: It cannot be opened, is too large or no XML, or declares a document type.
@@ -67,7 +67,7 @@ def _tree(content: bytes, what: str, *, whole: bool) -> Element:
     except (expat.ExpatError, AssertionError, LookupError, ValueError) as error:
         # the last two are for an encoding that it declares and that Python lacks or cannot use
         why = error if isinstance(error, expat.ExpatError) else type(error).__name__
-        raise RecordError(f"{what} is no XML, or damaged ({why})") from None
+        raise RecordError(f"{what} is not XML, or damaged ({why})") from None
     if root is None:
         raise RecordError(f"{what} holds nothing")
     return root

@@ -73,7 +73,7 @@ def _item(content: str, indent: int = 2) -> str:
 def unmapped(card: DatasetCard) -> str:
     """What becomes of a record with a label that is none of our classes."""
     several = card.task.kind == "multi-label"
-    return "(no class of its own; the record stays)" if several else "(left out)"
+    return "(no separate class; the record stays)" if several else "(excluded)"
 
 
 def describe_card(card: DatasetCard) -> str:
@@ -189,7 +189,7 @@ def _code_counts(card: DatasetCard) -> str:
         codes = code_classes(card.code_table)
     held = Counter(codes.values())
     named = [f"{name} {held[name]}" for name in card.classes if held[name]]
-    return ", ".join([*named, f"left out {held['']}"] if held[""] else named)
+    return ", ".join([*named, f"excluded {held['']}"] if held[""] else named)
 
 
 def _options(card: DatasetCard) -> list[str]:
@@ -352,7 +352,7 @@ def _short_access(card: DatasetCard) -> str:
 
 
 def describe_catalog(catalog: Catalog) -> str:
-    """Counts per split and class of a catalog, and what was left out or quarantined."""
+    """Counts per split and class of a catalog, and what was excluded or quarantined."""
     manifest = catalog.manifest
     order = sorted(manifest["splits"], key=lambda split: (split == "test", split))
     splits = {split: manifest["splits"][split] for split in order}
@@ -364,7 +364,7 @@ def describe_catalog(catalog: Catalog) -> str:
         *_counts("", list(splits), _rows(catalog, splits)),
         *_statistics(catalog),
     ]
-    for key, title in (("remarks", "noted"), ("left_out", "left out")):
+    for key, title in (("remarks", "noted"), ("left_out", "excluded")):
         lines += [
             _text(f"{title}: {count:,}, {reason}", 0)
             for reason, count in manifest.get(key, {}).items()

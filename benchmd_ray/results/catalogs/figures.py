@@ -1,6 +1,6 @@
 """Pictures of a catalog: class balance, people, examples; PNG for screens and SVG for print.
 
-Drawn with matplotlib's objects alone, so that no global state is touched. The same catalog gives
+Drawn only with matplotlib's objects, so that no global state is touched. The same catalog gives
 the same bytes. No names of patients, records or files are in them.
 """
 

@@ -1,6 +1,6 @@
 """Everything that a report says, computed once from runs and their predictions.
 
-`analyse` reads the predictions of finished runs, pools those that differ by their seeds alone, and
+`analyse` reads the predictions of finished runs, pools those that differ only by their seeds, and
 fills one frame for each kind of statement. Figures, page and tables read these frames and compute
 nothing. Statistics are those of `benchmd_ray.scores`.
 """
@@ -135,7 +135,7 @@ def analyse(
         searches: Searches of their stores, as `tuning.records.searches` reads them.
         skipped: Notes on what could not be read of the stores.
         resamples: Of the patients, for the intervals.
-        curves: Whether to fill ``roc`` and ``calibration``, which figures alone show.
+        curves: Whether to fill ``roc`` and ``calibration``, which only figures show.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.

@@ -67,7 +67,7 @@ def _nothing(column: Column) -> bool:
 
 
 def _sources_said(rows: pd.DataFrame) -> str | None:
-    """Where models were trained, where the modality alone tells it, which saves a column."""
+    """Where models were trained, where the modality says it, which saves a column."""
     sources = rows[["modality", "source"]].drop_duplicates()
     if sources["modality"].duplicated().any():
         return None

@@ -196,7 +196,7 @@ def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Po
 
 
 def _together(pools: Sequence[Pool]) -> list[list[Pool]]:
-    """Pools on the same records that differ by their technique and protocol alone."""
+    """Pools on the same records that differ only by their technique and protocol."""
     found: dict[tuple[str, ...], list[Pool]] = {}
     names = [name for name in PLACE if name != "protocol"]
     for pool in pools:
@@ -248,7 +248,7 @@ def _place(key: Mapping[str, str]) -> str:
 
 
 def _base_of(scratch: Pool, others: Sequence[Pool]) -> bool:
-    """Whether results from scratch are what others differ from by their pretraining alone."""
+    """Whether results from scratch are what others differ from only by their pretraining."""
     return all(
         comparable_with(scratch.key["protocol"], other.key["protocol"])
         or same_transfer(scratch.first.run, other.first.run)

@@ -30,7 +30,7 @@ def roc_frame(pools: Sequence[Pool]) -> pd.DataFrame:
 def calibration_frame(pools: Sequence[Pool]) -> pd.DataFrame:
     """Mean score and share of positives in bins of equal width of every class's score.
 
-    The bins are those of the metric ``calibration_error``; empty ones are left out.
+    The bins are those of the metric ``calibration_error``; empty ones are excluded.
     """
     return _curves("calibration", pools, _calibration)
 

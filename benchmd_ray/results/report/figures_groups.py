@@ -253,4 +253,4 @@ def _not_drawn(groups: pd.DataFrame, parts: Mapping[str, pd.DataFrame]) -> str:
         for v, rows in parts.items()
         if groups[groups["variable"] == v]["group"].nunique() > LARGEST
     ]
-    return f"Smaller groups are in the tables alone: {', '.join(more)}." if more else ""
+    return f"Smaller groups are only in the tables: {', '.join(more)}." if more else ""

@@ -71,7 +71,7 @@ def draw_curves(report: Report, study: Study) -> Drawn:
     caption = joined(
         f"Fine-tuned encoders; mean AUROC over classes, bands: {how_drawn(report)}. A class with "
         "fewer labelled records gives all that it has; all labels stand right of the grey bar, "
-        "since their number differs from class to class. That intervals overlap or not is no test.",
+        "since their number differs from class to class. Whether intervals overlap is not a test.",
         sizes(scores),
     )
     return Titled(name, SECTION, title, caption, figure)

@@ -90,7 +90,7 @@ class Report:
     """Of the patients, where it is known."""
 
     def detail(self, study: Study) -> str:
-        """The setting of the figures that show one alone: the one with the most labels."""
+        """The setting of the figures that show only one: the one with the most labels."""
         found = settings_of(study.of(self.analysis.scores))
         return "finetune-full" if "finetune-full" in found else found[-1]
 
@@ -182,7 +182,7 @@ def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
     interval ends add in quadrature (square-and-add, Zou and Donner 2008, doi:10.1002/sim.3095).
     Intervals over several seeds hold the seeds' spread too, which targets share; then the ends are
     averaged, which is right for estimates that go up and down together and too wide for others.
-    A technique that lacks a target which another has in the same setting is left out: its mean
+    A technique that lacks a target which another has in the same setting is excluded: its mean
     would be of other datasets. A mean is tested where all its targets are, and differs from zero
     where its interval does not hold zero.
 

@@ -109,7 +109,7 @@ def draw_critical_difference(
     Args:
         report: What is drawn from.
         tables: Mean AUROCs of each study.
-        names: Techniques to compare; cells that lack one are left out.
+        names: Techniques to compare; cells that lack one are excluded.
         at: Where the AUROCs were measured, for the title.
         name: Of the figure.
     """

@@ -104,7 +104,7 @@ def draw_auroc(report: Report, studies: tuple[Study, ...]) -> Drawn:
         caveat(whole),
         QUADRATURE if _one_seed(report) else AVERAGED,
         _rows_of(scores, studies),
-        "That intervals of two techniques overlap or not is no test of their difference: that is "
+        "Whether intervals of two techniques overlap is not a test of their difference: that is "
         "the figure of changes.",
     )
     return Titled(name, SECTION, title, caption, figure)

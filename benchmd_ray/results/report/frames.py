@@ -18,7 +18,7 @@ KEY = (
     "technique",
     "protocol",
 )
-"""What names a result; runs that share it differ by their seeds alone."""
+"""What names a result; runs that share it differ only by their seeds."""
 PLACE = tuple(name for name in KEY if name != "technique")
 """Where techniques meet on the same rows."""
 OF_RUN = ("modality", "source", "technique", "setting")

@@ -82,7 +82,7 @@ def _notes_on_seeds(found: pd.DataFrame) -> list[str]:
     if found["seed"].nunique() < 2:
         return []
     return [
-        "seeds: runs that differ by their seed alone are one row with their mean and the standard "
+        "seeds: runs that differ only by their seed are one row with their mean and the standard "
         "deviation between them (sd); the interval is then for patients and seeds together. Two "
         "seeds hardly tell how seeds vary, so that it can be very wide: take three or more. Of one "
         "seed it says nothing about another."

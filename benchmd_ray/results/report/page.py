@@ -248,7 +248,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Content security policy: this style and this script alone, images within the page."""
+    """Content security policy: only this style and this script, images within the page."""
     return (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"

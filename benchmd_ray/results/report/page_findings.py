@@ -99,7 +99,7 @@ def judged(
         f"{names[1]} at p < {LEVEL}{corrected}"
     )
     rest = len(tested) - up - down
-    said += f"; {rest} cannot be told from zero." if rest else "."
+    said += f"; {rest} cannot be distinguished from zero." if rest else "."
     if not corrected:
         said += (
             f" By chance alone about {shown(LEVEL * len(tested), 'number', 1)} would reach that."

@@ -34,7 +34,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Seeds",
-        "Runs that differ by their seed alone are one row: value is their mean, sd the standard "
+        "Runs that differ only by their seed are one row: value is their mean, sd the standard "
         "deviation between them (n − 1). The interval is then for patients and seeds together "
         "(Obuchowski and Rockette 1995, with the quantile of Cochran and Cox 1957), and wide for "
         "two or three seeds, which say little about how seeds vary.",

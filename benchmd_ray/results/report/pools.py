@@ -1,4 +1,4 @@
-"""Results of runs that differ by their seeds alone, pooled."""
+"""Results of runs that differ only by their seeds, pooled."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.store import Run, read_run
 
 NO_SETTINGS = {"stage", "seed", "technique", "upstream", "upstream_parts"}
-"""Determinants that are no settings."""
+"""Determinants that are not settings."""
 AXES = {"transfer.mode", "transfer.labels", "transfer.shuffle_labels"}
 """Settings that the key of a result names by itself."""
 Flat = Mapping[str, str]

@@ -390,7 +390,7 @@ TABLES: tuple[Declared, ...] = (
     Declared("runs", "What ran", lambda a: a.ran, ran, nothing="No run."),
     Declared("scores", "What ran", lambda a: a.rows),
 )
-"""The tables of every report, in order: as CSV alone where they are neither shown nor printed."""
+"""The tables of every report, in order: only as CSV where they are neither shown nor printed."""
 
 
 def declared() -> tuple[Declared, ...]:

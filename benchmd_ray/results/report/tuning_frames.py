@@ -159,7 +159,7 @@ def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
         return False
     if upstream is None:  # from scratch, or not to be found
         return run.description.get("upstream") is None
-    trained = "pretrain" in upstream.description["determinants"]  # not of ImageNet weights alone
+    trained = "pretrain" in upstream.description["determinants"]  # not only of ImageNet weights
     return not trained or upstream.settings.pretrain == first.pretrain
 
 

@@ -59,7 +59,7 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
         dry_run: Only say what would be removed.
 
     Raises:
-        BenchmdError: The folder is no store, or its bucket cannot be reached.
+        BenchmdError: The folder is not a store, or its bucket cannot be reached.
     """
     found, left = _runs_of(store)
     if left and keep == "predictions":
@@ -151,8 +151,8 @@ def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
     """
     if not backing_of(store).on_s3 and not any(store.glob(f"*/{RUN}")):
         raise BenchmdError(
-            f"{store} is no store: it has no folder of a run. Name the folder that --store named; "
-            "nothing was removed."
+            f"{store} is not a store: it has no folder of a run. Name the folder that --store "
+            "named; nothing was removed."
         )
     stored = read_stores([store])
     return stored.found, list(stored.damaged.values())
