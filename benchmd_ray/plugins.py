@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError, first_line, unknown_name
 from benchmd_ray.files import sha256
 
 GROUPS = {
@@ -77,6 +77,11 @@ def plugin(
         found = entry.load()
     except (ImportError, AttributeError) as error:
         raise _not_importable(kind, name, error) from error
+    except Exception as error:  # whatever a module of the user does
+        raise BenchmdError(
+            f"the {kind} {name} cannot be imported: {source} fails with {type(error).__name__}: "
+            f"{first_line(error)}. Correct it and run again."
+        ) from error
     if not callable(found):
         raise BenchmdError(f"the {kind} {name} is {found!r}, expected a class or a function.")
     _require_defined_in(source, found, kind, name)

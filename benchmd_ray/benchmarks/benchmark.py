@@ -91,7 +91,8 @@ class Benchmark:
 
     name: str
     version: int
-    """Raised whenever its datasets, its starts or its scores change."""
+    """Raised whenever its datasets, its starts or its scores change, for readers of `benchmd bench
+    show`. What names a run are its settings and the versions of parts and evaluations instead."""
     title: str
     datasets: Callable[[], tuple[str, ...]]
     """Names of the cards of its datasets, sources among them."""

@@ -212,6 +212,20 @@ def test_a_plug_in_of_another_source_is_not_imported(module):
     assert plugins.plugin("encoder network", "my_methods:Mixer", recorded=sha256(module))
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("class Mixer(:\n", r"my_methods\.py fails with SyntaxError: .* Correct it and run again"),
+        ("1 / 0\n", r"my_methods\.py fails with ZeroDivisionError: division by zero"),
+        ("import nothing_such\n", "No module named 'nothing_such'"),
+    ],
+)
+def test_a_plug_in_that_fails_is_named_with_its_error(module, source, message):
+    module.write_text(source)
+    with pytest.raises(BenchmdError, match=message):
+        plugins.plugin("encoder network", "my_methods:Mixer")
+
+
 def test_no_package_around_a_plug_in_is_imported_before_its_source_is_compared(
     tmp_path, monkeypatch
 ):
