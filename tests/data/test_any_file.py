@@ -207,9 +207,9 @@ def changed(data: bytes, at: int, value: bytes) -> bytes:
     ("change", "message"),
     [
         (lambda d: d[:-1], "cut off"),
-        (lambda d: d[:200], "no NIfTI-1 file"),
+        (lambda d: d[:200], "not a NIfTI-1 file"),
         (lambda d: d + bytes(3 * 2**20), "longer than its header says"),
-        (lambda d: changed(d, 344, b"ni1\0"), "no NIfTI-1 file"),
+        (lambda d: changed(d, 344, b"ni1\0"), "not a NIfTI-1 file"),
         (lambda d: changed(d, 42, struct.pack("<h", -5)), "extents"),
         (lambda d: changed(d, 40, struct.pack("<8h", 3, *[32767] * 7)), "too large"),
         (lambda d: changed(d, 40, struct.pack("<h", 4)) and changed(
@@ -306,7 +306,7 @@ def objects(file: h5py.File) -> None:
     ("write", "message"),
     [
         (linked, "a link, which is not followed"),
-        (outside, "no dataset within the file"),
+        (outside, "not a dataset within the file"),
         (huge, "expected numbers, at most"),
         (objects, "expected numbers"),
     ],

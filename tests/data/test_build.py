@@ -410,10 +410,10 @@ def test_figures_beside_a_finished_catalog_are_left_alone(films, raw, tmp_path):
 
 
 def test_a_split_table_of_no_use_is_refused(films, raw, tmp_path, changed_card):
-    with pytest.raises(BenchmdError, match="is for the policy released alone"):
+    with pytest.raises(BenchmdError, match="is only for the policy released"):
         build("films", raw, tmp_path / "out", split_table=tmp_path / "a.csv")
     changed_card("films", modality="cxr", layouts=LAYOUTS, options=OPTIONS, split_table="")
-    with pytest.raises(BenchmdError, match="is for other datasets alone"):
+    with pytest.raises(BenchmdError, match="is only for other datasets"):
         build("films", raw, tmp_path / "out", policy="released", split_table=tmp_path / "a.csv")
 
 

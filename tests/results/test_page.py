@@ -366,7 +366,10 @@ def test_findings_on_changes_are_counted_from_the_frame(analysis):
     up, down = (clear["value"] > 0).sum(), (clear["value"] < 0).sum()
     assert f"of {len(changes)} differences tested, {up} are above zero and {down} below" in text
     open_ = told(replace(analysis, changes=changes.assign(p=0.4)))["Against scratch"]
-    assert f"0 are above zero and 0 below zero at p < 0.05; {len(changes)} cannot be told" in open_
+    counts = (
+        f"0 are above zero and 0 below zero at p < 0.05; {len(changes)} cannot be distinguished"
+    )
+    assert counts in open_
     best = changes.sort_values("value").iloc[-1]
     assert f"The largest gain: +{best['value']:.3f} [" in text
     assert best["technique"] in text

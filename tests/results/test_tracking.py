@@ -184,7 +184,7 @@ def test_the_process_that_follows_ends_when_it_cannot_be_told_everything(tmp_pat
     monkeypatch.setattr(tracking, "END_SECONDS", 0.0)
     tracker = Tracker(tmp_path, "offline")
     start = time.monotonic()
-    assert "could not be told everything" in tracker.closed()
+    assert "Not everything could be sent to W&B" in tracker.closed()
     assert time.monotonic() - start < 5.0
     tracker._process.join(10)
     assert not tracker._process.is_alive()
@@ -369,7 +369,7 @@ def test_what_goes_wrong_never_touches_a_search(tmp_path, monkeypatch):
     search = tracked.TrackedSearch(tmp_path, "offline", said.append)
     search.trial_ended(SEARCH, OF_SEARCH, trial(0))
     search.closed()
-    assert said == ["W&B could not be told everything."]
+    assert said == ["Not everything could be sent to W&B."]
 
 
 def test_runs_that_were_written_offline_earlier_say_nothing_of_this_session(tmp_path, monkeypatch):

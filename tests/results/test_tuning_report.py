@@ -325,7 +325,7 @@ def test_sentences_call_a_difference_what_its_test_says(analysis):
     lines = said(p=0.01)
     assert "on targets, on the same rows: of 1 difference tested, 1 is above zero and 0" in lines
     lines = said(p=0.05)
-    assert "0 are above zero and 0 below zero at p < 0.05; 1 cannot be told" in lines
+    assert "0 are above zero and 0 below zero at p < 0.05; 1 cannot be distinguished" in lines
     assert "12 trials" in lines
     lines = said(p=np.nan)
     assert "on targets, on the same rows: 1 difference is not tested: too few patients, in" in lines

@@ -375,7 +375,7 @@ def test_linear_evaluation_varies_no_encoder(own, name):
 
 
 def test_imagenet_weights_fit_one_encoder(own):
-    with pytest.raises(BenchmdError, match="fit one encoder alone"):
+    with pytest.raises(BenchmdError, match="fit only one encoder"):
         own({PATCH: {"kind": "choice", "values": [0, 32]}}, "imagenet+mae", modality="cxr")
 
 
