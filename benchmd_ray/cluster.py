@@ -21,7 +21,7 @@ from benchmd_ray.files import is_disk_full
 from benchmd_ray.head import watched
 from benchmd_ray.interrupts import deferred
 from benchmd_ray.plugins import ALLOWED, NAMED
-from benchmd_ray.private_parts import private_part
+from benchmd_ray.private_parts import private_part, replaced
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -158,18 +158,20 @@ def _alone() -> Iterator[None]:
     """Let a Ray that is started within stay on this machine; `ray.init` has no options for it.
 
     It listens on 127.0.0.1: its processes else listen on all interfaces, but on systems where no
-    cluster can be. And it starts sooner: without the autoscaler, as no node can come, and without
-    the process that sends logs to drivers, as none wants them.
+    cluster can be. And it starts in a third of the time: without the autoscaler, as no node can
+    come; without the process that sends logs to drivers, as none wants them; and without the
+    server of the dashboard and what gathers metrics for it, as there is no dashboard.
     """
-    parameter = private_part("ray._private", "parameter")
-    ray_constants = private_part("ray._private", "ray_constants")
-    before = ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    parameter.RayParams = partial(before[1], no_monitor=True, include_log_monitor=False)
-    try:
+    params = private_part("ray._private.parameter", "RayParams")
+    lean = partial(params, no_monitor=True, include_log_monitor=False)
+    without = ImportError("an embedded Ray has no dashboard")
+    with (
+        replaced("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", False),
+        replaced("ray._private.parameter", "RayParams", lean),
+        replaced("ray._private.services", "start_api_server", lambda *_, **__: (None, None)),
+        replaced("ray._private.utils", "get_dashboard_dependency_error", lambda: without),
+    ):
         yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams = before
 
 
 @contextmanager
@@ -181,14 +183,8 @@ def _own_signals() -> Iterator[None]:
     Raises:
         Stopped: A signal came meanwhile.
     """
-    utils = private_part("ray._private", "utils")
-    before = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda _: None
-    try:
-        with deferred():
-            yield
-    finally:
-        utils.set_sigterm_handler = before
+    with replaced("ray._private.utils", "set_sigterm_handler", lambda _: None), deferred():
+        yield
 
 
 @contextmanager

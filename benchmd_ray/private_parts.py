@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
@@ -27,6 +29,27 @@ def private_part(module: str, name: str) -> Any:
             f"{package} {_version(package)} has no {module}.{name}, which is needed here: install "
             f"{_required(package)}."
         ) from error
+
+
+@contextmanager
+def replaced(module: str, name: str, instead: Any) -> Iterator[None]:
+    """Put something in the place of such an attribute for the time being.
+
+    Args:
+        module: Import path of the module.
+        name: The attribute.
+        instead: Its value within.
+
+    Raises:
+        BenchmdError: As `private_part`.
+    """
+    before = private_part(module, name)
+    place = importlib.import_module(module)
+    setattr(place, name, instead)
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
 
 
 def _version(package: str) -> str:

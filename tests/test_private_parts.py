@@ -8,10 +8,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from ray._private import utils
 
 import benchmd_ray
+from benchmd_ray import private_parts
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.private_parts import private_part
+from benchmd_ray.private_parts import private_part, replaced
 
 PACKAGE = Path(benchmd_ray.__file__).parent
 
@@ -24,17 +26,35 @@ def test_a_part_that_is_gone_is_said_with_the_versions_that_have_it():
 
 
 def test_every_private_part_is_asked_for_by_name_and_is_there():
-    asked = set()
-    for path in PACKAGE.rglob("*.py"):
+    asking, asked = ("private_part", "replaced"), set()
+    for path in set(PACKAGE.rglob("*.py")) - {PACKAGE / "private_parts.py"}:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module:
                 place = f"{path.name}, line {node.lineno}"
                 assert not node.module.startswith(("ray._", "deepspeed._")), place
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "private_part":
-                asked.add(tuple(each.value for each in node.args))
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in asking:
+                place, name = node.args[:2]
+                asked.add((place.value, name.value))
     assert len(asked) >= 6
     for module, name in asked:
         assert private_part(module, name) is not None
+
+
+def test_a_part_is_replaced_for_the_time_being_and_never_made():
+    with replaced("benchmd_ray.private_parts", "version", "instead"):
+        assert private_parts.version == "instead"
+    with (
+        pytest.raises(ZeroDivisionError),
+        replaced("benchmd_ray.private_parts", "version", lambda _: 1 / 0),
+    ):
+        private_parts.version("ray")
+    assert private_parts.version is version
+    with (
+        pytest.raises(BenchmdError, match=r"has no ray\._private\.utils\.gone"),
+        replaced("ray._private.utils", "gone", None),
+    ):
+        pytest.fail("a part that is not there was replaced")
+    assert not hasattr(utils, "gone")
 
 
 @pytest.mark.parametrize("package", ["ray", "deepspeed"])
