@@ -32,7 +32,7 @@ SETTINGS = (
     "execution.cpus_per_worker=2",
     "execution.log_every=1",
     "execution.checkpoint_every=10",
-    "execution.stall_seconds=30",
+    "execution.stall_seconds=15",
     "execution.wait_seconds=2",
 )
 
