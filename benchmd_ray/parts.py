@@ -32,7 +32,16 @@ PARTS: Mapping[str, Part] = {
     "shed": Part(1, ("ssl/shed.py", "ssl/method.py")),
     "mae": Part(1, ("ssl/mae.py", "ssl/method.py")),
     "normalisation": Part(1, ("data/normalise.py",)),
-    "feed": Part(1, ("data/batches.py", "data/feed.py", "data/records.py", "data/resident.py")),
+    "feed": Part(
+        1,
+        (
+            "data/batches.py",
+            "data/feed.py",
+            "data/records.py",
+            "data/resident.py",
+            "data/streaming.py",
+        ),
+    ),
     "optimisation": Part(
         1, ("training/engine.py", "training/decay.py", "training/seeds.py", "training/zero.py")
     ),

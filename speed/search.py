@@ -27,8 +27,9 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
-from benchmd_ray.service.tune import Searched, run_searches
+from benchmd_ray.service.tune import run_searches
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.reporter import RunReporter
 from benchmd_ray.training.transfer import TransferJob

@@ -45,7 +45,7 @@ ROOMS = {
     | {"head", "service", "tuning"},
     "demo": FOUNDATION | {"data", "demo"},
 }
-RAY = {"cluster.py", "telemetry.py", "training/launch.py"}
+RAY = {"cluster.py", "telemetry.py", "training/launch.py", "training/ray_train.py"}
 ON_TOP = ("commands.py", "files.py", "report.py")
 """Of a benchmark's folder: its commands, what they do, and its sections of reports."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -123,7 +123,7 @@ def test_only_where_an_address_is_opened_are_the_modules_of_s3_imported():
 
 def test_torch_stays_out_of_the_data_room_but_for_batches():
     users = {relative(path) for path in MODULES if "torch" in external(path)}
-    batches = {"data/batches.py", "data/feed.py", "data/normalise.py"}
+    batches = {"data/batches.py", "data/normalise.py", "data/streaming.py"}
     assert {path for path in users if path.startswith("data/")} == batches
 
 

@@ -20,8 +20,11 @@ NO_RESULT = {
     "models/__init__.py",
     "ssl/__init__.py",
     "training/__init__.py",
-    *(f"training/{name}.py" for name in ("checkpoints", "following", "hardware", "launch")),
-    *(f"training/{name}.py" for name in ("notice", "reporter", "restarts", "state")),
+    *(
+        f"training/{name}.py"
+        for name in ("checkpoints", "following", "hardware", "launch", "notice")
+    ),
+    *(f"training/{name}.py" for name in ("ray_train", "reporter", "restarts", "state", "weights")),
 }
 """Modules of these rooms that compute none: files, messages, processes."""
 

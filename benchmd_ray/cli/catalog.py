@@ -127,7 +127,7 @@ def catalog_build(name: str, raw: Path, out: Location, cpus: int | None, **optio
     benchmd catalog build ptb-xl --raw /shared/ptb-xl --out s3://lab/catalogs/ptb-xl
     """
     from benchmd_ray.data.build import build
-    from benchmd_ray.results.catalogs.describe import describe_catalog
+    from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
 
     click.echo(describe_catalog(build(name, raw, out, cpus=cpus or 1, **options)))
 
@@ -217,6 +217,6 @@ def catalog_import(file: Path, out: Path) -> None:
     benchmd catalog import lndb.h5 --out catalogs/lndb
     """
     from benchmd_ray.data.hdf5 import import_hdf5
-    from benchmd_ray.results.catalogs.describe import describe_catalog
+    from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
 
     click.echo(describe_catalog(import_hdf5(file, out)))

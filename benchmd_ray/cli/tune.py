@@ -28,8 +28,8 @@ from benchmd_ray.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmd_ray.service.search_session import Searched
     from benchmd_ray.service.searches import Tuning
-    from benchmd_ray.service.tune import Searched
 
 
 @main.command()

@@ -9,37 +9,17 @@ S3 are compared as they are fetched.
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator
-from functools import partial
-from typing import Any, NamedTuple
-
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import torch
 
-from benchmd_ray.cluster import ray_data
-from benchmd_ray.data.batches import (
-    Batch,
-    Columns,
-    Feed,
-    ResidentFeed,
-    Rows,
-    Worker,
-    epoch_order,
-)
-from benchmd_ray.data.catalog import Catalog, Shard
+from benchmd_ray.data.batches import Columns, Feed, ResidentFeed, Rows, Worker
+from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.normalise import Statistics, normaliser
-from benchmd_ray.data.records import decode_signals, decode_targets
+from benchmd_ray.data.records import decode_signals
 from benchmd_ray.data.resident import resident_signals, split_table
+from benchmd_ray.data.streaming import COLUMNS, StreamingFeed, columns_of, row_bytes, shuffle_rows
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import ExecutionSettings, Settings
-
-READ_BYTES = 32 * 2**20
-"""Signal bytes that a stream takes at a time."""
-COLUMNS = ["target", "scale", "valid_size"]
 
 
 def read_columns(catalog: Catalog, split: str) -> Columns:
@@ -48,16 +28,7 @@ def read_columns(catalog: Catalog, split: str) -> Columns:
     Raises:
         BenchmdError: The split has no record, or a shard is missing or another one.
     """
-    return _columns(split_table(catalog, split, COLUMNS))
-
-
-def _columns(table: pa.Table) -> Columns:
-    sizes = table["valid_size"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return Columns(
-        decode_targets(table["target"]),
-        np.array(table["scale"], np.float32),
-        np.array(sizes, np.int32).reshape(len(table), -1),
-    )
+    return columns_of(split_table(catalog, split, COLUMNS))
 
 
 def read_units(catalog: Catalog, split: str) -> list[str]:
@@ -164,224 +135,11 @@ def resident_feed(
     )
 
 
-class _Block(NamedTuple):
-    """Rows on the way through a stream, as stored."""
-
-    rows: Rows
-    signals: npt.NDArray[Any]
-    columns: Columns
-
-    def at(self, index: Rows | slice) -> _Block:
-        return _Block(self.rows[index], self.signals[index], self.columns.at(index))
-
-    def then(self, other: _Block) -> _Block:
-        return _Block(
-            np.concatenate([self.rows, other.rows]),
-            np.concatenate([self.signals, other.signals]),
-            Columns.joined([self.columns, other.columns]),
-        )
-
-
-class StreamingFeed:
-    """A split read by Ray Data, shard by shard; needs a Ray that this process is connected to."""
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        split: str,
-        *,
-        seed: int,
-        worker: Worker | None = None,
-        shuffle_rows: int = 2048,
-        statistics: Statistics | None = None,
-    ) -> None:
-        """Assign shards to workers.
-
-        Args:
-            catalog: The catalog.
-            split: The split.
-            seed: Seed of the order.
-            worker: Whose share to give.
-            shuffle_rows: Rows of the local shuffle buffer.
-            statistics: Of the source's training split; some modalities need none.
-
-        Raises:
-            BenchmdError: There are fewer shards than workers, or the modality needs statistics.
-        """
-        catalog.require_split(split)
-        self._catalog, self._seed = catalog, seed
-        self._worker = worker or Worker()
-        self._shuffle_rows = shuffle_rows
-        self._normalise = normaliser(catalog.signal, statistics)
-        self._shards = catalog.shards(split)
-        self._starts = np.cumsum([0] + [shard.rows for shard in self._shards])
-        self.rows = int(self._starts[-1])
-        if len(self._shards) < self._worker.world:
-            raise BenchmdError(
-                f"the split {split} of {catalog.path} has {len(self._shards)} shards for "
-                f"{self._worker.world} workers; stream to at most as many workers, or hold it "
-                "whole with --set execution.feed=resident."
-            )
-
-    def _own(self, order: Rows, rank: int) -> Rows:
-        """Numbers of a worker's shards in an order of all."""
-        return order[rank :: self._worker.world]
-
-    def _own_rows(self, order: Rows, rank: int) -> int:
-        return sum(self._shards[i].rows for i in self._own(order, rank))
-
-    def _read(self, order: Rows) -> Iterator[_Block]:
-        """Blocks of (rows, stored signals, targets) of this worker's shards, in their order."""
-        own = self._own(order, self._worker.rank)
-        rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in own])
-        read = 0
-        size = max(1, min(256, READ_BYTES // row_bytes(self._catalog)))
-        for table in _stream([self._shards[i] for i in own], size):
-            signals = decode_signals(table["signal"], self._catalog.signal)
-            own_rows = rows[read : read + len(signals)]
-            yield _Block(own_rows, signals, _columns(table))
-            read += len(signals)
-        if read != len(rows):
-            raise BenchmdError(
-                f"an epoch of {self._catalog.path} gave worker {self._worker.rank} {read} rows, "
-                f"expected {len(rows)}; check it with `benchmd catalog verify`."
-            )
-
-    def _shuffled(self, epoch: int) -> Iterator[_Block]:
-        """Blocks of an epoch through the shuffle buffer."""
-        generator = np.random.default_rng([self._seed, epoch, 1 + self._worker.rank])
-        held: _Block | None = None
-        for block in self._read(self._epoch_shards(epoch)):
-            held = held.then(block) if held else block
-            order = generator.permutation(len(held.rows))
-            out = max(0, len(order) - self._shuffle_rows)
-            if out:
-                yield held.at(order[:out])
-            held = held.at(order[out:])
-        if held:
-            yield held
-
-    def _batches(self, blocks: Iterator[_Block], size: int) -> Iterator[Batch]:
-        """Regroup blocks into batches of ``size``; the last one may be shorter."""
-        held: _Block | None = None
-        for block in blocks:
-            held = held.then(block) if held else block
-            while len(held.rows) >= size:
-                yield self._batch(held.at(slice(size)))
-                held = held.at(slice(size, None))
-        if held and len(held.rows):
-            yield self._batch(held)
-
-    def _batch(self, block: _Block) -> Batch:
-        device = self._worker.device
-        stored = torch.from_numpy(np.array(block.signals)).to(device)
-        targets, scales, sizes = (
-            torch.from_numpy(np.array(column)).to(device)
-            for column in (block.columns.targets, block.columns.scales, block.columns.sizes)
-        )
-        return Batch(block.rows, self._normalise(stored, scales, sizes), targets)
-
-    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
-        """See `Feed`; a resumed stream reads the rows of its epoch that it skips."""
-        size = batch_size // self._worker.world
-        skip, epoch = first_step * size, 0
-        while skip >= (rows := self._own_rows(self._epoch_shards(epoch), self._worker.rank)):
-            skip, epoch = skip - rows, epoch + 1
-        yield from self._batches(self._from(epoch, skip), size)
-
-    def _epoch_shards(self, epoch: int) -> Rows:
-        return epoch_order(self._seed, epoch, len(self._shards))
-
-    def _from(self, epoch: int, skip: int) -> Iterator[_Block]:
-        """Blocks of all epochs from one on, without its first ``skip`` rows."""
-        while True:
-            for block in self._shuffled(epoch):
-                if skip < len(block.rows):
-                    yield block.at(slice(skip, None))
-                skip = max(0, skip - len(block.rows))
-            epoch += 1
-
-    def epoch(self, batch_size: int, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """See `Feed`; the batches before the first are read, too."""
-        batches = self._padded(self._shuffled(epoch), self._epoch_shards(epoch), batch_size)
-        yield from itertools.islice(batches, first, None)
-
-    def ordered(self, batch_size: int) -> Iterator[Batch]:
-        """See `Feed`."""
-        order = np.arange(len(self._shards))
-        yield from self._padded(self._read(order), order, batch_size)
-
-    def _padded(
-        self,
-        blocks: Iterator[_Block],
-        order: Rows,
-        batch_size: int,
-    ) -> Iterator[Batch]:
-        """Batches of one epoch, as many and as long as the worker with most rows has."""
-        size = -(-batch_size // self._worker.world)
-        most = max(self._own_rows(order, rank) for rank in range(self._worker.world))
-        lengths = [min(size, most - start) for start in range(0, most, size)]
-        batches = self._batches(blocks, size)
-        last: Batch | None = None
-        for length in lengths:
-            batch = next(batches, None)
-            last = batch or last
-            assert last is not None  # every worker has at least one shard
-            yield _pad(batch, last, length)
-
-
-def _stream(shards: list[Shard], size: int) -> Iterator[pa.Table]:
-    """Rows of shards in their order, ``size`` at a time, read by tasks of Ray Data.
-
-    Raises:
-        BenchmdError: A shard on S3 is missing or another one, or its bucket cannot be reached.
-    """
-    numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
-    dataset = numbers.map_batches(partial(_row_groups, shards), batch_size=None)
-    try:
-        yield from dataset.iter_batches(batch_size=size, batch_format="pyarrow")
-    except BenchmdError as error:  # of a task, in Ray's wrapping
-        raise getattr(error, "cause", error) from None
-
-
-def _row_groups(shards: list[Shard], numbers: dict[str, Rows]) -> Iterator[pa.Table]:
-    """Row groups of the shards of these numbers."""
-    for number in numbers["id"]:
-        with shards[number].opened() as file:
-            for group in range(file.num_row_groups):
-                yield file.read_row_group(group, columns=["signal", *COLUMNS])
-
-
-def _pad(batch: Batch | None, filler: Batch, length: int) -> Batch:
-    """A batch of ``length`` examples, filled up with an example of weight 0."""
-    held = 0 if batch is None else len(batch.rows)
-    if batch is not None and held == length:
-        return batch
-    rows = np.full(length, -1, np.int64)
-    index = torch.zeros(length, dtype=torch.long, device=filler.signals.device)
-    if batch is not None:
-        rows[:held] = batch.rows
-        index[:held] = torch.arange(held)
-    chosen = batch or filler
-    return Batch(rows, chosen.signals[index], chosen.targets[index])
-
-
 def streams(catalog: Catalog, split: str, execution: ExecutionSettings) -> bool:
     """Whether a split is streamed: as the settings force it, or by its decoded size."""
     if execution.feed != "auto":
         return execution.feed == "streaming"
     return catalog.rows(split) * row_bytes(catalog) > execution.resident_gib * 2**30
-
-
-def row_bytes(catalog: Catalog) -> int:
-    """Bytes of a row's signal as stored."""
-    kind = catalog.signal
-    return math.prod(kind.stored_shape) * np.dtype(kind.dtype).itemsize
-
-
-def shuffle_rows(catalog: Catalog, execution: ExecutionSettings) -> int:
-    """Rows of the shuffle buffer of a stream."""
-    return max(1, execution.shuffle_mib * 2**20 // row_bytes(catalog))
 
 
 def whole_split_feed(

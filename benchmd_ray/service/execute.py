@@ -25,12 +25,12 @@ from benchmd_ray.service.naming import finished_upstream, pretraining, settled, 
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.storage.location import Location
-from benchmd_ray.training.checkpoints import START, export_model, write_weights
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.predictions import Outdated, predictions_path, read_description
 from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
 from benchmd_ray.training.transfer import TransferJob, require_transferable
+from benchmd_ray.training.weights import START, export_model, write_weights
 
 
 def base_settings(catalog: Location, technique: str) -> Settings:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from benchmd_ray.service.live import Progressing, longest_first, status_text
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.outcome import Again, Failure, Observers, Outcome
 from benchmd_ray.service.plan import Item, Plan
+from benchmd_ray.service.remote import elsewhere, node_in, task_of
 from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, time_left
 from benchmd_ray.service.status import find_run, find_runs
 from benchmd_ray.service.steps import Progress
@@ -213,10 +212,10 @@ class Execution:
         # A Ray Train job reserves for its workers itself; its task only waits for them. A process
         # that held a GPU ends with its task, and memory and faults of the GPU with it.
         held = (need.cpus, need.gpus) if single else (0.0, 0.0)
-        task = _task(*held, 1 if need.gpus else ITEMS_OF_A_PROCESS)
+        task = task_of(*held, 1 if need.gpus else ITEMS_OF_A_PROCESS)
         shown = Progressing(item, folder, time.monotonic())
         shown = replace(shown, before=min(0.99, shown.fraction or 0.0))
-        where = _elsewhere(self.nodes.leaving())
+        where = elsewhere(self.nodes.leaving())
         reference = task.options(name=item.name, scheduling_strategy=where).remote(
             execute_item,
             item,
@@ -259,18 +258,18 @@ class Execution:
             self.alone.add(task.item.name)
             self.reserved |= task.need.workers > 1
             line = "the node ran out of memory and its process was ended"
-            return Report(error=line, again=True), _node_in(error)
+            return Report(error=line, again=True), node_in(error)
         except ray.exceptions.RayTaskError as error:  # such as a node without this package
             last = str(error).strip().rpartition("\n")[2]
             line = f"its process could not work: {last}"
-            return Report(error=line, again=True), _node_in(error)
+            return Report(error=line, again=True), node_in(error)
         except ray.exceptions.RayError as error:
             self.reserved |= task.need.workers > 1
             self.nodes.look_soon()
             if isinstance(error, ray.exceptions.NodeDiedError):
-                return Report(error="its node went away", lost=True), _node_in(error)
+                return Report(error="its node went away", lost=True), node_in(error)
             line = f"its process was lost ({type(error).__name__}: {first_line(error)})"
-            node = _node_in(error)
+            node = node_in(error)
             # Where it was preempted, it may have been sent to that same node once more.
             leaves = node in self.nodes.leaving() or task.item.name in self.preempted
             self.preempted.discard(task.item.name)
@@ -406,39 +405,3 @@ class Execution:
             if tasks:
                 tasks = ray.wait(tasks, num_returns=len(tasks), timeout=seconds)[1]
         self.running.clear()
-
-
-def _elsewhere(leaving: Collection[str]) -> Any:
-    """Where a task goes: to other nodes than these, if there is room."""
-    from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
-
-    if not leaving:
-        return "DEFAULT"
-    return NodeLabelSchedulingStrategy({}, soft={"ray.io/node-id": NotIn(*sorted(leaving))})
-
-
-@cache
-def _task(cpus: float, gpus: float, calls: int) -> Any:
-    """The one task for all items that hold as much: each further one would be sent out anew.
-
-    Args:
-        cpus: CPUs.
-        gpus: GPUs.
-        calls: Items that a process serves.
-    """
-    import ray
-
-    return ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=calls)(_on_node)
-
-
-def _on_node(work: Callable[..., Report], *arguments: Any) -> tuple[str, Report]:
-    """Do an item's work, as a Ray task, and say on which node."""
-    import ray
-
-    return ray.get_runtime_context().get_node_id(), work(*arguments)
-
-
-def _node_in(error: BaseException) -> str:
-    """The node that Ray names in an error; empty where it names none."""
-    found = re.search(r"(?i)node id: ([0-9a-f]{56})", str(error))
-    return found[1] if found else ""

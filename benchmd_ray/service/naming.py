@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmd_ray.benchmarks.registry import protocol_of
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.feed import shuffle_rows, streams
+from benchmd_ray.data.feed import streams
+from benchmd_ray.data.streaming import shuffle_rows
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import network_part, network_source
 from benchmd_ray.models.imagenet import ImageNetWeights
@@ -25,9 +26,9 @@ from benchmd_ray.settings import (
     updated,
 )
 from benchmd_ray.ssl import SCRATCH, method_source, protocol_encoder, technique_named
-from benchmd_ray.training.checkpoints import versions
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.transfer import TransferJob
+from benchmd_ray.training.weights import versions
 
 
 def settled(settings: Settings, *, gpu: bool) -> Settings:

@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmd_ray.benchmarks.registry import USUAL
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import Item, Plan, make_plan
+from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import SearchPlan, Tuning
-from benchmd_ray.service.tune import Searched
 from benchmd_ray.tuning.spaces import PRETRAIN
 
 

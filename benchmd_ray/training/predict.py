@@ -22,9 +22,9 @@ from benchmd_ray.scores.metrics import probabilities
 from benchmd_ray.settings import Settings
 from benchmd_ray.signals import differing_in
 from benchmd_ray.training.augmentation import evaluated
-from benchmd_ray.training.checkpoints import described, load_classifier, model_description
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.predictions import IDENTIFIERS
+from benchmd_ray.training.weights import described, load_classifier, model_description
 
 
 def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> pa.Table:

@@ -30,17 +30,12 @@ from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
 from benchmd_ray.storage.location import Location
-from benchmd_ray.training.checkpoints import (
-    START,
-    export_model,
-    load_checkpoint,
-    load_weights,
-    save_checkpoint,
-)
+from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.engine import Engine, gather, make_engine
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
+from benchmd_ray.training.weights import START, export_model, load_weights
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,7 @@ from benchmd_ray.signals import differing_in
 from benchmd_ray.storage.location import Location
 from benchmd_ray.tasks import TaskKind
 from benchmd_ray.training.augmentation import augmented, evaluated
-from benchmd_ray.training.checkpoints import (
-    described,
-    export_model,
-    load_checkpoint,
-    load_weights,
-    model_description,
-    save_checkpoint,
-)
+from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine
@@ -51,6 +44,7 @@ from benchmd_ray.training.selection import (
     training_feed,
     transfer_data,
 )
+from benchmd_ray.training.weights import described, export_model, load_weights, model_description
 
 BEST = "best.safetensors"
 RESULT = "training.json"

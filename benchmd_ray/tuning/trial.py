@@ -21,11 +21,12 @@ from benchmd_ray.integrity import copy_hashed
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.storage.location import Location
-from benchmd_ray.training.checkpoints import START, checkpoint_step
+from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import RunReporter, SilentReporter
 from benchmd_ray.training.transfer import TransferJob, transfer_result
+from benchmd_ray.training.weights import START
 from benchmd_ray.training_log import read_metrics
 from benchmd_ray.tuning.spaces import PRETRAIN, applied
 

@@ -26,8 +26,8 @@ from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.retrain import retraining_plan
+from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
-from benchmd_ray.service.tune import Searched
 from benchmd_ray.settings import (
     ENCODERS,
     Settings,

@@ -16,9 +16,10 @@ from click.testing import CliRunner
 from benchmd_ray.cli import main
 from benchmd_ray.data import build as building
 from benchmd_ray.data.catalog import MANIFEST, confined, open_catalog
-from benchmd_ray.data.feed import StreamingFeed, read_columns, read_units, resident_feed
+from benchmd_ray.data.feed import read_columns, read_units, resident_feed
 from benchmd_ray.data.hdf5 import export_hdf5
 from benchmd_ray.data.inner import inner_catalog
+from benchmd_ray.data.streaming import StreamingFeed
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
 from benchmd_ray.files import sha256

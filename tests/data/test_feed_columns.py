@@ -14,7 +14,6 @@ from benchmd_ray.data import resident
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import (
-    StreamingFeed,
     chosen_rows_feed,
     read_columns,
     read_units,
@@ -22,6 +21,7 @@ from benchmd_ray.data.feed import (
     whole_split_feed,
 )
 from benchmd_ray.data.records import Record
+from benchmd_ray.data.streaming import StreamingFeed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, replacing, sha256
 from benchmd_ray.settings import ExecutionSettings, Settings

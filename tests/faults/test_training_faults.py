@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import read_history
+from benchmd_ray.run_files import MODEL
 from benchmd_ray.service.logged import LOG
-from benchmd_ray.training.checkpoints import MODEL
 from benchmd_ray.training.following import checkpoint_step
 from benchmd_ray.training.reporter import read_metrics
 from benchmd_ray.training.restarts import RESTARTS

@@ -12,14 +12,9 @@ from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import DatasetCard, Layout, Option, cards, dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.modalities import modality
-from benchmd_ray.results.catalogs.describe import (
-    QUARANTINE_SHOWN,
-    WIDTH,
-    describe_card,
-    describe_catalog,
-    list_cards,
-    unmapped,
-)
+from benchmd_ray.results.catalogs.describe import describe_card, list_cards, unmapped
+from benchmd_ray.results.catalogs.describe_catalog import QUARANTINE_SHOWN, describe_catalog
+from benchmd_ray.results.catalogs.lines import WIDTH
 
 WHOLE = DatasetCard(
     name="whole",

@@ -31,7 +31,7 @@ from benchmd_ray.results.report.scored import measured, read_scored
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings import load_settings
-from benchmd_ray.training.checkpoints import export_model
+from benchmd_ray.training.weights import export_model
 
 ECG = MODALITIES["ecg"]
 

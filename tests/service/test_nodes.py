@@ -131,7 +131,7 @@ def test_a_process_lost_after_a_notice_to_it_or_its_node_is_no_try(world, monkey
     own.nodes, own.preempted, own.reserved = Nodes(None, attached=True), {"told"}, False
     ends = {}
     for name, node in (("told", ""), ("again", ""), ("other", "worker")):
-        monkeypatch.setattr(execution, "_node_in", lambda error, node=node: node)
+        monkeypatch.setattr(execution, "node_in", lambda error, node=node: node)
         own.nodes.leave("worker")
         task = Task(SimpleNamespace(name=name.replace("again", "told")), ONE, None)
         report, _ = own._report(None, task)

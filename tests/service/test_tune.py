@@ -22,8 +22,9 @@ from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.live import duration
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.retrain import of_sources, retraining_plan, started
+from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
-from benchmd_ray.service.tune import Searched, place_of, require_folder, run_searches
+from benchmd_ray.service.tune import place_of, require_folder, run_searches
 from benchmd_ray.service.tune_dry_run import tuning_dry_run
 from benchmd_ray.settings import as_dict, default_settings, load_settings
 from benchmd_ray.tuning import ray_tune

@@ -15,10 +15,9 @@ from benchmd_ray.training.checkpoints import (
     checkpoint_step,
     latest_checkpoint,
     load_checkpoint,
-    load_weights,
     save_checkpoint,
-    write_weights,
 )
+from benchmd_ray.training.weights import load_weights, write_weights
 
 STATE = "state"
 

@@ -8,14 +8,16 @@ from safetensors.torch import load_file
 
 from benchmd_ray.errors import BenchmdError, NoRoom
 from benchmd_ray.hardware import hardware
+from benchmd_ray.run_files import MODEL
 from benchmd_ray.sessions import SESSIONS, trained_by
 from benchmd_ray.ssl import METHODS
 from benchmd_ray.training import hardware as computing
 from benchmd_ray.training import launch as module
-from benchmd_ray.training import restarts
-from benchmd_ray.training.checkpoints import MODEL, latest_checkpoint
-from benchmd_ray.training.launch import ERROR, launch
+from benchmd_ray.training import ray_train, restarts
+from benchmd_ray.training.checkpoints import latest_checkpoint
+from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
+from benchmd_ray.training.ray_train import ERROR
 from benchmd_ray.training.reporter import read_metrics
 from benchmd_ray.training.transfer import TransferJob
 
@@ -58,14 +60,14 @@ def launch_all(cache):
         def several(config):  # sent by value, so it names nothing of this file
             import os
 
-            from benchmd_ray.training.launch import worker_loop
+            from benchmd_ray.training.ray_train import worker_loop
 
             os.environ["BENCHMD_CACHE"] = cache_of_workers
             for job in jobs:
                 worker_loop({"job": job})
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "worker_loop", several)
+            patch.setattr(ray_train, "worker_loop", several)
             if jobs[-1].settings.execution.workers > 1:
                 launch(jobs[-1])
             else:  # else it would run in this process

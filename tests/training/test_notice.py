@@ -11,8 +11,9 @@ import torch
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import Stopped
 from benchmd_ray.files import sha256
+from benchmd_ray.run_files import MODEL
 from benchmd_ray.training import notice
-from benchmd_ray.training.checkpoints import MODEL, latest_checkpoint
+from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.engine import make_engine
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob

@@ -21,7 +21,6 @@ from benchmd_ray.integrity import Damaged, read_hashed_json, write_hash, write_h
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings import load_settings
-from benchmd_ray.training.checkpoints import export_model
 from benchmd_ray.training.predict import merging
 from benchmd_ray.training.predictions import (
     CLASSIFIED,
@@ -30,6 +29,7 @@ from benchmd_ray.training.predictions import (
     predictions_path,
     read_predictions,
 )
+from benchmd_ray.training.weights import export_model
 
 FUNDUS, TASK = SIGNALS["fundus"], MODALITIES["fundus"].task
 MERGED = {

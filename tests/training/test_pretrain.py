@@ -12,18 +12,14 @@ from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.run_files import MODEL
 from benchmd_ray.ssl import METHODS
 from benchmd_ray.ssl.mae import MAE
-from benchmd_ray.training.checkpoints import (
-    CHECKPOINT,
-    DESCRIPTION,
-    MODEL,
-    latest_checkpoint,
-    load_encoder,
-)
+from benchmd_ray.training.checkpoints import CHECKPOINT, latest_checkpoint
 from benchmd_ray.training.pretrain import PretrainJob, pretrain, require_pretrainable
 from benchmd_ray.training.reporter import RunReporter, read_metrics, require_finite
 from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
+from benchmd_ray.training.weights import DESCRIPTION, load_encoder
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@ import pytest
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, sha256
-from benchmd_ray.training.checkpoints import MODEL, latest_checkpoint
+from benchmd_ray.run_files import MODEL
+from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import METRICS

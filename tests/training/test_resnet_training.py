@@ -20,17 +20,18 @@ from benchmd_ray.files import sha256
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.run_files import MODEL
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.settings import EncoderSettings, TransferSettings, updated
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation import AUGMENTATIONS, augmented
-from benchmd_ray.training.checkpoints import MODEL, load_classifier, model_description
 from benchmd_ray.training.predictions import read_predictions
 from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
 from benchmd_ray.training.seeds import AUGMENTATION, WEIGHTS, derived_seed
 from benchmd_ray.training.selection import Best
 from benchmd_ray.training.transfer import TransferJob, require_transferable, transfer
+from benchmd_ray.training.weights import load_classifier, model_description
 
 SHAPE = (1, 8, 8, 8)
 AXES = ("channel", "z", "y", "x")

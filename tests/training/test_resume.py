@@ -10,7 +10,8 @@ import pytest
 from benchmd_ray.data.batches import ResidentFeed, Worker
 from benchmd_ray.files import sha256
 from benchmd_ray.integrity import line
-from benchmd_ray.training.checkpoints import CHECKPOINT, MODEL, latest_checkpoint
+from benchmd_ray.run_files import MODEL
+from benchmd_ray.training.checkpoints import CHECKPOINT, latest_checkpoint
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.reporter import RunReporter
 from benchmd_ray.training.selection import TransferData

@@ -18,16 +18,10 @@ from benchmd_ray.files import sha256
 from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
+from benchmd_ray.run_files import MODEL
 from benchmd_ray.scores.metrics import auroc, probabilities
 from benchmd_ray.settings import LABEL_SETTINGS
 from benchmd_ray.training import selection
-from benchmd_ray.training.checkpoints import (
-    DESCRIPTION,
-    MODEL,
-    load_classifier,
-    load_encoder,
-    model_description,
-)
 from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
@@ -39,6 +33,12 @@ from benchmd_ray.training.transfer import (
     require_transferable,
     transfer,
     transfer_result,
+)
+from benchmd_ray.training.weights import (
+    DESCRIPTION,
+    load_classifier,
+    load_encoder,
+    model_description,
 )
 
 LINEAR, FINETUNE = "transfer.mode=linear", "transfer.mode=finetune"

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.files import sha256
+from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import load_settings
 from benchmd_ray.training import engine
-from benchmd_ray.training.checkpoints import MODEL, latest_checkpoint
+from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.reporter import RunReporter, SilentReporter, read_metrics
 from benchmd_ray.training.transfer import TransferJob, transfer

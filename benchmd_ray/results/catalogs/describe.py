@@ -1,34 +1,24 @@
-"""Cards and catalogs as text, at most `WIDTH` columns wide."""
+"""Cards as text."""
 
 from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from benchmd_ray.data.card_files import Files
-from benchmd_ray.data.cards import (
-    DatasetCard,
-    broken_cards,
-    cards,
-    code_classes,
-    dataset_card,
-)
-from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.verify import cautions
+from benchmd_ray.data.cards import DatasetCard, broken_cards, cards, code_classes, dataset_card
+from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
+from benchmd_ray.results.catalogs.lines import count_table, list_item, paragraph
 from benchmd_ray.storage.address import SCHEME
 from benchmd_ray.storage.location import location
 from benchmd_ray.tasks import TaskKind
 
-WIDTH = 100
-QUARANTINE_SHOWN = 20
-"""Quarantined records that are named one by one."""
 ROLES = {
     "source": "source: encoders are pretrained and classifiers trained on it",
     "target": "target: classifiers of another dataset are scored on it, nothing is trained on it",
@@ -44,30 +34,6 @@ RELEASED_RULE = (
     "BenchMD released no split table of this dataset: the paper's rule with a fixed seed, 80 % "
     "train and 20 % validation unless the notes say otherwise."
 )
-
-
-def _text(content: str, indent: int = 2, label: str = "") -> str:
-    """A wrapped paragraph, with a label at its left; words are never broken, so links stay whole.
-
-    Runs of blanks in the content become one.
-    """
-    start = " " * indent + (f"{label:<13}" if label else "")
-    if len(label) > 12:
-        start = " " * indent + label + " "
-    return textwrap.fill(
-        " ".join(content.split()),
-        WIDTH,
-        initial_indent=start,
-        subsequent_indent=" " * (indent + (13 if label else 0)),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _item(content: str, indent: int = 2) -> str:
-    """A wrapped entry of a list."""
-    filled = _text(content, indent + 2)
-    return " " * indent + "- " + filled.lstrip()
 
 
 def unmapped(card: DatasetCard) -> str:
@@ -101,15 +67,15 @@ def _what(card: DatasetCard) -> list[str]:
     shape = " × ".join(map(str, signal.stored_shape))
     stored = f"{' × '.join(signal.axes)}: {shape}, {signal.unit}{rate}, stored as {signal.dtype}"
     lines = [
-        _text(f"{kind.name} ({stored})", label="modality"),
-        _text(ROLES[card.role], label="role"),
-        _text(f"{TASKS[card.task.kind]}: {', '.join(card.classes)}", label="predicted"),
-        _text(str(card.version), label="card version"),
+        paragraph(f"{kind.name} ({stored})", label="modality"),
+        paragraph(ROLES[card.role], label="role"),
+        paragraph(f"{TASKS[card.task.kind]}: {', '.join(card.classes)}", label="predicted"),
+        paragraph(str(card.version), label="card version"),
     ]
     if card.collection:
-        lines.insert(1, _text(card.collection, label="collection"))
+        lines.insert(1, paragraph(card.collection, label="collection"))
     if card.normalisation:
-        lines.insert(-1, _text(card.normalisation, label="normalised"))
+        lines.insert(-1, paragraph(card.normalisation, label="normalised"))
     return lines
 
 
@@ -120,39 +86,39 @@ def _get(card: DatasetCard) -> list[str]:
         "licence": card.licence,
         "cite": card.citation,
     }
-    lines = [_text(content, label=label) for label, content in said.items() if content]
+    lines = [paragraph(content, label=label) for label, content in said.items() if content]
     if card.download:
-        lines += ["  download", *(_item(entry, 4) for entry in card.download)]
+        lines += ["  download", *(list_item(entry, 4) for entry in card.download)]
     return lines
 
 
 def _folder(card: DatasetCard) -> list[str]:
     lines = []
     if len(card.layouts) > 1:
-        lines.append(_text("One of these layouts; a build finds out which."))
+        lines.append(paragraph("One of these layouts; a build finds out which."))
     for name, layout in card.layouts.items():
         rows = f", each gives about {layout.rows_per_record:,} rows of the catalog"
         counted = f"{layout.records:,} raw records" + rows * (layout.rows_per_record > 1)
-        lines.append(_text(f"{layout.description} {counted}.", label=name))
+        lines.append(paragraph(f"{layout.description} {counted}.", label=name))
         if layout.pattern:
-            lines.append(_text(f"files of the records: {layout.pattern}", 15))
+            lines.append(paragraph(f"files of the records: {layout.pattern}", 15))
         if layout.md5:
-            lines.append(_text(f"MD5 {layout.md5}", 15))
+            lines.append(paragraph(f"MD5 {layout.md5}", 15))
         if layout.splits:
             splits = ", ".join(f"{split} {count:,}" for split, count in layout.splits.items())
-            lines.append(_text(f"records: {splits}", 15))
+            lines.append(paragraph(f"records: {splits}", 15))
         if layout.mark:
-            lines.append(_text(f"in results: {card.name}-{layout.mark}", 15))
+            lines.append(paragraph(f"in results: {card.name}-{layout.mark}", 15))
         lines += ["", *(f"      {line}".rstrip() for line in layout.tree.splitlines()), ""] * bool(
             layout.tree
         )
     if card.files is not None:
         lines += _files(card.files)
     if card.module:
-        lines.append(_text(f"The module {card.module} knows how it looks."))
+        lines.append(paragraph(f"The module {card.module} knows how it looks."))
     if card.hides_names:
         lines.append(
-            _text(
+            paragraph(
                 "Names of its files or folders name patients, so catalogs do not hold them; to "
                 "find a record's file: "
                 f"`benchmd catalog locate {card.name} --raw FOLDER RECORD_ID`."
@@ -164,19 +130,20 @@ def _folder(card: DatasetCard) -> list[str]:
 def _labels(card: DatasetCard) -> list[str]:
     lines = []
     if card.class_mapping:
-        lines.append(_text("What the owner calls it → our class:"))
+        lines.append(paragraph("What the owner calls it → our class:"))
         width = min(40, max(len(label) for label in card.class_mapping))
         lines += [
-            _text(f"→ {name or unmapped(card)}", 4, f"{label:<{width}}")
+            paragraph(f"→ {name or unmapped(card)}", 4, f"{label:<{width}}")
             for label, name in card.class_mapping.items()
         ]
     if card.code_table:
         table = f"data_catalog/tables/{card.code_table}"
-        lines.append(_text(f"Codes are mapped by {table}: {_code_counts(card)}."))
+        lines.append(paragraph(f"Codes are mapped by {table}: {_code_counts(card)}."))
     if card.merged_classes:
-        lines.append(_text("Its labels are coarser; scores of the merged classes are added:"))
+        lines.append(paragraph("Its labels are coarser; scores of the merged classes are added:"))
         lines += [
-            _text(f"= {' + '.join(names)}", 4, name) for name, names in card.merged_classes.items()
+            paragraph(f"= {' + '.join(names)}", 4, name)
+            for name, names in card.merged_classes.items()
         ]
     return lines
 
@@ -199,7 +166,7 @@ def _options(card: DatasetCard) -> list[str]:
         default = f"Default: {option.default}."
         if option.released:
             default += f" Under the policy released: {option.released}."
-        lines.append(_text(f"{option.description} {default}{choices}", label=name))
+        lines.append(paragraph(f"{option.description} {default}{choices}", label=name))
     return lines
 
 
@@ -218,7 +185,7 @@ def _policies(card: DatasetCard) -> list[str]:
     elif card.module:
         rules = {}
     return [
-        _text(
+        paragraph(
             f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}.",
             label=policy,
         )
@@ -245,20 +212,12 @@ def _expected(card: DatasetCard) -> list[str]:
         rows = {
             name: [counts.get(name, 0) for counts in splits.values()] for name in card.classes
         } | {total: [sum(counts.values()) for counts in splits.values()]}
-        lines += _counts(f"policy {policy}", list(splits), rows)
+        lines += count_table(f"policy {policy}", list(splits), rows)
     return lines
 
 
-def _counts(title: str, columns: list[str], rows: Mapping[str, list[int]]) -> list[str]:
-    """A table of counts."""
-    width = max(len(name) for name in (title, *rows)) + 2
-    lines = [f"  {title:{width}}" + "".join(f"{column:>12}" for column in columns)]
-    lines += [f"  {name:{width}}" + "".join(f"{n:12,}" for n in rows[name]) for name in rows]
-    return [line.rstrip() for line in lines]
-
-
 def _notes(card: DatasetCard) -> list[str]:
-    return [_item(note) for note in card.notes]
+    return [list_item(note) for note in card.notes]
 
 
 def _files(files: Files) -> list[str]:
@@ -266,12 +225,15 @@ def _files(files: Files) -> list[str]:
     said = {f.name: getattr(files, f.name) for f in fields(files)}
     own = {k: v for k, v in said.items() if v != getattr(Files(), k)}
     found = f"Records are the rows of {files.table}." if files.table else "Records are files."
-    return [_text(found), *(_text(json.dumps(value), label=name) for name, value in own.items())]
+    return [
+        paragraph(found),
+        *(paragraph(json.dumps(value), label=name) for name, value in own.items()),
+    ]
 
 
 def _commands(card: DatasetCard) -> list[str]:
     options = "".join(f" [--option {name}=…]" for name in card.options)
-    return [_text(f"benchmd catalog build {card.name} --raw FOLDER --out CATALOG{options}")]
+    return [paragraph(f"benchmd catalog build {card.name} --raw FOLDER --out CATALOG{options}")]
 
 
 SECTIONS: dict[str, Callable[[DatasetCard], list[str]]] = {
@@ -349,67 +311,3 @@ def _title(card: DatasetCard, also: Iterable[DatasetCard]) -> str:
 def _short_access(card: DatasetCard) -> str:
     """The first word: open, registration, credentialed."""
     return re.split(r"[\s;,.:(]", card.access.strip(), maxsplit=1)[0].lower()
-
-
-def describe_catalog(catalog: Catalog) -> str:
-    """Counts per split and class of a catalog, and what was excluded or quarantined."""
-    manifest = catalog.manifest
-    order = sorted(manifest["splits"], key=lambda split: (split == "test", split))
-    splits = {split: manifest["splits"][split] for split in order}
-    built = f"policy {manifest['policy']}, layout {manifest['layout']}"
-    for name, value in manifest.get("options", {}).items():
-        built += f", {name}={value}"
-    lines = [
-        f"{catalog.path}: {catalog.dataset}, {built}, digest {catalog.digest[:16]}",
-        *_counts("", list(splits), _rows(catalog, splits)),
-        *_statistics(catalog),
-    ]
-    for key, title in (("remarks", "noted"), ("left_out", "excluded")):
-        lines += [
-            _text(f"{title}: {count:,}, {reason}", 0)
-            for reason, count in manifest.get(key, {}).items()
-        ]
-    raw = manifest["raw"]
-    lines.append(
-        f"raw records: {raw['records']:,} of {raw['expected']:,}; files that tables name and that "
-        f"are missing: {raw['missing']:,}"
-    )
-    if raw["grouped_by"] != "patient":
-        lines.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
-    lines += [_text(f"caution: {text}", 0) for text in cautions(catalog)]
-    return "\n".join([*lines, *_quarantine(manifest["quarantined"])])
-
-
-def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Rows of the table of counts; units only where they are not the records themselves."""
-    rows = {row: [held[row] for held in splits.values()] for row in ("records", "patients")}
-    units = [held.get("units", held["records"]) for held in splits.values()]
-    if units != rows["records"]:
-        scored = catalog.task.scored
-        rows = {"records": rows["records"], scored: units, "patients": rows["patients"]}
-    classes = {
-        f"  {name}": [held["classes"][name] for held in splits.values()]
-        for name in catalog.card.classes
-    }
-    return rows | classes
-
-
-def _statistics(catalog: Catalog) -> list[str]:
-    """Mean and standard deviation of the training split, where its signals are normalised by it."""
-    held, signal = catalog.statistics, catalog.signal
-    if held is None or not (signal.dtype == "uint8" or signal.normaliser.startswith("source-")):
-        return []
-    mean, std = (" ".join(f"{value:.2f}" for value in held[name]) for name in ("mean", "std"))
-    unit = "of 255" if signal.dtype == "uint8" else signal.unit
-    return [f"training split, per channel: mean {mean}, standard deviation {std} {unit}"]
-
-
-def _quarantine(entries: list[dict[str, str | None]]) -> list[str]:
-    lines = [f"quarantined: {len(entries):,}"]
-    lines += [
-        _item(f"{entry['file'] or 'record ' + str(entry['record'])}: {entry['reason']}")
-        for entry in entries[:QUARANTINE_SHOWN]
-    ]
-    if len(entries) > QUARANTINE_SHOWN:
-        lines.append(f"  and {len(entries) - QUARANTINE_SHOWN:,} more, in manifest.json")
-    return lines

@@ -1,0 +1,77 @@
+"""A catalog as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.verify import cautions
+from benchmd_ray.results.catalogs.lines import count_table, list_item, paragraph
+
+QUARANTINE_SHOWN = 20
+"""Quarantined records that are named one by one."""
+
+
+def describe_catalog(catalog: Catalog) -> str:
+    """Counts per split and class of a catalog, and what was excluded or quarantined."""
+    manifest = catalog.manifest
+    order = sorted(manifest["splits"], key=lambda split: (split == "test", split))
+    splits = {split: manifest["splits"][split] for split in order}
+    built = f"policy {manifest['policy']}, layout {manifest['layout']}"
+    for name, value in manifest.get("options", {}).items():
+        built += f", {name}={value}"
+    lines = [
+        f"{catalog.path}: {catalog.dataset}, {built}, digest {catalog.digest[:16]}",
+        *count_table("", list(splits), _rows(catalog, splits)),
+        *_statistics(catalog),
+    ]
+    for key, title in (("remarks", "noted"), ("left_out", "excluded")):
+        lines += [
+            paragraph(f"{title}: {count:,}, {reason}", 0)
+            for reason, count in manifest.get(key, {}).items()
+        ]
+    raw = manifest["raw"]
+    lines.append(
+        f"raw records: {raw['records']:,} of {raw['expected']:,}; files that tables name and that "
+        f"are missing: {raw['missing']:,}"
+    )
+    if raw["grouped_by"] != "patient":
+        lines.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
+    lines += [paragraph(f"caution: {text}", 0) for text in cautions(catalog)]
+    return "\n".join([*lines, *_quarantine(manifest["quarantined"])])
+
+
+def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Rows of the table of counts; units only where they are not the records themselves."""
+    rows = {row: [held[row] for held in splits.values()] for row in ("records", "patients")}
+    units = [held.get("units", held["records"]) for held in splits.values()]
+    if units != rows["records"]:
+        scored = catalog.task.scored
+        rows = {"records": rows["records"], scored: units, "patients": rows["patients"]}
+    classes = {
+        f"  {name}": [held["classes"][name] for held in splits.values()]
+        for name in catalog.card.classes
+    }
+    return rows | classes
+
+
+def _statistics(catalog: Catalog) -> list[str]:
+    """Mean and standard deviation of the training split, where its signals are normalised by it."""
+    held, signal = catalog.statistics, catalog.signal
+    if held is None or not (signal.dtype == "uint8" or signal.normaliser.startswith("source-")):
+        return []
+    mean, std = (" ".join(f"{value:.2f}" for value in held[name]) for name in ("mean", "std"))
+    unit = "of 255" if signal.dtype == "uint8" else signal.unit
+    return [f"training split, per channel: mean {mean}, standard deviation {std} {unit}"]
+
+
+def _quarantine(entries: list[dict[str, str | None]]) -> list[str]:
+    lines = [f"quarantined: {len(entries):,}"]
+    lines += [
+        list_item(f"{entry['file'] or 'record ' + str(entry['record'])}: {entry['reason']}")
+        for entry in entries[:QUARANTINE_SHOWN]
+    ]
+    if len(entries) > QUARANTINE_SHOWN:
+        lines.append(f"  and {len(entries) - QUARANTINE_SHOWN:,} more, in manifest.json")
+    return lines

@@ -1,0 +1,40 @@
+"""Paragraphs, lists and tables of counts as text, at most `WIDTH` columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+WIDTH = 100
+
+
+def paragraph(content: str, indent: int = 2, label: str = "") -> str:
+    """A wrapped paragraph, with a label at its left; words are never broken, so links stay whole.
+
+    Runs of blanks in the content become one.
+    """
+    start = " " * indent + (f"{label:<13}" if label else "")
+    if len(label) > 12:
+        start = " " * indent + label + " "
+    return textwrap.fill(
+        " ".join(content.split()),
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * (indent + (13 if label else 0)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def list_item(content: str, indent: int = 2) -> str:
+    """A wrapped entry of a list."""
+    filled = paragraph(content, indent + 2)
+    return " " * indent + "- " + filled.lstrip()
+
+
+def count_table(title: str, columns: list[str], rows: Mapping[str, list[int]]) -> list[str]:
+    """A table of counts."""
+    width = max(len(name) for name in (title, *rows)) + 2
+    lines = [f"  {title:{width}}" + "".join(f"{column:>12}" for column in columns)]
+    lines += [f"  {name:{width}}" + "".join(f"{n:12,}" for n in rows[name]) for name in rows]
+    return [line.rstrip() for line in lines]
