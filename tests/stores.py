@@ -20,7 +20,8 @@ from benchmd_ray.integrity import line, name_of, write_hash, write_hashed_json
 from benchmd_ray.modalities import Modality
 from benchmd_ray.results.store import Run, open_run
 from benchmd_ray.sessions import record_session
-from benchmd_ray.settings import Settings, as_dict, updated
+from benchmd_ray.settings import Settings, as_dict, default_settings, updated
+from benchmd_ray.ssl import protocol_encoder
 from benchmd_ray.training.predictions import CLASSIFIED, predictions_path
 from benchmd_ray.tuning.records import FORMAT, trials_schema
 
@@ -50,8 +51,17 @@ def of_modality(named: str | Modality) -> dict[str, Any]:
     return {"modality": kind.name, "modality_card": asdict(kind)}
 
 
-def _settings(seed: int, changes: Mapping[str, Any], setting: str = "linear") -> Settings:
-    settings = updated(Settings(), {"seed": seed, "transfer": TRANSFER[setting]})
+def _settings(
+    named: str | Modality,
+    technique: str,
+    seed: int,
+    changes: Mapping[str, Any],
+    setting: str = "linear",
+) -> Settings:
+    """The fixed protocol's with these changes."""
+    kind = kind_of(named) if isinstance(named, str) else named
+    settings = default_settings(kind, protocol_encoder(technique))
+    settings = updated(settings, {"seed": seed, "transfer": TRANSFER[setting]})
     return updated(settings, changes)
 
 
@@ -119,7 +129,7 @@ def make_pretraining(
         "source": source,
         "protocol": "fixed" if fixed else "",
     }
-    settings = _settings(seed, changes or {})
+    settings = _settings(modality, technique, seed, changes or {})
     description = _description(
         settings, "pretrain", about, {"technique": technique, "parts": dict(parts or {})}
     )
@@ -156,7 +166,7 @@ def make_transfer(
     **about: Any,
 ) -> Run:
     """A transfer run with its metrics, without predictions; `about` goes into ``run.json``."""
-    settings = _settings(seed, changes or {}, setting)
+    settings = _settings(modality, technique, seed, changes or {}, setting)
     stated = {
         "kind": "transfer",
         "technique": technique,

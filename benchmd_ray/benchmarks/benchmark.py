@@ -66,8 +66,9 @@ class Start:
             technique: Its technique.
             settings: By part (``encoder``, ``pretrain`` or ``transfer``) as plain values.
         """
-        own = self.like(kind, technique, updated(Settings(), settings))
-        return own is not None and all(as_dict(own)[part] == settings[part] for part in settings)
+        held = updated(Settings(), settings)
+        own = self.like(kind, technique, held)
+        return own is not None and all(as_dict(own)[p] == as_dict(held)[p] for p in settings)
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,12 @@ def evaluations() -> dict[str, Evaluation]:
     return {one.name: one for each in benchmarks().values() for one in each.evaluations}
 
 
+def settings_among(determinants: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among what decides a run's result, by part, as `Start.followed` takes them."""
+    parts = ("encoder", "pretrain", "transfer")
+    return {name: determinants[name] for name in parts if name in determinants}
+
+
 def protocol_of(kind: Modality, technique: str, *settings: Mapping[str, Any]) -> str:
     """Name of the first start whose protocol a run follows, empty where it follows none.
 

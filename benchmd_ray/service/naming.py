@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.benchmarks.registry import protocol_of
+from benchmd_ray.benchmarks.registry import protocol_of, settings_among
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.data.streaming import shuffle_rows
@@ -202,12 +201,6 @@ def _order(source: Catalog, execution: ExecutionSettings) -> list[int]:
     return [execution.workers, shuffle_rows(source, execution)] if streaming else []
 
 
-def _decisive(determinants: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings among what decides a result."""
-    parts = ("encoder", "pretrain", "transfer")
-    return {name: determinants[name] for name in parts if name in determinants}
-
-
 def _description(
     settings: Settings,
     source: Catalog,
@@ -216,9 +209,9 @@ def _description(
     pretrained: Run | None = None,
 ) -> dict[str, Any]:
     """Content of ``run.json``."""
-    everything, decisive = as_dict(settings), [_decisive(determinants)]
+    everything, decisive = as_dict(settings), [settings_among(determinants)]
     if pretrained is not None:  # both follow one start, or the transfer follows none
-        decisive.append(_decisive(pretrained.description["determinants"]))
+        decisive.append(settings_among(pretrained.description["determinants"]))
     # The run may be evaluated on another machine: where it ran is recorded, not set.
     device = everything["execution"]["device"]
     everything["execution"]["device"] = "auto"

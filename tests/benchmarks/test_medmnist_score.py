@@ -202,10 +202,10 @@ def test_a_file_of_another_tool_is_read(tmp_path):
         ("octmnist_dev_[AUC]0.5_[ACC]0.5@1.csv", "0,1\n", "its name is of another form"),
         ("octmnist_test_[AUC]high_[ACC]0.5@1.csv", "0,1\n", "could not convert"),
         ("octmnist_test_[AUC]0.5_[ACC]0.5@1.csv", "", "No columns"),
-        ("octmnist_test_[AUC]0.5_[ACC]0.5@1.csv", "0,a\n", "no result file"),
+        ("octmnist_test_[AUC]0.5_[ACC]0.5@1.csv", "0,a\n", "not a result file"),
         ("octmnist_test_[AUC]0.5_[ACC]0.5@1.csv", "0,0.5\n1,\n", "no finite score"),
         ("octmnist_test_[AUC]0.5_[ACC]0.5@1.csv", "0,0.5\n2,0.5\n", "every row"),
-        ("octmnist_test_[AUC]0.5_[ACC]0.5@1.csv", "index,score_0\n0,0.5\n", "no result file"),
+        ("octmnist_test_[AUC]0.5_[ACC]0.5@1.csv", "index,score_0\n0,0.5\n", "not a result file"),
     ],
 )
 def test_what_is_no_result_file_is_refused(tmp_path, name, text, message):

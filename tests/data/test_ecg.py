@@ -216,9 +216,9 @@ def test_released_labels_are_read_by_column_name(tmp_path):
     ("text", "message"),
     [
         ("a,b\n1,2\n", "has no column 'patient'"),
-        ("patient,split,label\nE1,test,0\n", r"value 'test'; .* like Ga_splits\.csv"),
-        ("patient,split,label\nE1,val,7\n", r"value '7'; .* like Ga_splits\.csv"),
-        ("patient,split,label\nE1,val,-1\n", r"value '-1'; .* like Ga_splits\.csv"),
+        ("patient,split,label\nE1,test,0\n", r"it has 'test'; .* like Ga_splits\.csv"),
+        ("patient,split,label\nE1,val,7\n", r"it has '7'; .* like Ga_splits\.csv"),
+        ("patient,split,label\nE1,val,-1\n", r"it has '-1'; .* like Ga_splits\.csv"),
         ("patient,split,label\nE1,val\n", "record 1: it has 2 values, the header 3 columns"),
     ],
 )

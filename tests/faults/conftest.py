@@ -26,8 +26,7 @@ import json, sys
 import ray._private.services, ray._private.utils
 from ray.cluster_utils import Cluster
 ray._private.utils.write_ray_address = lambda *_, **__: None  # address=auto is not for this one
-# Without the processes of a dashboard, two of each node's five.
-ray._private.utils.get_dashboard_dependency_error = lambda: ImportError("no dashboard")
+# Without what serves a dashboard, which takes most of a node's start, but where metrics are read.
 ray._private.services.start_api_server = lambda *_, **__: (None, None)
 system = json.loads(sys.argv[1])
 cluster, nodes = Cluster(), {}
@@ -39,6 +38,8 @@ for line in sys.stdin:
         )
         told = {}
     else:
+        missing = None if "metrics_export_port" in asked else ImportError("no dashboard")
+        ray._private.utils.get_dashboard_dependency_error = lambda missing=missing: missing
         head = {} if nodes else {"include_dashboard": False, "_system_config": system}
         node = cluster.add_node(include_log_monitor=False, **asked, **head)  # none is read
         nodes[node.node_id] = node

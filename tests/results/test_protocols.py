@@ -74,6 +74,16 @@ def test_the_recipe_of_a_baseline_is_one_on_medmnist_and_from_scratch_alone(stor
     assert named(run("breastmnist", "mae", upstream))[0] == ["custom"]
 
 
+def test_a_protocol_that_a_run_states_and_its_settings_deny_is_not_believed(store):
+    upstream = make_pretraining(store, "mae", changes=LONGER, fixed=True)
+    runs = [
+        [make_transfer(store, changes=FASTER, fixed=True)],
+        [make_transfer(store, "mae", upstream=upstream, fixed=True)],
+        [make_transfer(store, fixed=True)],
+    ]
+    assert named(*runs)[0] == ["custom 2", "custom 1", "fixed"]
+
+
 def test_seeds_make_no_difference(store):
     runs = [custom(store, "mae", FASTER, LONGER, seed=seed) for seed in (0, 1, 2)]
     runs.append(custom(store, "mae", FASTER, LONGER, seed=0, upstream_seed=7))

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.benchmarks.registry import starts, usual_start
+from benchmd_ray.benchmarks.benchmark import Start
+from benchmd_ray.benchmarks.registry import settings_among, starts, usual_start
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.store import Run, read_run
 
@@ -57,9 +58,20 @@ def base_protocol(run: Run, pretraining: Run | None = None) -> str:
     """
     if run.settings.transfer.shuffle_labels:
         return "shuffled"
-    if run.description["protocol"] in starts():
-        return str(run.description["protocol"])
+    stated = str(run.description["protocol"])
+    runs = [run] if pretraining is None else [run, pretraining]
+    if stated in starts() and all(_follows(one, starts()[stated]) for one in runs):
+        return stated
     return "tuned" if searches_behind(run, pretraining) else "custom"
+
+
+def _follows(run: Run, start: Start) -> bool:
+    """Whether a run has the settings of a start as it is now, whatever the run's file says."""
+    settings = settings_among(run.description["determinants"])
+    try:
+        return start.followed(run.modality, run.description["technique"], settings)
+    except BenchmdError:  # settings that no run can have, or a start that they do not fit
+        return False
 
 
 def is_tuned(protocol: str) -> bool:
