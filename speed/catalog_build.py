@@ -27,7 +27,7 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.raw import Choices, RawItem
-from benchmd_ray.data.records import Record, RecordError, RecordLeftOut, schema, to_table
+from benchmd_ray.data.records import Record, RecordError, RecordExcluded, schema, to_table
 from benchmd_ray.demo import write_ecg
 from benchmd_ray.files import sha256
 from speed import measure
@@ -40,7 +40,7 @@ def read(dataset: str, raw: Path, items: list[RawItem]) -> list[Record]:
     for item in items:
         try:
             records += DATASETS[dataset].read(raw, item, card).records
-        except (RecordError, RecordLeftOut):
+        except (RecordError, RecordExcluded):
             continue
     return records
 

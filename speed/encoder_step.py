@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen.steps = chosen.steps or (20 if on_gpu else 1)
     modality, size = modalities()[chosen.modality], ENCODERS[chosen.size]
     signals = torch.randn(chosen.batch, *modality.signal.input_shape, device=chosen.device)
-    to_measure, left_out = tasks(chosen, modality, signals)
+    to_measure, skipped = tasks(chosen, modality, signals)
     seconds = measure.alternating(
         to_measure,
         repetitions=chosen.repetitions,
@@ -191,7 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
         parameters=sum(p.numel() for p in Encoder(modality.signal, size).parameters()),
         tokens=modality.signal.tokens + 1,
         **figures(seconds, flops, chosen),
-        left_out=left_out,
+        skipped=skipped,
     )
 
 

@@ -122,7 +122,7 @@ def write_predictions(run: Run, records: int) -> None:
         "raw_records": "100",
         "raw_expected": "100",
         "options": "{}",
-        "remarks": "{}",
+        "warnings": "{}",
         "task": json.dumps(asdict(modality.task)),
         "hardware": Hardware("a processor", "its instructions", "1").to_json(),
         OF: name_of(run.folder),

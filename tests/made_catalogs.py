@@ -47,8 +47,8 @@ def origin(card: DatasetCard, path: Path) -> dict[str, Any]:
         "layout": next(iter(card.layouts)),
         "plan": str(path),
         "raw": {"records": 9, "expected": 9, "missing": 0, "grouped_by": "patient"},
-        "left_out": {},
-        "remarks": {},
+        "excluded": {},
+        "warnings": {},
         "quarantined": [],
     }
 

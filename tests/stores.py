@@ -241,7 +241,7 @@ def write_predictions(
     catalog: str | None = None,
     raw: tuple[int, int] = (100, 100),
     options: Mapping[str, str] | None = None,
-    remarks: Mapping[str, int] | None = None,
+    warnings: Mapping[str, int] | None = None,
     hardware: Hardware = HARDWARE,
 ) -> Path:
     """Write predictions as `training.predict.predict` does: by split people, targets, scores."""
@@ -269,7 +269,7 @@ def write_predictions(
         "raw_records": str(raw[0]),
         "raw_expected": str(raw[1]),
         "options": json.dumps(options or {}),
-        "remarks": json.dumps(remarks or {}),
+        "warnings": json.dumps(warnings or {}),
         "task": json.dumps(asdict(replace(kind.task, classes=tuple(classes or kind.task.classes)))),
         "hardware": hardware.to_json(),
         "of": name_of(run.folder),

@@ -464,7 +464,7 @@ def reopened(search: Path) -> object:
     return Study(search / "study.log", space, Method()).trials()
 
 
-def test_one_damaged_run_is_named_and_left_out(store, tmp_path):
+def test_one_damaged_run_is_named_and_excluded(store, tmp_path):
     pretrained, transferred = next(store.glob("pretrain-*")), sorted(store.glob("transfer-*"))
     assert len(transferred) > 1
     flip(transferred[0] / "run.json", 60)

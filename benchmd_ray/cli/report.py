@@ -95,14 +95,14 @@ def _write_figures(analysis: Any, folder: Path, resamples: int) -> list[Any]:
     from benchmd_ray.results.canvas import write
     from benchmd_ray.results.report.report_figures import draw
 
-    drawn, left_out = draw(analysis, resamples=resamples)
+    drawn, skipped = draw(analysis, resamples=resamples)
     display = progress("figures", len(drawn), "figures")
     for number, each in enumerate(drawn, 1):
         write(each.figure, folder, each.name)
         display.update(number)
     display.close()
     click.echo(f"written: {len(drawn)} figures in {folder}")
-    for reason in sorted({each.reason for each in left_out}):
+    for reason in sorted({each.reason for each in skipped}):
         click.echo(f"not drawn: {reason}")
     return drawn
 

@@ -57,8 +57,8 @@ def pretrain(
     settings = load_settings(settings_file, assignments, base_settings(path, technique))
     run = pretrain_run(technique, path, store, settings, address, weights=weights)
     if held := run.description.get("weights"):
-        left_out = ", ".join(held["left_out"]) or "nothing"
-        click.echo(f"from {held['file']}, without: {left_out}", err=True)
+        skipped = ", ".join(held["skipped"]) or "nothing"
+        click.echo(f"from {held['file']}, without: {skipped}", err=True)
     click.echo(shown(run.folder))
 
 

@@ -332,9 +332,9 @@ def _require_readable(parts: list[dict[str, Any]], allowed: float, out: Location
 def _require_records(parts: list[dict[str, Any]], found: Discovery, out: Location) -> None:
     if any(part["rows"] for part in parts):
         return
-    left_out = Counter(found.left_out)
+    excluded = Counter(found.excluded)
     for part in parts:
-        left_out.update(part["left_out"])
-        left_out.update(entry["reason"] for entry in part["quarantined"])
-    reasons = "".join(f"\n  {count}: {reason}" for reason, count in sorted(left_out.items()))
+        excluded.update(part["excluded"])
+        excluded.update(entry["reason"] for entry in part["quarantined"])
+    reasons = "".join(f"\n  {count}: {reason}" for reason, count in sorted(excluded.items()))
     raise BenchmdError(f"the catalog {out} would be empty; no record can be used:{reasons}")

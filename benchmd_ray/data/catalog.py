@@ -37,7 +37,7 @@ from benchmd_ray.tasks import Task
 
 MAX_MANIFEST_BYTES = 2**28
 """Largest manifest that is read: that of a million shards has about as much."""
-FORMAT = 3
+FORMAT = 4
 """Version of the catalog's layout."""
 MANIFEST = "manifest.json"
 AHEAD = 8

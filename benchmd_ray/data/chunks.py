@@ -134,8 +134,8 @@ def build_chunk(chunk: Chunk) -> dict[str, Any]:
         "plan": chunk.plan,
         "items": len(chunk.items),
         "rows": len(table),
-        "left_out": dict(found.left_out),
-        "remarks": dict(found.remarks),
+        "excluded": dict(found.excluded),
+        "warnings": dict(found.warnings),
         "quarantined": [found.quarantined[place] for place in sorted(found.quarantined)],
     }
     delete([chunk.part])  # no part of other inputs next to the new shard
@@ -151,8 +151,8 @@ class _Found:
 
     tables: dict[int, pa.Table] = field(default_factory=dict)
     """Records by the place of the first file of a part."""
-    left_out: Counter[str] = field(default_factory=Counter)
-    remarks: Counter[str] = field(default_factory=Counter)
+    excluded: Counter[str] = field(default_factory=Counter)
+    warnings: Counter[str] = field(default_factory=Counter)
     quarantined: dict[int, dict[str, str | None]] = field(default_factory=dict)
     """Entries by the place of the file."""
 
@@ -169,8 +169,8 @@ class _Found:
         if "fault" in head:
             raise BenchmdError(f"{chunk.span} could not be built: {head['fault']}")
         self.tables[places[0]] = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-        self.left_out.update(head["left_out"])
-        self.remarks.update(head["remarks"])
+        self.excluded.update(head["excluded"])
+        self.warnings.update(head["warnings"])
         self.quarantined |= {places[at]: entry for at, entry in head["quarantined"]}
 
     def table(self, card: DatasetCard) -> pa.Table:

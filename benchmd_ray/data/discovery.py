@@ -84,8 +84,8 @@ def _unique(found: Discovery, *, listed: bool) -> Discovery:
             f"the record {clash[0].record_id} is there twice with different labels "
             f"({len(clash):,} such records in all): correct the table."
         )
-    left_out = Counter(found.left_out) + Counter({DUPLICATE: len(others)})
-    return dataclasses.replace(found, items=items, left_out=dict(left_out))
+    excluded = Counter(found.excluded) + Counter({DUPLICATE: len(others)})
+    return dataclasses.replace(found, items=items, excluded=dict(excluded))
 
 
 def _require_own_splits(found: Discovery, card: DatasetCard) -> None:

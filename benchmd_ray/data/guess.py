@@ -166,10 +166,10 @@ def _keys(files: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
     suffix = _ending(files[0])
     found: dict[tuple[str, str], dict[str, str]] = {}
     for place in (common.as_posix(), *(parent.as_posix() for parent in common.parents)):
-        for left_out in ("", suffix):
+        for removed in ("", suffix):
             start = "" if place == "." else f"{place}/"
-            found["" if place == "." else place, left_out] = {
-                path.removeprefix(start).removesuffix(left_out): path for path in files
+            found["" if place == "." else place, removed] = {
+                path.removeprefix(start).removesuffix(removed): path for path in files
             }
     return found
 

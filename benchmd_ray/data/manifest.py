@@ -25,7 +25,7 @@ from benchmd_ray.storage.location import Location, write
 
 ROW_GROUP_BYTES = 6 * 2**20
 """Signal bytes of a row group: small enough to stream, large enough to read fast."""
-ORIGIN = ("policy", "options", "layout", "plan", "raw", "left_out", "remarks", "quarantined")
+ORIGIN = ("policy", "options", "layout", "plan", "raw", "excluded", "warnings", "quarantined")
 """What a manifest says of how its catalog was built, in addition to what its shards hold."""
 
 
@@ -95,11 +95,11 @@ def origin_of(
 ) -> dict[str, Any]:
     """How a build made a catalog: the values of `ORIGIN`."""
     stated = card.layouts.get(found.layout)
-    left_out = Counter(found.left_out)
-    remarks: Counter[str] = Counter()
+    excluded = Counter(found.excluded)
+    warnings: Counter[str] = Counter()
     for part in parts:
-        left_out.update(part["left_out"])
-        remarks.update(part["remarks"])
+        excluded.update(part["excluded"])
+        warnings.update(part["warnings"])
     return {
         "policy": choices.policy,
         "options": dict(choices.options),
@@ -111,8 +111,8 @@ def origin_of(
             "missing": len(found.missing),
             "grouped_by": found.grouped_by,
         },
-        "left_out": dict(sorted(left_out.items())),
-        "remarks": dict(sorted(remarks.items())),
+        "excluded": dict(sorted(excluded.items())),
+        "warnings": dict(sorted(warnings.items())),
         "quarantined": [entry for part in parts for entry in part["quarantined"]],
     }
 

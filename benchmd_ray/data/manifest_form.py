@@ -24,8 +24,8 @@ KINDS: Kinds = {
     "options": dict,
     "layout": str,
     "raw": dict,
-    "left_out": dict,
-    "remarks": dict,
+    "excluded": dict,
+    "warnings": dict,
     "quarantined": list,
     "splits": dict,
     "shards": list,
@@ -83,7 +83,7 @@ def _origin_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
     for entry in manifest["quarantined"]:
         if fault := kinds_fault(entry, _QUARANTINED, "quarantined"):
             return fault
-    counts = [*manifest["left_out"].values(), *manifest["remarks"].values()]
+    counts = [*manifest["excluded"].values(), *manifest["warnings"].values()]
     return (
         ""
         if all(type(count) is int for count in counts)

@@ -80,7 +80,7 @@ class Discovery:
     items: list[RawItem]
     missing: list[str] = field(default_factory=list)
     """Files that a table names and that are not there."""
-    left_out: dict[str, int] = field(default_factory=dict)
+    excluded: dict[str, int] = field(default_factory=dict)
     """Records that are excluded before reading, by reason."""
     grouped_by: GroupedBy = "patient"
     """What a group stands for where the source names no patients."""
@@ -88,7 +88,7 @@ class Discovery:
     @property
     def total(self) -> int:
         """Raw records, read or excluded, each counted once."""
-        return len(self.items) + sum(self.left_out.values()) - self.left_out.get(DUPLICATE, 0)
+        return len(self.items) + sum(self.excluded.values()) - self.excluded.get(DUPLICATE, 0)
 
 
 @dataclass
@@ -96,9 +96,9 @@ class Reading:
     """What a raw file gave."""
 
     records: list[Record]
-    left_out: Counter[str] = field(default_factory=Counter)
+    excluded: Counter[str] = field(default_factory=Counter)
     """Parts of the file that the protocol leaves out, by reason: an unscored epoch."""
-    remarks: Counter[str] = field(default_factory=Counter)
+    warnings: Counter[str] = field(default_factory=Counter)
     """What readers of the manifest should know of records that are kept: a padded scan."""
 
 

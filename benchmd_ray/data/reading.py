@@ -16,7 +16,7 @@ from benchmd_ray.data.cards import DatasetCard, card_of
 from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.data.quarantine import quarantined
 from benchmd_ray.data.raw import RawItem
-from benchmd_ray.data.records import Record, RecordLeftOut, checked, to_table
+from benchmd_ray.data.records import Record, RecordExcluded, checked, to_table
 from benchmd_ray.errors import BenchmdError
 
 
@@ -28,7 +28,7 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]
             fields of each `RawItem`.
 
     Returns:
-        ``left_out``, ``remarks``, ``quarantined`` (places with entries), and the records as an
+        ``excluded``, ``warnings``, ``quarantined`` (places with entries), and the records as an
         Arrow stream; or ``error``, a message, where a file cannot be read for now; or ``fault``,
         where the records cannot be held.
     """
@@ -53,8 +53,8 @@ def _read(
         BenchmdError: One cannot be read for now.
     """
     records: list[Record] = []
-    left_out: Counter[str] = Counter()
-    remarks: Counter[str] = Counter()
+    excluded: Counter[str] = Counter()
+    warnings: Counter[str] = Counter()
     entries: list[tuple[int, dict[str, str | None]]] = []
     read = dataset_of(card).read
     for place, item in enumerate(items):
@@ -62,17 +62,17 @@ def _read(
         try:
             reading = read(Path(request["root"]), item, card)
             whole = [checked(record, card) for record in reading.records]
-        except RecordLeftOut as why:
-            left_out[str(why)] += 1
+        except RecordExcluded as why:
+            excluded[str(why)] += 1
         except MemoryError:
             raise
         except Exception as error:  # a file may be broken in ways that no reader foresees
             entries.append((place, quarantined(error, item, request["root"], card)))
         else:
             records.extend(whole)
-            left_out.update(reading.left_out)
-            remarks.update(reading.remarks)
-    return {"left_out": left_out, "remarks": remarks, "quarantined": entries}, records
+            excluded.update(reading.excluded)
+            warnings.update(reading.warnings)
+    return {"excluded": excluded, "warnings": warnings, "quarantined": entries}, records
 
 
 def _stream(table: pa.Table) -> memoryview:

@@ -54,7 +54,7 @@ def require_once(what: str, name: str, count: int, names: Iterable[str]) -> None
         raise RecordError(f"it {has}, expected once; its {what}s are {shown_names(names)}")
 
 
-class RecordLeftOut(Exception):
+class RecordExcluded(Exception):
     """The protocol leaves the record out; it is counted under this reason."""
 
 

@@ -143,7 +143,7 @@ def _notes(catalog: Catalog) -> list[str]:
         notes.append(f"{raw['missing']:,} files that its tables name are missing")
     if raw["grouped_by"] != "patient":
         notes.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
-    notes += [f"{count:,} {what}: {remark}" for remark, count in manifest["remarks"].items()]
+    notes += [f"{count:,} {what}: {warning}" for warning, count in manifest["warnings"].items()]
     notes += [
         f"{split} holds no record of {name}"
         for split, held in manifest["splits"].items()

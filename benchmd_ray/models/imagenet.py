@@ -73,7 +73,7 @@ class ImageNetWeights:
     sha256: str
     tensors: dict[str, torch.Tensor]
     """The encoder's whole state, float32."""
-    left_out: tuple[str, ...]
+    skipped: tuple[str, ...]
     """Names of the tensors of the ImageNet classifier, which is not used."""
 
 
@@ -173,11 +173,11 @@ def read_imagenet(path: Path, signal: Signal) -> ImageNetWeights:
         empty = Encoder(signal, ENCODERS["vit-tiny"]).state_dict()
     wanted = {_name_in_file(name): tuple(value.shape) for name, value in empty.items()}
     wanted[PROJECTION] = (len(empty["cls"][0, 0]), COLOURS, *signal.patch)
-    left_out = tuple(sorted(name for name in held if name.startswith(CLASSIFIER)))
-    _require_exactly(path, {k: v for k, v in held.items() if k not in left_out}, wanted)
+    skipped = tuple(sorted(name for name in held if name.startswith(CLASSIFIER)))
+    _require_exactly(path, {k: v for k, v in held.items() if k not in skipped}, wanted)
     tensors = {name: held[_name_in_file(name)].float() for name in empty}
     tensors["patch_embedding.weight"] = patch_filters(held[PROJECTION], signal.input_shape[0])
-    return ImageNetWeights(path.name, sha256(path), tensors, left_out)
+    return ImageNetWeights(path.name, sha256(path), tensors, skipped)
 
 
 def patch_filters(filters: torch.Tensor, channels: int) -> torch.Tensor:

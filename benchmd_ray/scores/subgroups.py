@@ -79,7 +79,7 @@ class Subgroups:
     variable: str
     groups: tuple[Subgroup, ...]
     """Groups with enough patients, in order of name."""
-    left_out: tuple[tuple[str, int], ...]
+    excluded: tuple[tuple[str, int], ...]
     """Name and patients of each group excluded: those too small, then ``unknown``."""
     kruskal_h: float
     """Kruskal & Wallis's H over the groups with enough patients whose truth is known; NaN with
@@ -144,7 +144,7 @@ def by_subgroup(
     return Subgroups(
         variable=variable,
         groups=tuple(of_group(name) for name in large),
-        left_out=(*small, *([(UNKNOWN_GROUP, unknown)] if unknown else [])),
+        excluded=(*small, *([(UNKNOWN_GROUP, unknown)] if unknown else [])),
         kruskal_h=h,
         kruskal_p=p,
         posthoc=_posthoc(samples),

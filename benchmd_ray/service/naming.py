@@ -74,7 +74,7 @@ def pretraining(
         used = {"imagenet"}
     determinants["parts"] = versions_of({*used, network_part(settings.encoder.network)})
     if start is not None:
-        about["weights"] = {"file": start.file, "left_out": start.left_out}
+        about["weights"] = {"file": start.file, "skipped": start.skipped}
     job = PretrainJob(settings, technique, source.path, store)
     name = f"pretrain-{source.signal.name}-{file_name(technique)}"
     return job, name, _description(settings, source, about, determinants)

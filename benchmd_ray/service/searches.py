@@ -192,7 +192,7 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
             for setting in tuning.searched:
                 try:
                     plans.append(_planned(tuning, group, technique, setting, held, gpu=gpu))
-                except _LeftOutError as reason:
+                except _SkippedError as reason:
                     why.append(str(reason))
     if not plans:
         raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(why)))
@@ -202,7 +202,7 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
     return plans
 
 
-class _LeftOutError(Exception):
+class _SkippedError(Exception):
     """A technique or setting that was not named does not fit."""
 
 
@@ -251,14 +251,14 @@ def _planned(
     if setting == PRETRAIN and _trains_nothing(technique):
         if named:
             space_of(technique, setting, group[0].kind)  # says why
-        raise _LeftOutError(f"{technique} trains nothing in pretraining.")
+        raise _SkippedError(f"{technique} trains nothing in pretraining.")
     starts, spaces = [], []
     for source in group:
         start, reason = technique_settings(tuning.choice, source.kind, technique)
         if reason is not None:
             if named:
                 raise BenchmdError(f"{technique} on {source.name}: {reason}.")
-            raise _LeftOutError(f"{technique}: {reason} ({source.modality}).")
+            raise _SkippedError(f"{technique}: {reason} ({source.modality}).")
         start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
         _require_one_worker(start)
         require_fitting(source.kind.signal, start.encoder)

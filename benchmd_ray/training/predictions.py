@@ -48,7 +48,7 @@ DESCRIPTION = (
     "raw_records",
     "raw_expected",
     "options",
-    "remarks",
+    "warnings",
     "task",
     "hardware",
     OF,
@@ -174,7 +174,7 @@ def write_predictions(
         "raw_records": str(raw["records"]),
         "raw_expected": str(raw["expected"]),
         "options": json.dumps(catalog.options),
-        "remarks": json.dumps(catalog.manifest.get("remarks", {})),
+        "warnings": json.dumps(catalog.manifest.get("warnings", {})),
         "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
         "hardware": hardware.to_json(),
         OF: name_of(run),
@@ -221,7 +221,7 @@ def _fault(predictions: Predictions) -> str:
     return ""
 
 
-CLASSIFIED = Form("classification", 1, _fault)
+CLASSIFIED = Form("classification", 2, _fault)
 """Of the classification of a dataset's splits."""
 
 
@@ -282,11 +282,11 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
     held = schema.metadata or {}
     try:
         description = {key: held[key.encode()].decode() for key in DESCRIPTION}
-        for key, kind in (("options", dict), ("remarks", dict)):
+        for key, kind in (("options", dict), ("warnings", dict)):
             if not isinstance(json.loads(description[key]), kind):
                 raise ValueError(f"{key} is of another type")
-        if not all(type(count) is int for count in json.loads(description["remarks"]).values()):
-            raise ValueError("a count of its remarks is not one")
+        if not all(type(count) is int for count in json.loads(description["warnings"]).values()):
+            raise ValueError("a count of its warnings is not one")
         version = int(description["version"])
         if not all(
             0 <= int(description[f"raw_{name}"]) < 2**63 for name in ("records", "expected")

@@ -19,7 +19,7 @@ from benchmd_ray.data.cards import Layout, Option
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.raw import Dataset, Discovery, RawItem, Reading
-from benchmd_ray.data.records import Record, RecordError, RecordLeftOut
+from benchmd_ray.data.records import Record, RecordError, RecordExcluded
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError, Busy
 
@@ -71,7 +71,7 @@ class Films:
             )
             for number, (name, path) in enumerate(zip(self.names, self.paths, strict=True))
         ]
-        return Discovery("films", items, left_out={"it is not a film": 0})
+        return Discovery("films", items, excluded={"it is not a film": 0})
 
     def read(self, root, item, card):
         number = item.details["number"]
@@ -150,34 +150,34 @@ def test_an_id_that_is_there_twice_is_kept_once_and_counted(films, raw, tmp_path
     kept = rows(built, "train") + rows(built, "test")
     assert [row["record_id"] for row in kept] == ["f0", "f1", "f3"]
     assert [row["valid_size"] for row in kept] == [list(SIZES[i]) for i in (0, 1, 3)]
-    assert built.manifest["left_out"]["its id is there twice; the first is kept"] == 3
+    assert built.manifest["excluded"]["its id is there twice; the first is kept"] == 3
     assert built.manifest["raw"]["records"] == 3
     assert not verify(built).faults
 
 
 def test_ids_that_are_all_different_are_counted_nowhere(films, raw, tmp_path):
     built = build("films", raw, tmp_path / "out")
-    assert built.manifest["left_out"] == {"it is not a film": 0}
-    assert built.manifest["remarks"] == {}
+    assert built.manifest["excluded"] == {"it is not a film": 0}
+    assert built.manifest["warnings"] == {}
     assert [built.rows("train"), built.rows("test")] == [4, 2]
 
 
-def test_remarks_and_parts_left_out_are_counted_over_all_files(films, raw, tmp_path):
+def test_warnings_and_parts_excluded_are_counted_over_all_files(films, raw, tmp_path):
     def several(root, item):
         number = item.details["number"]
         records = [record(item, number, f"{item.record_id}-{i}", item.record_id) for i in range(3)]
         return Reading(records, Counter({"it is unscored": 4}), Counter({"it is padded": 3}))
 
     def one(root, item):
-        return Reading([record(item, 3)], remarks=Counter({"it is padded": 1, "it is old": 1}))
+        return Reading([record(item, 3)], warnings=Counter({"it is padded": 1, "it is old": 1}))
 
     def none(root, item):
-        raise RecordLeftOut("it is unscored")
+        raise RecordExcluded("it is unscored")
 
     films.reads = {0: several, 3: one, 4: several, 5: none}
     built = build("films", raw, tmp_path / "out")
-    assert built.manifest["remarks"] == {"it is old": 1, "it is padded": 7}
-    assert built.manifest["left_out"] == {"it is not a film": 0, "it is unscored": 9}
+    assert built.manifest["warnings"] == {"it is old": 1, "it is padded": 7}
+    assert built.manifest["excluded"] == {"it is not a film": 0, "it is unscored": 9}
     splits = built.manifest["splits"]
     for split, (records, units, patients) in {"train": (6, 4, 2), "test": (3, 1, 1)}.items():
         held = rows(built, split)

@@ -126,12 +126,12 @@ def test_what_the_protocol_leaves_out_is_counted(ecg_catalogs, synthetic_raw):
         manifest = ecg_catalogs[name].manifest
         headers = list(synthetic_raw[name].rglob("*.hea"))
         short = sum(int(path.read_text().split()[3]) < 5000 for path in headers)
-        left_out = manifest["left_out"]
-        assert left_out["its codes map to no class"] == 2
-        assert left_out.get("it is shorter than 10 s", 0) == short == 2 * (name == "cpsc")
+        excluded = manifest["excluded"]
+        assert excluded["its codes map to no class"] == 2
+        assert excluded.get("it is shorter than 10 s", 0) == short == 2 * (name == "cpsc")
         assert manifest["raw"]["records"] == 35
         kept = table(ecg_catalogs[name])["record_id"].str.split("-").str[0].nunique()
-        assert kept == 35 - sum(left_out.values())
+        assert kept == 35 - sum(excluded.values())
     assert ecg_catalogs["cpsc"].rows("test") > 35 - 4
 
 
@@ -327,7 +327,7 @@ def test_released_policy_needs_and_follows_its_table(georgia, tmp_path):
     rows = table(built).set_index("record_id")
     assert rows["split"].to_dict() == {"E00001": "train", "E00002": "validation"}
     assert rows["target"]["E00001"].tolist() == [0, 0, 0, 0, 0, 0, 1]
-    assert built.manifest["left_out"] == {"it is not in the released split table": 18}
+    assert built.manifest["excluded"] == {"it is not in the released split table": 18}
     assert built.manifest["raw"]["missing"] == 1
     assert built.evaluation_splits == ("validation",)
     notes = verify(built).notes
@@ -385,7 +385,7 @@ def manifest_of(built: Catalog) -> dict:
     return json.loads((built.path / "manifest.json").read_text())
 
 
-@pytest.mark.parametrize("key", ["statistics", "left_out", "splits"])
+@pytest.mark.parametrize("key", ["statistics", "excluded", "splits"])
 def test_a_catalog_whose_manifest_was_edited_is_not_opened(built, key):
     write_json(built.path / "manifest.json", manifest_of(built) | {key: {}})
     with pytest.raises(BenchmdError, match="is damaged: its digest is not that of its content"):

@@ -52,7 +52,7 @@ def by_study(table: pd.DataFrame) -> pd.DataFrame:
 
 def test_labels_patients_and_metadata_are_those_of_the_tables(root):
     found = discover(root)
-    assert (found.layout, found.missing, found.left_out) == ("stanford", [], {})
+    assert (found.layout, found.missing, found.excluded) == ("stanford", [], {})
     valid, test = (pd.read_csv(root / path) for path in (VALID, TEST))
     rows = pd.concat([valid, test.assign(Path="CheXpert/" + test["Path"])]).set_index("Path")
     assert len(found.items) == len(rows) == 32
@@ -107,7 +107,7 @@ def test_released_scores_one_image_of_each_test_study(root):
     assert len(studies) == len(set(studies))
     tested = list((root / "CheXpert/test").rglob("*.jpg"))
     assert set(studies) == {path.parent.relative_to(root) for path in tested}
-    assert found.left_out == {chexpert.FURTHER: len(tested) - len(studies)}
+    assert found.excluded == {chexpert.FURTHER: len(tested) - len(studies)}
     assert {item.split for item in found.items} == {"validation"}
     valid = [item for item in found.items if "/valid/" in item.path]
     assert len(valid) == len(list(root.rglob("valid/*/*/*.jpg")))
@@ -151,7 +151,7 @@ def test_files_and_rows_without_each_other_are_counted(copied):
     lost = copied / pd.read_csv(copied / VALID).loc[2, "Path"]
     lost.unlink()
     found = discover(copied)
-    assert found.left_out == {"no table names it": 1}
+    assert found.excluded == {"no table names it": 1}
     assert len(found.items) == 30
     (missing,) = found.missing
     assert missing.startswith(f"image {hashed_patient('chexpert', lost.parts[-3])}-study")
@@ -198,7 +198,7 @@ def test_a_second_row_of_an_image_is_counted_or_refused(root, copied):
     edit(copied / VALID, twice)
     found = discover(copied)
     assert found.items == expected.items
-    assert found.left_out == {"its id is there twice; the first is kept": 1}
+    assert found.excluded == {"its id is there twice; the first is kept": 1}
 
     def contradict(table):
         table.iloc[-1, table.columns.get_loc("Edema")] = (

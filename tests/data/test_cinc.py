@@ -10,7 +10,7 @@ import pytest
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import cinc
 from benchmd_ray.data.raw import DUPLICATE, Choices, RawItem
-from benchmd_ray.data.records import RecordError, RecordLeftOut
+from benchmd_ray.data.records import RecordError, RecordExcluded
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import resource_folder
 
@@ -43,7 +43,7 @@ def test_labels_age_and_sex_are_those_of_the_headers(synthetic_raw, name):
         field = {k: re.search(rf"{k}: (.*)", text)[1] for k in ("Age", "Sex", "Dx")}
         named = {classes[code] for code in field["Dx"].split(",") if code in classes}
         if int(text.split()[3]) < 5000 or not named:
-            with pytest.raises(RecordLeftOut, match="no class" if not named else "shorter"):
+            with pytest.raises(RecordExcluded, match="no class" if not named else "shorter"):
                 cinc.read(root, raw, card)
             continue
         records = cinc.read(root, raw, card).records
@@ -84,7 +84,7 @@ def test_same_code_can_mean_another_class_elsewhere(tmp_path, write_cinc, ecg_si
 @pytest.mark.parametrize("codes", ["54329005", "999", ""])
 def test_code_that_maps_to_no_class_leaves_the_record_out(tmp_path, write_cinc, ecg_signal, codes):
     write_cinc(tmp_path, "E1", ecg_signal, comments=[f"# Dx: {codes}", "# Rx: 426783006"])
-    with pytest.raises(RecordLeftOut, match="its codes map to no class"):
+    with pytest.raises(RecordExcluded, match="its codes map to no class"):
         cinc.read(tmp_path, item("E1.hea"), GEORGIA)
 
 
@@ -110,7 +110,7 @@ def test_headers_are_found_in_any_subfolder_once_and_in_order(tmp_path):
         path.touch()
     found = cinc.discover(tmp_path, GEORGIA, Choices())
     assert [i.path for i in found.items] == ["E00001.hea", "b/E00002.hea", "a/E00003.hea"]
-    assert found.left_out == {DUPLICATE: 1}
+    assert found.excluded == {DUPLICATE: 1}
 
 
 def test_released_takes_the_table_and_counts_the_others(tmp_path):
@@ -123,7 +123,7 @@ def test_released_takes_the_table_and_counts_the_others(tmp_path):
         ("E00001", "train", "normal"),
         ("E00003", "validation", "atrial fibrillation/flutter"),
     ]
-    assert found.left_out == {"it is not in the released split table": 1}
+    assert found.excluded == {"it is not in the released split table": 1}
     assert found.missing == ["E00009"]
 
 

@@ -86,7 +86,7 @@ def test_bcn20000_leaves_out_and_counts_the_images_of_its_target(synthetic_photo
         item.record_id for item in discover("ham10000", synthetic_photos["ham10000"]).items
     }
     clean = discover("bcn20000", synthetic_photos["bcn20000"])
-    assert clean.left_out == {
+    assert clean.excluded == {
         "it belongs to HAM10000, a target": 6,
         "its label 'UNK' has no class": 1,
     }
@@ -143,7 +143,7 @@ def test_clean_bcn20000_needs_the_lesions_and_released_does_not(copied_photos):
         ({"MEL": "", "NV": "1.0"}, "its label '?' is unknown"),
     ],
 )
-def test_a_row_without_exactly_one_label_is_left_out(copied_photos, change, reason):
+def test_a_row_without_exactly_one_label_is_excluded(copied_photos, change, reason):
     root = copied_photos("bcn20000")
 
     def clear(rows):
@@ -151,7 +151,7 @@ def test_a_row_without_exactly_one_label_is_left_out(copied_photos, change, reas
 
     edit(root / "ISIC_2019_Training_GroundTruth.csv", clear)
     found = discover("bcn20000", root)
-    assert found.left_out[reason] == 1
+    assert found.excluded[reason] == 1
     assert len(found.items) == 112
 
 
@@ -162,7 +162,7 @@ def test_ham10000_labels_groups_and_people_are_those_of_the_table(synthetic_phot
     path = synthetic_photos["ham10000"] / "HAM10000_metadata"
     table = pd.read_csv(path, index_col="image_id", keep_default_na=False)
     found = discover("ham10000", synthetic_photos["ham10000"])
-    assert (found.layout, found.missing, found.left_out) == ("dataverse", [], {})
+    assert (found.layout, found.missing, found.excluded) == ("dataverse", [], {})
     assert [item.record_id for item in found.items] == list(table.index)
     for item in found.items:
         row = table.loc[item.record_id]
@@ -230,9 +230,9 @@ def test_other_images_beside_ham10000_are_ignored_or_counted(synthetic_photos, c
     shutil.copy(image, image.with_name("ISIC_0024306_segmentation.png"))
     found = discover("ham10000", root)
     assert found.items == discover("ham10000", synthetic_photos["ham10000"]).items
-    assert found.left_out == {"its id is there twice; the first is kept": 1}
+    assert found.excluded == {"its id is there twice; the first is kept": 1}
     shutil.copy(image, image.with_name("ISIC_0099999.jpg"))
-    assert discover("ham10000", root).left_out["no table names it"] == 1
+    assert discover("ham10000", root).excluded["no table names it"] == 1
 
 
 def test_missing_images_and_labels_are_named_and_counted(copied_photos):
@@ -245,7 +245,7 @@ def test_missing_images_and_labels_are_named_and_counted(copied_photos):
     edit(root / "HAM10000_metadata", change)
     found = discover("ham10000", root)
     assert found.missing == ["ISIC_0024308.jpg"]
-    assert found.left_out == {"it has no label": 1, "its label 'scar' is unknown": 1}
+    assert found.excluded == {"it has no label": 1, "its label 'scar' is unknown": 1}
     assert len(found.items) == 33
 
 
@@ -260,7 +260,7 @@ def test_ham10000_without_labels_is_refused(tmp_path):
 def test_pad_ufes_labels_patients_and_people_are_those_of_the_table(synthetic_photos):
     table = pd.read_csv(synthetic_photos["pad-ufes-20"] / "metadata.csv", keep_default_na=False)
     found = discover("pad-ufes-20", synthetic_photos["pad-ufes-20"])
-    assert (found.missing, found.left_out, found.grouped_by) == ([], {}, "patient")
+    assert (found.missing, found.excluded, found.grouped_by) == ([], {}, "patient")
     assert len(found.items) == len(table) == 36
     for item, (_, row) in zip(found.items, table.iterrows(), strict=True):
         assert Path(item.path).name == row["img_id"]

@@ -21,7 +21,7 @@ from benchmd_ray.data.datasets.ecg import (
 )
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.readers.wfdb import Waveform, read_wfdb
-from benchmd_ray.data.records import RecordError, RecordLeftOut
+from benchmd_ray.data.records import RecordError, RecordExcluded
 from benchmd_ray.data.transforms import quantise, resample, segments
 from benchmd_ray.errors import BenchmdError
 
@@ -63,8 +63,8 @@ def test_second_code_of_a_class_counts_by_its_higher_likelihood():
 
 
 @pytest.mark.parametrize("codes", [{}, {"X": 100}, {"unknown": 100, "": 100}])
-def test_record_whose_codes_map_to_no_class_is_left_out(codes):
-    with pytest.raises(RecordLeftOut, match="its codes map to no class"):
+def test_record_whose_codes_map_to_no_class_is_excluded(codes):
+    with pytest.raises(RecordExcluded, match="its codes map to no class"):
         dominant_class(codes, CLASSES)
 
 
@@ -183,8 +183,8 @@ def test_long_recording_gives_a_record_per_10_s(tmp_path, write_cinc, ecg_signal
     assert np.array_equal(parts[1].signal, ecg_signal[::-1])
 
 
-def test_recording_below_10_s_is_left_out(tmp_path, write_cinc, ecg_signal):
-    with pytest.raises(RecordLeftOut, match="shorter than 10 s"):
+def test_recording_below_10_s_is_excluded(tmp_path, write_cinc, ecg_signal):
+    with pytest.raises(RecordExcluded, match="shorter than 10 s"):
         records(tmp_path, write_cinc(tmp_path, "E1", ecg_signal[:, :4999]))
 
 

@@ -49,7 +49,7 @@ def test_messidor_grades_and_examinations_are_those_of_the_tables(synthetic_phot
     found = discover("messidor-2", root)
     assert (found.layout, found.missing, found.grouped_by) == ("adcis", [], "patient")
     graded = grades[grades["adjudicated_gradable"] == "1"].reset_index()
-    assert found.left_out == {"it is not gradable": len(grades) - len(graded)}
+    assert found.excluded == {"it is not gradable": len(grades) - len(graded)}
     assert len(found.items) == len(graded) == 118
     for item, (_, row) in zip(found.items, graded.iterrows(), strict=True):
         assert item.record_id == row["image_id"].rsplit(".", 1)[0]
@@ -80,7 +80,7 @@ def test_both_eyes_of_an_examination_are_in_one_split(synthetic_photos):
         assert {i.label for i in items if i.split == split} == {f"ICDR {n}" for n in range(5)}
 
 
-def test_a_messidor_image_in_no_pair_is_left_out_of_clean(copied_photos):
+def test_a_messidor_image_in_no_pair_is_excluded_of_clean(copied_photos):
     root = copied_photos("messidor-2")
     expected = discover("messidor-2", root)
     pairs = (root / "messidor-2.csv").read_text().splitlines()
@@ -90,7 +90,7 @@ def test_a_messidor_image_in_no_pair_is_left_out_of_clean(copied_photos):
     found = discover("messidor-2", root)
     assert found.items == kept
     assert len(expected.items) - len(kept) == 2
-    assert found.left_out == expected.left_out | {"its pair of eyes is not known": 2}
+    assert found.excluded == expected.excluded | {"its pair of eyes is not known": 2}
     assert len(discover("messidor-2", root, RELEASED).items) == len(expected.items)
 
 
@@ -127,7 +127,7 @@ def test_messidor_odd_rows_are_counted(copied_photos):
     (root / "IMAGES" / grades.loc[graded[2], "image_id"]).unlink()
     grades.drop(graded[3]).to_csv(root / "messidor_data.csv", index=False)
     found = discover("messidor-2", root)
-    assert found.left_out == {
+    assert found.excluded == {
         "it is not gradable": 2,
         "its label '7' is unknown": 1,
         "it has no label": 1,
@@ -160,7 +160,7 @@ def test_few_labels_of_messidor_come_from_its_training_rows(synthetic_photos, bu
 def test_aptos_grades_are_those_of_the_table(synthetic_photos):
     rows = table(synthetic_photos["aptos-2019"] / "train.csv")
     found = discover("aptos-2019", synthetic_photos["aptos-2019"])
-    assert (found.layout, found.missing, found.left_out) == ("kaggle", [], {})
+    assert (found.layout, found.missing, found.excluded) == ("kaggle", [], {})
     assert found.grouped_by == "record"
     assert [(i.record_id, i.label) for i in found.items] == [
         (code, f"ICDR {grade}") for code, grade in rows.itertuples(index=False)
@@ -194,7 +194,7 @@ def test_aptos_images_that_are_there_twice_are_kept(synthetic_photos):
 def test_jinchi_grades_patients_and_eyes_are_those_of_the_table(synthetic_photos):
     rows = table(synthetic_photos["jinchi"] / "list.csv")
     found = discover("jinchi", synthetic_photos["jinchi"])
-    assert (found.missing, found.left_out) == ([], {"it has no label": 1})
+    assert (found.missing, found.excluded) == ([], {"it has no label": 1})
     assert found.grouped_by == "patient"
     graded = rows[rows["Davis_grading_of_one_figure"] != ""]
     for item, (_, row) in zip(found.items, graded.iterrows(), strict=True):
@@ -232,14 +232,14 @@ def test_no_name_of_jinchi_is_written_down(copied_photos, build_here, tmp_path):
     assert not [name for name in names if name in written]
 
 
-def test_jinchi_grades_are_read_without_regard_to_case_and_odd_ones_left_out(copied_photos):
+def test_jinchi_grades_are_read_without_regard_to_case_and_odd_ones_excluded(copied_photos):
     root = copied_photos("jinchi")
     rows = table(root / "list.csv")
     rows["Davis_grading_of_one_figure"] = rows["Davis_grading_of_one_figure"].str.upper()
     rows.loc[0, "Davis_grading_of_one_figure"] = "ungradable"
     rows.to_csv(root / "list.csv", index=False)
     found = discover("jinchi", root)
-    assert found.left_out == {"it has no label": 1, "its label 'ungradable' is unknown": 1}
+    assert found.excluded == {"it has no label": 1, "its label 'ungradable' is unknown": 1}
     assert len(found.items) == 34
 
 

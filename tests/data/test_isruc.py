@@ -74,7 +74,7 @@ def test_expected_counts_are_those_of_table_8():
 def test_records_are_the_epochs_of_the_files(synthetic_eeg):
     root = synthetic_eeg["isruc"]
     found = isruc.discover(root, CARD, chosen())
-    assert (found.layout, found.missing, found.left_out) == ("subgroups", [], {})
+    assert (found.layout, found.missing, found.excluded) == ("subgroups", [], {})
     assert [(item.group_id, item.record_id) for item in found.items] == [
         (patient(1, 1), f"{patient(1, 1)}-1"),
         (patient(2, 1), f"{patient(2, 1)}-1"),
@@ -138,7 +138,7 @@ def test_channels_go_by_several_names(night, noise, names):
     found = microvolts(reading)
     length = found.shape[1]
     assert np.abs(found - noise[:2, :length]).max() < 0.02
-    assert not reading.remarks
+    assert not reading.warnings
 
 
 def test_electrodes_are_referred_to_the_opposite_mastoid(night, noise):
@@ -147,8 +147,8 @@ def test_electrodes_are_referred_to_the_opposite_mastoid(night, noise):
     found = microvolts(reading)
     expected = np.stack([noise[1] - noise[2], noise[3] - noise[0]])
     assert np.abs(found - expected[:, : found.shape[1]]).max() < 0.04
-    remark = "C3 or C4 is the difference of an electrode and the opposite mastoid"
-    assert reading.remarks == {remark: 4}
+    warning = "C3 or C4 is the difference of an electrode and the opposite mastoid"
+    assert reading.warnings == {warning: 4}
 
 
 def test_an_electrode_without_its_mastoid_is_refused(night, noise):
@@ -159,7 +159,7 @@ def test_an_electrode_without_its_mastoid_is_refused(night, noise):
 def test_the_derivation_of_the_file_wins_over_one_that_is_computed(night, noise):
     names = ("C3-A2", "C4-A1", "C3", "A2")
     reading = night(dict(zip(names, noise, strict=True)), rate=125)
-    assert not reading.remarks
+    assert not reading.warnings
     assert np.abs(microvolts(reading) - noise[:2, :15_000]).max() < 0.02
 
 
@@ -209,19 +209,19 @@ def test_subgroup_1_may_lie_at_the_top(listed):
 def test_a_recording_whose_ending_was_changed_is_found_once(listed):
     found = listed("1/1.edf", "1/1.rec", "1/1_1.txt", "2/2.EDF", "2/2_1.txt")
     assert [item.path for item in found.items] == ["1/1.rec", "2/2.EDF"]
-    assert found.left_out == {DUPLICATE: 1}
+    assert found.excluded == {DUPLICATE: 1}
 
 
 def test_files_elsewhere_are_counted_not_guessed(listed):
     found = listed("1/1.rec", "1/1_1.txt", "3/4.rec", "notes/a.edf", "subgroupI/1/1/1.rec", "5.rec")
     assert [item.path for item in found.items] == ["1/1.rec"]
-    assert found.left_out == {"its folders do not say whose recording it is": 4}
+    assert found.excluded == {"its folders do not say whose recording it is": 4}
 
 
 def test_missing_siblings_are_named_without_numbers_of_persons(listed):
     found = listed("1/1.rec", "1/1_2.txt", "2/2_1.txt", "3/3.rec", "3/3_1.txt")
     assert [item.path for item in found.items] == ["3/3.rec"]
-    assert found.left_out == {"it has no staging by expert 1": 1}
+    assert found.excluded == {"it has no staging by expert 1": 1}
     assert found.missing == [f"recording 1 of patient {patient(1, 2)}"]
     assert CARD.private_names
 
@@ -233,9 +233,9 @@ def test_the_option_takes_the_other_expert(synthetic_eeg):
         items = isruc.discover(root, CARD, chosen(expert=expert)).items
         readings = [isruc.read(root, item, CARD) for item in items]
         by_expert[expert] = [[tuple(r.target) for r in reading.records] for reading in readings]
-        left_out = sum((reading.left_out for reading in readings), Counter())
+        excluded = sum((reading.excluded for reading in readings), Counter())
         # the second expert's stagings are 0, 1, 2 and 3 epochs short
-        assert left_out == ({} if expert == "1" else {"an epoch without a stage": 6})
+        assert excluded == ({} if expert == "1" else {"an epoch without a stage": 6})
     assert [len(each) for each in by_expert["2"]] == [30, 29, 28, 27]
     agreed = [
         a == b
@@ -251,7 +251,7 @@ def test_the_option_takes_one_subgroup_and_counts_the_others(listed):
         listed(f"subgroup{subgroup}/{person}/{person}_1.txt")
     found = listed(subgroup="I")
     assert [item.path for item in found.items] == ["subgroupI/1/1.rec", "subgroupI/2/2.rec"]
-    assert found.left_out == {"it is of a subgroup that was not asked for": 1}
+    assert found.excluded == {"it is of a subgroup that was not asked for": 1}
     listed("subgroupI/3/3_1.txt", "subgroupIII/2/2_1.txt")
     assert listed(subgroup="I").missing == [f"recording 1 of patient {patient(1, 3)}"]
     assert found.layout == "subgroups"
@@ -303,10 +303,10 @@ def test_a_staging_that_is_missing_or_too_large_is_refused(tmp_path, monkeypatch
         isruc.text_stages(tmp_path / "1_1.txt")
 
 
-def test_a_stage_that_the_card_does_not_name_is_left_out(night, noise):
+def test_a_stage_that_the_card_does_not_name_is_excluded(night, noise):
     reading = night({"C3-A2": noise[0], "C4-A1": noise[1]}, text="0\n4\n5\n2\n")
     assert len(reading.records) == 3
-    assert reading.left_out == {"an epoch with a stage that the card does not name": 1}
+    assert reading.excluded == {"an epoch with a stage that the card does not name": 1}
 
 
 def test_the_catalog_holds_both_nights_of_a_person_as_one_patient(
@@ -320,6 +320,6 @@ def test_the_catalog_holds_both_nights_of_a_person_as_one_patient(
     assert held["classes"] == {name: codes.count(code) for code, name in CLASSES.items()}
     manifest = json.loads((built.path / "manifest.json").read_text())
     assert manifest["options"] == {"expert": "1", "subgroup": "all"}
-    assert manifest["remarks"] == {
+    assert manifest["warnings"] == {
         "C3 or C4 is the difference of an electrode and the opposite mastoid": 30
     }

@@ -17,7 +17,7 @@ from benchmd_ray.data.datasets.lidc import extent, positive_slices, read_annotat
 from benchmd_ray.data.raw import DUPLICATE, Choices, RawItem
 from benchmd_ray.data.readers import xml
 from benchmd_ray.data.readers.volume import Volume, read_series
-from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
+from benchmd_ray.data.records import RecordError, RecordExcluded, hashed_patient
 from benchmd_ray.data.splits import hashed_split
 
 CARD = dataset_card("lidc-idri")
@@ -267,22 +267,22 @@ def test_a_scan_of_few_slices_is_padded_with_air_and_counted(make_scan):
     assert (record.signal[0, 7:] == -1024).all()
     assert record.signal[0, :7, 3, 3].tolist() == list(range(7))
     assert record.target == [0, 1]
-    assert reading.remarks == {"it has fewer than 24 slices and is padded with air": 1}
+    assert reading.warnings == {"it has fewer than 24 slices and is padded with air": 1}
 
 
-def test_remarks_of_the_series_reach_the_reading(make_scan):
+def test_warnings_of_the_series_reach_the_reading(make_scan):
     root = make_scan(many([1, 2, 3, 4]))
     next(root.rglob("000017.dcm")).unlink()
     reading = read_only(root)
-    assert reading.remarks == {"slices are missing between others": 1}
+    assert reading.warnings == {"slices are missing between others": 1}
     assert len(reading.records) == 2
 
 
 def test_a_mark_on_a_lost_slice_is_counted(make_scan):
     root = make_scan(many([15, 16, 17, 18]))
     next(root.rglob("000016.dcm")).unlink()
-    remarks = read_only(root).remarks
-    assert remarks["a mark lies on none of its slices and is not used"] == 1
+    warnings = read_only(root).warnings
+    assert warnings["a mark lies on none of its slices and is not used"] == 1
 
 
 def test_agreement_can_be_chosen(make_scan):
@@ -292,9 +292,9 @@ def test_agreement_can_be_chosen(make_scan):
     assert one.records[0].target == [0, 1]
 
 
-def test_a_scan_that_too_few_radiologists_read_is_left_out(make_scan):
+def test_a_scan_that_too_few_radiologists_read_is_excluded(make_scan):
     root = make_scan(many([1, 2, 3, 4])[:2])
-    with pytest.raises(RecordLeftOut, match="fewer than 3 radiologists read it"):
+    with pytest.raises(RecordExcluded, match="fewer than 3 radiologists read it"):
         read_only(root)
 
 
@@ -344,7 +344,7 @@ def test_several_annotations_of_a_scan_are_counted(make_scan):
     for number in range(2):
         (root / f"{number}.xml").write_text(message(*many([]), date="2012-03-09"))
     found = lidc.discover(root, CARD, chosen())
-    assert (len(found.items), found.left_out) == (1, {DUPLICATE: 2})
+    assert (len(found.items), found.excluded) == (1, {DUPLICATE: 2})
 
 
 def test_hidden_files_of_a_mac_are_no_annotations_and_no_slices(make_scan):
@@ -352,7 +352,7 @@ def test_hidden_files_of_a_mac_are_no_annotations_and_no_slices(make_scan):
     for path in [*root.rglob("*.xml"), *root.rglob("*.dcm")]:
         path.with_name(f"._{path.name}").write_bytes(b"\x00\x05\x16\x07")
     found = lidc.discover(root, CARD, chosen())
-    assert (len(found.items), found.missing, found.left_out) == (1, [], {})
+    assert (len(found.items), found.missing, found.excluded) == (1, [], {})
     assert read_only(root).records[0].target == [0, 1]
 
 
@@ -370,7 +370,7 @@ def test_chest_x_rays_and_their_annotations_are_passed_over(make_scan, write_sli
         write_slice(folder / "1.dcm", np.ones((8, 8)), 0.0, Modality=modality)
         (folder / "x.xml").write_text("<IdriReadMessage><ResponseHeader/></IdriReadMessage>")
     found = lidc.discover(root, CARD, chosen())
-    assert (len(found.items), found.missing, found.left_out) == (1, [], {})
+    assert (len(found.items), found.missing, found.excluded) == (1, [], {})
 
 
 def test_scans_without_annotation_and_annotations_without_scan_are_counted(make_scan):
@@ -380,7 +380,7 @@ def test_scans_without_annotation_and_annotations_without_scan_are_counted(make_
     (root / "broken.xml").write_text("<LidcReadMessage")
     found = lidc.discover(root, CARD, chosen())
     assert len(found.items) == 1
-    assert found.left_out == {"it has no annotation": 1}
+    assert found.excluded == {"it has no annotation": 1}
     assert found.missing == [
         f"the scan of annotation {hashed_patient('lidc-idri', '2.25.3')}",
         "an annotation file that can be read",
@@ -393,7 +393,7 @@ def test_a_folder_whose_header_cannot_be_read_is_counted(make_scan):
     folder.mkdir(parents=True)
     (folder / "1.dcm").write_bytes(b"nothing")
     found = lidc.discover(root, CARD, chosen())
-    assert found.left_out == {"the header of its first slice cannot be read": 1}
+    assert found.excluded == {"the header of its first slice cannot be read": 1}
 
 
 def test_the_same_scan_in_two_folders_is_taken_once(make_scan, build_here, tmp_path):
@@ -401,7 +401,7 @@ def test_the_same_scan_in_two_folders_is_taken_once(make_scan, build_here, tmp_p
     shutil.copytree(next(root.rglob("first")), root / "LIDC-IDRI-0042" / "second")
     built = build_here("lidc-idri", root, tmp_path / "out")
     assert built.manifest["raw"]["records"] == 1
-    assert built.manifest["left_out"] == {DUPLICATE: 2}  # the scan and its annotation
+    assert built.manifest["excluded"] == {DUPLICATE: 2}  # the scan and its annotation
 
 
 def test_a_folder_of_another_series_than_its_name_is_quarantined(make_scan):
@@ -455,7 +455,7 @@ def test_released_counts_those_that_the_rule_leaves_out(synthetic_ct):
     clean = lidc.discover(root, CARD, chosen())
     released = lidc.discover(root, CARD, chosen("released"))
     reason = "the paper's rule puts it neither into training nor validation"
-    assert released.left_out[reason] == len(clean.items) - len(released.items) > 0
+    assert released.excluded[reason] == len(clean.items) - len(released.items) > 0
     assert released.missing == []
     ids = {item.record_id for item in released.items}
     assert ids < {item.record_id for item in clean.items}

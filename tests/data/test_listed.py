@@ -87,7 +87,7 @@ def test_splits_come_from_lists_of_paths_or_names(raw, card):
         "b/b1.png": "validation",
         "a/a2.png": "test",
     }
-    assert (found.left_out, found.missing) == ({NOWHERE: 1}, [])
+    assert (found.excluded, found.missing) == ({NOWHERE: 1}, [])
 
 
 def test_lists_go_with_a_table(raw, card):
@@ -141,14 +141,14 @@ def test_several_labels_have_a_column_each(raw, card):
         "a/a1.png": [-1, 1],
         "a/a2.png": [0, -1],
     }
-    assert found.left_out == {
+    assert found.excluded == {
         "none of its labels is known": 1,
         "its value of oedema is neither 1 nor 0": 1,
         "no table names it": 1,
     }
 
 
-def test_constant_segments_are_left_out(tmp_path, card):
+def test_constant_segments_are_excluded(tmp_path, card):
     values = np.random.default_rng(2).normal(size=(12, 4 * 5000)) * 0.1
     values[:, 5000:10_000] = 0.3  # a lead that is off
     values[:, 15_000:] += 1e9  # less than a step
@@ -158,7 +158,7 @@ def test_constant_segments_are_left_out(tmp_path, card):
     found = discover(tmp_path / "raw", own, Choices())
     reading = read(tmp_path / "raw", found.items[0], own)
     assert [record.record_id for record in reading.records] == ["a/x-0000", "a/x-0002"]
-    assert reading.left_out == {CONSTANT: 2}
+    assert reading.excluded == {CONSTANT: 2}
 
 
 @pytest.mark.parametrize("named", ["folders", "table"])
@@ -178,7 +178,7 @@ def test_a_folder_of_slices_is_one_record(tmp_path, write_slice, card, named):
     found = discover(raw, own, Choices())
     names = [f"{kind}/{scan}" for kind in "ab" for scan in ("1.2.3", "1.2.4")]
     assert sorted(item.record_id for item in found.items) == names
-    assert not found.left_out
+    assert not found.excluded
     (record,) = read(raw, found.items[0], own).records
     assert record.valid_size == (3, 256, 256)
 
@@ -209,14 +209,14 @@ def test_of_a_file_in_two_rows_the_first_row_counts(raw, card):
         ("a/a0.png", "a", "train"),
         ("b/b0.png", "b", "test"),
     ]
-    assert found.left_out[DUPLICATE] == 1
+    assert found.excluded[DUPLICATE] == 1
 
 
-def test_a_row_without_its_patient_is_left_out(raw, card):
+def test_a_row_without_its_patient_is_excluded(raw, card):
     (raw / "table.csv").write_text("path,label,who\na/a0.png,a,p\na/a1.png,a,\nb/b0.png,b,q\n")
     found = discover(raw, card({"table": "table.csv", "patient": "who"}), Choices())
     assert {item.path for item in found.items} == {"a/a0.png", "b/b0.png"}
-    assert found.left_out[NO_PATIENT] == 1
+    assert found.excluded[NO_PATIENT] == 1
 
 
 def test_folders_of_patients_are_not_written_down(raw, card):
@@ -236,7 +236,7 @@ def test_files_of_one_name_and_two_formats_are_two_records(raw, card):
     found = discovered(card({"drawn": {"train": 1.0}}), raw, "clean", None, {})[1]
     ids = {item.path: item.record_id for item in found.items}
     assert (ids["a/a0.png"], ids["a/a0.bmp"], ids["a/a1.png"]) == ("a/a0.png", "a/a0.bmp", "a/a1")
-    assert DUPLICATE not in found.left_out
+    assert DUPLICATE not in found.excluded
 
 
 def test_a_file_named_like_a_part_of_another_is_another_record(tmp_path, card):
@@ -344,7 +344,7 @@ def test_columns_of_categories_are_read_as_their_values(tmp_path):
 def test_labels_that_the_card_does_not_name_are_counted_and_never_written_down(raw, card):
     shutil.copytree(raw / "a", raw / "Mueller, Eva")
     found = discover(raw, card({}), Choices())
-    assert found.left_out == {NO_CLASS: 3}
+    assert found.excluded == {NO_CLASS: 3}
     own = card({}, task={"kind": "single-label", "classes": ["c", "d"]})
     with pytest.raises(
         BenchmdError, match=r"9 records .* 3 labels, such as .* Expected c, d"
@@ -379,7 +379,7 @@ def test_a_folder_or_a_suffix_that_is_wrong_is_said_before_anything_is_counted(r
     (raw / "a" / "a1.png").unlink()
     own = card({"table": "table.csv", "folder": "a", "suffix": ".png"})
     found = discover(raw, own, Choices())
-    assert (found.missing, len(found.items), found.left_out) == (["a/a1.png"], 2, {})
+    assert (found.missing, len(found.items), found.excluded) == (["a/a1.png"], 2, {})
 
 
 def test_columns_that_say_nothing_of_what_they_are_named_for_are_refused(raw, card):

@@ -178,7 +178,7 @@ def test_a_short_scan_is_padded_and_counted(make_raw):
     assert record.valid_size == (10, 256, 256)
     assert (record.signal[0, 10:] == -1024).all()
     assert record.target == [0, 1]
-    assert reading.remarks == {"it has fewer than 24 slices and is padded with air": 1}
+    assert reading.warnings == {"it has fewer than 24 slices and is padded with air": 1}
 
 
 @pytest.mark.parametrize("down", [1, -1])
@@ -209,7 +209,7 @@ def test_a_mask_is_turned_with_its_scan(make_raw, write_mhd):
 def test_a_centre_outside_of_the_scan_is_counted(make_raw):
     rows = [row(z=60, Volume=90), row(FindingID=2, z=-2, Volume=90)]
     (reading,) = readings(make_raw(rows))
-    assert reading.remarks == {"a nodule's centre lies outside of it and is not used": 1}
+    assert reading.warnings == {"a nodule's centre lies outside of it and is not used": 1}
     assert [record.target for record in reading.records] == [[0, 0], [0, 0]]
 
 
@@ -227,7 +227,7 @@ def test_slices_that_are_no_squares_are_stretched_and_counted(make_raw, write_mh
     write_mhd(root / "data1" / "LNDb-0001.mhd", np.zeros((48, 8, 12), np.int16))
     write_mhd(root / "masks" / "LNDb-0001_rad1.mhd", np.zeros((48, 8, 12), np.uint8))
     (reading,) = readings(root)
-    assert reading.remarks == {"its slices are not square and are stretched": 1}
+    assert reading.warnings == {"its slices are not square and are stretched": 1}
     assert {record.valid_size for record in reading.records} == {(24, 256, 256)}
 
 
@@ -248,7 +248,7 @@ def test_scans_without_row_and_rows_without_scan_are_counted(make_raw):
         "LNDb-0002.raw", "LNDb-0005.mhd", "LNDb-0005.raw", "LNDb-0005_rad1.mhd",
         "LNDb-0005_rad1.raw",
     ]  # fmt: skip
-    assert found.left_out == {"its findings are not public: it is not in trainCTs.csv": 1}
+    assert found.excluded == {"its findings are not public: it is not in trainCTs.csv": 1}
     assert found.layout == "all"
 
 
@@ -264,7 +264,7 @@ def test_clean_scores_every_scan_and_released_those_with_findings(make_raw):
     assert [item.record_id for item in released.items] == ["LNDb-0001", "LNDb-0003"]
     assert {item.split for item in released.items} == {"validation"}
     reason = "it has no finding, and the paper counts those with findings"
-    assert released.left_out == {reason: 1}
+    assert released.excluded == {reason: 1}
 
 
 def test_a_scan_that_is_there_twice_is_one_patient(make_raw, write_mhd):
@@ -281,19 +281,19 @@ def test_a_finding_that_is_there_twice_with_two_sizes_leaves_its_scan_out(make_r
     small, large = row(Volume=14), row(Volume=90)
     found = lndb.discover(make_raw([small, large, row(2)], depths=(48, 48)), CARD, chosen())
     assert [item.record_id for item in found.items] == ["LNDb-0002"]
-    assert found.left_out == {"the tables give it, or a nodule of it, twice and differently": 1}
+    assert found.excluded == {"the tables give it, or a nodule of it, twice and differently": 1}
     found = lndb.discover(make_raw([large, large, row(2)], depths=(48, 48)), CARD, chosen())
-    assert (len(found.items), found.left_out) == (2, {})
+    assert (len(found.items), found.excluded) == (2, {})
 
 
-def test_a_scan_with_two_numbers_of_radiologists_is_left_out(make_raw):
+def test_a_scan_with_two_numbers_of_radiologists_is_excluded(make_raw):
     root = make_raw([row()])
     with (root / "trainset_csv" / "trainCTs.csv").open("a") as file:
         file.write("1,1\n")
-    assert not lndb.discover(root, CARD, chosen()).left_out
+    assert not lndb.discover(root, CARD, chosen()).excluded
     with (root / "trainset_csv" / "trainCTs.csv").open("a") as file:
         file.write("1,2\n")
-    assert lndb.discover(root, CARD, chosen()).left_out == {lndb.CONFLICT: 1}
+    assert lndb.discover(root, CARD, chosen()).excluded == {lndb.CONFLICT: 1}
 
 
 def test_files_and_tables_that_are_there_twice(make_raw):
@@ -301,7 +301,7 @@ def test_files_and_tables_that_are_there_twice(make_raw):
     shutil.copytree(root / "data1", root / "data9")
     found = lndb.discover(root, CARD, chosen())
     assert [item.path for item in found.items] == ["data1/LNDb-0001.mhd"]
-    assert found.left_out == {DUPLICATE: 2}
+    assert found.excluded == {DUPLICATE: 2}
     shutil.copytree(root / "trainset_csv", root / "again")
     with pytest.raises(BenchmdError, match=r"holds a table twice: .*again/trainCTs\.csv"):
         lndb.discover(root, CARD, chosen())

@@ -63,7 +63,7 @@ def test_vindr_takes_labels_and_splits_of_its_table(synthetic_mammo, policy):
     root = synthetic_mammo["vindr-mammo"]
     found = vindr_mammo.discover(root, VINDR, Choices(policy))
     rows = table(root, BREASTS).set_index("image_id")
-    assert (found.missing, found.left_out) == ([], {"no table names it": 1})
+    assert (found.missing, found.excluded) == ([], {"no table names it": 1})
     assert found.grouped_by == "exam"
     assert [item.record_id for item in found.items] == rows.index.to_list()
     for item in found.items:
@@ -118,7 +118,7 @@ def test_vindr_images_without_file_or_label_are_counted(vindr):
     change(vindr, BREASTS, 2, "breast_birads", "BI-RADS 6")
     found = vindr_mammo.discover(vindr, VINDR, Choices())
     assert found.missing == [path]
-    assert found.left_out == {
+    assert found.excluded == {
         "it has no label": 1,
         "its label 'BI-RADS 6' is unknown": 1,
         "no table names it": 1,
@@ -228,9 +228,9 @@ def test_cbis_counts_films_that_are_in_both_sets_or_not_assessed(synthetic_mammo
     assert both
     assert zero
     assert not both & set(zero)
-    assert found.left_out == {cbis_ddsm.TWICE: len(both), "its label '0' has no class": len(zero)}
+    assert found.excluded == {cbis_ddsm.TWICE: len(both), "its label '0' has no class": len(zero)}
     whole = [p for p in root.rglob("*.dcm") if p.parents[2].name[-1] in "CO"]
-    assert len(found.items) + sum(found.left_out.values()) == len(whole)
+    assert len(found.items) + sum(found.excluded.values()) == len(whole)
     assert len(whole) < len(list(root.rglob("*.dcm")))  # there are cut-outs too
     assert not [item.path for item in found.items if not item.path.endswith("/1-1.dcm")]
 
@@ -256,7 +256,7 @@ def test_cbis_film_whose_first_file_is_missing_is_read_from_the_other_set(cbis):
     assert found.missing == [f"a film of record {first.record_id}"]
     assert found.items[0].record_id == first.record_id
     assert "Calc-Test" in found.items[0].path
-    assert found.left_out[cbis_ddsm.TWICE] == complete.left_out[cbis_ddsm.TWICE] - 1
+    assert found.excluded[cbis_ddsm.TWICE] == complete.excluded[cbis_ddsm.TWICE] - 1
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_cbis_assessments_without_a_class_do_not_count(cbis, assessments, label)
     found = cbis_ddsm.discover(cbis, CBIS, Choices())
     labels = {item.path.split("/")[1]: item.label for item in found.items}
     assert labels.get(path.split("/")[0]) == label
-    assert found.left_out.get("its label '6' has no class", 0) == (label is None)
+    assert found.excluded.get("its label '6' has no class", 0) == (label is None)
 
 
 def test_cbis_columns_may_stand_in_any_order(synthetic_mammo, cbis):
@@ -301,7 +301,7 @@ def test_cbis_files_are_found_by_readable_folder_names_too(synthetic_mammo, cbis
     assert [(i.record_id, i.label) for i in found.items] == [
         (i.record_id, i.label) for i in expected.items
     ]
-    assert (found.missing, found.left_out) == (expected.missing, expected.left_out)
+    assert (found.missing, found.excluded) == (expected.missing, expected.excluded)
     assert all("full mammogram images" in item.path for item in found.items)
 
 
@@ -318,7 +318,7 @@ def test_cbis_of_several_files_the_tables_one_is_taken(cbis):
     left = {item.record_id: item.path for item in found.items}
     assert left[first.record_id] == first.path
     assert second.record_id not in left
-    assert found.left_out[cbis_ddsm.SEVERAL] == 1
+    assert found.excluded[cbis_ddsm.SEVERAL] == 1
     assert len(left) == len(items) - 1
 
 
@@ -330,7 +330,7 @@ def test_cbis_films_without_a_row_are_counted(synthetic_mammo, cbis):
         shutil.copy(film, cbis / series / "1-1.dcm")
     found = cbis_ddsm.discover(cbis, CBIS, Choices())
     assert found.items == expected.items
-    assert found.left_out == expected.left_out | {"no table names it": 1}
+    assert found.excluded == expected.excluded | {"no table names it": 1}
 
 
 def test_cbis_row_that_names_no_film_is_refused(cbis):

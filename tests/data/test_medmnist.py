@@ -141,9 +141,9 @@ def test_an_unofficial_file_is_refused_and_marked_where_it_is_allowed(
     require_same(catalog, file)
     assert catalog.dataset == "pneumoniamnist-unofficial"
     assert (catalog.modality, catalog.signal.name) == ("medmnist-2d", "pneumoniamnist")
-    remark = f"of an unofficial file, MD5 {own}; the official one's is {official}"
-    assert catalog.manifest["remarks"] == {remark: 5856}
-    assert f"5,856 records: {remark}" in verify(catalog).notes
+    warning = f"of an unofficial file, MD5 {own}; the official one's is {official}"
+    assert catalog.manifest["warnings"] == {warning: 5856}
+    assert f"5,856 records: {warning}" in verify(catalog).notes
 
 
 @pytest.mark.data
@@ -228,8 +228,8 @@ def test_the_file_of_version_2_is_known_and_named(write, build_here, tmp_path, m
     catalog = build_here("organmnist3d", file.parent, tmp_path / "c")
     assert (catalog.dataset, catalog.manifest["layout"]) == ("organmnist3d-v2", "version-2")
     assert catalog.manifest["raw"]["expected"] == 1743
-    (remark,) = catalog.manifest["remarks"]
-    assert "file of version 2" in remark
+    (warning,) = catalog.manifest["warnings"]
+    assert "file of version 2" in warning
     assert "train: 9 records, the card expects 972" in verify(catalog).notes
 
 

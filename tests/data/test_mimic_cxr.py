@@ -105,12 +105,12 @@ def test_labels_splits_patients_and_views_are_those_of_the_tables(root):
     assert {i.split for i in found.items} == {"train", "validation", "test"}
 
 
-def test_images_of_a_study_without_labels_are_left_out_and_counted(root):
+def test_images_of_a_study_without_labels_are_excluded_and_counted(root):
     found = mimic_cxr.discover(root, CARD, choose())
     rows = tables(root)
     unlabelled = int((rows["_merge"] == "left_only").sum())
     assert unlabelled > 0
-    assert found.left_out == {"its study is not in the table of labels": unlabelled}
+    assert found.excluded == {"its study is not in the table of labels": unlabelled}
     assert len(found.items) + unlabelled == len(rows)
 
 
@@ -170,8 +170,8 @@ def test_a_report_without_any_finding_is_negative_in_any_case(copied):
     assert found.items
     assert all(f"/s{table.loc[0, 'study_id']}/" in item.path for item in found.items)
     assert found.items[0].target(CARD) == [0, 0, 0, 0, 0]
-    assert sum(found.left_out.values()) == len(tables(copied)) - len(found.items)
-    assert set(found.left_out) >= {"none of its labels is known"}
+    assert sum(found.excluded.values()) == len(tables(copied)) - len(found.items)
+    assert set(found.excluded) >= {"none of its labels is known"}
 
 
 def test_a_draw_takes_whole_patients_of_each_official_split(large):
@@ -217,7 +217,7 @@ def test_only_files_that_are_drawn_have_to_be_there(large):
     found = mimic_cxr.discover(large, CARD, choose(images="50"))
     assert [item.path for item in found.items] == wanted[1:]
     assert found.missing == [f"image {Path(wanted[0]).stem}"]
-    assert found.left_out == {mimic_cxr.UNDRAWN: 1950}
+    assert found.excluded == {mimic_cxr.UNDRAWN: 1950}
     subject = Path(wanted[0]).parts[2].removeprefix("p")
     assert subject not in found.missing[0]
 
@@ -235,7 +235,7 @@ def test_files_that_the_table_of_splits_does_not_name_are_counted(root, copied):
         (folder / name).touch()
     found = mimic_cxr.discover(copied, CARD, choose())
     assert found.items == expected.items
-    assert found.left_out == expected.left_out | {"no table names it": 1}
+    assert found.excluded == expected.excluded | {"no table names it": 1}
 
 
 def test_a_second_row_of_a_study_is_counted_or_refused(root, copied):
@@ -246,7 +246,7 @@ def test_a_second_row_of_a_study_is_counted_or_refused(root, copied):
     found = mimic_cxr.discover(copied, CARD, choose())
     assert found.items == expected.items
     reason = "its id is there twice; the first is kept"
-    assert found.left_out == expected.left_out | {reason: 1}
+    assert found.excluded == expected.excluded | {reason: 1}
     table.loc[0, "Edema"] = "0.0" if table.loc[0, "Edema"] == "1.0" else "1.0"
     table.to_csv(copied / LABELS, index=False)
     with pytest.raises(BenchmdError, match=f"record {len(table)} contradicts an earlier") as caught:

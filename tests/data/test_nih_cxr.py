@@ -72,7 +72,7 @@ def official(tmp_path) -> Path:
 def test_official_layout_splits_labels_and_metadata(official):
     found = discover(official)
     assert (found.layout, found.missing) == ("official", [])
-    assert found.left_out == {"its view position is PA": 2}
+    assert found.excluded == {"its view position is PA": 2}
     one, two, three = (hashed_patient("nih-cxr", str(number)) for number in (1, 2, 3))
     rest = {n: "train" if stable_fraction(f"nih-cxr/{n}") < 0.8 else "validation" for n in (1, 2)}
     assert [(i.group_id, i.split, i.target(AP)) for i in found.items] == [
@@ -97,7 +97,7 @@ def test_every_film_of_a_target_can_be_scored(official):
     assert [i.target(PA) for i in found.items] == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
 
 
-REMARK = "its patient's AP films are in the source's training split"
+WARNING = "its patient's AP films are in the source's training split"
 
 
 @pytest.fixture
@@ -138,19 +138,19 @@ def test_a_targets_patients_never_train(shared, build_here, tmp_path):
     remaining = {hashed_patient("nih-cxr", str(row[3])) for row in films} - trained
     assert groups(target, "test") == remaining
     assert groups(source, "validation") & remaining  # they choose the epoch, and do not train
-    excluded = target.manifest["left_out"][REMARK]
+    excluded = target.manifest["excluded"][WARNING]
     assert (
         (excluded, target.rows("test")) == (2, 3) == (len(films) - len(remaining), len(remaining))
     )
-    assert (target.options, target.manifest["remarks"]) == ({}, {})
+    assert (target.options, target.manifest["warnings"]) == ({}, {})
 
 
 def test_kept_patients_that_train_are_counted_and_the_option_is_named(shared, build_here, tmp_path):
     target = build_here("nih-cxr-pa", shared, tmp_path / "pa", options={"shared_patients": "keep"})
     assert target.rows("test") == sum(row[6] == "PA" for row in SHARED) == 5
     assert target.options == {"shared_patients": "keep"}
-    assert target.manifest["remarks"] == {REMARK: 2}
-    assert f"2 records: {REMARK}" in verify(target).notes
+    assert target.manifest["warnings"] == {WARNING: 2}
+    assert f"2 records: {WARNING}" in verify(target).notes
 
 
 def test_released_keeps_all_patients_unless_told_otherwise(shared):
@@ -201,7 +201,7 @@ def test_a_second_file_of_a_film_is_counted(official):
     (official / "images_009" / name).touch()
     found = discover(official)
     assert found.items == expected.items
-    assert found.left_out == expected.left_out | {"its id is there twice; the first is kept": 1}
+    assert found.excluded == expected.excluded | {"its id is there twice; the first is kept": 1}
 
 
 def test_without_a_table_the_folder_is_refused(tmp_path):
@@ -222,7 +222,7 @@ def test_files_and_rows_without_each_other_are_counted(official):
     (official / "images_002/images/00000001_001.png").unlink()
     found = discover(official)
     assert found.missing == [f"image {hashed_patient('nih-cxr', '1')}-001"]
-    assert found.left_out["no table names it"] == 1
+    assert found.excluded["no table names it"] == 1
     assert len(found.items) == 3
 
 
@@ -243,12 +243,12 @@ def test_a_value_that_cannot_be_used_is_named(official, row, message):
         discover(official)
 
 
-def test_a_film_without_labels_is_left_out(official):
+def test_a_film_without_labels_is_excluded(official):
     rows = [(name, "", *rest) for name, _, *rest in ROWS]
     write_table(official / "Data_Entry_2017_v2020.csv", rows)
     found = discover(official)
     assert not found.items
-    assert found.left_out["none of its labels is known"] == 4
+    assert found.excluded["none of its labels is known"] == 4
 
 
 def test_released_splits_by_film(official):
@@ -300,9 +300,9 @@ def test_sample_counts_are_those_of_the_table(sample, table, card, films, counts
     assert held == expected == list(counts)
     assert (found.layout, found.missing, len(found.items)) == ("sample", [], films)
     other = f"its view position is {'PA' if card is AP else 'AP'}"
-    assert found.left_out == {other: other_view} | ({REMARK: excluded} if excluded else {})
+    assert found.excluded == {other: other_view} | ({WARNING: excluded} if excluded else {})
     assert len({item.group_id for item in found.items}) == own["Patient ID"].nunique()
-    total = len(found.items) + sum(found.left_out.values())
+    total = len(found.items) + sum(found.excluded.values())
     assert total == card.layouts["sample"].records
 
 
@@ -323,7 +323,7 @@ def test_sample_patients_are_in_one_split_and_share_their_pseudonym(sample, tabl
     shown = [item.group_id for item in target if item.group_id in training]
     assert (len(shown), len(set(shown))) == (43, 36)
     fewer = discover(sample, PA)
-    assert (len(fewer.items), fewer.left_out[REMARK]) == (390, 43)
+    assert (len(fewer.items), fewer.excluded[WARNING]) == (390, 43)
     assert not {item.group_id for item in fewer.items} & training
     selecting = {item.group_id for item in source if item.split == "validation"}
     assert len({item.group_id for item in fewer.items} & selecting) == 6

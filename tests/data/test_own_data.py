@@ -134,7 +134,7 @@ def test_folders_named_by_split_and_class(tmp_path):
         "validation": {"round": 2, "square": 2},
         "test": {"round": 3, "square": 3},
     }
-    assert catalog.manifest["left_out"] == {
+    assert catalog.manifest["excluded"] == {
         "it is in fewer than 2 folders": 1,
         "its label is not one of the classes that the card names": 1,
     }

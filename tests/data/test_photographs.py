@@ -41,7 +41,7 @@ def test_order_of_columns_and_rows_does_not_matter(synthetic_photos, copied_phot
         rows.sample(frac=1, random_state=3).to_csv(path, sep=separator, index=False)
     before, after = discover(name, synthetic_photos[name], policy), discover(name, root, policy)
     assert sorted(before.items, key=repr) == sorted(after.items, key=repr)
-    assert before.left_out == after.left_out
+    assert before.excluded == after.excluded
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -75,7 +75,7 @@ def test_a_second_file_of_an_image_is_counted(synthetic_photos, copied_photos, n
     found = discover(name, root)
     assert found.items == expected.items
     reason = "its id is there twice; the first is kept"
-    assert found.left_out == expected.left_out | {reason: 1}
+    assert found.excluded == expected.excluded | {reason: 1}
     assert found.total == expected.total
 
 

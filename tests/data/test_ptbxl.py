@@ -96,7 +96,7 @@ def test_likelihoods_that_are_not_stated(raw, codes, expected):
 
 def test_labels_splits_and_patients_are_those_of_the_table(synthetic_raw, table):
     found = ptbxl.discover(synthetic_raw["ptb-xl"], CARD, Choices())
-    assert (found.layout, found.missing, found.left_out) == ("physionet", [], {})
+    assert (found.layout, found.missing, found.excluded) == ("physionet", [], {})
     assert len(found.items) == len(table) == 140
     for item in found.items:
         row = table.loc[int(item.record_id.removeprefix("HR"))]
@@ -149,7 +149,7 @@ def test_released_takes_split_and_label_from_its_table(raw, tmp_path):
         ("HR00001", "validation", "myocardial infarction"),
         ("HR00002", "train", "hypertrophy"),
     ]
-    assert found.left_out == {"it is not in the released split table": 138}
+    assert found.excluded == {"it is not in the released split table": 138}
     assert found.missing == []
     assert found.grouped_by == "patient"
 
@@ -188,7 +188,7 @@ def test_challenge_records_that_ptbxl_removed_are_counted(tmp_path, synthetic_ra
     found = ptbxl.discover(tmp_path, CARD, Choices())
     assert found.layout == "cinc"
     assert [item.path for item in found.items] == [f"g1/HR0000{i}.hea" for i in (1, 2, 3)]
-    assert found.left_out == {NO_ROW: 1}
+    assert found.excluded == {NO_ROW: 1}
 
 
 @pytest.mark.parametrize(

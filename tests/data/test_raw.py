@@ -104,7 +104,7 @@ def test_of_files_with_one_key_the_first_is_kept_and_the_others_counted():
 
 
 def test_a_record_counts_once_however_often_it_is_there():
-    held = Discovery("flat", [item("x"), item("y")], left_out={DUPLICATE: 5, NO_ROW: 3})
+    held = Discovery("flat", [item("x"), item("y")], excluded={DUPLICATE: 5, NO_ROW: 3})
     assert held.total == 2 + 3
 
 

@@ -48,7 +48,7 @@ def test_header_that_wfdb_itself_refuses_reads(real_data):
 def test_every_ptbxl_record_reads_with_its_exact_samples(real_data):
     root, card = real_data / "ptb-xl-500", dataset_card("ptb-xl")
     found = ptbxl.discover(root, card, Choices())
-    assert (len(found.items), found.missing, found.left_out) == (500, [], {})
+    assert (len(found.items), found.missing, found.excluded) == (500, [], {})
     for item in found.items:
         (record,) = read_records(root, item, card).records
         samples = np.memmap((root / item.path).with_suffix(".dat"), "<i2", "r").reshape(-1, 12)
@@ -140,7 +140,7 @@ def test_challenge_records_of_ptbxl_are_found_by_the_database(real_data, tmp_pat
     shutil.copy(real_data / "ptb-xl-500" / "ptbxl_database.csv", tmp_path)
     found = ptbxl.discover(tmp_path, dataset_card("ptb-xl"), Choices())
     assert found.layout == "cinc"
-    assert found.left_out == {NO_ROW: 10}
+    assert found.excluded == {NO_ROW: 10}
     assert (len(found.items), len(found.missing)) == (0, 500)
 
 

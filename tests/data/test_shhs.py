@@ -94,7 +94,7 @@ def test_records_are_the_epochs_of_the_files(synthetic_eeg):
     root = synthetic_eeg["shhs"]
     found = shhs.discover(root, CARD, Choices())
     assert (found.layout, found.missing, len(found.items)) == ("nsrr", [], 4)
-    assert found.left_out == {"it has no Profusion staging": 1}
+    assert found.excluded == {"it has no Profusion staging": 1}
     for item in found.items:
         codes = re.findall(r"<SleepStage>(\d)<", (root / item.details["stages"]).read_text())
         second = [c.name for c in read_header(root / item.path).channels][1]
@@ -106,7 +106,7 @@ def test_records_are_the_epochs_of_the_files(synthetic_eeg):
         assert kept == sorted(set(kept))
         assert labels(reading) == [CLASSES[codes[epoch]] for epoch in kept]
         assert {sum(record.target) for record in reading.records} == {1}
-        assert len(kept) + sum(reading.left_out.values()) == len(codes)
+        assert len(kept) + sum(reading.excluded.values()) == len(codes)
         for record, epoch in zip(reading.records, kept, strict=True):
             expected = whole[:, epoch * EPOCH :][:, :EPOCH]
             assert record.signal.dtype == np.int16
@@ -114,11 +114,11 @@ def test_records_are_the_epochs_of_the_files(synthetic_eeg):
             assert (record.unit_id, record.group_id) == (record.record_id, item.group_id)
 
 
-def test_what_is_left_out_of_the_synthetic_nights_is_counted(synthetic_eeg):
+def test_what_is_excluded_of_the_synthetic_nights_is_counted(synthetic_eeg):
     root = synthetic_eeg["shhs"]
     total: Counter[str] = Counter()
     for item in shhs.discover(root, CARD, Choices()).items:
-        total += shhs.read(root, item, CARD).left_out
+        total += shhs.read(root, item, CARD).excluded
     assert total == {
         "an epoch of movement": 1,
         "an epoch that is not scored": 2,
@@ -179,7 +179,7 @@ def test_a_person_keeps_the_split_whoever_else_is_there(listed):
 def test_numbers_of_persons_stay_out_of_all_names(listed):
     found = listed([200_001, 200_002], [200_002, 200_003])
     assert [item.record_id for item in found.items] == [hashed_patient("shhs", "200002")]
-    assert found.left_out == {"it has no Profusion staging": 1}
+    assert found.excluded == {"it has no Profusion staging": 1}
     assert found.missing == [f"the EDF file of patient {hashed_patient('shhs', '200003')}"]
     texts = [i.record_id for i in found.items] + [i.group_id for i in found.items] + found.missing
     assert not [text for text in texts if "20000" in text]
@@ -193,7 +193,7 @@ def test_nights_and_stagings_that_are_there_twice_are_counted(listed, tmp_path):
         (tmp_path / "more" / name).touch()
     found = listed([], [])
     assert len(found.items) == found.total == 2
-    assert found.left_out == {DUPLICATE: 3}
+    assert found.excluded == {DUPLICATE: 3}
 
 
 def test_the_second_visit_is_not_taken(listed, tmp_path):
@@ -235,11 +235,11 @@ def test_a_table_without_its_columns_is_named(listed, tmp_path):
         listed([200_001], [200_001])
 
 
-def test_movement_unscored_and_unknown_epochs_are_left_out_by_reason(night):
+def test_movement_unscored_and_unknown_epochs_are_excluded_by_reason(night):
     reading = night(6, 2, 9, 7)
     assert labels(reading) == ["n2"]
     assert reading.records[0].record_id == "p1-0001"
-    assert reading.left_out == {
+    assert reading.excluded == {
         "an epoch of movement": 1,
         "an epoch that is not scored": 1,
         "an epoch with a stage that the card does not name": 1,
@@ -249,20 +249,20 @@ def test_movement_unscored_and_unknown_epochs_are_left_out_by_reason(night):
 def test_signal_and_stages_of_different_length_share_what_they_have(night):
     longer = night(0, 0, 0, 0, 0, 0, epochs=4.5)
     assert len(longer.records) == 4
-    assert longer.left_out == {"a stage without signal": 2}
+    assert longer.excluded == {"a stage without signal": 2}
     shorter = night(0, 0, epochs=4.5)
     assert len(shorter.records) == 2
-    assert shorter.left_out == {"an epoch without a stage": 2}
+    assert shorter.excluded == {"an epoch without a stage": 2}
 
 
-def test_a_dead_epoch_is_left_out_and_the_night_is_kept(night):
+def test_a_dead_epoch_is_excluded_and_the_night_is_kept(night):
     def die(noise: np.ndarray) -> None:
         noise[:, EPOCH : 2 * EPOCH] = 17.0
         noise[0, 2 * EPOCH : 3 * EPOCH] = 17.0  # one dead channel is kept, as a dead lead is
 
     reading = night(2, 2, 2, 2, change=die)
     assert [record.record_id for record in reading.records] == ["p1-0000", "p1-0002", "p1-0003"]
-    assert reading.left_out == {"an epoch whose channels are both constant": 1}
+    assert reading.excluded == {"an epoch whose channels are both constant": 1}
 
 
 def test_a_dead_epoch_is_found_although_resampling_blurs_its_ends(night):
@@ -270,13 +270,13 @@ def test_a_dead_epoch_is_found_although_resampling_blurs_its_ends(night):
         noise[:, 30 * 250 : 60 * 250] = 17.0
 
     reading = night(2, 2, 2, 2, change=die, rate=250)
-    assert reading.left_out == {"an epoch whose channels are both constant": 1}
+    assert reading.excluded == {"an epoch whose channels are both constant": 1}
 
 
 def test_a_night_that_is_all_dead_gives_nothing(night):
     reading = night(2, 2, change=lambda noise: noise.fill(0.0))
     assert reading.records == []
-    assert sum(reading.left_out.values()) == 4
+    assert sum(reading.excluded.values()) == 4
 
 
 def test_both_channels_may_differ_in_rate(tmp_path, write_edf):
@@ -390,8 +390,8 @@ def test_the_catalog_has_the_epochs_and_no_name_of_a_person(synthetic_eeg, tmp_p
     held: Counter[str] = Counter()
     for split in manifest["splits"].values():
         held.update(split["classes"])
-    left_out = sum(manifest["left_out"].values()) - 1  # the night without staging
-    assert sum(held.values()) + left_out == len(codes)
+    excluded = sum(manifest["excluded"].values()) - 1  # the night without staging
+    assert sum(held.values()) + excluded == len(codes)
     assert held["n3"] == codes.count("3") + codes.count("4")
     assert set(manifest["splits"]) == {"train", "validation"}
     persons = [re.search(r"\d{6}", path.name)[0] for path in (root / RECORDINGS).iterdir()]

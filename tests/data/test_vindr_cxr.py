@@ -55,7 +55,7 @@ def shown(path: Path) -> np.ndarray:
 def test_labels_are_those_of_the_table(root, policy, split):
     found = vindr_cxr.discover(root, CARD, Choices(policy))
     rows = table(root).set_index("image_id")
-    assert (found.layout, found.missing, found.left_out) == ("physionet", [], {})
+    assert (found.layout, found.missing, found.excluded) == ("physionet", [], {})
     assert sorted(rows.index) == sorted(item.record_id for item in found.items)
     assert len({item.group_id for item in found.items}) == len(rows)
     assert found.grouped_by == "record"
@@ -87,7 +87,7 @@ def test_files_and_rows_without_each_other_are_counted(copied):
     (copied / "test" / f"{rows.loc[3, 'image_id']}.dicom").unlink()
     found = vindr_cxr.discover(copied, CARD, Choices())
     assert found.missing == [f"test/{rows.loc[3, 'image_id']}.dicom"]
-    assert found.left_out == {"no table names it": 1}
+    assert found.excluded == {"no table names it": 1}
     assert len(found.items) == len(rows) - 2
 
 
@@ -106,7 +106,7 @@ def test_a_catalog_holds_the_pixels_as_they_are_to_be_looked_at(copied, build_he
         expected = fitted(shown(path), 224)[0].astype(int)
         assert np.abs(signal - expected).max() <= 1  # rounding
     assert (count, kinds) == (len(rows), {"MONOCHROME1", "MONOCHROME2"})
-    assert catalog.manifest["left_out"] == {"its id is there twice; the first is kept": 1}
+    assert catalog.manifest["excluded"] == {"its id is there twice; the first is kept": 1}
 
 
 def test_age_and_sex_are_those_of_the_header(root):
@@ -140,4 +140,4 @@ def test_a_second_file_of_an_image_is_counted(root, copied):
     shutil.copy(image, image.with_suffix(".dcm"))
     found = vindr_cxr.discover(copied, CARD, Choices())
     assert [i.record_id for i in found.items] == [i.record_id for i in expected.items]
-    assert found.left_out == {"its id is there twice; the first is kept": 1}
+    assert found.excluded == {"its id is there twice; the first is kept": 1}

@@ -43,7 +43,7 @@ def test_slices_come_from_feet_to_head_whatever_their_names(series):
     assert volume.spacing == (2.5, 0.75, 0.5)
     assert volume.positions == pytest.approx([-40, -37.5, -35, -32.5, -30])
     assert np.array_equal(np.stack(list(volume.slices())), stored.astype(float) - 1024)
-    assert volume.remarks == ()
+    assert volume.warnings == ()
 
 
 def test_values_are_rescaled_by_each_slices_own_slope_and_intercept(series):
@@ -79,7 +79,7 @@ def test_the_named_series_is_taken_out_of_several(series, write_slice):
         read_series(folder, "2.25.3")
     volume = read_series(folder, "2.25.1")
     assert volume.shape == (3, 6, 4)
-    assert volume.remarks == ("it holds files of other series, which are not read",)
+    assert volume.warnings == ("it holds files of other series, which are not read",)
 
 
 def test_of_slices_at_one_position_the_first_is_kept(series, write_slice):
@@ -90,32 +90,32 @@ def test_of_slices_at_one_position_the_first_is_kept(series, write_slice):
     volume = read_series(folder)
     assert np.array_equal(np.stack(list(volume.slices())), stored.astype(float) - 1024)
     assert "2.25.99" not in volume.uids
-    assert volume.remarks == ("several slices at one position; the first is kept",)
+    assert volume.warnings == ("several slices at one position; the first is kept",)
 
 
-def test_missing_slices_are_remarked_and_not_made_up(series):
+def test_missing_slices_are_warned_of_and_not_made_up(series):
     folder = series(slices_of(6))
     (folder / "000003.dcm").unlink()
     volume = read_series(folder)
     assert volume.shape[0] == 5
     assert volume.spacing[0] == 2.5
-    assert volume.remarks == ("slices are missing between others",)
+    assert volume.warnings == ("slices are missing between others",)
 
 
 @pytest.mark.parametrize(
-    ("steps", "remarked"),
+    ("steps", "warned"),
     [
         ([2.5, 2.5, 3.5, 2.5], True),
         ([2.5, 2.5, 1.0, 2.5], True),
         ([2.5, 2.6, 2.4, 2.5], False),  # rounded positions
-        ([2.5, 2.5, 5.0, 2.5], False),  # a gap has a remark of its own
+        ([2.5, 2.5, 5.0, 2.5], False),  # a gap has a warning of its own
     ],
 )
-def test_steps_that_vary_are_remarked(series, steps, remarked):
+def test_steps_that_vary_are_warned_of(series, steps, warned):
     heights = np.cumsum([0, *steps])
     place = lambda number: [0.0, 0.0, float(heights[number])]  # noqa: E731
     volume = read_series(series(slices_of(5), ImagePositionPatient=place))
-    assert ("the distance between slices varies" in volume.remarks) is remarked
+    assert ("the distance between slices varies" in volume.warnings) is warned
 
 
 def test_hidden_files_are_no_slices(series):
@@ -124,9 +124,9 @@ def test_hidden_files_are_no_slices(series):
     assert read_series(folder).shape[0] == 3
 
 
-def test_varying_thickness_is_remarked(series):
+def test_varying_thickness_is_warned_of(series):
     volume = read_series(series(slices_of(3), SliceThickness=lambda n: 2.5 + n))
-    assert volume.remarks == ("the slices' thickness varies",)
+    assert volume.warnings == ("the slices' thickness varies",)
 
 
 def test_a_single_slice_is_as_deep_as_it_is_thick(series):

@@ -72,9 +72,9 @@ def test_source_is_a_dicom_series_with_an_annotation_of_four(synthetic_ct):
 def test_source_has_the_quirks_of_the_real_one(synthetic_ct, ct_catalogs):
     manifest = ct_catalogs["lidc-idri"].manifest
     assert manifest["raw"]["records"] == 20
-    assert manifest["left_out"] == {"it has no annotation": 1}
-    assert manifest["remarks"]["it has fewer than 24 slices and is padded with air"] == 1
-    assert manifest["remarks"]["slices are missing between others"] == 1
+    assert manifest["excluded"] == {"it has no annotation": 1}
+    assert manifest["warnings"]["it has fewer than 24 slices and is padded with air"] == 1
+    assert manifest["warnings"]["slices are missing between others"] == 1
     assert manifest["splits"]["train"]["patients"] < manifest["splits"]["train"]["units"]
     assert manifest["quarantined"] == []
     assert list(synthetic_ct["lidc-idri"].rglob("LIDC-XML-only/tcia-lidc-xml/157/*.xml"))

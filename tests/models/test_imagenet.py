@@ -116,8 +116,8 @@ def test_the_patch_embedding_is_the_convolution(channels):
 def test_the_whole_file_is_used_but_for_the_classifier(vit_tiny_file, vit_tiny_tensors, name):
     weights = read_imagenet(vit_tiny_file, SIGNALS[name])
     assert (weights.file, weights.sha256) == ("model.safetensors", sha256(vit_tiny_file))
-    assert weights.left_out == ("head.bias", "head.weight")
-    kept = len(vit_tiny_tensors) - len(weights.left_out)
+    assert weights.skipped == ("head.bias", "head.weight")
+    kept = len(vit_tiny_tensors) - len(weights.skipped)
     assert len(weights.tensors) == kept == len(Encoder(DERM, ENCODERS["vit-tiny"]).state_dict())
     assert {value.dtype for value in weights.tensors.values()} == {torch.float32}
 
@@ -126,7 +126,7 @@ def test_a_file_without_a_classifier_or_in_half_precision_serves(vit_tiny_tensor
     halves = {k: v.half() for k, v in vit_tiny_tensors.items() if not k.startswith("head.")}
     save_file(halves, tmp_path / "half.safetensors")
     weights = read_imagenet(tmp_path / "half.safetensors", DERM)
-    assert weights.left_out == ()
+    assert weights.skipped == ()
     assert torch.equal(weights.tensors["norm.bias"], halves["norm.bias"].float())
 
 

@@ -64,7 +64,7 @@ def test_what_is_not_comparable_says_why(compared):
 def test_the_summary_counts_and_averages(compared):
     fair = compared[compared["reason"] == ""]
     inside = int(fair["inside"].sum())
-    first, by_technique, *left_out = summary(compared)
+    first, by_technique, *excluded = summary(compared)
     assert first.startswith(f"{len(fair)} comparable cells of BenchMD v2, tables 1 and 2: ")
     held = f"of {len(fair)} with an interval of ours, it holds the paper's number in {inside};"
     assert held in first
@@ -76,7 +76,7 @@ def test_the_summary_counts_and_averages(compared):
         mean = shown(np.mean(rows["value"] - rows["paper"]), "signed")
         expected = f"{technique} {mean} ({len(rows)})"
         assert expected in by_technique
-    assert sum(int(line.split()[2].rstrip(":")) for line in left_out) == len(compared) - len(fair)
+    assert sum(int(line.split()[2].rstrip(":")) for line in excluded) == len(compared) - len(fair)
 
 
 def test_without_an_interval_nothing_is_said_to_be_outside_of_it(tmp_path):

@@ -43,7 +43,7 @@ WHOLE = DatasetCard(
     normalisation="those of the source",
     private_names=True,
     expected={"released": {"validation": {"grade a": 4321, "grade b": 1}}},
-    notes=("First remark " + "word " * 60, "Second remark."),
+    notes=("First warning " + "word " * 60, "Second warning."),
 )
 """Every field has a value of its own."""
 
@@ -177,8 +177,8 @@ def manifest(**changes):
         "splits": {
             "train": {"records": 5000, "units": 400, "patients": 390, "classes": classes},
         },
-        "left_out": {"it has no label": 4},
-        "remarks": {"it is padded": 3},
+        "excluded": {"it has no label": 4},
+        "warnings": {"it is padded": 3},
         "quarantined": [],
         "statistics": None,
         "raw": {"records": 410, "expected": 1018, "missing": 6, "grouped_by": "patient"},

@@ -228,7 +228,7 @@ def test_a_rank_without_an_interval_says_why(tmp_path):
     assert analysis.ranking["tau"].notna().all()
 
 
-def test_patients_of_the_source_in_a_target_and_remarks_of_its_build_are_named(tmp_path):
+def test_patients_of_the_source_in_a_target_and_warnings_of_its_build_are_named(tmp_path):
     run = make_transfer(tmp_path)
     targets = targets_of(ECG.task.classes, 80, "single-label")
     scores = scores_of(targets, "single-label", 1, [1])
@@ -237,7 +237,7 @@ def test_patients_of_the_source_in_a_target_and_remarks_of_its_build_are_named(t
     both = len(set(own["group_id"][:3]))
     write_predictions(run, "ptb-xl", {"validation": (own, targets, scores)}, role="source")
     write_predictions(
-        run, "georgia", {"test": (other, targets, scores)}, remarks={"seen before": 3}
+        run, "georgia", {"test": (other, targets, scores)}, warnings={"seen before": 3}
     )
     notes = analyse([run], resamples=20).notes
     patients = len(set(other["group_id"]))
@@ -246,7 +246,7 @@ def test_patients_of_the_source_in_a_target_and_remarks_of_its_build_are_named(t
     assert "georgia: 3 records: seen before." in notes
 
 
-def test_remarks_of_a_catalog_reach_the_notes_by_way_of_its_predictions(tmp_path, write_catalog):
+def test_warnings_of_a_catalog_reach_the_notes_by_way_of_its_predictions(tmp_path, write_catalog):
     card = cards()["georgia"]
     rng, whole = np.random.default_rng(3), ECG.signal.stored_shape
     records = []
@@ -255,12 +255,10 @@ def test_remarks_of_a_catalog_reach_the_notes_by_way_of_its_predictions(tmp_path
         target = [int(place == row % 7) for place in range(7)]
         records.append(Record(f"r{row}", f"p{row}", f"r{row}", signal, 1.0, whole[-1:], target))
     catalog = write_catalog(card, {"test": [records]})
-    remarked = {**catalog.manifest, "remarks": {"it is shorter than 10 s and padded": 2}}
+    warned = {**catalog.manifest, "warnings": {"it is shorter than 10 s and padded": 2}}
     run = make_transfer(tmp_path / "runs")
     size = load_settings(assignments=["encoder=tiny"]).encoder
     model = Classifier(Encoder(ECG.signal, size), len(ECG.task.classes))
     export_model(run.folder, model.state_dict(), size, ECG.signal, None, ECG.task)
-    CLASSIFICATION.predict(
-        run.folder, replace(catalog, manifest=remarked), load_settings(), Worker()
-    )
+    CLASSIFICATION.predict(run.folder, replace(catalog, manifest=warned), load_settings(), Worker())
     assert "georgia: 2 records: it is shorter than 10 s and padded." in analyse([run]).notes

@@ -329,7 +329,7 @@ def test_techniques_that_one_modality_alone_lacks_do_not_empty_the_diagram():
     }
 
 
-def test_subgroups_are_the_frame_s_and_left_out_groups_are_named(drawn, images):
+def test_subgroups_are_the_frame_s_and_excluded_groups_are_named(drawn, images):
     titled = drawn["subgroups-cxr-mimic-cxr-chexpert-test"]
     rows = chosen(images.subgroups, dataset="chexpert", setting="finetune-full", variable="sex")
     axes = panel(titled, "sex")
@@ -684,17 +684,17 @@ def texts(figure):
 
 
 def test_an_empty_analysis_has_no_figure_and_says_why():
-    found, left_out = draw(made())
+    found, excluded = draw(made())
     assert found == []
-    assert {one.name for one in left_out} >= {"auroc", "change", "pretraining", "transfer"}
-    assert all(one.reason for one in left_out)
+    assert {one.name for one in excluded} >= {"auroc", "change", "pretraining", "transfer"}
+    assert all(one.reason for one in excluded)
 
 
 def test_one_technique_is_drawn_without_comparisons():
-    found, left_out = draw(invented(("eeg",), techniques=("mae",), settings=("linear",), seeds=1))
+    found, excluded = draw(invented(("eeg",), techniques=("mae",), settings=("linear",), seeds=1))
     names = {one.name for one in found}
     assert {"auroc", "gap-eeg-shhs", "roc-eeg-shhs-isruc-test"} <= names
-    reasons = {one.name: one.reason for one in left_out}
+    reasons = {one.name: one.reason for one in excluded}
     assert reasons["change"] == "no technique has enough patients to be compared with scratch"
     assert reasons["ranking-eeg-shhs"] == "fewer than two techniques are ranked on the same rows"
     assert reasons["significance-eeg-shhs"] == "no two techniques are scored on the same rows"

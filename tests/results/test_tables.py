@@ -307,8 +307,8 @@ def test_lists_without_a_display_are_written_as_data(report_analysis, tmp_path):
     written = {path.name for path in write_tables(report_analysis, tmp_path)}
     assert written <= file_names()
     assert len(pd.read_csv(tmp_path / "runs.csv")) == len(report_analysis.ran)
-    left_out = pd.read_csv(tmp_path / "subgroups_excluded.csv")
-    assert left_out["patients"].tolist() == report_analysis.excluded["patients"].tolist()
+    excluded = pd.read_csv(tmp_path / "subgroups_excluded.csv")
+    assert excluded["patients"].tolist() == report_analysis.excluded["patients"].tolist()
 
 
 def test_a_difference_that_rounds_to_zero_has_no_sign():
@@ -383,7 +383,7 @@ def test_splits_of_few_patients_are_named(tmp_path, patients, note):
     assert found == ([f"georgia (test): {note}"] if note else [])
 
 
-def test_unfinished_runs_are_left_out_and_named(tmp_path):
+def test_unfinished_runs_are_excluded_and_named(tmp_path):
     run, *_ = make_run(tmp_path)
     begun, *_ = make_run(tmp_path, seed=5)
     (begun.folder / "done.json").unlink()

@@ -371,8 +371,8 @@ def test_the_command_reports_the_searches_of_a_store_and_none_of_a_run(made, tmp
 
 def figures_of(store, **search):
     make_search(store, **search)
-    drawn, left_out = draw(Analysis(records=searches([store])))
-    return {one.name: one for one in drawn}, {one.name: one.reason for one in left_out}
+    drawn, excluded = draw(Analysis(records=searches([store])))
+    return {one.name: one for one in drawn}, {one.name: one.reason for one in excluded}
 
 
 def test_texts_of_a_large_search_do_not_overlap_and_are_not_cut(tmp_path):
@@ -449,21 +449,21 @@ def test_a_setting_that_had_no_part_in_a_trial_has_no_point_there(tmp_path):
     assert len(broken) == 3
 
 
-def test_what_a_small_search_cannot_show_is_left_out_with_the_reason(tmp_path):
+def test_what_a_small_search_cannot_show_is_excluded_with_the_reason(tmp_path):
     empty = {"importance": {}, "importance_reason": "fewer than 4 complete trials"}
-    drawn, left_out = figures_of(tmp_path, rows=make_trials(3), result=empty)
-    assert left_out[f"importance-{NAME}"].endswith("fewer than 4 complete trials")
-    assert left_out[f"contour-{NAME}"].endswith("fewer than 4 complete trials")
+    drawn, excluded = figures_of(tmp_path, rows=make_trials(3), result=empty)
+    assert excluded[f"importance-{NAME}"].endswith("fewer than 4 complete trials")
+    assert excluded[f"contour-{NAME}"].endswith("fewer than 4 complete trials")
     assert f"history-{NAME}" in drawn
-    drawn, left_out = figures_of(tmp_path / "few", rows=make_trials(9))
-    assert "a contour needs 10 complete trials" in left_out[f"contour-{NAME}"]
+    drawn, excluded = figures_of(tmp_path / "few", rows=make_trials(9))
+    assert "a contour needs 10 complete trials" in excluded[f"contour-{NAME}"]
 
 
 def test_a_search_without_a_complete_trial_is_read_and_has_reasons_for_no_figures(tmp_path):
     rows = [{**row, "state": "failed", "value": None, "curve": []} for row in make_trials(3)]
-    drawn, left_out = figures_of(tmp_path, rows=rows, finished=False)
+    drawn, excluded = figures_of(tmp_path, rows=rows, finished=False)
     assert not [name for name in drawn if NAME in name]
-    assert len([name for name in left_out if NAME in name]) == len(TOPICS)
+    assert len([name for name in excluded if NAME in name]) == len(TOPICS)
     (record,) = searches([tmp_path])
     assert (record.best, record.front, record.counts["failed"]) == (None, (), 3)
     assert np.isnan(record.value)

@@ -157,7 +157,7 @@ def test_score_of_an_unknown_target_does_not_count(name, task):
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_class_that_cannot_be_scored_is_named_and_left_out_of_the_mean(name):
+def test_class_that_cannot_be_scored_is_named_and_excluded_of_the_mean(name):
     targets, scores = predictions("multi-label", 2)
     others = [0, 1, 3]
     for only in (1, 0, -1):

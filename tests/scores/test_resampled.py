@@ -137,7 +137,7 @@ def test_one_patient_gives_no_values(name, rows):
 
 
 @EACH
-def test_class_lost_in_a_resample_is_left_out_of_its_mean(name):
+def test_class_lost_in_a_resample_is_excluded_of_its_mean(name):
     targets, scores = predictions("multi-label", 7)
     groups = patients_of(80, 20)
     carried = np.where(groups == groups[0], np.arange(80) % 2, -1)

@@ -153,7 +153,7 @@ def test_class_without_positives_is_not_scored():
     assert auroc_spread(targets, scores, groups, resamples=100) == without
 
 
-def test_class_lost_in_a_resample_is_left_out_of_its_mean():
+def test_class_lost_in_a_resample_is_excluded_of_its_mean():
     targets, scores, groups = random_predictions(6)
     targets[:, 1] = groups == groups[0]  # one patient carries the class
     values = bootstrap_auroc(targets, scores, groups, resamples=300)

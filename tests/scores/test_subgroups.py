@@ -110,7 +110,7 @@ def test_each_group_has_its_auroc_and_interval_over_the_seeds(seeds):
         assert (group.rows, group.patients) == (own.sum(), len(set(groups[own])))
         assert (group.unscored, group.caution) == ((), "")
     assert found.variable == "site"
-    assert found.left_out == ()
+    assert found.excluded == ()
 
 
 def test_tests_are_of_scores_averaged_over_the_seeds():
@@ -179,13 +179,13 @@ def test_row_order_does_not_matter():
     assert moved.kruskal_p == pytest.approx(once.kruskal_p)
 
 
-def test_small_groups_and_rows_without_label_are_left_out_and_named():
+def test_small_groups_and_rows_without_label_are_excluded_and_named():
     targets, scores, groups, labels = study(7)
     labels = [None if g in (0, 1, 2) else "rare" if g in (3, 4) else x
               for g, x in zip(groups, labels, strict=True)]  # fmt: skip
     found = by_subgroup(targets, scores, groups, labels, **options())
     unknown = len(set(groups) & {0, 1, 2})
-    assert found.left_out == (("rare", len(set(groups) & {3, 4})), ("unknown", unknown))
+    assert found.excluded == (("rare", len(set(groups) & {3, 4})), ("unknown", unknown))
     assert [g.name for g in found.groups] == ["a", "b", "c"]
     kept = np.array([x in ("a", "b", "c") for x in labels])
     without = by_subgroup(
@@ -202,7 +202,7 @@ def test_every_way_to_lack_a_label_is_unknown(missing):
     labels = [missing if x == "c" else x for x in labels]
     found = by_subgroup(targets, scores, groups, labels, **options())
     assert [g.name for g in found.groups] == ["a", "b"]
-    assert [name for name, _ in found.left_out] == ["unknown"]
+    assert [name for name, _ in found.excluded] == ["unknown"]
 
 
 def test_minimum_is_twenty_patients_not_rows():
@@ -213,7 +213,7 @@ def test_minimum_is_twenty_patients_not_rows():
         targets, [np.full((156, 2), 0.5)], groups, labels, "single-label", variable="x", resamples=9
     )
     assert [(g.name, g.patients, g.rows) for g in found.groups] == [("many", 20, 80)]
-    assert found.left_out == (("few", 19),)
+    assert found.excluded == (("few", 19),)
     assert np.isnan([found.kruskal_h, found.kruskal_p]).all()  # one group is not a comparison
     assert found.posthoc == ()
 
@@ -284,7 +284,7 @@ def test_nothing_and_one_patient(rows):
         targets, [np.full((rows, 2), 0.5)], np.full(rows, "p"), ["a"] * rows, **options()
     )
     assert found.groups == ()
-    assert found.left_out == ((("a", 1),) if rows else ())
+    assert found.excluded == ((("a", 1),) if rows else ())
     assert np.isnan([found.kruskal_h, found.kruskal_p]).all()
 
 

@@ -98,7 +98,7 @@ def test_the_weights_are_a_finished_run_at_once(source, weights, tmp_path):
     assert about["technique"] == "imagenet"
     assert about["protocol"] == "fixed"
     assert about["determinants"]["weights"] == sha256(weights)
-    assert about["weights"] == {"file": weights.name, "left_out": ["head.bias", "head.weight"]}
+    assert about["weights"] == {"file": weights.name, "skipped": ["head.bias", "head.weight"]}
     for file in run.folder.rglob("*.json"):
         assert str(weights.parent) not in file.read_text()
 

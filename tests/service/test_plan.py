@@ -225,7 +225,7 @@ def test_two_catalogs_of_a_dataset_with_one_policy_are_refused(write_manifest, t
     assert str(two) in str(told.value)
 
 
-def test_a_target_without_its_source_is_named_and_left_out(write_manifest, tmp_path):
+def test_a_target_without_its_source_is_named_and_excluded(write_manifest, tmp_path):
     write_manifest("ptb-xl")
     write_manifest("ham10000")
     plan = planned(Choice(catalogs=(tmp_path / "catalogs",), techniques=("scratch",)))
@@ -269,7 +269,7 @@ def test_an_unfinished_catalog_beside_others_is_named(write_manifest, tmp_path):
     assert any("georgia: skipped, an unfinished catalog" in note for note in plan.notes)
 
 
-def test_imagenet_weights_are_left_out_where_there_are_no_images():
+def test_imagenet_weights_are_excluded_where_there_are_no_images():
     plan = planned(Choice(modalities=("ecg", "derm"), techniques=("imagenet", "scratch")))
     assert {i.modality for i in plan.items if i.technique == "imagenet"} == {"derm"}
     assert (

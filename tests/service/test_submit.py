@@ -404,7 +404,7 @@ def test_names_that_do_not_exist_are_refused_before_anything_is_sent(command, me
         checked(["run", "--catalog", "/catalogs", "--store", "/runs", *command])
 
 
-def test_the_dashes_before_the_command_may_be_left_out():
+def test_the_dashes_before_the_command_may_be_excluded():
     result = CliRunner().invoke(main, ["submit", "run", "--catalog", "catalogs"])
     assert "--catalog is the relative path 'catalogs'" in result.output
 

@@ -373,7 +373,7 @@ def outcomes_of(
     read: Callable[[Path], Any], seed: int, inputs: int, groups: list[list[str]]
 ) -> dict[str, Any]:
     """Read mutated files and count what came out."""
-    from benchmd_ray.data.records import RecordError, RecordLeftOut
+    from benchmd_ray.data.records import RecordError, RecordExcluded
     from benchmd_ray.errors import BenchmdError
 
     rng = np.random.default_rng(seed)
@@ -399,7 +399,7 @@ def outcomes_of(
             try:
                 read(place / group[0].name)
                 outcomes["read"] += 1
-            except (RecordError, RecordLeftOut, BenchmdError):
+            except (RecordError, RecordExcluded, BenchmdError):
                 outcomes["refused"] += 1
             except Ended:
                 outcomes["ended its process"] += 1
@@ -414,7 +414,7 @@ def outcomes_of(
 
 def _reads(read: Callable[[Path], Any], group: list[Path]) -> bool:
     """Whether files are read as they were written."""
-    from benchmd_ray.data.records import RecordError, RecordLeftOut
+    from benchmd_ray.data.records import RecordError, RecordExcluded
     from benchmd_ray.errors import BenchmdError
 
     with tempfile.TemporaryDirectory() as folder:
@@ -422,7 +422,7 @@ def _reads(read: Callable[[Path], Any], group: list[Path]) -> bool:
             shutil.copy(path, folder)
         try:
             read(Path(folder, group[0].name))
-        except (RecordError, RecordLeftOut, BenchmdError):
+        except (RecordError, RecordExcluded, BenchmdError):
             return False
     return True
 

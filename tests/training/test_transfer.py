@@ -497,7 +497,7 @@ def test_a_step_without_gradients_holds_a_bounded_number_of_values(name):
     assert size == 256 or (size + 1) * values > 2**26
 
 
-def test_training_records_without_labels_are_left_out(make_catalog, splits, run):
+def test_training_records_without_labels_are_excluded(make_catalog, splits, run):
     unknown = [
         Record(f"u{i}", "u", f"u{i}", r.signal, r.scale, r.valid_size, [-1] * 7)
         for i, r in enumerate(splits["train"][:3])

@@ -516,7 +516,7 @@ def test_modalities_with_different_starts_or_ranges_are_refused():
         shared([low, Space("d", (Parameter(BATCH, "choice", 64, values=(32, 64)),))])
 
 
-def test_a_condition_that_no_common_value_meets_is_left_out():
+def test_a_condition_that_no_common_value_meets_is_excluded():
     def space(name, values):
         choice = Parameter("encoder.pool", "choice", "mean", values=values)
         inner = Parameter(WARM_UP, "int", 0, low=0, high=9, when={"encoder.pool": ("cls",)})

@@ -23,7 +23,7 @@ from benchmd_ray.data.readers.metaimage import read_mhd
 from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume, read_series
 from benchmd_ray.data.readers.wfdb import read_wfdb
-from benchmd_ray.data.records import RecordError, RecordLeftOut, require_once
+from benchmd_ray.data.records import RecordError, RecordExcluded, require_once
 from benchmd_ray.data.tables import is_number, separator_of
 from benchmd_ray.data.transforms import (
     fitted,
@@ -98,7 +98,7 @@ def read_file(path: Path, signal: Signal, files: Files) -> list[Part]:
 
     Raises:
         RecordError: Its format is unknown or of other signals, or it cannot be read as the signal.
-        RecordLeftOut: It has no sample.
+        RecordExcluded: It has no sample.
     """
     formats = _formats(signal)
     end = ".dcm" if path.is_dir() else ending(path.name, signal).lower()
@@ -195,7 +195,7 @@ def _over_time(values: Values, rate: float | None, signal: Signal, files: Files)
     if rate is None or signal.rate is None:
         raise RecordError("its sampling rate is not known: state it in the card, as rate of files")
     if values.shape[-1] == 0:
-        raise RecordLeftOut("it holds no sample")
+        raise RecordExcluded("it holds no sample")
     if (values == values[:, :1]).all():
         raise RecordError("every channel is constant; expected a signal")
     resampled = resample(_finite(values), rate, signal.rate)

@@ -40,7 +40,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 path=f"{FOLDER}/{name}.jpg",
                 label=one_hot_label(row, diagnoses),
                 group=lesion,
-                left_out="it belongs to HAM10000, a target" if of_target else "",
+                excluded="it belongs to HAM10000, a target" if of_target else "",
                 metadata={
                     "age": age(about.get("age_approx", "")),
                     "sex": sex(about.get("sex", "")),

@@ -59,20 +59,20 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     films = _films(root)
     named = {series for film in films for series in film.folders}
     items, missing = [], []
-    left_out = Counter({NO_ROW: len(found.keys() - named)})
+    excluded = Counter({NO_ROW: len(found.keys() - named)})
     for film in films:
         patient = hashed_patient(card.name, film.patient)
         record_id = f"{patient}-{film.view}"
         label, reason = film.label(card)
         if reason:
-            left_out[reason] += len(film.folders)
+            excluded[reason] += len(film.folders)
             continue
         there = [_one(found.get(s, []), folder) for s, folder in film.folders.items()]
         missing += [f"a film of record {record_id}" for path in there if path == ""]
-        left_out[SEVERAL] += there.count(None)
+        excluded[SEVERAL] += there.count(None)
         paths = [path for path in there if path]
         if paths:
-            left_out[TWICE] += len(paths) - 1
+            excluded[TWICE] += len(paths) - 1
             items.append(
                 RawItem(
                     path=paths[0],
@@ -83,7 +83,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                     metadata={"view": film.view},
                 )
             )
-    return Discovery("tcia", items, missing, dict(+left_out))
+    return Discovery("tcia", items, missing, dict(+excluded))
 
 
 def _films(root: Path) -> list[_Film]:

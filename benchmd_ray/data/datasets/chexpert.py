@@ -54,30 +54,30 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     places = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
     items: list[RawItem] = []
     missing: list[str] = []
-    left_out: Counter[str] = Counter()
+    excluded: Counter[str] = Counter()
     for part in PARTS:
         images = _images(part, places)
         table = _first(places, part.tables)
         rows, duplicates = _rows(table, card, choices) if table else ({}, 0)
-        left_out[DUPLICATE] += duplicates
+        excluded[DUPLICATE] += duplicates
         if not table:
             missing.append(part.tables[0])
         wanted = set(images)
         if choices.policy == "released" and part.one_per_study:
             wanted = _one_per_study(images)
-            left_out[FURTHER] += len(images) - len(wanted)
+            excluded[FURTHER] += len(images) - len(wanted)
         for key in sorted(wanted):
             row = rows.get(key) or rows.get(_study(key))
             if row is None:
-                left_out[NO_ROW] += 1
+                excluded[NO_ROW] += 1
             elif not cxr.is_labelled(row.labels):
-                left_out[cxr.UNLABELLED] += 1
+                excluded[cxr.UNLABELLED] += 1
             else:
                 path = images[key].relative_to(root).as_posix()
                 items.append(_item(path, key, row, TARGET_SPLIT[choices.policy]))
         there = {*images, *map(_study, images)}
         missing += [f"image {record_id(key)}" for key in sorted(rows.keys() - there)]
-    return Discovery("stanford", items, missing, dict(+left_out))
+    return Discovery("stanford", items, missing, dict(+excluded))
 
 
 def _images(part: _Part, places: list[Path]) -> dict[str, Path]:

@@ -27,12 +27,12 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     found, duplicates = by_key(files(root, card.layouts["cinc"].pattern), lambda path: path.stem)
     by_table = choices.policy == "released"
     released = released_labels(choices.split_table, card) if by_table else {}
-    items, left_out = [], +Counter({DUPLICATE: duplicates})
+    items, excluded = [], +Counter({DUPLICATE: duplicates})
     for name, path in found.items():
         label: str | None = None
         if by_table:
             if name not in released:
-                left_out["it is not in the released split table"] += 1
+                excluded["it is not in the released split table"] += 1
                 continue
             split, label = released[name]
         elif card.role == "target":
@@ -42,7 +42,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         patient = hashed_patient(card.name, name)
         items.append(RawItem(path.relative_to(root).as_posix(), name, patient, split, label))
     missing = sorted(released.keys() - found.keys())
-    return Discovery("cinc", items, missing, dict(left_out), grouped_by="record")
+    return Discovery("cinc", items, missing, dict(excluded), grouped_by="record")
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

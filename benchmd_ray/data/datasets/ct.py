@@ -61,12 +61,12 @@ def scan_windows(
         )
         for number, start in enumerate(window_starts(len(slices), window))
     ]
-    remarks = Counter(volume.remarks)
+    warnings = Counter(volume.warnings)
     if len(slices) < window:
-        remarks[f"it has fewer than {window} slices and is padded with air"] += 1
+        warnings[f"it has fewer than {window} slices and is padded with air"] += 1
     if volume.shape[1] != volume.shape[2]:
-        remarks["its slices are not square and are stretched"] += 1
-    return Reading(records, remarks=remarks)
+        warnings["its slices are not square and are stretched"] += 1
+    return Reading(records, warnings=warnings)
 
 
 def scan_metadata(volume: Volume) -> dict[str, float | str | None]:

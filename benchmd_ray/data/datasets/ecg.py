@@ -14,7 +14,7 @@ from benchmd_ray.data.readers.wfdb import Waveform, read_wfdb
 from benchmd_ray.data.records import (
     Record,
     RecordError,
-    RecordLeftOut,
+    RecordExcluded,
     require_once,
 )
 from benchmd_ray.data.tables import read_rows
@@ -55,7 +55,7 @@ def dominant_class(likelihoods: Mapping[str, float], classes: Mapping[str, str])
         nothing abnormal is coded.
 
     Raises:
-        RecordLeftOut: No code maps to a class.
+        RecordExcluded: No code maps to a class.
     """
     best: dict[str, float] = {}
     for code, likelihood in likelihoods.items():
@@ -63,7 +63,7 @@ def dominant_class(likelihoods: Mapping[str, float], classes: Mapping[str, str])
         if name:
             best[name] = max(best.get(name, 0.0), likelihood)
     if not best:
-        raise RecordLeftOut("its codes map to no class")
+        raise RecordExcluded("its codes map to no class")
     abnormal = {name: value for name, value in best.items() if name != "normal"} or best
     return min(abnormal, key=lambda name: (-abnormal[name], PRECEDENCE.index(name)))
 
@@ -135,13 +135,13 @@ def read_records(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
     Raises:
         RecordError: The file cannot be read as a 12-lead ECG, or a segment is constant.
-        RecordLeftOut: It is shorter than 10 s.
+        RecordExcluded: It is shorter than 10 s.
     """
     signal, scale = stored_signal(read_wfdb(root / item.path))
     length = SIGNAL.stored_shape[1]
     parts = segments(signal, length)
     if not parts:
-        raise RecordLeftOut("it is shorter than 10 s")
+        raise RecordExcluded("it is shorter than 10 s")
     target = item.target(card)
     records = []
     for number, part in enumerate(parts):

@@ -76,22 +76,22 @@ def read_night(
     Raises:
         RecordError: The file cannot be read, or lacks C3 or C4.
     """
-    signals, flat, remarks = _central(root / item.path, montage)
+    signals, flat, warnings = _central(root / item.path, montage)
     length = EEG.stored_shape[1]
     epochs = min(signals.shape[1] // length, len(flat))
-    left_out = Counter({NO_STAGE: epochs - len(codes), NO_SIGNAL: len(codes) - epochs})
-    reading = Reading([], left_out=+left_out)  # the positive one of both
+    excluded = Counter({NO_STAGE: epochs - len(codes), NO_SIGNAL: len(codes) - epochs})
+    reading = Reading([], excluded=+excluded)  # the positive one of both
     for epoch, code in enumerate(codes[:epochs]):
         label = card.class_mapping.get(code, "")
         if not label:
-            reading.left_out[UNSTAGED.get(code, UNKNOWN_STAGE)] += 1
+            reading.excluded[UNSTAGED.get(code, UNKNOWN_STAGE)] += 1
         elif flat[epoch]:
-            reading.left_out[FLAT] += 1
+            reading.excluded[FLAT] += 1
         else:
             signal = signals[:, epoch * length :][:, :length]
             reading.records.append(_record(signal, epoch, replace(item, label=label), card))
     if reading.records:
-        reading.remarks.update(dict.fromkeys(remarks, len(reading.records)))
+        reading.warnings.update(dict.fromkeys(warnings, len(reading.records)))
     return reading
 
 
@@ -148,7 +148,7 @@ def _central(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], list[str]]:
     """C3 and C4 of a file in µV at 125 Hz, (2, time), and the epochs where both are constant.
 
-    The third is what to remark of the derivations.
+    The third is what to warning of the derivations.
     """
     names = {plain(channel.name) for channel in read_header(path).channels}
     chosen = {site: _chosen(site, names, options) for site, options in montage.items()}
@@ -162,10 +162,10 @@ def _central(
     length = min(len(signal) for signal in resampled)
     epochs = min(len(each) for each in constant)
     both = np.logical_and(*(each[:epochs] for each in constant))
-    remarks = []
+    warnings = []
     if any(len(channels) == 2 for channels in chosen.values()):
-        remarks.append("C3 or C4 is the difference of an electrode and the opposite mastoid")
-    return np.stack([signal[:length] for signal in resampled]), both, remarks
+        warnings.append("C3 or C4 is the difference of an electrode and the opposite mastoid")
+    return np.stack([signal[:length] for signal in resampled]), both, warnings
 
 
 def _chosen(site: str, names: set[str], options: Sequence[Derivation]) -> Derivation:

@@ -58,13 +58,13 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     stagings, further = by_key(
         files(root, f"*_{expert}.txt"), lambda path: _night(path.relative_to(root))
     )
-    left_out = +Counter({STRAY: stray, DUPLICATE: doubled + further})
+    excluded = +Counter({STRAY: stray, DUPLICATE: doubled + further})
     items = []
     for night, path in sorted(nights.items()):
         if night.subgroup not in asked:
-            left_out["it is of a subgroup that was not asked for"] += 1
+            excluded["it is of a subgroup that was not asked for"] += 1
         elif night not in stagings:
-            left_out[f"it has no staging by expert {expert}"] += 1
+            excluded[f"it has no staging by expert {expert}"] += 1
         else:
             items.append(_item(root, night, path, stagings[night], card, choices.policy))
     missing = [
@@ -73,7 +73,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if night.subgroup in asked
     ]
     alone = {night.subgroup for night in nights} <= {1}
-    return Discovery("subgroup-1" if alone else "subgroups", items, missing, dict(left_out))
+    return Discovery("subgroup-1" if alone else "subgroups", items, missing, dict(excluded))
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

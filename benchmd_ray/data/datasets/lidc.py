@@ -22,7 +22,7 @@ from benchmd_ray.data.datasets.ct import Labels, scan_metadata, scan_windows, si
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, walk
 from benchmd_ray.data.readers.volume import Volume, read_series, series_header
 from benchmd_ray.data.readers.xml import children, name, read_xml, text
-from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
+from benchmd_ray.data.records import RecordError, RecordExcluded, hashed_patient
 from benchmd_ray.data.splits import hashed_split, stable_fraction
 
 VERSION = 1
@@ -68,22 +68,22 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     folders, files = _listed(root)
     annotations, further, unreadable = _annotations(files)
     items: list[RawItem] = []
-    left_out = +Counter({DUPLICATE: further})
+    excluded = +Counter({DUPLICATE: further})
     seen: set[str] = set()
     for folder, first in folders:
         try:
             series, patient = _identified(folder.relative_to(root), first, annotations)
         except RecordError:
-            left_out["the header of its first slice cannot be read"] += 1
+            excluded["the header of its first slice cannot be read"] += 1
             continue
         if series is None:
             continue
         seen.add(series)
         split = _split(card, patient, choices.policy)
         if not patient or series not in annotations:
-            left_out["it names no patient" if not patient else "it has no annotation"] += 1
+            excluded["it names no patient" if not patient else "it has no annotation"] += 1
         elif split is None:
-            left_out["the paper's rule puts it neither into training nor validation"] += 1
+            excluded["the paper's rule puts it neither into training nor validation"] += 1
         else:
             details = {
                 "series": series,
@@ -97,7 +97,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     missing = [f"the scan of annotation {name}" for name in sorted(names)]
     missing += ["an annotation file that can be read"] * unreadable
     items.sort(key=lambda item: (item.record_id, item.path))
-    return Discovery("tcia", items, missing, dict(left_out))
+    return Discovery("tcia", items, missing, dict(excluded))
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
@@ -105,13 +105,13 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     annotation = read_annotation(root / item.details["annotation"])
     agreement = int(item.details["readers"])
     if len(annotation.readers) < agreement:
-        raise RecordLeftOut(f"fewer than {agreement} radiologists read it")
+        raise RecordExcluded(f"fewer than {agreement} radiologists read it")
     volume = read_series(root / item.path, item.details["series"])
     positive, unplaced = positive_slices(annotation, volume, agreement, card)
     item = replace(item, metadata=scan_metadata(volume) | item.metadata)
     reading = scan_windows(volume, positive, item, card, least=POSITIVE_SLICES)
     if unplaced:
-        reading.remarks["a mark lies on none of its slices and is not used"] += 1
+        reading.warnings["a mark lies on none of its slices and is not used"] += 1
     return reading
 
 

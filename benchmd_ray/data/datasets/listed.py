@@ -51,7 +51,7 @@ class Named:
     patient: str = ""
     split: str | None = None
     """As it is written; None where none is."""
-    left_out: str = ""
+    excluded: str = ""
     """Why it is excluded."""
     written: str = ""
     """Its label as it is written."""
@@ -67,19 +67,19 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     files = _files(card)
     named = list(_rows(root, card) if files.table else _in_folders(root, card))
     missing: list[str] = []
-    left_out, kept = Counter[str](), []
+    excluded, kept = Counter[str](), []
     if files.lists:
         named, missing = _by_lists(root, card, named)
     for one in named:
         if files.table and not _is_there(root / one.path):
             missing.append(_shown(card, one.path))
-        elif one.left_out:
-            left_out[one.left_out] += 1
+        elif one.excluded:
+            excluded[one.excluded] += 1
         else:
             kept.append(one)
     if files.table and named and len(missing) == len(named):
         raise BenchmdError(_no_file(root, card, missing))
-    if named and left_out[NO_CLASS] == len(named):
+    if named and excluded[NO_CLASS] == len(named):
         raise BenchmdError(_no_class(root, card, named))
     names = _record_names(card, kept)
     items = []
@@ -87,8 +87,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if split:
             items.append(_item(card, one, split, names[one.path]))
         else:
-            left_out[NOWHERE] += 1
-    if kept and left_out[NOWHERE] == len(kept) and not files.lists:
+            excluded[NOWHERE] += 1
+    if kept and excluded[NOWHERE] == len(kept) and not files.lists:
         where = f"the column {files.split}" if files.table else "the folders of the level split"
         raise BenchmdError(
             f"{where} of {card.name} in {root} say train, validation or test of no record: "
@@ -97,9 +97,9 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     if files.table:
         listed = {one.path for one in named} | {files.table, *files.lists.values()}
         others = (path for path in _paths(root / files.folder, card, root) if path not in listed)
-        left_out[NO_ROW] += sum(1 for _ in others)
+        excluded[NO_ROW] += sum(1 for _ in others)
     patients = files.patient or "patient" in files.levels
-    return Discovery(LAYOUT, items, missing, dict(+left_out), "patient" if patients else "record")
+    return Discovery(LAYOUT, items, missing, dict(+excluded), "patient" if patients else "record")
 
 
 def _is_there(path: Path) -> bool:
@@ -169,7 +169,7 @@ def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
             labels,
             patient=row[files.patient] if files.patient else "",
             split=row[files.split] if files.split else None,
-            left_out=why,
+            excluded=why,
             written="" if several else row[files.label],
             metadata={name: _value(name, row[column]) for name, column in files.metadata.items()},
         )
@@ -227,7 +227,7 @@ def _in_folders(root: Path, card: DatasetCard) -> Iterator[Named]:
     for path in _paths(root / files.folder, card, root):
         parts = PurePosixPath(path).relative_to(files.folder or ".").parts[:-1]
         if len(parts) < len(files.levels):
-            yield Named(path, left_out=f"it is in fewer than {len(files.levels)} folders")
+            yield Named(path, excluded=f"it is in fewer than {len(files.levels)} folders")
             continue
         said = dict(zip(files.levels, parts, strict=False))
         label, why = _class_of(card, said.get("class", ""))
@@ -236,7 +236,7 @@ def _in_folders(root: Path, card: DatasetCard) -> Iterator[Named]:
             label,
             patient=said.get("patient", ""),
             split=said.get("split"),
-            left_out=why,
+            excluded=why,
             written=said.get("class", ""),
         )
 
@@ -367,10 +367,10 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """
     parts = read_file(root / item.path, card.signal, _files(card))
     scans = card.task.scored == "scans"
-    records, left_out = [], Counter[str]()
+    records, excluded = [], Counter[str]()
     for number, part in enumerate(parts):
         if part.is_constant:
-            left_out[CONSTANT] += 1
+            excluded[CONSTANT] += 1
             continue
         name = item.record_id if len(parts) == 1 else f"{item.record_id}-{number:04d}"
         records.append(
@@ -385,4 +385,4 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
                 metadata=item.metadata,
             )
         )
-    return Reading(records, left_out)
+    return Reading(records, excluded)

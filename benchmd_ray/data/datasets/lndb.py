@@ -54,7 +54,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     devices = _devices(tables.get(ACQUISITION))
     paths, duplicates = by_key(files(root, "LNDb-*.mhd", "LNDb-*.raw"), lambda path: path.name)
     unlisted = {path.stem for path in paths.values() if SCAN.fullmatch(path.stem)} - scans.keys()
-    left_out = +Counter({UNLISTED: len(unlisted), DUPLICATE: duplicates})
+    excluded = +Counter({UNLISTED: len(unlisted), DUPLICATE: duplicates})
     items: list[RawItem] = []
     missing: list[str] = []
     for name, rows in sorted(scans.items()):
@@ -66,10 +66,10 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if not {f"{name}.mhd", f"{name}.raw"} <= paths.keys():
             continue
         if findings is None or len(readers) > 1:
-            left_out[CONFLICT] += 1
+            excluded[CONFLICT] += 1
             continue
         if choices.policy == "released" and name not in nodules:
-            left_out["it has no finding, and the paper counts those with findings"] += 1
+            excluded["it has no finding, and the paper counts those with findings"] += 1
             continue
         details = {
             "masks": {
@@ -82,7 +82,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         metadata: dict[str, float | str | None] = {"device": devices.get(name)}
         items.append(_item(root, paths[f"{name}.mhd"], card, choices, metadata, details))
     layout = "all" if unlisted else "challenge"
-    return Discovery(layout, items, missing, dict(left_out), grouped_by="record")
+    return Discovery(layout, items, missing, dict(excluded), grouped_by="record")
 
 
 def _item(
@@ -119,7 +119,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     positive, outside = positive_slices(item.details["nodules"], outlined, volume, card)
     reading = scan_windows(volume, positive, item, card, least=POSITIVE_SLICES)
     if outside:
-        reading.remarks["a nodule's centre lies outside of it and is not used"] += 1
+        reading.warnings["a nodule's centre lies outside of it and is not used"] += 1
     return reading
 
 

@@ -143,12 +143,12 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         target=item.target(card),
     )
     reading = Reading([record])
-    if remark := _remark(card, item.details["md5"]):
-        reading.remarks[remark] += 1
+    if warning := _warning(card, item.details["md5"]):
+        reading.warnings[warning] += 1
     return reading
 
 
-def _remark(card: DatasetCard, found: str) -> str:
+def _warning(card: DatasetCard, found: str) -> str:
     """What readers of results should know of the file."""
     official = card.layouts[CURRENT].md5
     if found == official:

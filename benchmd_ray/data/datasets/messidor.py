@@ -31,15 +31,15 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     for row in read_rows(root / GRADES, COLUMNS, "the adjudicated grades of Messidor-2"):
         name = row["image_id"]
         pair = pairs.get(Path(name).stem.lower(), "")
-        left_out = "" if pair or choices.policy == "released" else UNPAIRED
+        excluded = "" if pair or choices.policy == "released" else UNPAIRED
         if row["adjudicated_gradable"] in ("0", "0.0"):
-            left_out = "it is not gradable"
+            excluded = "it is not gradable"
         photographs.append(
             Photograph(
                 path=f"{FOLDER}/{name}",
                 label=row["adjudicated_dr_grade"].removesuffix(".0"),
                 group=pair,
-                left_out=left_out,
+                excluded=excluded,
                 metadata={"site": "Brest"} if name.upper().startswith("IM") else {},
             )
         )

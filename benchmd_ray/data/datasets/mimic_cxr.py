@@ -62,14 +62,14 @@ class _Image:
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the images that are drawn, with the labels of their studies."""
     rows = _split_rows(root)
-    images, left_out = _labelled(rows, root, card, choices)
+    images, excluded = _labelled(rows, root, card, choices)
     drawn = _drawn(images, _number(card, choices), SHARES[choices.policy])
     if len(drawn) < len(images):
-        left_out[UNDRAWN] = len(images) - len(drawn)
+        excluded[UNDRAWN] = len(images) - len(drawn)
     views = _views(root)
     there = _files_beside(root, (image.path for image in drawn))
     named = {row["dicom_id"] for row in rows}
-    left_out[NO_ROW] = sum(Path(path).stem not in named for path in there)
+    excluded[NO_ROW] = sum(Path(path).stem not in named for path in there)
     items = [
         RawItem(
             path=image.path,
@@ -83,7 +83,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if image.path in there
     ]
     missing = [f"image {image.dicom}" for image in drawn if image.path not in there]
-    return Discovery("physionet", items, missing, dict(+left_out))
+    return Discovery("physionet", items, missing, dict(+excluded))
 
 
 def files_to_fetch(root: Path, card: DatasetCard, choices: Choices) -> list[str]:
@@ -125,22 +125,22 @@ def _labelled(
     """
     studies, duplicates = _studies(root, card, choices)
     splits = SPLITS[choices.policy]
-    images, left_out = [], Counter({DUPLICATE: duplicates})
+    images, excluded = [], Counter({DUPLICATE: duplicates})
     for number, row in enumerate(rows, 1):
         if row["split"] not in splits:
             where = f"split in {root / SPLIT_TABLE}, record {number},"
             raise unknown_name(where, row["split"], splits)
         found = studies.get((row["subject_id"], row["study_id"]))
         if found is None:
-            left_out["its study is not in the table of labels"] += 1
+            excluded["its study is not in the table of labels"] += 1
         elif not cxr.is_labelled(found):
-            left_out[cxr.UNLABELLED] += 1
+            excluded[cxr.UNLABELLED] += 1
         else:
             split = splits[row["split"]]
             image = _Image(row["dicom_id"], row["subject_id"], row["study_id"], split, found)
             inside(image.path, root / SPLIT_TABLE)
             images.append(image)
-    return images, left_out
+    return images, excluded
 
 
 def _studies(

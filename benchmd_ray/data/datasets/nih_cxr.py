@@ -68,11 +68,11 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
     found, duplicates = by_key(files(folder, "*.png"), lambda file: file.name)
     patients = [_patient(row, f"{path}, record {n}") for n, row in enumerate(rows, 1)]
     trained_on = _trained_on(rows, patients, choices.policy, tested)
-    items, missing, left_out = [], [], Counter({DUPLICATE: duplicates})
+    items, missing, excluded = [], [], Counter({DUPLICATE: duplicates})
     for row, patient in zip(rows, patients, strict=True):
         name, shared = row["Image Index"], card.role == "target" and patient in trained_on
         if reason := _reason(row, view, shared, choices):
-            left_out[reason] += 1
+            excluded[reason] += 1
         elif name not in found:
             missing.append(f"image {record_id(patient, name)}")
         else:
@@ -86,8 +86,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
                 details={"trained_on": shared},
             )
             items.append(item)
-    left_out[NO_ROW] = len(found.keys() - {row["Image Index"] for row in rows})
-    return Discovery(layout, items, missing, dict(+left_out))
+    excluded[NO_ROW] = len(found.keys() - {row["Image Index"] for row in rows})
+    return Discovery(layout, items, missing, dict(+excluded))
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
@@ -98,7 +98,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """
     reading = cxr.read(root, item, card)
     if item.details["trained_on"]:
-        reading.remarks[TRAINED_ON] += 1
+        reading.warnings[TRAINED_ON] += 1
     return reading
 
 

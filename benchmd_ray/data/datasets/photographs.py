@@ -41,7 +41,7 @@ class Photograph:
     """The patient, or the lesion where no patient is named; empty where each stands alone."""
     split: str = ""
     """The official split, where there is one."""
-    left_out: str = ""
+    excluded: str = ""
     """Why it is excluded, whatever its label."""
     metadata: dict[str, float | str | None] = field(default_factory=dict)
 
@@ -120,21 +120,21 @@ def listing(
     """
     released = by_class(card, photographs, rounding) if choices.policy == "released" else {}
     found, duplicates = by_key(paths, lambda path: path.stem.lower())
-    items, missing, left_out = [], [], Counter({DUPLICATE: duplicates})
+    items, missing, excluded = [], [], Counter({DUPLICATE: duplicates})
     for photograph in photographs:
         label, reason = class_of(card, photograph.label)
-        reason = photograph.left_out or reason
+        reason = photograph.excluded or reason
         path = found.get(photograph.name.lower())
         if reason:
-            left_out[reason] += 1
+            excluded[reason] += 1
         elif path is None:
             missing.append(_shown(card, photograph))
         else:
             split = released.get(photograph.name, _clean_split(card, photograph))
             items.append(_item(card, photograph, path.relative_to(root), split, label))
     named = {photograph.name.lower() for photograph in photographs}
-    left_out[NO_ROW] = len(found.keys() - named)
-    return Discovery(layout, items, missing, dict(+left_out), grouped_by)
+    excluded[NO_ROW] = len(found.keys() - named)
+    return Discovery(layout, items, missing, dict(+excluded), grouped_by)
 
 
 def _clean_split(card: DatasetCard, photograph: Photograph) -> str:

@@ -26,7 +26,7 @@ from benchmd_ray.data.raw import (
     files,
     inside,
 )
-from benchmd_ray.data.records import RecordError, RecordLeftOut, hashed_patient
+from benchmd_ray.data.records import RecordError, RecordExcluded, hashed_patient
 from benchmd_ray.data.tables import age, read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
@@ -65,7 +65,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     paths = files(root, card.layouts["cinc"].pattern) if layout == "cinc" else []
     found, duplicates = by_key(paths, lambda path: path.stem)
     released = released_labels(choices.split_table, card) if by_table else {}
-    items, missing, left_out = [], [], +Counter({DUPLICATE: duplicates})
+    items, missing, excluded = [], [], +Counter({DUPLICATE: duplicates})
     for row in rows:
         name = record_name(row)
         path = root / inside(f"{row['filename_hr']}.hea", root / DATABASE)
@@ -76,8 +76,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             continue
         try:
             split, label = _released(released, name) if by_table else _clean(row, card)
-        except RecordLeftOut as reason:
-            left_out[str(reason)] += 1
+        except RecordExcluded as reason:
+            excluded[str(reason)] += 1
             continue
         items.append(_item(row, path.relative_to(root).as_posix(), split, label))
     # The challenges also hold the 38 records that PTB-XL 1.0.3 removed: no patient is known.
@@ -87,8 +87,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             where = path.relative_to(root).as_posix()
             items.append(RawItem(where, name, patient, *released[name]))
         else:
-            left_out[NO_ROW] += 1
-    return Discovery(layout, items, missing, dict(left_out))
+            excluded[NO_ROW] += 1
+    return Discovery(layout, items, missing, dict(excluded))
 
 
 def record_name(row: dict[str, str]) -> str:
@@ -152,7 +152,7 @@ def counted_likelihoods(
 
 def _released(released: dict[str, tuple[str, str]], name: str) -> tuple[str, str]:
     if name not in released:
-        raise RecordLeftOut("it is not in the released split table")
+        raise RecordExcluded("it is not in the released split table")
     return released[name]
 
 

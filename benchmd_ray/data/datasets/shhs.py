@@ -38,10 +38,10 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     nights, doubled = _by_person(root, "shhs1-*.edf", RECORDING)
     stagings, further = _by_person(root, "shhs1-*-profusion.xml", STAGING)
     people = _people(root)
-    items, left_out = [], +Counter({DUPLICATE: doubled + further})
+    items, excluded = [], +Counter({DUPLICATE: doubled + further})
     for person, path in nights.items():
         if person not in stagings:
-            left_out["it has no Profusion staging"] += 1
+            excluded["it has no Profusion staging"] += 1
             continue
         patient = hashed_patient(card.name, person)
         items.append(
@@ -58,7 +58,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         f"the EDF file of patient {hashed_patient(card.name, person)}"
         for person in sorted(stagings.keys() - nights.keys())
     ]
-    return Discovery("nsrr", items, missing, dict(left_out))
+    return Discovery("nsrr", items, missing, dict(excluded))
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

@@ -40,7 +40,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     found, duplicates = by_key(paths, lambda path: path.stem)
     path = root / LABEL_TABLE
     rows = read_rows(path, ("image_id", *cxr.finding_columns(card)), "VinDr-CXR 1.0.0")
-    items, missing, left_out = [], [], Counter({DUPLICATE: duplicates})
+    items, missing, excluded = [], [], Counter({DUPLICATE: duplicates})
     for number, row in enumerate(rows, 1):
         name = row["image_id"]
         if name not in found:
@@ -54,8 +54,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             labels=cxr.labels(row, card, choices, f"{path}, record {number}"),
         )
         items.append(item)
-    left_out[NO_ROW] = len(found.keys() - {row["image_id"] for row in rows})
-    return Discovery("physionet", items, missing, dict(+left_out), grouped_by="record")
+    excluded[NO_ROW] = len(found.keys() - {row["image_id"] for row in rows})
+    return Discovery("physionet", items, missing, dict(+excluded), grouped_by="record")
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

@@ -36,12 +36,12 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     rows = read_rows(root / TABLE, COLUMNS, "VinDr-Mammo 1.0.0")
     headers = _headers(root / HEADERS)
     splits = _splits(rows, root / TABLE)
-    items, missing, left_out = [], [], Counter[str]()
+    items, missing, excluded = [], [], Counter[str]()
     for row in rows:
         path = _path(row)
         label, reason = class_of(card, row["breast_birads"])
         if reason:
-            left_out[reason] += 1
+            excluded[reason] += 1
         elif path not in found:
             missing.append(path)
         else:
@@ -54,8 +54,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 metadata=_metadata(row, headers.get(row["image_id"], {})),
             )
             items.append(item)
-    left_out[NO_ROW] = len(found - {_path(row) for row in rows})
-    return Discovery("physionet", items, missing, dict(+left_out), grouped_by="exam")
+    excluded[NO_ROW] = len(found - {_path(row) for row in rows})
+    return Discovery("physionet", items, missing, dict(+excluded), grouped_by="exam")
 
 
 def _path(row: Mapping[str, str]) -> str:

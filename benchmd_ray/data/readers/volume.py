@@ -58,7 +58,7 @@ class Volume:
     """True where the file holds the slices from the head to the feet."""
     header: dict[str, str | None] = field(default_factory=dict)
     """As `series_header` gives it, of the first slice."""
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     """What is unusual about it."""
 
     @property
@@ -143,7 +143,7 @@ def read_series(
     rows, columns = int(first.size[0]), int(first.size[1])
     if len(kept) * rows * columns > MAX_VOXELS:
         raise RecordError(f"{len(kept)} slices of {columns} × {rows} are more than {MAX_VOXELS:,}")
-    remarks = (
+    warnings = (
         ("it holds files of other series, which are not read", len(paths) > len(found)),
         ("several slices at one position; the first is kept", len(found) > len(kept)),
         ("slices are missing between others", bool(gaps.any())),
@@ -158,7 +158,7 @@ def read_series(
         read_slice=lambda number: _values(kept[number], ct),
         uids=tuple(one.uid for one in kept),
         header=series_header(kept[0].path),
-        remarks=tuple(remark for remark, is_so in remarks if is_so),
+        warnings=tuple(warning for warning, is_so in warnings if is_so),
     )
 
 

@@ -26,7 +26,7 @@ def describe_catalog(catalog: Catalog) -> str:
         *count_table("", list(splits), _rows(catalog, splits)),
         *_statistics(catalog),
     ]
-    for key, title in (("remarks", "noted"), ("left_out", "excluded")):
+    for key, title in (("warnings", "noted"), ("excluded", "excluded")):
         lines += [
             paragraph(f"{title}: {count:,}, {reason}", 0)
             for reason, count in manifest.get(key, {}).items()

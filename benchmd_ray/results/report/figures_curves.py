@@ -19,8 +19,8 @@ from benchmd_ray.results.report.figures_panels import (
 )
 from benchmd_ray.results.report.figures_parts import (
     Drawn,
-    LeftOut,
     Report,
+    Skipped,
     Study,
     Titled,
     heading,
@@ -66,7 +66,7 @@ def _each(report: Report, frame: pd.DataFrame, topic: str, draw: Draw) -> Iterat
         rows = study.of(frame)
         rows = rows[rows["setting"] == setting]
         if rows.empty:
-            yield LeftOut(f"{topic}-{study.slug}", f"no class can be drawn ({setting})")
+            yield Skipped(f"{topic}-{study.slug}", f"no class can be drawn ({setting})")
         for place in places_of(study, rows):
             yield draw(report, study, place, setting)
 

@@ -22,8 +22,8 @@ from benchmd_ray.results.report.figures_panels import (
 )
 from benchmd_ray.results.report.figures_parts import (
     Drawn,
-    LeftOut,
     Report,
+    Skipped,
     Study,
     Titled,
     heading,
@@ -59,7 +59,7 @@ def draw_subgroups(report: Report) -> Iterator[Drawn]:
         groups = groups[groups["setting"] == setting]
         if groups.empty:
             reason = f"no group by age, sex, site, device or view has enough patients ({setting})"
-            yield LeftOut(f"subgroups-{study.slug}", reason)
+            yield Skipped(f"subgroups-{study.slug}", reason)
         for place in places_of(study, groups):
             yield draw_groups(report, study, place, setting)
 
@@ -74,7 +74,7 @@ def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: s
     variables = [v for v in ordered(groups["variable"], VARIABLES) if _several(groups, v)]
     name = f"subgroups-{study.slug}-{place[0]}-{place[1]}"
     if not variables:
-        return LeftOut(name, "no variable has two groups with enough patients")
+        return Skipped(name, "no variable has two groups with enough patients")
     parts = {v: _largest(groups[groups["variable"] == v]) for v in variables}
     finding = _finding(groups, variables)
     title = f"{heading(study, place)}, {setting}: {finding}"

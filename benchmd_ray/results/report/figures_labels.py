@@ -19,8 +19,8 @@ from benchmd_ray.results.report.figures_panels import (
 )
 from benchmd_ray.results.report.figures_parts import (
     Drawn,
-    LeftOut,
     Report,
+    Skipped,
     Study,
     Titled,
     mean_auroc,
@@ -55,7 +55,7 @@ def draw_curves(report: Report, study: Study) -> Drawn:
     scores = study.of(mean_auroc(report.analysis.scores)).dropna(subset=["value"])
     scores = scores[scores["setting"].isin(list(LABELS))]
     if scores["setting"].nunique() < 2:
-        return LeftOut(name, "fewer than two fine-tuning settings are there: nothing to join")
+        return Skipped(name, "fewer than two fine-tuning settings are there: nothing to join")
     title = f"{study.label}: {_finding(scores)}"
     places, techniques = places_of(study, scores), techniques_of(scores)
     figure, panels = grid(title, len(places), row=2.6)

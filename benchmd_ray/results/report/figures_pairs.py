@@ -20,8 +20,8 @@ from benchmd_ray.results.report.figures_panels import (
 )
 from benchmd_ray.results.report.figures_parts import (
     Drawn,
-    LeftOut,
     Report,
+    Skipped,
     Study,
     Titled,
     heading,
@@ -60,7 +60,7 @@ def draw_pairs(report: Report) -> Iterator[Drawn]:
     for study in report.studies:
         pairs = study.of(report.analysis.pairs).dropna(subset=["difference"])
         if pairs.empty:
-            yield LeftOut(
+            yield Skipped(
                 f"significance-{study.slug}", "no two techniques are scored on the same rows"
             )
             continue

@@ -41,14 +41,14 @@ class Titled:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Skipped:
     """A figure that could not be drawn."""
 
     name: str
     reason: str
 
 
-Drawn = Titled | LeftOut
+Drawn = Titled | Skipped
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from benchmd_ray.results.report.figures_panels import (
 )
 from benchmd_ray.results.report.figures_parts import (
     Drawn,
-    LeftOut,
     Report,
+    Skipped,
     Study,
     Titled,
     in_distribution,
@@ -76,7 +76,7 @@ def _of_tables(
     shared = _shared(tables, held)
     every = frozenset().union(*held.values())
     if not shared:
-        yield LeftOut(name, f"no study has two techniques with enough patients {at}")
+        yield Skipped(name, f"no study has two techniques with enough patients {at}")
         return
     for names, end in ((shared, ""), (every, "-all-techniques")):
         used = {study: tables[study] for study in held if names <= held[study]}
@@ -123,7 +123,7 @@ def draw_critical_difference(
     whole = pd.concat(parts).dropna()
     order = techniques_of(pd.DataFrame({"technique": list(names)}))
     if whole.empty:
-        return LeftOut(name, f"no dataset and setting has all of {', '.join(order)} {at}")
+        return Skipped(name, f"no dataset and setting has all of {', '.join(order)} {at}")
     sources = whole.index.get_level_values(0)
     found = critical_difference(whole[order].to_numpy(float), order, list(sources))
     title = _finding(found, at)
@@ -229,7 +229,7 @@ def draw_ranking(report: Report, study: Study) -> Drawn:
     ranking = study.of(report.analysis.ranking).dropna(subset=["rank"])
     techniques = techniques_of(ranking)
     if len(techniques) < 2:
-        return LeftOut(name, "fewer than two techniques are ranked on the same rows")
+        return Skipped(name, "fewer than two techniques are ranked on the same rows")
     title = f"{study.label}: {_stability(ranking)}"
     places, settings = places_of(study, ranking), settings_of(ranking)
     figure, panels = grid(title, len(places), columns=columns_for(settings), row=2.5)

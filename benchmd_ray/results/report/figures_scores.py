@@ -23,8 +23,8 @@ from benchmd_ray.results.report.figures_panels import (
 from benchmd_ray.results.report.figures_parts import (
     OVER_TARGETS,
     Drawn,
-    LeftOut,
     Report,
+    Skipped,
     Study,
     Titled,
     in_distribution,
@@ -87,7 +87,7 @@ def draw_auroc(report: Report, studies: tuple[Study, ...]) -> Drawn:
     halves = _halves(scores, studies, report)
     whole = _stacked(halves)
     if whole["value"].dropna().empty:
-        return LeftOut(name, "no AUROC of a source's validation split or of a target is there")
+        return Skipped(name, "no AUROC of a source's validation split or of a target is there")
     title = _auroc_title(whole)
     limits = auroc_limits(whole)
     figure, panels = _draw_halves(title, halves, scores, report)
@@ -117,7 +117,7 @@ def draw_changes(report: Report, studies: tuple[Study, ...]) -> Drawn:
     halves = _halves(changes, studies, report)
     whole = _stacked(halves)
     if whole["value"].dropna().empty:
-        return LeftOut(name, f"no technique has enough patients to be compared with {BASELINE}")
+        return Skipped(name, f"no technique has enough patients to be compared with {BASELINE}")
     ours, targets = (whole[whole["half"] == half] for half in (0, 1))
     title = ". ".join(
         differences(part, f"Change over {BASELINE} {at}", "gains", "losses")
@@ -147,7 +147,7 @@ def draw_changes_by_dataset(report: Report, study: Study) -> Drawn:
     changes = judged(study.of(of_metric(report.analysis.changes))).dropna(subset=["value"])
     places = places_of(study, changes)
     if len(places) < 2:
-        return LeftOut(name, "one dataset or none is compared: the figure of changes shows it")
+        return Skipped(name, "one dataset or none is compared: the figure of changes shows it")
     found = differences(changes, f"change over {BASELINE}", "gains", "losses")
     title = f"{study.label}, by dataset: {found}"
     settings, techniques = settings_of(changes), techniques_of(changes)
@@ -176,7 +176,7 @@ def draw_gaps(report: Report, study: Study) -> Drawn:
     name = f"gap-{study.slug}"
     gaps = judged(study.of(of_metric(report.analysis.gaps))).dropna(subset=["gap"])
     if gaps.empty:
-        return LeftOut(name, "no target is scored by a run whose own validation split is scored")
+        return Skipped(name, "no target is scored by a run whose own validation split is scored")
     gaps = gaps.rename(columns={"gap": "value"})
     found = differences(gaps, "gap to the targets", "lower there", "higher there")
     title = f"{study.label}: {found}"

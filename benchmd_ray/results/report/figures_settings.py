@@ -19,7 +19,7 @@ from matplotlib.tri import LinearTriInterpolator, Triangulation
 
 from benchmd_ray.results.canvas import OKABE_ITO, new_figure
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid, title_height
-from benchmd_ray.results.report.figures_parts import Drawn, LeftOut, Titled
+from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled
 from benchmd_ray.results.report.figures_wording import listed, plain
 from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 
@@ -100,7 +100,7 @@ def draw_slices(record: SearchRecord) -> Drawn:
     """AUROC against each setting by itself."""
     name, done = f"slice-{record.name}", complete(record)
     if done.empty:
-        return LeftOut(name, f"{record.name}: no trial is complete")
+        return Skipped(name, f"{record.name}: no trial is complete")
     best = best_of(record, done)
     short = labels_of(record.space)
     title = f"{heading(record)}: AUROC of {len(done)} complete trials against each setting"
@@ -140,15 +140,15 @@ def draw_contour(record: SearchRecord) -> Drawn:
     pair = ordered[:2]
     if len(pair) < 2:
         why = record.importance_reason if not record.importance else "fewer than two are numbers"
-        return LeftOut(name, f"{record.name}, contour of the two most important settings: {why}")
+        return Skipped(name, f"{record.name}, contour of the two most important settings: {why}")
     done = done.dropna(subset=pair)
     if len(done) < ENOUGH:
-        return LeftOut(
+        return Skipped(
             name, f"{record.name}: a contour needs {ENOUGH} complete trials, there are {len(done)}"
         )
     surface = _surface(record, pair, done)
     if surface is None:
-        return LeftOut(
+        return Skipped(
             name, f"{record.name}: the trials do not spread over both {pair[0]} and {pair[1]}"
         )
     short = labels_of(record.space)
@@ -181,7 +181,7 @@ def draw_parallel(record: SearchRecord) -> Drawn:
     """Every complete trial as a line over all settings, coloured by its AUROC."""
     name, done = f"parallel-{record.name}", complete(record)
     if done.empty:
-        return LeftOut(name, f"{record.name}: no trial is complete")
+        return Skipped(name, f"{record.name}: no trial is complete")
     short = labels_of(record.space)
     title = f"{heading(record)}: settings of {len(done)} complete trials by their AUROC"
     figure = new_figure(title, 4.0 + title_height(title))

@@ -19,8 +19,8 @@ from benchmd_ray.results.report.figures_panels import (
 from benchmd_ray.results.report.figures_parts import (
     STUDY,
     Drawn,
-    LeftOut,
     Report,
+    Skipped,
     Study,
     Titled,
     settings_of,
@@ -46,7 +46,7 @@ def draw_training(report: Report) -> Iterator[Drawn]:
         yield draw_transfer(report, study, study.of(transfer))
     for name, rows in (("pretraining", pretraining), ("transfer", transfer)):
         if rows.empty:
-            yield LeftOut(name, f"no {name} wrote its metrics")
+            yield Skipped(name, f"no {name} wrote its metrics")
 
 
 def draw_pretraining(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmd_ray.results.canvas import OKABE_ITO, new_figure
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, title_height
-from benchmd_ray.results.report.figures_parts import Drawn, LeftOut, Report, Titled
+from benchmd_ray.results.report.figures_parts import Drawn, Report, Skipped, Titled
 from benchmd_ray.results.report.figures_settings import (
     AUROC,
     SECTION,
@@ -58,7 +58,7 @@ def draw_history(record: SearchRecord) -> Drawn:
     """What each trial scored in the order of their numbers, and the best so far."""
     name, done = f"history-{record.name}", complete(record)
     if done.empty:
-        return LeftOut(name, NONE_YET.format(record.name))
+        return Skipped(name, NONE_YET.format(record.name))
     top = float(done["value"].max())
     title = f"{heading(record)}: {_gain(record)}"
     figure = new_figure(title, 3.2 + title_height(title))
@@ -104,7 +104,7 @@ def draw_importance(record: SearchRecord) -> Drawn:
     name = f"importance-{record.name}"
     found = record.importance
     if not found:
-        return LeftOut(name, f"{record.name}, importance of settings: {record.importance_reason}")
+        return Skipped(name, f"{record.name}, importance of settings: {record.importance_reason}")
     short = labels_of(record.space)
     first = next(iter(found))
     title = f"{heading(record)}: {first} matters most ({100 * found[first]:.0f}{GLUE}%)"
@@ -131,7 +131,7 @@ def draw_curves(record: SearchRecord) -> Drawn:
     name = f"curves-{record.name}"
     trials = record.trials[record.trials["curve"].map(len) > 0]
     if trials.empty:
-        return LeftOut(name, f"{record.name}: no trial reported a value")
+        return Skipped(name, f"{record.name}: no trial reported a value")
     counts = record.counts
     title = (
         f"{heading(record)}: {counts['stopped']} of {len(record.trials)} trials were stopped early"
@@ -176,7 +176,7 @@ def draw_front(record: SearchRecord) -> Drawn:
     """Cost against quality: trials that no other one beats in both are the front."""
     name, done = f"front-{record.name}", complete(record)
     if done.empty:
-        return LeftOut(name, NONE_YET.format(record.name))
+        return Skipped(name, NONE_YET.format(record.name))
     front = done[done["number"].isin(list(record.front))].sort_values("device_hours")
     cheap, best = front.iloc[0], front.iloc[-1]
     title = f"{heading(record)}: {len(front)} of {len(done)} complete trials are on the front"

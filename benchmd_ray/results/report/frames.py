@@ -50,7 +50,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_real("effective", "paper"),
         **_text("published_in", "unlike"),
         **_whole("raw_records", "raw_expected"),
-        **_text("options", "remarks", "run"),
+        **_text("options", "warnings", "run"),
     },
     "scores": {
         **_text(*KEY, "metric", "class"),

@@ -63,13 +63,13 @@ def notes(rows: pd.DataFrame) -> list[str]:
     ]
     options = sorted({one for text in found["options"] for one in text.split("; ") if one})
     lines += [f"{option}, an option of the build; the default is another." for option in options]
-    remarks = {
+    warnings = {
         (name, one)
-        for name, text in _distinct(found, "dataset", "remarks")
+        for name, text in _distinct(found, "dataset", "warnings")
         for one in text.split("; ")
         if one
     }
-    lines += [f"{dataset}: {remark}." for dataset, remark in sorted(remarks)]
+    lines += [f"{dataset}: {warning}." for dataset, warning in sorted(warnings)]
     return [*lines, *_notes_on_patients(found), *_notes_on_classes(ours)]
 
 

@@ -76,5 +76,5 @@ def _of_variable(
             for group in found.groups
         ],
         "posthoc": [{"a": a, "b": b, "p_bonferroni": p} for a, b, _, p in found.posthoc],
-        "excluded": [{"group": name, "patients": count} for name, count in found.left_out],
+        "excluded": [{"group": name, "patients": count} for name, count in found.excluded],
     }

@@ -15,7 +15,7 @@ from benchmd_ray.results.report.figures_curves import draw_reliabilities, draw_r
 from benchmd_ray.results.report.figures_groups import draw_subgroups
 from benchmd_ray.results.report.figures_labels import draw_label_efficiency
 from benchmd_ray.results.report.figures_pairs import draw_pairs
-from benchmd_ray.results.report.figures_parts import Drawn, LeftOut, Report, Titled, studies
+from benchmd_ray.results.report.figures_parts import Drawn, Report, Skipped, Titled, studies
 from benchmd_ray.results.report.figures_ranks import draw_critical_differences, draw_rankings
 from benchmd_ray.results.report.figures_scores import draw_results
 from benchmd_ray.results.report.figures_training import draw_training
@@ -24,7 +24,7 @@ from benchmd_ray.results.report.figures_tuning import draw_tuning
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
 
-__all__ = ["LeftOut", "Titled", "draw", "figures"]
+__all__ = ["Skipped", "Titled", "draw", "figures"]
 
 TOPICS: tuple[Callable[[Report], Iterator[Drawn]], ...] = (
     draw_results,
@@ -52,7 +52,7 @@ def figures(analysis: Analysis, *, resamples: int | None = None) -> list[Titled]
     return draw(analysis, resamples=resamples)[0]
 
 
-def draw(analysis: Analysis, *, resamples: int | None = None) -> tuple[list[Titled], list[LeftOut]]:
+def draw(analysis: Analysis, *, resamples: int | None = None) -> tuple[list[Titled], list[Skipped]]:
     """All figures of a report, and those that cannot be drawn with the reason.
 
     Write them with `canvas.write`: the same analysis gives the same bytes.
@@ -72,5 +72,5 @@ def draw(analysis: Analysis, *, resamples: int | None = None) -> tuple[list[Titl
         drawn = [one for topic in TOPICS for one in topic(report)]
     return (
         [one for one in drawn if isinstance(one, Titled)],
-        [one for one in drawn if isinstance(one, LeftOut)],
+        [one for one in drawn if isinstance(one, Skipped)],
     )

@@ -91,9 +91,9 @@ def score_rows(one: Scored, protocol: str) -> Iterator[Row]:
         "raw_records": raw[0],
         "raw_expected": raw[1],
         "options": "; ".join(_options(one)),
-        "remarks": "; ".join(
-            f"{count:,} records: {remark}"
-            for remark, count in json.loads(one.about["remarks"]).items()
+        "warnings": "; ".join(
+            f"{count:,} records: {warning}"
+            for warning, count in json.loads(one.about["warnings"]).items()
         ),
         "unlike": "" if near is None or near.unlike is None else near.unlike,
         "run": one.run.folder.name,
