@@ -54,7 +54,7 @@ def card_folders() -> tuple[Path, ...]:
 def broken_packages() -> dict[str, str]:
     """What is wrong with entry points that name no folder of cards, by their names."""
     return {
-        entry.name: f"the entry point {entry.name} of {GROUP} names {entry.value}, which is not a "
+        entry.name: f"the entry point {entry.name} of {GROUP} names {entry.value}, which is not an "
         "installed package: expected one that holds cards."
         for entry in entry_points(group=GROUP)
         if entry.name not in _installed()

@@ -48,7 +48,7 @@ def catalog_show(name: str, figures: Path | None) -> None:
     """Show the dataset NAME, or the catalog in the folder (or at the address on S3) NAME.
 
     Of a dataset: what to download, from where and on which terms, how its folder must look, and
-    what a build makes of it. Of a catalog: what it holds.
+    what a build turns it into. Of a catalog: what it holds.
 
     \b
     benchmd catalog show ptb-xl

@@ -150,7 +150,7 @@ def _named(param: click.Parameter) -> str:
 
 
 def _carried(param: click.Parameter, path: Path) -> str:
-    """Where a file of this machine lies in the job's folder; empty for weights that nodes have.
+    """Where a file of this machine is in the job's folder; empty for weights that nodes have.
 
     Raises:
         BenchmdError: There is no such file, or it is too large.
@@ -170,7 +170,7 @@ def _carried(param: click.Parameter, path: Path) -> str:
 
 
 def _replaced(rest: list[str], param: click.Parameter, path: Path, inside: str) -> list[str]:
-    """Arguments in which an option names a file as it lies in the job's folder."""
+    """Arguments in which an option names a file as it is in the job's folder."""
     replaced = list(rest)
     for number, argument in enumerate(rest):
         option, equals, value = argument.partition("=")

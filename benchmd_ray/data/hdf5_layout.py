@@ -136,7 +136,7 @@ def _group(parent: Any, name: str, path: Path) -> Any:
 
 
 def _dataset(parent: Any, name: str, path: Path) -> Any:
-    """A dataset that lies in the file itself."""
+    """A dataset that is in the file itself."""
     folder, _, own = name.rpartition("/")
     parent = _group(parent, folder, path) if folder else parent
     _require_within(parent, own, path)

@@ -1,4 +1,4 @@
-"""A record: one scored signal with its target, and how it lies in a catalog's Parquet shards."""
+"""A record, one scored signal with its target, and how a catalog's Parquet shards store it."""
 
 from __future__ import annotations
 

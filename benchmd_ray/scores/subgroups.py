@@ -39,7 +39,7 @@ AGE_BANDS = (*(f"{start}–{start + 9}" for start in range(0, 90, 10)), "90+")
 
 
 def age_band(years: float | None) -> str | None:
-    """The band of `AGE_BANDS` that an age lies in; None for None and NaN.
+    """The band of `AGE_BANDS` that an age is in; None for None and NaN.
 
     Raises:
         BenchmdError: The age is negative or not finite.

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 FILE = "job-variables.json"
-"""Beside the package in a job's folder; only the owner may read it."""
+"""Next to the package in a job's folder; only the owner may read it."""
 
 PYTHON = "BENCHMD_PYTHON"
 """The interpreter of the cluster's workers, for the command that the job runs."""

@@ -2,7 +2,7 @@
 
 ``log.jsonl`` in the store; several commands may write it at the same time, and each line names its
 command's session. With ``BENCHMD_LOG=json`` the same lines are printed on standard error, in the
-place of progress and prose. Of a store on S3 it lies in this machine's mirror.
+place of progress and prose. Of a store on S3 it is in this machine's mirror.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ class Observer(Protocol):
     """
 
     def started(self, item: Item, folder: Path | None) -> None:
-        """An item begins, or is tried again; its run lies in the folder, where that is known."""
+        """An item begins, or is tried again; its run is in the folder, where that is known."""
 
     def finished(self, item: Item, folder: Path, node: str = "") -> None:
-        """An item was done, here or by another process; its run lies in the folder."""
+        """An item was done, here or by another process; its run is in the folder."""
 
     def failed(self, item: Item, reason: str, node: str = "") -> None:
         """An item failed for good."""

@@ -34,7 +34,7 @@ STOP_SECONDS = 60
 PLAIN = re.compile(r"(PROFILE|REGION|CACHE|MODE|ENDPOINT_URL(_S3)?)$")
 """Variables whose values are not secrets, and may be part of a path."""
 SHORTEST_SECRET = 8
-"""Characters; what is shorter stands in commands by chance."""
+"""Characters; a shorter value is in commands by chance."""
 
 CLOSING_SECONDS = 15
 """How long after the end of its output a job may need to end."""
@@ -74,7 +74,7 @@ def asking(address: str | None, job: str = "") -> Iterator[Any]:
         job: The job that is asked for.
 
     Raises:
-        BenchmdError: The server cannot be reached, wants another token, or knows no such job.
+        BenchmdError: The server cannot be reached, needs another token, or knows no such job.
     """
     server = job_server(address)
     for name, value in ENVIRONMENT.items():
@@ -90,7 +90,7 @@ def asking(address: str | None, job: str = "") -> Iterator[Any]:
         yield JobSubmissionClient(server)
     except (AuthenticationError, aiohttp.WSServerHandshakeError) as error:
         raise BenchmdError(
-            f"the cluster at {server} wants a token and did not accept what it was sent: set "
+            f"the cluster at {server} needs a token and did not accept what it was sent: set "
             "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what the cluster was started with."
         ) from error
     except (ConnectionError, requests.RequestException, aiohttp.ClientError) as error:
@@ -134,7 +134,7 @@ def submit(
         The id of the job.
 
     Raises:
-        BenchmdError: A variable is not set here or its value stands in the command, the cluster
+        BenchmdError: A variable is not set here or its value is in the command, the cluster
             has another version of Ray, or `asking` fails.
     """
     ray_constants = private_part("ray._private", "ray_constants")
@@ -183,7 +183,7 @@ def _values(variables: Sequence[str], arguments: Sequence[str]) -> dict[str, str
         secret = len(value) >= SHORTEST_SECRET and not PLAIN.search(name)
         if secret and any(value in argument for argument in arguments):
             raise BenchmdError(
-                f"the value of {name} stands in the command, which everybody who may look at the "
+                f"the value of {name} is in the command, which everybody who may look at the "
                 "cluster sees: leave it out there."
             )
     return values

@@ -1,9 +1,9 @@
 """Execute searches: inner catalogs, what trials share, trials, and the winner as a run.
 
-A search lies in ``<store>/searches/<name>``. What all searches on a source share, its inner catalog
-and pretrainings on it, lies in ``<store>/inner``. Once the catalogs are cut, everything works
-within `confined`: neither a split that is scored nor a target can be opened before the search has
-ended.
+A search is stored in ``<store>/searches/<name>``. What all searches on a source share, its inner
+catalog and pretrainings on it, is stored in ``<store>/inner``. Once the catalogs are cut,
+everything works within `confined`: neither a split that is scored nor a target can be opened
+before the search has ended.
 """
 
 from __future__ import annotations

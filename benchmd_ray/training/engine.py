@@ -278,7 +278,7 @@ def deepspeed_config(
         "stage3_max_live_parameters",
         "stage3_max_reuse_distance",
     )
-    limit = min(BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even one
+    limit = min(BUCKET, parameters + parameters % 2)  # DeepSpeed needs an even one
     return {
         "train_micro_batch_size_per_gpu": 1,  # only reported; batches come from the feed
         "gradient_accumulation_steps": 1,  # `step` says which backward pass is the last

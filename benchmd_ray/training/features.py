@@ -1,7 +1,7 @@
 """Features of a frozen encoder, kept in a folder for all runs that need the very same.
 
 A file is named by the hash of all that decides its content, so that nothing is ever taken for
-something else. Beside ``<name>.npy``, ``<name>.json`` holds its SHA-256 and what it is of.
+something else. Next to ``<name>.npy``, ``<name>.json`` holds its SHA-256 and what it is of.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def linear_evaluation(
     transfer = settings.transfer
     training, validation = _features(settings, catalog, data, model.encoder, worker, kept)
     features = torch.from_numpy(training).to(worker.device)
-    # A copy lies in memory alike wherever the features came from: the same bits come out.
+    # A copy is in memory alike wherever the features came from: the same bits come out.
     held = torch.from_numpy(validation).clone().to(worker.device)
     targets = torch.from_numpy(data.columns.targets[data.rows]).to(worker.device)
     head, best = model.head.to(worker.device), Best()

@@ -1,6 +1,6 @@
 """What the folder of a search says: its plan, its trials and, once one is complete, its result.
 
-A search lies in ``<store>/searches/<name>/``: ``search.json`` (what is searched),
+A search is stored in ``<store>/searches/<name>/``: ``search.json`` (what is searched),
 ``trials.parquet`` (one row per trial, see `trials_schema`) and ``result.json``, which is missing
 while no trial is complete. `read_search` reads it and refuses what is damaged.
 """

@@ -130,7 +130,7 @@ def test_vindr_images_without_file_or_label_are_counted(vindr):
     ("row", "column", "value", "message"),
     [
         (3, "split", "val", r"record 4: split is 'val', expected one of training, test\. Fetch"),
-        (0, "split", "test", "record 2: the exam [0-9a-f]{32} lies in both splits"),
+        (0, "split", "test", "record 2: the exam [0-9a-f]{32} is in both splits"),
     ],
 )
 def test_vindr_splits_that_cannot_be_are_refused(vindr, row, column, value, message):

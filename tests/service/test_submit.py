@@ -371,7 +371,7 @@ def test_a_head_with_a_token_wants_it(head, monkeypatch):
     for mode in ("token", "disabled"):
         refused = head.command("jobs", "list", RAY_AUTH_MODE=mode, RAY_AUTH_TOKEN="0" * 64)
         assert refused.returncode == 1
-        assert "wants a token and did not accept" in refused.stderr
+        assert "needs a token and did not accept" in refused.stderr
         assert "Traceback" not in refused.stderr
         assert head.token not in refused.stderr
 
@@ -450,7 +450,7 @@ def test_variables_are_named_and_their_values_stay_out_of_the_command(monkeypatc
     monkeypatch.setenv("LAB_SECRET", SECRET)
     with pytest.raises(BenchmdError, match="--env LAB_SECRET_: this variable is not set"):
         service.submit(["run"], variables=["LAB_SECRET_"])
-    with pytest.raises(BenchmdError, match="the value of LAB_SECRET stands in the command"):
+    with pytest.raises(BenchmdError, match="the value of LAB_SECRET is in the command"):
         service.submit(["run", "--set", f"a.b={SECRET}"], variables=["LAB_SECRET"])
 
 

@@ -1,7 +1,7 @@
 """CBIS-DDSM, as TCIA hands it out: digitised films in DICOM; the official test sets (D19).
 
 The tables have one row per abnormality, and there is one table for masses and one for
-calcifications; a film with both kinds lies in both sets, as two files of one image. A record is an
+calcifications; a film with both kinds is in both sets, as two files of one image. A record is an
 image: its label is the highest BI-RADS assessment of its abnormalities of either kind.
 Source: https://www.cancerimagingarchive.net/collection/cbis-ddsm/.
 """
@@ -27,7 +27,7 @@ TABLES = ("mass_case_description_test_set.csv", "calc_case_description_test_set.
 COLUMNS = ("assessment", "image file path")
 SERIES = re.compile(r"(?:Mass|Calc)-Test_(P_\d+)_(LEFT|RIGHT)_(CC|MLO)")
 """Name of the folder of a whole film; those of the abnormalities end in their number."""
-TWICE = "the film lies in the sets of masses and of calcifications; one file is kept"
+TWICE = "the film is in the sets of masses and of calcifications; one file is kept"
 SEVERAL = "several files lie in its folder, and none where the table says"
 
 

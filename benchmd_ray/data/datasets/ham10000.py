@@ -21,7 +21,7 @@ LABELS = "ISIC2018_Task3_Training_GroundTruth.csv"
 LESIONS = "ISIC2018_Task3_Training_LesionGroupings.csv"
 COLUMNS = ("lesion_id", "image_id", "dx", "age", "sex")
 OTHER_SETS = ("_test_", "_validation_")
-"""Folders of other images that are handed out beside, by a part of their name in lower case."""
+"""Folders of other images handed out with them, by a part of their name in lower case."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
@@ -34,7 +34,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     else:
         raise BenchmdError(
             f"{root} has neither {METADATA[0]} (Harvard Dataverse) nor {LABELS} (ISIC 2018): "
-            "expected the labels of HAM10000 beside its images."
+            "expected the labels of HAM10000 next to its images."
         )
     paths = [
         path

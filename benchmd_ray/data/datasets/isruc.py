@@ -1,7 +1,7 @@
 """ISRUC-Sleep as its owner hands it out: recordings in three subgroups, staged by two experts.
 
 Subgroups I and III have a recording per person (``subgroupI/1/1.rec``), subgroup II two
-(``subgroupII/1/2/2.rec``). Beside ``1.rec``, an EDF file, lie ``1_1.txt`` and ``1_2.txt`` with the
+(``subgroupII/1/2/2.rec``). Next to ``1.rec``, an EDF file, lie ``1_1.txt`` and ``1_2.txt`` with the
 stages by the first and the second expert, a number for each epoch of 30 s.
 Source: https://sleeptight.isr.uc.pt/.
 """

@@ -59,7 +59,7 @@ class Named:
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List what the table names, or all that lies in the folders.
+    """List what the table names, or all that is in the folders.
 
     Raises:
         BenchmdError: There is no such table or column, or a path leads out of the folder.

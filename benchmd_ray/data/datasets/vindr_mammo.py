@@ -66,7 +66,7 @@ def _splits(rows: list[dict[str, str]], table: Path) -> dict[str, str]:
     """Split of each exam.
 
     Raises:
-        BenchmdError: A split is not known, or an exam lies in both.
+        BenchmdError: A split is not known, or an exam is in both.
     """
     splits: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
@@ -78,7 +78,7 @@ def _splits(rows: list[dict[str, str]], table: Path) -> dict[str, str]:
             )
         if splits.setdefault(row["study_id"], split) != split:
             raise BenchmdError(
-                f"{table}, record {number}: the exam {row['study_id']} lies in both splits. "
+                f"{table}, record {number}: the exam {row['study_id']} is in both splits. "
                 "Fetch the file again."
             )
     return splits

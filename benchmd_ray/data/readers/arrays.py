@@ -137,7 +137,7 @@ def _datasets(file: Any) -> list[str]:
 
 
 def _member(file: Any, key: str) -> Any:
-    """A dataset that lies in the file, plain or compressed by a filter of every HDF5 library."""
+    """A dataset that is in the file, plain or compressed by a filter of every HDF5 library."""
     held = file
     for name in key.strip("/").split("/"):
         if not isinstance(held, h5py.Group) or name not in held:

@@ -162,7 +162,7 @@ def _labelled(table: Table, place: str, label: str, control: str, content: str =
 
 
 def _safe(content: Any) -> str:
-    """JSON that cannot end the script element that it stands in."""
+    """JSON that cannot end the script element that it is in."""
     text = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

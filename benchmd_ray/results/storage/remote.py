@@ -7,7 +7,7 @@ killed and whenever:
 1. One session works on a run. It holds the run's lease (`storage.lease`), taken and renewed by
    conditional puts only, and the mirror's local lock. Objects are put and deleted only under a
    lease that is certainly held at that moment; a session that lost it publishes nothing more.
-2. Nothing half-written counts. An object is put whole. A checkpoint lies in a folder that one
+2. Nothing half-written counts. An object is put whole. A checkpoint is in a folder that one
    session alone writes, its ``checkpoint.json`` last; the older one is deleted after. ``done.json``
    is put last of all, and only if there is none; its hash tells foreign weights.
 3. Metrics are published before the checkpoint that they lead to, which is held before they are
