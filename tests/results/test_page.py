@@ -259,7 +259,7 @@ def test_numbers_as_readers_see_them(value, kind, expected):
 
 def test_the_first_rows_stand_in_the_html():
     values = np.random.default_rng(0).uniform(size=3 * FIRST)
-    parsed = Parsed(html(Table("t", "Many.", (Column("a", list(values), "number"),))))
+    parsed = Parsed(html("t", Table("Many.", (Column("a", list(values), "number"),))))
     (body,) = parsed.of("/tbody")
     assert body == "".join(f"{value:.3f}" for value in values[:FIRST])
     assert f"The first {FIRST} of {3 * FIRST} rows" in parsed.text
@@ -269,7 +269,7 @@ def test_the_first_rows_stand_in_the_html():
 
 def test_a_chosen_text_chooses_the_first_rows():
     metric = Column("metric", ["b", "a", "b"], filtered=True, required=True, chosen="b")
-    text = html(Table("t", "Some.", (metric, Column("v", [1, 2, 3], "integer"))))
+    text = html("t", Table("Some.", (metric, Column("v", [1, 2, 3], "integer"))))
     parsed = Parsed(text)
     assert parsed.of("/tbody") == ["13"]
     assert "2 of 3 rows: metric b" in parsed.text
@@ -283,7 +283,7 @@ def test_differences_are_marked_where_a_test_says_so_and_not_by_their_interval()
         high=[0.3, -0.1, 0.3, math.nan, math.nan, 0.7],
         differs=[True, True, False, False, True, False],
     )  # fmt: skip
-    parsed = Parsed(html(Table("t", "Some.", (changes,))))
+    parsed = Parsed(html("t", Table("Some.", (changes,))))
     assert [a["class"] for a in parsed.of("td")] == ["n up", "n down", "n", "n", "n up", "n"]
     assert parsed.of("/tbody")[0].endswith("+0.100 [−0.100, +0.300]–+0.300+0.400 [+0.100, +0.700]")
 

@@ -129,7 +129,7 @@ def results_of(analysis):
 def test_the_page_opens_from_a_file_and_fetches_nothing(opened, analysis):
     tab = opened()
     assert tab.title() == "BenchMD report"
-    assert tab.locator("#table-results .count").inner_text() == f"{len(results_of(analysis))} rows"
+    assert tab.locator("#table-auroc .count").inner_text() == f"{len(results_of(analysis))} rows"
     images = tab.locator("figure img")
     assert images.count() == 3
     assert images.evaluate_all("all => all.every(i => i.complete && i.naturalWidth > 0)")
@@ -141,8 +141,8 @@ def test_names_from_outside_are_text(opened, tmp_path):
     path = write_page(evil, drawn(1, section=EVIL, caption=EVIL), tmp_path, title=EVIL)
     tab = opened(path)
     assert tab.title() == EVIL
-    assert EVIL in column(tab, "results", "dataset")
-    tab.locator("#table-results select").first.select_option(label=EVIL)
+    assert EVIL in column(tab, "auroc", "dataset")
+    tab.locator("#table-auroc select").first.select_option(label=EVIL)
     assert tab.evaluate("typeof window.hacked") == "undefined"
     assert tab.locator("img").count() == 1
 
@@ -163,33 +163,33 @@ def test_numbers_sort_both_ways_with_nothing_last(opened, analysis, title, name)
     values = sorted(v for v in held if v is not None)
     missing = len(held) - len(values)
     for way, expected in (("ascending", values), ("descending", values[::-1])):
-        head(tab, "results", title).get_by_role("button").click()
-        assert head(tab, "results", title).get_attribute("aria-sort") == way
-        found = [number(text) for text in column(tab, "results", title)]
+        head(tab, "auroc", title).get_by_role("button").click()
+        assert head(tab, "auroc", title).get_attribute("aria-sort") == way
+        found = [number(text) for text in column(tab, "auroc", title)]
         np.testing.assert_array_equal(found, [*expected, *[math.nan] * missing])
     assert missing or name != "paper"
 
 
 def test_texts_sort_in_the_benchmarks_order_and_back(opened, analysis):
     tab = opened()
-    first = column(tab, "results", "technique")
+    first = column(tab, "auroc", "technique")
     order = ["scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae"]
-    button = head(tab, "results", "technique").get_by_role("button")
+    button = head(tab, "auroc", "technique").get_by_role("button")
     button.click()
-    assert column(tab, "results", "technique") == sorted(first, key=order.index)
+    assert column(tab, "auroc", "technique") == sorted(first, key=order.index)
     button.click()
-    assert column(tab, "results", "technique") == sorted(first, key=order.index)[::-1]
+    assert column(tab, "auroc", "technique") == sorted(first, key=order.index)[::-1]
     button.click()
-    assert column(tab, "results", "technique") == first
-    assert head(tab, "results", "technique").get_attribute("aria-sort") == "none"
+    assert column(tab, "auroc", "technique") == first
+    assert head(tab, "auroc", "technique").get_attribute("aria-sort") == "none"
 
 
 def test_equal_rows_keep_their_order(opened):
     tab = opened()
-    datasets, techniques = (column(tab, "results", name) for name in ("dataset", "technique"))
-    head(tab, "results", "dataset").get_by_role("button").click()
+    datasets, techniques = (column(tab, "auroc", name) for name in ("dataset", "technique"))
+    head(tab, "auroc", "dataset").get_by_role("button").click()
     pairs = sorted(zip(datasets, techniques, strict=True), key=lambda pair: pair[0])
-    assert column(tab, "results", "technique") == [technique for _, technique in pairs]
+    assert column(tab, "auroc", "technique") == [technique for _, technique in pairs]
 
 
 def test_headers_sort_by_keyboard(opened):
@@ -208,22 +208,22 @@ def test_headers_sort_by_keyboard(opened):
 def test_filters_leave_the_rows_chosen(opened, analysis):
     tab = opened()
     rows = results_of(analysis)
-    table = tab.locator("#table-results")
+    table = tab.locator("#table-auroc")
     table.get_by_label("technique", exact=True).select_option(label="mae")
     some = rows[rows["technique"] == "mae"]
     count = table.locator(".count")
     assert count.inner_text() == f"{len(some)} of {len(rows)} rows: technique mae"
-    assert len(column(tab, "results", "technique")) == len(some)
+    assert len(column(tab, "auroc", "technique")) == len(some)
     table.get_by_label("setting", exact=True).select_option(label="linear")
     few = some[some["setting"] == "linear"]
-    assert Counter(column(tab, "results", "dataset")).total() == len(few)
-    found = [number(text) for text in column(tab, "results", "AUROC [95 %]")]
+    assert Counter(column(tab, "auroc", "dataset")).total() == len(few)
+    found = [number(text) for text in column(tab, "auroc", "AUROC [95 %]")]
     np.testing.assert_array_equal(found, [round(value, 3) for value in few["value"]])
     table.get_by_role("button", name="Reset").click()
     table.get_by_label("Search", exact=True).fill("GEORGIA finetune-full")
     both = rows[(rows["dataset"] == "georgia") & (rows["setting"] == "finetune-full")]
     assert count.inner_text().startswith(f"{len(both)} of {len(rows)} rows")
-    assert len(column(tab, "results", "dataset")) == len(both) > 0
+    assert len(column(tab, "auroc", "dataset")) == len(both) > 0
     table.get_by_label("Search", exact=True).fill("nothing like it")
     assert count.inner_text().startswith(f"0 of {len(rows)} rows")
     table.get_by_role("button", name="Reset").click()
@@ -254,7 +254,7 @@ def test_large_tables_grow_as_one_scrolls(opened, analysis):
 
 def test_the_script_shows_what_the_html_shows(opened):
     plain, alive = opened(java_script_enabled=False), opened()
-    for name in ("results", "metrics", "gaps", "changes", "pairs", "ranking", "subgroups"):
+    for name in ("auroc", "metrics", "gaps", "changes", "pairs", "ranking", "subgroups"):
         body = f"#table-{name} tbody"
         assert plain.locator(body).inner_html() == alive.locator(body).inner_html()
         count = f"#table-{name} .count"

@@ -318,7 +318,7 @@ def test_a_difference_that_rounds_to_zero_has_no_sign():
 
 def test_a_column_of_which_one_is_chosen_always_keeps_the_rows_of_the_first_choice():
     metric = Column("metric", ["b", "a", "b"], order=("b", "a"), required=True)
-    table = Table("t", "What it is.", (metric, Column("value", [1.0, 2.0, math.nan], "number")))
+    table = Table("What it is.", (metric, Column("value", [1.0, 2.0, math.nan], "number")))
     texts, caption = plain(table)
     assert texts.to_dict("list") == {"value": ["1.000", "–"]}
     assert caption == "What it is. Metric: b."

@@ -259,7 +259,7 @@ def _table(analysis: Analysis) -> Table | None:
     )
     kept, said = constant(columns)
     caption = f"AUC and ACC on MedMNIST's test splits; those published are of {SOURCE}."
-    return Table("medmnist", f"{caption}{said}", kept)
+    return Table(f"{caption}{said}", kept)
 
 
 def _averages_table(analysis: Analysis) -> Table | None:
@@ -274,7 +274,7 @@ def _averages_table(analysis: Analysis) -> Table | None:
         *(column_of(name.upper(), means[name], "number") for name in SCORES.values()),
     )
     caption = "Means over the datasets at hand, of the methods that have all of them."
-    return Table("medmnist-averages", caption, columns)
+    return Table(caption, columns)
 
 
 TABLES = (

@@ -91,7 +91,7 @@ def comparison(frame: pd.DataFrame) -> Table | None:
         *cautions(frame),
         *([column_of("not comparable", frame["reason"], "text")] if any(frame["reason"]) else []),
     )
-    return table_of("comparison", "Our AUROC and the published.", columns, frame)
+    return table_of("Our AUROC and the published.", columns, frame)
 
 
 def summary(frame: pd.DataFrame) -> list[str]:

@@ -51,14 +51,12 @@ ABOUT = {
 }
 
 
-def table_of(
-    name: str, caption: str, columns: Sequence[Column], rows: pd.DataFrame
-) -> Table | None:
+def table_of(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
     """None where there is nothing to show."""
     if rows.empty:
         return None
     kept, said = constant([column for column in columns if not _nothing(column)])
-    return Table(name, f"{caption}{said}{_sources_said(rows) or ''}", kept)
+    return Table(f"{caption}{said}{_sources_said(rows) or ''}", kept)
 
 
 def _nothing(column: Column) -> bool:

@@ -141,8 +141,9 @@ def _table_parts(analysis: Analysis, drawn: dict[str, str]) -> dict[str, tuple[s
             together.setdefault(each.heading, []).append(each)
     parts = {}
     for heading, held in together.items():
-        made = [table for each in held if each.page and (table := each.page(analysis)) is not None]
-        content = "".join(map(html, made)) or (_none(held[0].nothing) if held[0].nothing else "")
+        made = [(each.name, each.page(analysis)) for each in held if each.page is not None]
+        shown = "".join(html(name, table) for name, table in made if table is not None)
+        content = shown or (_none(held[0].nothing) if held[0].nothing else "")
         if not content:
             continue
         said = tuning_sentences(analysis) if heading == TUNING else []

@@ -21,8 +21,8 @@ FIRST = 100
 """Rows that stand in the HTML itself, so that the page says something without a script too."""
 
 
-def html(table: Table) -> str:
-    """A table with its controls, its first rows and its data."""
+def html(name: str, table: Table) -> str:
+    """A table with its controls, its first rows and its data; its name is unique on the page."""
     content = [_content(column) for column in table.columns]
     rows = _first_rows(table, content)
     seen = [pair for pair in zip(table.columns, content, strict=True) if not pair[0].required]
@@ -33,9 +33,9 @@ def html(table: Table) -> str:
     heads = "".join(_head(column) for column, _ in seen)
     count = _count(table, content, len(rows))
     data = _safe({"rows": table.rows, "columns": content})
-    name = escape(table.name)
+    name = escape(name)
     return f"""<div class="table" data-table id="table-{name}">
-<form class="controls" hidden>{_controls(table, content)}</form>
+<form class="controls" hidden>{_controls(name, table, content)}</form>
 <p class="count" role="status">{count}</p>
 <div class="scroll" role="region" tabindex="0" aria-labelledby="caption-{name}">
 <table><caption id="caption-{name}"><span>{escape(text_of(table.caption))}</span></caption>
@@ -133,9 +133,9 @@ def _head(column: Column) -> str:
     return f'<th scope="col"{kind}{title}>{escape(column.title)}</th>'
 
 
-def _controls(table: Table, content: Sequence[dict[str, Any]]) -> str:
+def _controls(name: str, table: Table, content: Sequence[dict[str, Any]]) -> str:
     """A text box, and a select for each column that rows are chosen by."""
-    parts = [_labelled(table, "search", "Search", 'input type="search"')]
+    parts = [_labelled(name, "search", "Search", 'input type="search"')]
     for place, (column, data) in enumerate(zip(table.columns, content, strict=True)):
         if not column.filtered or (len(data["levels"]) < 2 and not column.required):
             continue
@@ -148,13 +148,13 @@ def _controls(table: Table, content: Sequence[dict[str, Any]]) -> str:
         ]
         select = f'select data-column="{place}"'
         parts.append(
-            _labelled(table, str(place), column.title, select, f"{''.join(options)}</select>")
+            _labelled(name, str(place), column.title, select, f"{''.join(options)}</select>")
         )
     return "".join([*parts, '<button type="reset">Reset</button>'])
 
 
-def _labelled(table: Table, place: str, label: str, control: str, content: str = "") -> str:
-    name = escape(f"{table.name}-{place}")
+def _labelled(table: str, place: str, label: str, control: str, content: str = "") -> str:
+    name = f"{table}-{place}"
     return (
         f'<span><label for="{name}">{escape(label)}</label>'
         f'<{control} id="{name}" autocomplete="off">{content}</span>'

@@ -45,9 +45,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption; ``name`` is unique on the page."""
+    """A table with its caption."""
 
-    name: str
     caption: str
     columns: tuple[Column, ...]
 

@@ -91,7 +91,7 @@ def results(analysis: Analysis) -> Table | None:
         *cautions(rows),
     )
     caption = "AUROC of each technique, mean over classes, with its 95 % interval, seeds pooled."
-    return table_of("results", caption, columns, rows)
+    return table_of(caption, columns, rows)
 
 
 def class_frame(analysis: Analysis) -> pd.DataFrame:
@@ -112,7 +112,7 @@ def classes(analysis: Analysis) -> Table | None:
         *sizes(rows)[:1],
         *cautions(rows),
     )
-    return table_of("classes", "AUROC of each class against the rest.", columns, rows)
+    return table_of("AUROC of each class against the rest.", columns, rows)
 
 
 def all_metrics(analysis: Analysis) -> Table | None:
@@ -133,7 +133,7 @@ def all_metrics(analysis: Analysis) -> Table | None:
         f"{INTERVAL_PATIENTS} patients are scored, the calibration error never; the caution is for "
         "AUROC, balanced accuracy and F1."
     )
-    return table_of("all-metrics", caption, columns, rows)
+    return table_of(caption, columns, rows)
 
 
 def metrics(analysis: Analysis) -> Table | None:
@@ -168,7 +168,7 @@ def metrics(analysis: Analysis) -> Table | None:
         *cautions(rows),
     )
     caption = "Every metric, over all classes and of each class. Choose metric and class above."
-    return table_of("metrics", caption, columns, rows)
+    return table_of(caption, columns, rows)
 
 
 def gaps(analysis: Analysis) -> Table | None:
@@ -184,7 +184,7 @@ def gaps(analysis: Analysis) -> Table | None:
         *cautions(rows),
     )
     caption = "The source's own validation split against each target, and the difference."
-    return table_of("gaps", caption, columns, rows)
+    return table_of(caption, columns, rows)
 
 
 def changes(analysis: Analysis) -> Table | None:
@@ -199,7 +199,7 @@ def changes(analysis: Analysis) -> Table | None:
         *cautions(rows),
     )
     caption = "Each technique minus training from scratch, on the same rows."
-    return table_of("changes", caption, columns, rows)
+    return table_of(caption, columns, rows)
 
 
 def pairs(analysis: Analysis) -> Table | None:
@@ -214,7 +214,7 @@ def pairs(analysis: Analysis) -> Table | None:
         *cautions(rows),
     )
     caption = "Difference in AUROC of two techniques on the same rows."
-    return table_of("pairs", caption, columns, rows)
+    return table_of(caption, columns, rows)
 
 
 def ranking(analysis: Analysis) -> Table | None:
@@ -226,7 +226,7 @@ def ranking(analysis: Analysis) -> Table | None:
         column_of("Kendall's τ", rows["tau"], "number", digits=2),
         *cautions(rows),
     )
-    return table_of("ranking", "Rank of each technique by AUROC, 1 is best.", columns, rows)
+    return table_of("Rank of each technique by AUROC, 1 is best.", columns, rows)
 
 
 def subgroups(analysis: Analysis) -> Table | None:
@@ -241,7 +241,7 @@ def subgroups(analysis: Analysis) -> Table | None:
         *sizes(rows),
         *cautions(rows),
     )
-    return table_of("subgroups", "AUROC within groups of patients.", columns, rows)
+    return table_of("AUROC within groups of patients.", columns, rows)
 
 
 def posthoc(analysis: Analysis) -> Table | None:
@@ -253,7 +253,7 @@ def posthoc(analysis: Analysis) -> Table | None:
         *(column_of(name, rows[name], "text", order=()) for name in ("a", "b")),
         column_of("p (Bonferroni)", rows["p_bonferroni"], "p"),
     )
-    return table_of("posthoc", "Groups against each other.", columns, rows)
+    return table_of("Groups against each other.", columns, rows)
 
 
 def excluded(analysis: Analysis) -> Table | None:
@@ -266,7 +266,6 @@ def excluded(analysis: Analysis) -> Table | None:
         column_of("patients", rows["patients"], "integer"),
     )
     return table_of(
-        "excluded",
         "Groups of too few patients, and patients whose group is not known.",
         columns,
         rows,
@@ -286,7 +285,7 @@ def ran(analysis: Analysis) -> Table | None:
         column_of("workers", rows["workers"], "integer"),
         *(column_of(name, rows[name], "text") for name in ("catalog", "parts", *VERSIONS)),
     )
-    return table_of("ran", "Runs that this report is made of.", columns, rows)
+    return table_of("Runs that this report is made of.", columns, rows)
 
 
 def tuned(analysis: Analysis) -> Table | None:
@@ -312,7 +311,7 @@ def tuned(analysis: Analysis) -> Table | None:
         "Settings that a search found against those that it started from, AUROC, mean over "
         "classes, on the same rows."
     )
-    return table_of("tuned", caption, columns, rows)
+    return table_of(caption, columns, rows)
 
 
 def searches(analysis: Analysis) -> Table | None:
@@ -333,7 +332,7 @@ def searches(analysis: Analysis) -> Table | None:
         column_of("device", rows["device"], "text"),
         column_of("search", rows["search"], "text"),
     )
-    return table_of("searches", "Searches, their trials and their cost.", columns, rows)
+    return table_of("Searches, their trials and their cost.", columns, rows)
 
 
 TABLES: tuple[Declared, ...] = (
