@@ -152,8 +152,10 @@ def test_custom_settings_never_stand_beside_the_paper_and_the_note_says_so(tmp_p
     assert "settings other than the fixed protocol's" in cell.unlike
     analysis = analyse([run], resamples=20)
     assert "paper" not in shown_rows(analysis)
-    (note,) = [note for note in analysis.notes if note.startswith("paper: ")]
-    assert "settings other than the fixed protocol's" in note
+    source, note = [note for note in analysis.notes if note.startswith("paper: ")]
+    assert source.startswith("paper: BenchMD v2, tables 1 and 2. Its numbers are of the full")
+    why = "settings other than the fixed protocol's"
+    assert note == f"paper: – where the two cannot be compared: {why}."
 
 
 def test_a_table_says_when_a_dataset_is_not_whole(tmp_path):

@@ -9,9 +9,9 @@ from importlib import resources
 SOURCE = "BenchMD v2, tables 1 and 2"
 """Where the numbers are from."""
 WORDS = (
-    "Its number stands next to ours only for runs of the fixed protocol, its own sources and "
-    "splits, default options of the builds, and datasets of which at least half the raw records "
-    "are there."
+    "Its numbers are of the full datasets with the released labels and splits. They are next to "
+    "ours only for runs of the fixed protocol on its own sources and splits, with unshuffled "
+    "labels, default options of the builds, and at least half of the raw records of a dataset."
 )
 """What a reader must know of them."""
 

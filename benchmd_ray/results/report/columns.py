@@ -19,8 +19,8 @@ ABOUT = {
     "AUROC [95 %]": "One against the rest, mean over the classes that could be scored; interval "
     f"from a {BOOTSTRAP}, pooled over seeds",
     "sd": "Standard deviation between seeds",
-    "paper": "AUROC of the BenchMD paper for this cell, where the two may be compared",
-    "ours − paper": "Difference to the paper's number",
+    "paper": "Published AUROC of this cell, where the two may be compared; the notes say whose",
+    "ours − paper": "Difference from the published number",
     "p": "Two-sided; of AUROC with one seed by exchange of the techniques within patients, else "
     "by Student's t",
     "p (Holm)": "p after Holm's correction within one dataset and setting",

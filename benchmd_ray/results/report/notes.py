@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.benchmarks.registry import starts
+from benchmd_ray.benchmarks.registry import benchmarks, starts
 from benchmd_ray.results.report.frames import BOOTSTRAP
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import (
@@ -90,17 +90,16 @@ def _notes_on_seeds(found: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_paper(found: pd.DataFrame) -> list[str]:
-    beside = found["paper"].notna()
+    """What was published next to these results, and where the two cannot be compared."""
+    words = {p.source: p.words for each in benchmarks().values() if (p := each.published)}
+    published = found["published_in"] != ""
     lines = [
-        f"paper: {source}, full datasets with the released labels and splits."
-        for source in sorted(set(found.loc[beside, "published_in"]))
+        f"paper: {source}. {words.get(source, '')}".strip()
+        for source in sorted(set(found.loc[published, "published_in"]))
     ]
-    if (~beside & (found["published_in"] != "")).any():
-        lines.append(
-            "paper: – where its number and this run's cannot be compared: settings other than the "
-            "fixed protocol's, shuffled labels, another source, a split that the paper does not "
-            "score, other options of a build, or less than half of the raw records of a dataset."
-        )
+    reasons = sorted(set(found["unlike"]) - {""})
+    if reasons:
+        lines.append(f"paper: – where the two cannot be compared: {'; '.join(reasons)}.")
     return lines
 
 
