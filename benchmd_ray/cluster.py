@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError, NoRoom
+from benchmd_ray.errors import BenchmdError, NoRoom, count_of
 from benchmd_ray.files import is_disk_full
 from benchmd_ray.head import watched
 from benchmd_ray.interrupts import deferred
@@ -227,7 +227,7 @@ def _require_cpus(cpus: int) -> None:
     available = ray.cluster_resources().get("CPU", 0)
     if available < cpus:
         raise NoRoom(
-            f"the work needs {cpus} CPUs at once and the cluster has {available:g}. "
+            f"the work needs {count_of(cpus, 'CPU')} at once and the cluster has {available:g}. "
             "Take fewer workers (execution.workers) or a larger cluster; one that grows on demand "
             f"is asked for nodes by `benchmd submit --nodes` or {NODES}."
         )

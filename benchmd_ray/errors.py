@@ -51,6 +51,12 @@ class Stopped(KeyboardInterrupt):
     """A signal, its first argument, asked the work to stop; nothing that was done is lost."""
 
 
+def count_of(number: float, what: str) -> str:
+    """A number of things: ``1 trial``, ``1,200 trials``, ``0.5 CPUs``."""
+    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{text} {what}{'' if number == 1 else 's'}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, at most 300 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -10,6 +10,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import CATALOG, FILE, FOLDER, complete_dataset, raw_options
+from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -204,7 +205,7 @@ def catalog_export(path: Location, out: Path) -> None:
     opened = open_catalog(path)
     export_hdf5(opened, out)
     rows = sum(held["records"] for held in opened.manifest["splits"].values())
-    click.echo(f"{out}: {opened.dataset}, {rows:,} records, digest {opened.digest[:16]}")
+    click.echo(f"{out}: {opened.dataset}, {count_of(rows, 'record')}, digest {opened.digest[:16]}")
 
 
 @catalog.command("import")

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, inside
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError, count_of, unknown_name
 
 
 def discovered(
@@ -126,7 +126,8 @@ def require_complete(found: Discovery, card: DatasetCard, raw: Path, allow_missi
     first = f", the first is {found.missing[0]}" if found.missing else ""
     who = "the card expects" if stated else "its table and lists name"
     raise BenchmdError(
-        f"{raw} holds {total:,} records of {card.name}, {who} {expected:,} (layout "
-        f"{found.layout}); {len(found.missing):,} files that its tables name are missing{first}. "
+        f"{raw} holds {count_of(total, 'record')} of {card.name}, {who} {expected:,} (layout "
+        f"{found.layout}); files that its tables name and that are missing: "
+        f"{len(found.missing):,}{first}. "
         "Complete the download, or accept what is there with --allow-missing."
     )

@@ -26,7 +26,7 @@ from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.records import decode_targets
 from benchmd_ray.data.resident import split_table
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import TEMPORARY, digest, locked, remove, removed_on_failure, write_json
 
 FOLDS = 5
@@ -138,9 +138,9 @@ def validation_patients(source: Catalog) -> frozenset[str]:
     parts = min(FOLDS, patients, int(np.bincount(classes).max()))
     if parts < 2:
         raise BenchmdError(
-            f"the training split of {source.path} has {len(groups)} records of {patients} "
-            "patients, too few to cut an inner validation split from: expected two patients or "
-            "more with a class in common."
+            f"the training split of {source.path} has {count_of(len(groups), 'record')} of "
+            f"{count_of(patients, 'patient')}, too few to cut an inner validation split from: "
+            "expected two patients or more with a class in common."
         )
     cut = StratifiedGroupKFold(parts, shuffle=True, random_state=SEED)
     with warnings.catch_warnings():

@@ -11,6 +11,7 @@ import numpy as np
 from benchmd_ray.data.catalog import MANIFEST, REBUILD, REMEDY, Catalog, Shard
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.records import decode_targets, positives_per_unit
+from benchmd_ray.errors import count_of
 from benchmd_ray.integrity import Damaged
 from benchmd_ray.storage.location import entries
 
@@ -87,7 +88,7 @@ def _count_faults(
 def _shared_patients(groups: dict[str, set[str]]) -> list[str]:
     names = sorted(groups)
     return [
-        f"{len(both)} patients are both in {first} and in {second}"
+        f"{first} and {second} share {count_of(len(both), 'patient')}"
         for i, first in enumerate(names)
         for second in names[i + 1 :]
         if (both := groups[first] & groups[second])
@@ -129,21 +130,25 @@ def _notes(catalog: Catalog) -> list[str]:
     """Departures from the card."""
     manifest, card = catalog.manifest, catalog.card
     raw = manifest["raw"]
-    what = card.task.scored
+    what = card.task.scored.removesuffix("s")
     notes = []
     if raw["records"] != raw["expected"]:
-        notes.append(f"{raw['records']:,} raw records, the card expects {raw['expected']:,}")
+        notes.append(
+            f"{count_of(raw['records'], 'raw record')}, the card expects {raw['expected']:,}"
+        )
     layout = card.layouts.get(manifest["layout"])
     notes += [
-        f"{split}: {catalog.rows(split):,} {what}, the card expects {count:,}"
+        f"{split}: {count_of(catalog.rows(split), what)}, the card expects {count:,}"
         for split, count in (layout.splits if layout else {}).items()
         if catalog.rows(split) != count
     ]
     if raw["missing"]:
-        notes.append(f"{raw['missing']:,} files that its tables name are missing")
+        notes.append(f"{count_of(raw['missing'], 'file')} named in its tables but missing")
     if raw["grouped_by"] != "patient":
         notes.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
-    notes += [f"{count:,} {what}: {warning}" for warning, count in manifest["warnings"].items()]
+    notes += [
+        f"{count_of(count, what)}: {warning}" for warning, count in manifest["warnings"].items()
+    ]
     notes += [
         f"{split} holds no record of {name}"
         for split, held in manifest["splits"].items()
@@ -153,7 +158,7 @@ def _notes(catalog: Catalog) -> list[str]:
     for split, expected in card.expected.get(manifest["policy"], {}).items():
         held = _held(manifest["splits"], split)
         notes += [
-            f"{split}, {name}: {held[name]:,} {what}, published {count:,} "
+            f"{split}, {name}: {count_of(held[name], what)}, published {count:,} "
             f"({held[name] - count:+,}{f', {held[name] / count - 1:+.1%}' if count else ''})"
             for name, count in expected.items()
             if held[name] != count

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import streams
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.private_parts import private_part
 from benchmd_ray.service.naming import settled
 from benchmd_ray.service.plan import Item
@@ -62,21 +62,22 @@ class Capacity:
         node_gpus = max((held for _, held in self.each), default=0.0)
         if cpus > self.all_cpus + SLACK or worker[0] > node_cpus + SLACK:
             return (
-                f"it needs {cpus:g} CPUs at once and the cluster has {self.all_cpus:g} "
+                f"it needs {count_of(cpus, 'CPU')} at once and the cluster has {self.all_cpus:g} "
                 f"({node_cpus:g} on its largest node): take fewer workers "
                 "(execution.workers, execution.cpus_per_worker) or a larger cluster (--cpus where "
                 "it is embedded)."
             )
         if gpus > self.gpus + SLACK or worker[1] > node_gpus + SLACK:
             return (
-                f"it needs {gpus:g} GPUs and the cluster has {self.gpus:g}: take fewer workers or "
-                "--set execution.device=cpu."
+                f"it needs {count_of(gpus, 'GPU')} and the cluster has {self.gpus:g}: take fewer "
+                "workers or --set execution.device=cpu."
             )
         workers = need.fewest or need.workers
         if (places := self._places(worker)) < workers:
             return (
-                f"each of {workers} workers needs {worker[0]:g} CPUs and {worker[1]:g} GPUs on one "
-                f"node, and the cluster's nodes hold {places} of them: lower "
+                f"it needs room for {count_of(workers, 'worker')} of "
+                f"{count_of(worker[0], 'CPU')} and {count_of(worker[1], 'GPU')} each, all of it on "
+                f"one node, and the cluster's nodes hold {places} of them: lower "
                 "execution.cpus_per_worker, or take other nodes."
             )
         return ""

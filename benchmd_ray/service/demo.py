@@ -10,7 +10,7 @@ from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.demo import WRITERS
-from benchmd_ray.errors import unknown_name
+from benchmd_ray.errors import count_of, unknown_name
 from benchmd_ray.service.outcome import Outcome
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
@@ -67,7 +67,7 @@ def demo(
             say(f"{number}/{len(chosen)} {name}: synthetic raw data, catalogs by Ray Data")
             catalogs += _catalogs(name, folder, say)
         plan = demo_plan(catalogs)
-        say(f"{len(plan.items)} runs, several at a time: pretrain, transfer, evaluate")
+        say(f"{count_of(len(plan.items), 'run')}, several at a time: pretrain, transfer, evaluate")
         if any((item.modality, item.technique) == ON_RAY for item in plan.items):
             say(f"    {' '.join(ON_RAY)} on two workers by Ray Train and DeepSpeed")
         return run_plan(plan, folder / "runs", say=say, address=address, cpus=cpus)

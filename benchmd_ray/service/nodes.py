@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from benchmd_ray.cluster import ask
+from benchmd_ray.errors import count_of
 from benchmd_ray.service.capacity import Capacity, Need, cluster_capacity
 
 LOOK_SECONDS = 5.0
@@ -63,9 +64,11 @@ class Nodes:
             (self.capacity.nodes - before.nodes, "came"),
         ):
             for node in sorted(nodes):
+                there = self.capacity
                 self._say(
-                    f"node {node} {what}; the cluster has {len(self.capacity.nodes)} nodes with "
-                    f"{self.capacity.all_cpus:g} CPUs and {self.capacity.gpus:g} GPUs"
+                    f"node {node} {what}; the cluster has "
+                    f"{count_of(len(there.nodes), 'node')} with "
+                    f"{count_of(there.all_cpus, 'CPU')} and {count_of(there.gpus, 'GPU')}"
                 )
         self._ask(needs())
 
@@ -99,9 +102,9 @@ class Nodes:
         if now - seen > GROW_SECONDS / 10:  # nobody has waited for it meanwhile
             since = now
             self._say(
-                f"waiting up to {GROW_SECONDS:g} s for nodes: a run needs {need.cpus:g} CPUs and "
-                f"{need.gpus:g} GPUs, and the cluster has {self.capacity.all_cpus:g} and "
-                f"{self.capacity.gpus:g} now"
+                f"waiting up to {GROW_SECONDS:g} s for nodes: a run needs "
+                f"{count_of(need.cpus, 'CPU')} and {count_of(need.gpus, 'GPU')}, and "
+                f"the cluster has {self.capacity.all_cpus:g} and {self.capacity.gpus:g} now"
             )
         self._short[need] = (since, now)
         if now - since < GROW_SECONDS:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from benchmd_ray.cluster import require_shared
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.interrupts import Stopping
@@ -120,7 +120,7 @@ class Session:
         devices = self.place.devices
         study = Study(folder / "study.log", plan.space, plan.method, first, devices)
         if study.begun:
-            self.say(f"{plan.name}: continues, {study.begun} trials were begun before")
+            self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")
         display = SilentBoard() if quiet else board(self.tuning.budget.trials, "trials")
         limits = Limits(
             study,

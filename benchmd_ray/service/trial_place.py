@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import streams
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.service.capacity import SLACK, Capacity
 from benchmd_ray.service.searches import SearchPlan, Tuning
 from benchmd_ray.tuning.limits import Place
@@ -54,9 +54,10 @@ def place_of(
         fit = min(fit, int(capacity.gpus / gpus + SLACK))
     if fit < 1:
         raise BenchmdError(
-            f"a trial needs {cpus + spare:g} CPUs and {gpus:g} GPUs and there are "
-            f"{capacity.cpus:g} and {capacity.gpus:g}: lower execution.cpus_per_worker, take "
-            "--set execution.feed=resident or --set execution.device=cpu, or a larger machine."
+            f"a trial needs {count_of(cpus + spare, 'CPU')} and {count_of(gpus, 'GPU')} and "
+            f"there are {capacity.cpus:g} and {capacity.gpus:g}: lower "
+            "execution.cpus_per_worker, take --set execution.feed=resident or "
+            "--set execution.device=cpu, or a larger machine."
         )
     return Place(cpus, gpus, min(fit, at_once or fit))
 

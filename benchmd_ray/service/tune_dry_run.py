@@ -9,6 +9,7 @@ import pandas as pd
 
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import FOLDS, has_validation
+from benchmd_ray.errors import count_of
 from benchmd_ray.results.written import text
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.datasets import Dataset
@@ -121,11 +122,11 @@ def _objective(plan: SearchPlan) -> str:
 def _budget(budget: Budget) -> str:
     parts = []
     if budget.trials:
-        parts.append(f"{budget.trials} trials")
+        parts.append(count_of(budget.trials, "trial"))
     if budget.hours:
         parts.append(f"{budget.hours:g} h by the clock")
     if budget.device_hours:
-        parts.append(f"{budget.device_hours:g} device hours")
+        parts.append(count_of(budget.device_hours, "device hour"))
     return "At most " + " or ".join(parts)
 
 

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.progress import progress
 from benchmd_ray.repeating import repeating
 from benchmd_ray.training.checkpoints import checkpoint_step
@@ -25,7 +26,8 @@ def following(job: PretrainJob | TransferJob) -> Iterator[None]:
     """Show the progress of a job whose first worker writes its metrics elsewhere."""
     settings, pretraining = job.settings, isinstance(job, PretrainJob)
     total = job.last if isinstance(job, PretrainJob) else settings.transfer.epochs
-    what = f"{'pretrain' if pretraining else 'transfer'}, {settings.execution.workers} workers"
+    workers = count_of(settings.execution.workers, "worker")
+    what = f"{'pretrain' if pretraining else 'transfer'}, {workers}"
     shown = progress(what, total, unit_of(job), checkpoint_step(job.folder))
 
     def show() -> None:
@@ -42,7 +44,7 @@ def following(job: PretrainJob | TransferJob) -> Iterator[None]:
 def tell_loss(job: PretrainJob | TransferJob, ended: Lost, workers: int) -> None:
     """Say and record how a Ray Train job of so many workers ended."""
     done, unit = last_line(job.folder)[0], unit_of(job)
-    line = f"after {done} {unit} with {workers} workers: {ended.reason}"
+    line = f"after {done} {unit} with {count_of(workers, 'worker')}: {ended.reason}"
     values = {"reason": ended.reason, "done": done, "workers": workers}
     record(job.folder, ended.event, line, **values)
 

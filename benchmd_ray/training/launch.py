@@ -11,7 +11,7 @@ from benchmd_ray.cluster import connected, embedded, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import streams
-from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, first_line
+from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, count_of, first_line
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import read_hashed_json
 from benchmd_ray.settings import ExecutionSettings
@@ -64,7 +64,8 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
     if reporter is not None and (on_ray or job.settings.execution.workers > 1):
         raise BenchmdError(
             "your own reporter is notified only of work in this process, and the job is for "
-            f"{job.settings.execution.workers} workers on Ray: expected execution.workers=1."
+            f"{count_of(job.settings.execution.workers, 'worker')} on Ray: expected "
+            "execution.workers=1."
         )
     catalog = open_catalog(job.catalog)
     execution, splits = job.settings.execution, SPLITS[type(job)]

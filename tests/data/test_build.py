@@ -189,7 +189,7 @@ def test_warnings_and_parts_excluded_are_counted_over_all_files(films, raw, tmp_
             assert splits[split]["classes"][name] == positive
     notes = verify(built).notes
     assert "7 records: it is padded" in notes
-    assert "1 records: it is old" in notes
+    assert "1 record: it is old" in notes
 
 
 def test_statistics_are_of_the_pixels_within_the_valid_size(films, raw, tmp_path):
@@ -302,7 +302,7 @@ def test_published_counts_of_a_split_and_in_total_are_compared(notes):
     assert found == {
         "total, edema: 3 records, published 4 (-1, -25.0%)",
         "total, cardiomegaly: 6 records, published 5 (+1, +20.0%)",
-        "test, edema: 1 records, published 3 (-2, -66.7%)",
+        "test, edema: 1 record, published 3 (-2, -66.7%)",
     }
     assert notes({"total": {"consolidation": 0}, "train": {"edema": 0}}) - base == {
         "train, edema: 2 records, published 0 (+2)"

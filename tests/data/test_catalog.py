@@ -443,7 +443,7 @@ def test_verify_finds_patients_in_two_splits(built):
         splits=built.manifest["splits"] | {"train": stated},
     )
     (fault,) = verify(changed).faults
-    assert fault.startswith("3 patients are both in test and in train. Remove the folder and build")
+    assert fault.startswith("test and train share 3 patients. Remove the folder and build")
     assert verify(changed).notes == ()
 
 
@@ -523,7 +523,7 @@ def test_verify_finds_a_shard_of_another_schema(built):
 
 def test_verify_names_missing_files(built):
     raw = built.manifest["raw"] | {"missing": 3}
-    assert "3 files that its tables name are missing" in verify(edited(built, raw=raw)).notes
+    assert "3 files named in its tables but missing" in verify(edited(built, raw=raw)).notes
 
 
 def test_split_without_records_is_named(ecg_catalogs):

@@ -154,7 +154,7 @@ def test_what_the_cluster_can_never_hold_is_refused():
     assert "and the cluster's nodes hold 4 of them" in nodes.refusal(need(15, workers=5))
     mixed = replace(MACHINE, all_cpus=36, cpus=36, each=((32, 0), (4, 1)))
     assert mixed.refusal(need(4, 1.0)) == mixed.refusal(need(32)) == ""
-    assert "each of 1 workers needs 8 CPUs and 1 GPUs on one node" in mixed.refusal(need(8, 1.0))
+    assert "it needs room for 1 worker of 8 CPUs and 1 GPU each" in mixed.refusal(need(8, 1.0))
 
 
 def test_what_may_go_on_with_fewer_workers_is_refused_by_those(make_item):

@@ -40,7 +40,7 @@ def test_what_does_not_fit_waits_for_nodes_and_goes_on_when_they_come(world):
     seen = Nodes(None, attached=True, say=said.append)
     assert seen.refusal(ONE) == ""
     assert said == [
-        "waiting up to 600 s for nodes: a run needs 1 CPUs and 0 GPUs, and the cluster has 0 and 0 "
+        "waiting up to 600 s for nodes: a run needs 1 CPU and 0 GPUs, and the cluster has 0 and 0 "
         "now"
     ]
     world.now, world.capacity = 4.0, GROWN
@@ -76,7 +76,7 @@ def test_only_the_time_counts_for_which_something_waited(world):
 
 def test_an_embedded_ray_is_what_it_is(world):
     seen = Nodes(None, attached=False)
-    assert seen.refusal(ONE).startswith("it needs 1 CPUs at once and the cluster has 0")
+    assert seen.refusal(ONE).startswith("it needs 1 CPU at once and the cluster has 0")
     world.now, world.capacity = 9.0, GROWN
     seen.look(lambda: pytest.fail("nobody is asked"))
     assert seen.capacity == HEAD

@@ -23,7 +23,7 @@ from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
 from benchmd_ray.data.tables import MAX_BYTES, age, sex
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.tasks import UNKNOWN
 
 VERSION = 3
@@ -129,7 +129,8 @@ def _no_class(root: Path, card: DatasetCard, named: Sequence[Named]) -> str:
     valid = list(card.class_mapping or card.classes)
     return (
         f"none of the {len(named):,} records in {root} has a label that the card of {card.name} "
-        f"knows: they have {len(labels):,} labels{seen}. Expected {', '.join(valid[:20])}."
+        f"knows: they have {count_of(len(labels), 'label')}{seen}. Expected "
+        f"{', '.join(valid[:20])}."
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.registry import usual_start
+from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.figures_parts import ordered
 from benchmd_ray.results.report.frames import KEY, PLACE, VERSIONS
 from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
@@ -166,11 +167,6 @@ def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
 
 def _seeds_text(number: int) -> str:
     return "one seed" if number == 1 else f"mean of {number} seeds"
-
-
-def count_of(number: int, what: str) -> str:
-    """A number of things: ``1 trial``, ``1,200 trials``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _leaders(ranking: pd.DataFrame) -> list[str]:

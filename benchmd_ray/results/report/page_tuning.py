@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.columns import part
 from benchmd_ray.results.report.names import dataset_text
 from benchmd_ray.results.report.page_findings import (
-    count_of,
     interval_text,
     judged,
     largest,

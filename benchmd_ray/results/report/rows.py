@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.registry import benchmarks, evaluations, published_for
-from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.errors import BenchmdError, count_of, first_line
 from benchmd_ray.results.report.frames import FRAMES, frame
 from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.results.store import Run
@@ -92,7 +92,7 @@ def score_rows(one: Scored, protocol: str) -> Iterator[Row]:
         "raw_expected": raw[1],
         "options": "; ".join(_options(one)),
         "warnings": "; ".join(
-            f"{count:,} records: {warning}"
+            f"{count_of(count, 'record')}: {warning}"
             for warning, count in json.loads(one.about["warnings"]).items()
         ),
         "unlike": "" if near is None or near.unlike is None else near.unlike,
