@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
-from benchmd_ray.errors import BenchmdError, require_plain_name, unknown_name
+from benchmd_ray.errors import BenchmdError, first_line, require_plain_name, shown, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.settings import Settings, as_dict, updated
 
@@ -19,6 +21,40 @@ Key = tuple[str, str, str]
 """A published result: dataset, transfer setting, technique."""
 RESERVED = ("tuned", "custom", "shuffled", "published")
 """Protocols that no start may be named like."""
+
+
+def _called(what: str, expected: Any, work: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    """What a function of a declaration gives.
+
+    Raises:
+        BenchmdError: As the function does; also where it fails otherwise or gives something else.
+    """
+    try:
+        result = work(*given, **more)
+    except BenchmdError:
+        raise
+    except Exception as error:  # whatever code from outside does
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise BenchmdError(
+            f"{what} fails with {type(error).__name__}: {first_line(error)} "
+            f"({Path(place.filename).name}, line {place.lineno}). Correct it and run again."
+        ) from error
+    names = expected is tuple and isinstance(result, tuple)
+    if not isinstance(result, expected) or (names and not all(isinstance(n, str) for n in result)):
+        wanted = {tuple: "a tuple of names", Mapping: "a mapping"}.get(expected, expected)
+        raise BenchmdError(f"{what} gives {shown(result)}, expected {wanted}.")
+    return result
+
+
+def _guard(declared: object, what: str, expected: Mapping[str, Any]) -> None:
+    """Let failures of a declaration's functions be errors that name it."""
+    for name, kind in expected.items():
+        work = getattr(declared, name)
+        if isinstance(work, partial) and work.func is _called:  # of a copy
+            work = work.args[2]
+        if work is not None:
+            guarded = partial(_called, f"{what}: {name}", kind, work)
+            object.__setattr__(declared, name, guarded)
 
 
 def no_variants(kind: Modality) -> tuple[str, ...]:
@@ -57,6 +93,8 @@ class Start:
         require_plain_name("start", self.name)
         if self.name in RESERVED:
             raise BenchmdError(f"a start cannot be named {self.name}: choose another name.")
+        expected = {"settings": Settings, "like": Settings | None, "variants": tuple}
+        _guard(self, f"the start {self.name}", expected)
 
     def followed(self, kind: Modality, technique: str, settings: Mapping[str, Any]) -> bool:
         """Whether a run has these settings, of the parts that determine it.
@@ -84,6 +122,11 @@ class Published:
     """Why a result cannot be compared, None where it can: of the protocol, the source and the role
     of the scored dataset, and by name ``split``, ``options`` and ``raw``
     (see `benchmarks.benchmd.published`)."""
+
+    def __post_init__(self) -> None:
+        """Let failures of its functions be errors that name it."""
+        expected = {"auroc": Mapping, "unlike": str | None}
+        _guard(self, f"what was published in {self.source}", expected)
 
 
 @dataclass(frozen=True)
@@ -138,6 +181,7 @@ class Benchmark:
                 f"the benchmark {self.name} has no classification among its evaluations: add "
                 "CLASSIFICATION, by which a transfer chooses its epoch."
             )
+        _guard(self, f"the benchmark {self.name}", {"datasets": tuple, "space": Path | None})
 
     def start_named(self, name: str, kind: Modality) -> tuple[Start, str]:
         """A start and its variant.

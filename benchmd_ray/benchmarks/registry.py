@@ -176,8 +176,8 @@ def _loaded(path: str) -> Benchmark:
         ) from error
     if not isinstance(made, Benchmark):
         raise BenchmdError(
-            f"{path} is a {type(made).__name__}, expected a benchmd_ray.benchmarks.benchmark."
-            "Benchmark."
+            f"{path} is of the type {type(made).__name__}, expected a "
+            "benchmd_ray.benchmarks.benchmark.Benchmark."
         )
     return made
 

@@ -16,7 +16,7 @@ from benchmd_ray.benchmarks.benchmd import BENCHMARK
 from benchmd_ray.benchmarks.benchmd.published import unlike
 from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.cards import dataset_card, kind_of
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.hardware import hardware
@@ -29,6 +29,7 @@ from benchmd_ray.settings import Settings
 from benchmd_ray.training.predictions import Form, predictions_path, write_predictions
 
 CPU = hardware(Worker().device)
+ECG = kind_of("ecg")
 
 
 def scores(predictions, resamples):
@@ -198,3 +199,59 @@ def test_a_table_that_is_empty_now_leaves_no_file_of_before(run, tmp_path, also)
 
 LEFT = [1.0]
 ONCE = (replace(TAKEN[0], name="once", data=lambda _: pd.DataFrame({"n": LEFT}), printed=None),)
+
+
+def boom(*_, **__):
+    raise RuntimeError("no such thing")
+
+
+def started(**changes):
+    return replace(BENCHMARK, starts=(replace(BENCHMARK.starts[0], name="long", **changes),))
+
+
+@pytest.mark.parametrize(
+    ("made", "use", "message"),
+    [
+        (
+            replace(BENCHMARK, datasets=boom),
+            lambda own: own.datasets(),
+            r"the benchmark benchmd: datasets fails with RuntimeError: no such thing "
+            r"\(test_declared\.py, line \d+\)\. Correct it",
+        ),
+        (
+            replace(BENCHMARK, datasets=lambda: (1, 2)),
+            lambda own: own.datasets(),
+            r"datasets gives \(1, 2\), expected a tuple of names",
+        ),
+        (
+            started(settings=boom),
+            lambda own: own.starts[0].settings(ECG, "mae", ""),
+            "the start long: settings fails with RuntimeError",
+        ),
+        (
+            started(like=lambda *_: {"seed": 1}),
+            lambda own: own.starts[0].followed(ECG, "mae", {}),
+            r"the start long: like gives .*, expected .*Settings \| None",
+        ),
+        (
+            started(variants=boom),
+            lambda own: own.start_named("other", ECG),
+            "the start long: variants fails",
+        ),
+        (
+            replace(BENCHMARK, published=replace(BENCHMARK.published, auroc=lambda: 3)),
+            lambda own: own.published.auroc(),
+            "published in BenchMD v2, tables 1 and 2: auroc gives 3, expected a mapping",
+        ),
+    ],
+    ids=["fails", "names", "settings", "like", "variants", "published"],
+)
+def test_a_mistake_in_a_declaration_is_one_line_that_names_it(made, use, message):
+    with pytest.raises(BenchmdError, match=message):
+        use(made)
+
+
+def test_a_copy_of_a_declaration_names_itself_and_is_guarded_once():
+    copied = replace(replace(BENCHMARK, name="a", datasets=boom), name="b")
+    with pytest.raises(BenchmdError, match=r"^the benchmark b: datasets fails with RuntimeError"):
+        copied.datasets()

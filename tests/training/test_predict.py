@@ -223,8 +223,10 @@ def test_predictions_of_another_evaluation_or_version_are_refused(
     path, other = predictions_path(tmp_path, "coarse"), Form("detection", 1, lambda table: "")
     with pytest.raises(Damaged, match="evaluation 'classification', expected 'detection'"):
         read_predictions(path, other)
-    with pytest.raises(Outdated, match=r"version 1 of the evaluation classification, .* now 2"):
-        read_predictions(path, dataclasses.replace(CLASSIFIED, version=2))
+    now = CLASSIFIED.version
+    older = rf"version {now} of the evaluation classification, .* now {now + 1}"
+    with pytest.raises(Outdated, match=older):
+        read_predictions(path, dataclasses.replace(CLASSIFIED, version=now + 1))
     elsewhere = predictions_path(tmp_path, "coarse", "detection")
     shutil.copytree(path.parent, elsewhere.parent)
     for form in (CLASSIFIED, other):
