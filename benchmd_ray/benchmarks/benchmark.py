@@ -41,8 +41,9 @@ def _called(what: str, expected: Any, work: Callable[..., Any], *given: Any, **m
         ) from error
     names = expected is tuple and isinstance(result, tuple)
     if not isinstance(result, expected) or (names and not all(isinstance(n, str) for n in result)):
-        wanted = {tuple: "a tuple of names", Mapping: "a mapping"}.get(expected, expected)
-        raise BenchmdError(f"{what} gives {shown(result)}, expected {wanted}.")
+        wanted = {tuple: "a tuple of names", Mapping: "a mapping", Settings: "Settings"}
+        said = wanted.get(expected, expected)
+        raise BenchmdError(f"{what} gives {shown(result)}, expected {said}.")
     return result
 
 
