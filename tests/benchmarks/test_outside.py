@@ -134,7 +134,7 @@ def test_it_is_planned_from_its_catalog_and_its_start_is_kept_apart(place):
         ("nowhere:SURFACES", "cannot be imported (ModuleNotFoundError"),
         (
             "surfaces:settings",
-            "is a function, expected a benchmd_ray.benchmarks.benchmark.Benchmark",
+            "is of the type function, expected a benchmd_ray.benchmarks.benchmark.Benchmark",
         ),
         ("surfacs", "unknown benchmark 'surfacs'"),
     ],

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import shutil
@@ -220,7 +221,8 @@ def disturbed(tuning, files, tmp_path_factory):
         while len(ended) == len(stopped) and time.monotonic() < end:
             assert process.poll() is None
             time.sleep(0.02)
-            ended = pd.read_parquet(folder / "trials.parquet").query("state == 'complete'")
+            written = io.BytesIO((folder / "trials.parquet").read_bytes())  # replaced meanwhile
+            ended = pd.read_parquet(written).query("state == 'complete'")
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
