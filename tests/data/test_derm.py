@@ -339,7 +339,7 @@ def test_catalog_of_the_source_is_whole(synthetic_photos, build_here, tmp_path, 
     assert built.evaluation_splits == ("validation",)
     assert built.manifest["raw"]["records"] == 120
     assert len(built.statistics["mean"]) == 3
-    shared = [note for note in verify(built).notes if "both in" in note]
+    shared = [note for note in verify(built).notes if "and validation share" in note]
     assert bool(shared) == (policy == "released")
     with (synthetic_photos["bcn20000"] / "ISIC_2019_Training_Metadata.csv").open() as file:
         lesions = {row["lesion_id"] for row in csv.DictReader(file)} - {""}

@@ -380,7 +380,7 @@ def test_published_counts_are_compared_with_scans(make_raw, build_here, tmp_path
     built = build_here("lndb", root, tmp_path / "out", policy="released")
     assert built.manifest["splits"]["validation"]["classes"] == {SMALL: 0, LARGE: 2}
     notes = verify(built).notes
-    assert "validation, large nodule: 1 scans, published 203 (-202, -99.5%)" in notes
+    assert "validation, large nodule: 1 scan, published 203 (-202, -99.5%)" in notes
 
 
 def test_altered_counts_of_scans_are_found(ct_catalogs, tmp_path):
