@@ -387,13 +387,13 @@ def synthetic_ct(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def build_once() -> Callable[[str, Path, Path], Catalog]:
+def build_once() -> Callable[..., Catalog]:
     """Builds a catalog in this process, for fixtures that several tests share."""
 
-    def make(name: str, raw: Path, out: Path) -> Catalog:
+    def make(name: str, raw: Path, out: Path, **options: Any) -> Catalog:
         with pytest.MonkeyPatch.context() as patch:
             build_in_process(patch)
-            return building.build(name, raw, out, allow_missing=True)
+            return building.build(name, raw, out, allow_missing=True, **options)
 
     return make
 

@@ -44,6 +44,7 @@ def origin(card: DatasetCard, path: Path) -> dict[str, Any]:
     return {
         "policy": "clean",
         "options": {name: option.default for name, option in card.options.items()},
+        "held_out": [],
         "layout": next(iter(card.layouts)),
         "plan": str(path),
         "raw": {"records": 9, "expected": 9, "missing": 0, "grouped_by": "patient"},

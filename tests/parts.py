@@ -29,7 +29,14 @@ EVALUATED = {
         "training/collect.py",
         "training/augmentation.py",
         "scores/metrics.py",
-    )
+    ),
+    "ood": tuple(
+        sorted(
+            path.relative_to(PACKAGE).as_posix()
+            for path in (PACKAGE / "benchmarks" / "ood").rglob("*.py")
+            if path.name not in ("commands.py", "report.py", "scores.py", "__init__.py")
+        )
+    ),
 }
 """Sources of evaluations, whose versions are in their predictions."""
 

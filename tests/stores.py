@@ -266,6 +266,7 @@ def write_predictions(
         "role": role,
         "policy": run.description["policy"],
         "catalog": catalog or f"digest of {dataset}",
+        "also": "{}",
         "raw_records": str(raw[0]),
         "raw_expected": str(raw[1]),
         "options": json.dumps(options or {}),

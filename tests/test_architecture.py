@@ -36,8 +36,7 @@ ROOMS = {
     "training": FOUNDATION | {"cluster", "data", "models", "scores", "ssl", "training"},
     "tuning": FOUNDATION
     | {"cluster", "data", "models", "scores.metrics", "ssl", "training", "tuning"},
-    "benchmarks": FOUNDATION
-    | {"benchmarks", "data", "models", "scores", "ssl", "training.predict", "training.predictions"},
+    "benchmarks": FOUNDATION | {"benchmarks", "data", "models", "scores", "ssl", "training"},
     "results": FOUNDATION
     | {"benchmarks", "data", "results", "scores", "training.predictions", "tuning.records"},
     "service": FOUNDATION
@@ -46,7 +45,7 @@ ROOMS = {
     "demo": FOUNDATION | {"data", "demo"},
 }
 RAY = {"cluster.py", "telemetry.py", "training/launch.py", "training/ray_train.py"}
-ON_TOP = ("commands.py", "files.py", "report.py")
+ON_TOP = ("commands.py", "files.py", "report.py", "report_figures.py")
 """Of a benchmark's folder: its commands, what they do, and its sections of reports."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

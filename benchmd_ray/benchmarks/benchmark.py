@@ -155,6 +155,9 @@ class Benchmark:
     tables: str = ""
     """Import path, ``package.module:TABLES``, of its own tables for reports, a sequence of
     `results.report.tables.Declared`."""
+    figures: str = ""
+    """Import path, ``package.module:TOPICS``, of its own figures for reports, a sequence of
+    functions like those of `results.report.report_figures.TOPICS`."""
     commands: str = ""
     """Import path, ``package.module:group``, of its own commands: `benchmd NAME …`."""
     about: str = ""

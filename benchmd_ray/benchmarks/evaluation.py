@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from benchmd_ray.errors import BenchmdError, require_plain_name
 from benchmd_ray.hardware import hardware
@@ -17,7 +17,44 @@ if TYPE_CHECKING:
 
     from benchmd_ray.data.batches import Worker
     from benchmd_ray.data.catalog import Catalog
+    from benchmd_ray.modalities import Modality
     from benchmd_ray.settings import Settings
+
+
+class Member(Protocol):
+    """A dataset of a plan."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def kind(self) -> Modality:
+        """What its records are, and what is predicted of them."""
+
+    @property
+    def role(self) -> str:
+        """``source`` or ``target``."""
+
+    @property
+    def policy(self) -> str:
+        """By which it was labelled and split."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a run."""
+
+    run: Path
+    """Folder of a finished transfer run."""
+    catalog: Catalog
+    """What is to be scored."""
+    settings: Settings
+    """Precision and feed."""
+    worker: Worker
+    """The device."""
+    also: tuple[Catalog, ...] = ()
+    """Other catalogs that it reads, in order of name."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +63,8 @@ class Evaluation:
 
     form: Form
     """Its name, its version, and which tables are its predictions."""
-    compute: Callable[[Path, Catalog, Settings, Worker], pa.Table]
-    """From the folder of a run, a catalog, settings (precision and feed) and a device to its table
-    of predictions.
+    compute: Callable[[Asked], pa.Table]
+    """From a run and a catalog to the table of predictions.
 
     Raises:
         BenchmdError: The model does not fit the catalog, or there is nothing to score.
@@ -39,6 +75,9 @@ class Evaluation:
     with all that compares techniques."""
     roles: tuple[str, ...] = ("source", "target")
     """Of the datasets that it takes."""
+    also: Callable[[Member, Sequence[Member]], tuple[str, ...]] | None = None
+    """From a dataset that it takes, and all that were chosen, to the names of those that it reads
+    in addition; None for an evaluation that reads no other."""
     passes: float = 1.0
     """Times that each record goes through the encoder, for estimates."""
 
@@ -56,20 +95,20 @@ class Evaluation:
         """As the folder of its predictions is named."""
         return self.form.evaluation
 
-    def predict(self, run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> Path:
+    def predict(self, asked: Asked) -> Path:
         """Write the predictions of a run for a catalog.
 
         Raises:
             BenchmdError: As `compute` does.
         """
-        table = self.compute(run, catalog, settings, worker)
-        return write_predictions(table, run, catalog, hardware(worker.device), self.form)
+        table, where = self.compute(asked), hardware(asked.worker.device)
+        return write_predictions(table, asked.run, asked.catalog, where, self.form, asked.also)
 
 
-def _classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> pa.Table:
+def _classified(asked: Asked) -> pa.Table:
     from benchmd_ray.training.predict import classified  # torch, which a report does without
 
-    return classified(run, catalog, settings, worker)
+    return classified(asked.run, asked.catalog, asked.settings, asked.worker)
 
 
 CLASSIFICATION = Evaluation(CLASSIFIED, _classified)

@@ -183,6 +183,13 @@ def raw_options(command: F) -> F:
             help="Set an option of the dataset; `benchmd catalog show NAME` lists them.",
         ),
         click.option(
+            "--hold-out",
+            multiple=True,
+            metavar="CONDITION",
+            help="Keep patients with this class, finding, code or flag out of all training, to be "
+            "detected as out of distribution; can be given several times.",
+        ),
+        click.option(
             "--split-table", type=FILE, help="BenchMD's released split table (--policy released)."
         ),
         click.option(

@@ -38,6 +38,14 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="A catalog, or a folder of catalogs, also on S3 (repeatable).",
 )
+@click.option(
+    "--also",
+    type=CATALOG,
+    multiple=True,
+    metavar="PATH",
+    help="Catalogs that evaluations read and nothing is trained on (repeatable), such as those of "
+    "`--bench ood`.",
+)
 @MODALITY
 @click.option(
     "--technique",
@@ -60,6 +68,13 @@ if TYPE_CHECKING:
 )
 @POLICY
 @BENCH
+@click.option(
+    "--evaluate",
+    "evaluated",
+    metavar="BENCH",
+    default="",
+    help="Ask the evaluations of this benchmark of each transfer, instead of the own ones: ood.",
+)
 @START
 @WEIGHTS
 @click.option("--dry-run", is_flag=True, help="Show what would be run, for how long, and stop.")
@@ -79,12 +94,14 @@ if TYPE_CHECKING:
 @execution_options
 def run(
     catalogs: tuple[Location, ...],
+    also: tuple[Location, ...],
     modalities: tuple[str, ...],
     techniques: tuple[str, ...],
     transfers: tuple[str, ...],
     seeds: tuple[int, ...],
     policies: tuple[str, ...],
     bench: str,
+    evaluated: str,
     start: str,
     weights: Path | None,
     store: Path,
@@ -109,6 +126,7 @@ def run(
 
     choice = Choice(
         catalogs=catalogs,
+        also=also,
         modalities=modalities,
         techniques=techniques,
         settings=transfers,
@@ -118,6 +136,7 @@ def run(
         assignments=assignments,
         weights=weights,
         bench=benchmark(bench).name,
+        evaluated=benchmark(evaluated).name if evaluated else "",
         start=start,
     )
     if options["dry_run"]:

@@ -12,7 +12,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.cluster import connected, ray_data
+from benchmd_ray.data import holding_out
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.chunks import PARTS, Chunk, as_row, build_row, items_digest
@@ -64,6 +65,7 @@ def build(
     policy: str = "clean",
     split_table: Path | None = None,
     options: Mapping[str, str] | None = None,
+    hold_out: Sequence[str] = (),
     allow_missing: bool = False,
     max_quarantined: float = 0.01,
     address: str | None = None,
@@ -79,6 +81,7 @@ def build(
         policy: ``clean`` or ``released``.
         split_table: Split table that BenchMD released, for ``released`` where there is one.
         options: Values of the card's options; the card's defaults otherwise.
+        hold_out: Conditions whose records are kept out of all training; see `data.holding_out`.
         allow_missing: Accept a raw folder that holds another number of records than the card
             expects, or lacks files that its tables name.
         max_quarantined: Largest share of unreadable records that is accepted.
@@ -92,8 +95,8 @@ def build(
             cannot be reached.
         Busy: Another build works on ``out``.
     """
-    card = dataset_card(name)
-    choices, found = discovered(card, raw, policy, split_table, options or {})
+    whole = dataset_card(name)
+    choices, found, card = discovered(whole, raw, policy, split_table, options or {}, hold_out)
     require_complete(found, card, raw, allow_missing)
     plan = _plan(card, choices, found)
     _require_own(out)
@@ -181,6 +184,7 @@ def _plan(card: DatasetCard, choices: Choices, found: Discovery) -> str:
             "format": FORMAT,
             "versions": versions_of(card),
             "card": [_decisive(card), choices.policy, dict(choices.options)],
+            "held out": [holding_out.VERSION, *choices.hold_out] if choices.hold_out else [],
             "table": sha256(tables / card.code_table) if card.code_table else None,
             "schema": str(schema(card)),
             "patients": hashed_patient(card.name, ""),

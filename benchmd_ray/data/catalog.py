@@ -37,7 +37,7 @@ from benchmd_ray.tasks import Task
 
 MAX_MANIFEST_BYTES = 2**28
 """Largest manifest that is read: that of a million shards has about as much."""
-FORMAT = 4
+FORMAT = 5
 """Version of the catalog's layout."""
 MANIFEST = "manifest.json"
 AHEAD = 8
@@ -126,10 +126,16 @@ class Catalog:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of the build that are not the card's defaults."""
+        """Options of the build that are not the card's defaults, and what it held out."""
         chosen: dict[str, str] = self.manifest["options"]
         policy, options = str(self.manifest["policy"]), self.card.options
-        return {k: v for k, v in chosen.items() if v != options[k].default_under(policy)}
+        own = {k: v for k, v in chosen.items() if v != options[k].default_under(policy)}
+        return own | ({"hold-out": ", ".join(self.held_out)} if self.held_out else {})
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """Conditions whose records nothing is trained on; see `data.holding_out`."""
+        return tuple(self.manifest["held_out"])
 
     @property
     def statistics(self) -> dict[str, list[float]] | None:

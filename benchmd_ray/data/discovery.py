@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import dataset_of
+from benchmd_ray.data.holding_out import held_out
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, inside
 from benchmd_ray.errors import BenchmdError, count_of, unknown_name
 
@@ -19,14 +20,15 @@ def discovered(
     policy: str,
     split_table: Path | None,
     options: Mapping[str, str],
-) -> tuple[Choices, Discovery]:
-    """What a raw folder holds, under the arguments of `build`.
+    hold_out: Sequence[str] = (),
+) -> tuple[Choices, Discovery, DatasetCard]:
+    """What a raw folder holds, under the arguments of `build`, and the card of its catalog.
 
     Raises:
         BenchmdError: It is missing or of another layout, names files elsewhere, or a choice is
             unknown.
     """
-    choices = chosen(card, policy, split_table, options)
+    choices = chosen(card, policy, split_table, options, hold_out)
     if not raw.is_dir():
         raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
     found = dataset_of(card).discover(raw, card, choices)
@@ -35,11 +37,15 @@ def discovered(
     found = _unique(found, listed=card.files is not None)
     if choices.policy == "clean" or card.files is not None:
         _require_own_splits(found, card)
-    return choices, found
+    return choices, *held_out(found, card, choices.hold_out)
 
 
 def chosen(
-    card: DatasetCard, policy: str, split_table: Path | None, options: Mapping[str, str]
+    card: DatasetCard,
+    policy: str,
+    split_table: Path | None,
+    options: Mapping[str, str],
+    hold_out: Sequence[str] = (),
 ) -> Choices:
     """The choices with a value for each of the card's options.
 
@@ -61,7 +67,7 @@ def chosen(
             "leave it out."
         )
     defaults = {name: option.default_under(policy) for name, option in card.options.items()}
-    return Choices(policy, split_table, defaults | dict(options))
+    return Choices(policy, split_table, defaults | dict(options), tuple(sorted({*hold_out})))
 
 
 def _truth(item: RawItem) -> tuple[object, ...]:

@@ -281,7 +281,8 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
     layout, count = schema(card), rows.stop - rows.start
     held = {name: group[name][rows] for name in ("scale", "valid_size", "target")}
     ages = np.where(group["metadata/age_known"][rows], group["metadata/age"][rows], 0.0)
-    if fault := values_fault(card, age=ages, **held):
+    held_out = group["metadata/held_out_known"][rows]
+    if fault := values_fault(card, age=ages, held_out=held_out, **held):
         raise foreign(path, fault)
     signal = np.ascontiguousarray(group["signal"][rows])
     width = layout.field("signal").type.byte_width

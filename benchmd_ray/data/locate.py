@@ -19,6 +19,7 @@ def locate(
     policy: str = "clean",
     split_table: Path | None = None,
     options: Mapping[str, str] | None = None,
+    hold_out: Sequence[str] = (),
 ) -> dict[str, Path]:
     """The raw file, or folder of files, of each record, found by listing the raw folder again.
 
@@ -30,11 +31,13 @@ def locate(
         policy: As at the build.
         split_table: As at the build.
         options: As at the build.
+        hold_out: As at the build.
 
     Raises:
         BenchmdError: The raw folder is missing or of another layout, or holds no such record.
     """
-    _, found = discovered(dataset_card(name), raw, policy, split_table, options or {})
+    card = dataset_card(name)
+    _, found, _ = discovered(card, raw, policy, split_table, options or {}, hold_out)
     paths = {item.record_id: raw / item.path for item in found.items}
     located = {}
     for record_id in record_ids:

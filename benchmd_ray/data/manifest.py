@@ -18,14 +18,24 @@ from benchmd_ray.data.cards import DatasetCard, without_build
 from benchmd_ray.data.catalog import FORMAT
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.raw import Choices, Discovery
-from benchmd_ray.data.records import decode_signals, decode_targets, positives_per_unit, schema
+from benchmd_ray.data.records import (
+    HELD_OUT,
+    conditions,
+    decode_signals,
+    decode_targets,
+    positives_per_unit,
+    schema,
+)
 from benchmd_ray.files import digest, json_bytes
 from benchmd_ray.signals import Signal, valid_area
 from benchmd_ray.storage.location import Location, write
 
 ROW_GROUP_BYTES = 6 * 2**20
 """Signal bytes of a row group: small enough to stream, large enough to read fast."""
-ORIGIN = ("policy", "options", "layout", "plan", "raw", "excluded", "warnings", "quarantined")
+ORIGIN = (
+    *("policy", "options", "held_out", "layout", "plan", "raw", "excluded", "warnings"),
+    "quarantined",
+)
 """What a manifest says of how its catalog was built, in addition to what its shards hold."""
 
 
@@ -36,6 +46,7 @@ def shard_part(table: pa.Table, path: Location, card: DatasetCard) -> dict[str, 
         "units": len(set(table["unit_id"].to_pylist())),
         "positives": (decode_targets(table["target"]) == 1).sum(axis=0).tolist(),
         "positive_units": positives_per_unit(table).tolist(),
+        "conditions": conditions(table),
         "statistics": _sums(table, card.signal),
     }
 
@@ -103,6 +114,7 @@ def origin_of(
     return {
         "policy": choices.policy,
         "options": dict(choices.options),
+        "held_out": list(choices.hold_out),
         "layout": found.layout,
         "plan": plan,
         "raw": {
@@ -140,6 +152,9 @@ def manifest_of(
         if splits[split]["units"] != splits[split]["records"]:
             units = np.sum([part["positive_units"] for part in own], axis=0).tolist()
             splits[split]["unit_classes"] = dict(zip(card.classes, units, strict=True))
+        if split == HELD_OUT:
+            counts = sum((Counter(part["conditions"]) for part in own), Counter[str]())
+            splits[split]["conditions"] = dict(sorted(counts.items()))
     shards = [
         {
             "file": f"{SHARDS}/{part['name']}.parquet",

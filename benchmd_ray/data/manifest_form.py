@@ -22,6 +22,7 @@ KINDS: Kinds = {
     "plan": str,
     "digest": str,
     "options": dict,
+    "held_out": list,
     "layout": str,
     "raw": dict,
     "excluded": dict,
@@ -76,6 +77,8 @@ def _origin_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
     for name, value in manifest["options"].items():
         if name not in card.options or not isinstance(value, str):
             return f"its option {shown(name)} is not one of {card.name}, or not text"
+    if not all(isinstance(name, str) for name in manifest["held_out"]):
+        return "a condition that it holds out is not text"
     if fault := kinds_fault(manifest["raw"], _RAW, "raw"):
         return fault
     if manifest["raw"]["grouped_by"] not in get_args(GroupedBy):
@@ -97,6 +100,11 @@ def _splits_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
             return f"it names an odd split, {name!r}"
         if fault := kinds_fault(split, _SPLIT, f"the split {name}"):
             return fault
+        conditions = split.get("conditions", {})
+        if not isinstance(conditions, dict) or not all(
+            type(count) is int for count in conditions.values()
+        ):
+            return f"the conditions of its split {name} are not counts"
         for key in ("classes", "unit_classes"):
             held = split.get(key, dict.fromkeys(card.classes, 0))
             if not isinstance(held, dict) or tuple(held) != card.classes:

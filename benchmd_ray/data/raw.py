@@ -36,6 +36,8 @@ class Choices:
     """The split table that BenchMD released, for policy ``released`` where there is one."""
     options: Mapping[str, str] = field(default_factory=dict)
     """A value for each of the card's options."""
+    hold_out: tuple[str, ...] = ()
+    """Conditions whose records nothing is trained on; see `data.holding_out`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +56,19 @@ class RawItem:
     labels: Mapping[str, int] = field(default_factory=dict)
     """1, 0 or -1 (unknown) of each label, where a table gives several."""
     metadata: dict[str, float | str | None] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
+    """What the source states of it in addition to its labels: findings without a class, noise."""
     details: dict[str, Any] = field(default_factory=dict)
     """What else reading it takes, such as sibling files; JSON-serialisable."""
 
     def target(self, card: DatasetCard) -> list[int]:
-        """One value per class of the card: 1, 0, or -1 for unknown.
+        """One value per class of the card: 1, 0, or -1 for unknown, as of all that are held out.
 
         Raises:
             RecordError: A label is not a class of the card.
         """
+        if self.metadata.get("held_out"):
+            return [UNKNOWN] * len(card.classes)
         strange = set(self.labels or (self.label,)) - set(card.classes)
         if strange:
             label = "" if card.hides_names else f" {shown(strange.pop())}"

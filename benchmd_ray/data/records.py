@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +16,9 @@ import pyarrow as pa
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.errors import shown
 from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Target
+from benchmd_ray.tasks import UNKNOWN, Target
 
-METADATA: dict[str, pa.DataType] = {
+PERSON: dict[str, pa.DataType] = {
     "age": pa.float32(),
     "sex": pa.string(),
     "site": pa.string(),
@@ -25,6 +26,15 @@ METADATA: dict[str, pa.DataType] = {
     "view": pa.string(),
 }
 """Columns kept about the person and the acquisition, null where the source does not say."""
+METADATA: dict[str, pa.DataType] = {**PERSON, "held_out": pa.string()}
+"""All columns that may be null: `PERSON`, and ``held_out``.
+
+``held_out`` names, separated by `SEPARATOR`, the conditions for which a record of the split
+`HELD_OUT` is in it; null elsewhere.
+"""
+HELD_OUT = "heldout"
+"""Split of records that nothing is trained, chosen or normalised on; see `data.holding_out`."""
+SEPARATOR = "; "
 
 OLDEST_AGE = 90.0
 """Ages above are stored as this one: very high ages can identify a person."""
@@ -155,6 +165,7 @@ def checked(record: Record, card: DatasetCard) -> Record:
             valid_size=np.array([record.valid_size]),
             target=np.array([record.target]),
             age=np.array([record.metadata.get("age") or 0.0], float),
+            held_out=np.array([record.metadata.get("held_out") is not None]),
         )
     if fault:
         raise RecordError(f"{record.record_id}: {fault}")
@@ -168,6 +179,7 @@ def values_fault(
     valid_size: npt.NDArray[Any],
     target: npt.NDArray[Any],
     age: npt.NDArray[Any],
+    held_out: npt.NDArray[np.bool_],
 ) -> str | None:
     """What is wrong with the values of some rows, None when nothing is.
 
@@ -177,6 +189,7 @@ def values_fault(
         valid_size: (rows, axes of the signal without the channel's).
         target: (rows, *shape of a target).
         age: (rows,), zero where it is not known.
+        held_out: (rows,), whether a record is held out: nothing is known of its classes.
     """
     extent = card.signal.stored_shape[1:]
     with np.errstate(over="ignore"):
@@ -188,8 +201,10 @@ def values_fault(
         or not ((valid_size >= 1) & (valid_size <= extent)).all()
     ):
         return f"a valid size is not within the signal, {extent}"
-    if fault := card.target.fault(target):
+    if fault := card.target.fault(target[~held_out]):
         return fault
+    if not (target[held_out] == UNKNOWN).all():
+        return "the target of a record that is held out is known"
     if not ((age >= 0) & (age <= OLDEST_AGE)).all():
         return f"an age is not within 0 to {OLDEST_AGE:g} years"
     return None
@@ -242,6 +257,12 @@ def positives_per_unit(table: pa.Table) -> npt.NDArray[np.int64]:
     held = np.zeros((len(names), positive.shape[1]), bool)
     np.logical_or.at(held, unit, positive)
     return np.asarray(held.sum(axis=0), np.int64)
+
+
+def conditions(table: pa.Table) -> dict[str, int]:
+    """Rows of a table with each condition for which they are held out."""
+    texts = (text for text in table["held_out"].to_pylist() if text is not None)
+    return dict(Counter(name for text in texts for name in text.split(SEPARATOR)))
 
 
 def decode_targets(column: pa.ChunkedArray) -> npt.NDArray[np.int8]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmd_ray.data.catalog import MANIFEST, REBUILD, REMEDY, Catalog, Shard
 from benchmd_ray.data.manifest_form import SHARDS
-from benchmd_ray.data.records import decode_targets, positives_per_unit
+from benchmd_ray.data.records import HELD_OUT, decode_targets, positives_per_unit
 from benchmd_ray.errors import count_of
 from benchmd_ray.integrity import Damaged
 from benchmd_ray.storage.location import entries
@@ -55,11 +55,13 @@ def _shard_fault(
 ) -> str | None:
     """What is wrong with a shard; adds its patients and class counts."""
     try:
-        table = shard.table(["group_id", "unit_id", "split", "target"])
+        table = shard.table(["group_id", "unit_id", "split", "target", "held_out"])
     except Damaged as error:
         return error.why
     if len(table) != shard.rows or set(table["split"].to_pylist()) != {split}:
         return f"holds {len(table)} rows, the manifest says {shard.rows} of split {split}"
+    if split != HELD_OUT and table["held_out"].null_count != len(table):
+        return f"holds records that are held out in the split {split}"
     groups.setdefault(split, set()).update(table["group_id"].to_pylist())
     positives = (decode_targets(table["target"]) == 1).sum(axis=0)
     counts[split] = counts.get(split, 0) + np.stack([positives, positives_per_unit(table)])
@@ -153,7 +155,7 @@ def _notes(catalog: Catalog) -> list[str]:
         f"{split} holds no record of {name}"
         for split, held in manifest["splits"].items()
         for name, count in held["classes"].items()
-        if not count
+        if not count and split != HELD_OUT
     ]
     for split, expected in card.expected.get(manifest["policy"], {}).items():
         held = _held(manifest["splits"], split)

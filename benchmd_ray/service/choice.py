@@ -45,6 +45,9 @@ class Choice:
 
     catalogs: tuple[Location, ...] = ()
     """Catalogs, and folders that contain catalogs; none plans from the cards only."""
+    also: tuple[Location, ...] = ()
+    """Catalogs that evaluations read and nothing is trained on, such as out-of-distribution ones;
+    evaluations that read others read those of ``catalogs``, too."""
     modalities: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -146,7 +149,9 @@ def chosen_datasets(choice: Choice) -> Found:
         "signal, classes and policy."
         for d in alone
     ]
-    return Found(tuple(d for d in chosen if d not in alone), (*found.notes, *notes))
+    also = from_catalogs(choice.also).datasets if choice.also else ()
+    kept = tuple(d for d in chosen if d not in alone)
+    return Found(kept, (*found.notes, *notes), also)
 
 
 def _no_source(missing: Sequence[str], found: Iterable[Dataset]) -> BenchmdError:

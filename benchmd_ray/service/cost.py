@@ -42,6 +42,8 @@ class Inputs:
     """Dataset that is scored, where it is not the source."""
     labelled: int | None = None
     """Training records of a transfer, where they are counted; else `labelled_rows`."""
+    also: tuple[Dataset, ...] = ()
+    """Other datasets that an evaluation reads."""
 
     @property
     def signal(self) -> Signal:

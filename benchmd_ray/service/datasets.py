@@ -55,6 +55,8 @@ class Found:
 
     datasets: tuple[Dataset, ...]
     notes: tuple[str, ...] = ()
+    also: tuple[Dataset, ...] = ()
+    """Others, which nothing is trained on."""
 
 
 def from_catalogs(paths: Iterable[Location]) -> Found:

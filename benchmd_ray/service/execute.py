@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked, Evaluation
 from benchmd_ray.benchmarks.registry import benchmark
 from benchmd_ray.cluster import connected, require_shared
 from benchmd_ray.data.batches import Worker
@@ -27,7 +27,12 @@ from benchmd_ray.ssl import technique_named
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.predictions import Outdated, predictions_path, read_description
+from benchmd_ray.training.predictions import (
+    Outdated,
+    also_of,
+    predictions_path,
+    read_description,
+)
 from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
 from benchmd_ray.training.transfer import TransferJob, require_transferable
 from benchmd_ray.training.weights import START, export_model, write_weights
@@ -161,6 +166,7 @@ def evaluate_run(
     address: str | None = None,
     *,
     evaluation: Evaluation = CLASSIFICATION,
+    also: tuple[Location, ...] = (),
     within: bool = False,
 ) -> Path:
     """Score a catalog's evaluation splits with a finished transfer run, unless that is done.
@@ -171,6 +177,7 @@ def evaluate_run(
         settings: Device, precision and feed.
         address: Ray cluster to work on; None works embedded.
         evaluation: What is asked of the run.
+        also: Other catalogs that the evaluation reads.
         within: This is a Ray task that holds what the run needs: work in this process.
 
     Returns:
@@ -187,7 +194,7 @@ def evaluate_run(
     run = replace(run, folder=run.folder.resolve())
     alone = replace(settings, execution=replace(settings.execution, workers=1))
     with _place(alone, address, within=within) as (settings, on_cluster):
-        return _evaluate(run, catalog.resolve(), settings, on_cluster, evaluation)
+        return _evaluate(run, catalog.resolve(), settings, on_cluster, evaluation, also)
 
 
 @contextlib.contextmanager
@@ -229,24 +236,54 @@ def _evaluate(
     settings: Settings,
     on_cluster: bool,
     evaluation: Evaluation = CLASSIFICATION,
+    also: tuple[Location, ...] = (),
 ) -> Path:
-    opened = open_catalog(catalog)
+    opened, others = open_catalog(catalog), open_also(also)
     _require_same_policy(opened, run.description["policy"])
     path = predictions_path(run.folder, opened.dataset, evaluation.name)
-    if is_scored(run, opened, evaluation, whole=True):
+    if evaluation.also is not None:
+        _require_trained_on(run, opened)
+    if is_scored(run, opened, evaluation, others, whole=True):
         return path
-    for split in opened.evaluation_splits:
-        opened.require_split(split)
-        opened.require_unaltered(split)
+    for each in (opened, *others):
+        for split in each.evaluation_splits:
+            each.require_split(split)
+            each.require_unaltered(split)
     with scoring(run, opened.dataset, evaluation.name):
-        if not is_scored(run, opened, evaluation, whole=True):  # by another process, in between
+        # Another process may have scored it in between.
+        if not is_scored(run, opened, evaluation, others, whole=True):
             require_weights(run)
-            _score(run.folder, opened, settings, evaluation, on_cluster=on_cluster)
+            _score(run.folder, opened, others, settings, evaluation, on_cluster=on_cluster)
     return path
 
 
+def _require_trained_on(run: Run, source: Catalog) -> None:
+    """Refuse a run of another catalog of the dataset, which may have learned what is held out.
+
+    A pretraining that a transfer starts from is always of the same catalog.
+    """
+    if run.description["determinants"]["catalog"] != source.digest:
+        held = ", ".join(source.held_out) or "nothing"
+        raise BenchmdError(
+            f"{run.folder} was trained on another catalog of {source.dataset} than {source.path}, "
+            f"which holds out {held}: it may have learned what it is to detect. Train on this "
+            "catalog."
+        )
+
+
+def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:
+    """Catalogs that an evaluation reads in addition, in order of name."""
+    opened = (open_catalog(path.resolve()) for path in paths)
+    return tuple(sorted(opened, key=lambda catalog: catalog.dataset))
+
+
 def is_scored(
-    run: Run, catalog: Catalog, evaluation: Evaluation = CLASSIFICATION, *, whole: bool = False
+    run: Run,
+    catalog: Catalog,
+    evaluation: Evaluation = CLASSIFICATION,
+    also: tuple[Catalog, ...] = (),
+    *,
+    whole: bool = False,
 ) -> bool:
     """Whether a run's predictions for this very catalog are there.
 
@@ -254,20 +291,28 @@ def is_scored(
         run: The run.
         catalog: What is scored.
         evaluation: Whose predictions; those of another version of it are none.
+        also: Other catalogs that it reads; predictions that were made of others are none.
         whole: Compare the file with its hash, too: a damaged one is made again.
     """
     path = predictions_path(run.folder, catalog.dataset, evaluation.name)
     if not path.is_file() or not hash_path(path).is_file():
         return False
     try:
-        same = read_description(path, evaluation.form)["catalog"] == catalog.digest
+        about = read_description(path, evaluation.form)
+        same = (about["catalog"], about["also"]) == (catalog.digest, also_of(also))
     except (Damaged, Outdated):
         return False
     return same and (not whole or is_whole(path))
 
 
 def _score(
-    folder: Path, opened: Catalog, settings: Settings, evaluation: Evaluation, *, on_cluster: bool
+    folder: Path,
+    opened: Catalog,
+    also: tuple[Catalog, ...],
+    settings: Settings,
+    evaluation: Evaluation,
+    *,
+    on_cluster: bool,
 ) -> None:
     """Write predictions, in this process or by a task of the cluster."""
     execution = settings.execution
@@ -278,7 +323,7 @@ def _score(
         gpus = int(execution.device == "cuda")
         task = ray.remote(num_cpus=1, num_gpus=gpus)(_predict)
         try:
-            ray.get(task.remote(folder, opened, settings, evaluation))
+            ray.get(task.remote(folder, opened, also, settings, evaluation))
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, BenchmdError):
                 raise error.cause from error
@@ -286,12 +331,18 @@ def _score(
         return
     streaming = any(streams(opened, split, execution) for split in opened.evaluation_splits)
     with connected(cpus=2) if streaming else contextlib.nullcontext():
-        _predict(folder, opened, settings, evaluation)
+        _predict(folder, opened, also, settings, evaluation)
 
 
-def _predict(folder: Path, catalog: Catalog, settings: Settings, evaluation: Evaluation) -> Path:
+def _predict(
+    folder: Path,
+    catalog: Catalog,
+    also: tuple[Catalog, ...],
+    settings: Settings,
+    evaluation: Evaluation,
+) -> Path:
     worker = Worker(device=choose_device(settings.execution.device))
-    return evaluation.predict(folder, catalog, settings, worker)
+    return evaluation.predict(Asked(folder, catalog, settings, worker, also))
 
 
 def _require_target(target: Catalog, source: Catalog) -> None:

@@ -24,7 +24,7 @@ from benchmd_ray.service.choice import (
     with_setting,
 )
 from benchmd_ray.service.cost import Inputs, Work
-from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.datasets import Dataset, Found
 from benchmd_ray.service.estimate import Estimator
 from benchmd_ray.service.rates import measure_here, measured_runs
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
@@ -72,6 +72,8 @@ class Item:
     """Estimated size of what stays when it is done."""
     peak_bytes: int = 0
     """Estimated size of what it needs in addition while it runs: its checkpoints."""
+    also: tuple[Location, ...] = ()
+    """Catalogs of other datasets that an evaluation reads."""
 
     @property
     def kind(self) -> str:
@@ -117,7 +119,7 @@ def make_plan(
     require_known(choice)
     found = chosen_datasets(choice)
     notes = [*found.notes]
-    drafts = _drafts(choice, found.datasets, notes)
+    drafts = _drafts(choice, found, notes)
     if not drafts:
         raise BenchmdError(
             "nothing is left to run of what was chosen: " + " ".join(notes or ["no technique."])
@@ -140,19 +142,21 @@ class _Draft:
     source: Dataset
     target: Dataset | None = None
     after: str | None = None
+    also: tuple[Dataset, ...] = ()
 
     @property
     def inputs(self) -> Inputs:
-        return Inputs(self.technique, self.settings, self.source, self.target)
+        return Inputs(self.technique, self.settings, self.source, self.target, also=self.also)
 
     @property
     def work(self) -> Work:
         return self.step.work(self.inputs)
 
 
-def _drafts(choice: Choice, found: Sequence[Dataset], notes: list[str]) -> list[_Draft]:
+def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
     """All items, dependencies first: source by source, seed by seed, technique by technique."""
     drafts: list[_Draft] = []
+    found = chosen.datasets
     unfit: dict[str, list[str]] = {}
     names = tuple(dict.fromkeys(choice.techniques)) or ALL_TECHNIQUES
     for source in (d for d in found if d.role == "source"):
@@ -170,7 +174,7 @@ def _drafts(choice: Choice, found: Sequence[Dataset], notes: list[str]) -> list[
                 fitting[name] = settings
             else:
                 unfit.setdefault(f"{name}: skipped, {reason}", []).append(source.modality)
-        drafts += _drafts_of_source(choice, source, targets, fitting)
+        drafts += _drafts_of_source(choice, source, targets, (*found, *chosen.also), fitting)
     told = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
     notes += [f"{why} ({where})." for why, where in told.items()]
     used = {draft.technique for draft in drafts}
@@ -186,6 +190,7 @@ def _drafts_of_source(
     choice: Choice,
     source: Dataset,
     targets: Sequence[Dataset],
+    found: Sequence[Dataset],
     techniques: Mapping[str, Settings],
 ) -> Iterator[_Draft]:
     exported: dict[str, str] = {}
@@ -212,18 +217,22 @@ def _drafts_of_source(
                     after=upstream,
                 )
                 yield draft
-                yield from _evaluations(choice, draft, targets)
+                yield from _evaluations(choice, draft, targets, found)
 
 
-def _evaluations(choice: Choice, transfer: _Draft, targets: Sequence[Dataset]) -> Iterator[_Draft]:
+def _evaluations(
+    choice: Choice, transfer: _Draft, targets: Sequence[Dataset], found: Sequence[Dataset]
+) -> Iterator[_Draft]:
     """What is asked of a transfer, but the classification of its source, which it does itself."""
     for evaluation in benchmark(choice.evaluated or choice.bench).evaluations:
         usual = evaluation is CLASSIFICATION
         for dataset in (transfer.source, *targets):
             if dataset.role not in evaluation.roles or (usual and dataset is transfer.source):
                 continue
+            names = () if evaluation.also is None else evaluation.also(dataset, found)
             yield replace(
                 transfer,
+                also=tuple(each for each in found if each.name in names),
                 name=f"{transfer.name}/{dataset.name}" + ("" if usual else f"/{evaluation.name}"),
                 step=Evaluate(evaluation),
                 target=dataset,
@@ -290,4 +299,5 @@ def _item(draft: _Draft, estimator: Estimator, on_gpu: bool) -> Item:
         seconds=estimator.seconds(draft.work, min(gpus, 1.0) or 1.0),
         disk_bytes=disk.kept,
         peak_bytes=disk.working,
+        also=tuple(each.catalog for each in draft.also if each.catalog is not None),
     )

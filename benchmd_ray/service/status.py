@@ -43,7 +43,8 @@ def find_run(
             f"{item.name} was planned from its card: build a catalog of {item.dataset} first."
         )
     settings = settled(item.settings, gpu=gpu)
-    return item.step.find(Request(item.technique, item.catalog, store, settings, upstream, weights))
+    place = (item.catalog, store, settings, upstream, weights, item.also)
+    return item.step.find(Request(item.technique, *place))
 
 
 def find_runs(

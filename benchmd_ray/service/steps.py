@@ -20,7 +20,13 @@ from benchmd_ray.results.store import Run, read_run, run_folder
 from benchmd_ray.run_files import RUN
 from benchmd_ray.service import cost
 from benchmd_ray.service.cost import Disk, Inputs, Work
-from benchmd_ray.service.execute import evaluate_run, is_scored, pretrain_run, transfer_run
+from benchmd_ray.service.execute import (
+    evaluate_run,
+    is_scored,
+    open_also,
+    pretrain_run,
+    transfer_run,
+)
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.settings import Settings
 from benchmd_ray.signals import Signal
@@ -43,6 +49,8 @@ class Request:
     """Finished run that it starts from."""
     weights: Path | None = None
     """File of ImageNet weights; None takes the hub's, which are downloaded once."""
+    also: tuple[Location, ...] = ()
+    """Other catalogs that an evaluation reads."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +292,8 @@ class Evaluate(Step):
 
     def work(self, inputs: Inputs) -> Work:
         """Each record goes through the encoder as often as the evaluation says."""
-        scored = (inputs.target or inputs.source).scored_rows * self.evaluation.passes
+        read = (inputs.target or inputs.source, *inputs.also)
+        scored = sum(dataset.scored_rows for dataset in read) * self.evaluation.passes
         once = cost.forward_flops(inputs.signal, inputs.settings.encoder) * scored
         work = _training(self, inputs, inputs.settings.pretrain.batch_size)
         return replace(work, once_flops=once, starts=False)
@@ -297,12 +306,19 @@ class Evaluate(Step):
     def find(self, request: Request) -> Progress:
         """The transfer, and whether the target is scored."""
         run, catalog = _upstream(request), open_catalog(request.catalog.resolve())
-        return Progress(run, is_scored(run, catalog, self.evaluation))
+        return Progress(run, is_scored(run, catalog, self.evaluation, open_also(request.also)))
 
     def run(self, request: Request) -> Run:
         """Score the target."""
         run, settings = _upstream(request), request.settings
-        evaluate_run(run, request.catalog, settings, evaluation=self.evaluation, within=True)
+        evaluate_run(
+            run,
+            request.catalog,
+            settings,
+            evaluation=self.evaluation,
+            also=request.also,
+            within=True,
+        )
         return run
 
     def gpus(self, settings: Settings) -> float:

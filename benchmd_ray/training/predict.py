@@ -14,7 +14,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
-from benchmd_ray.data.records import METADATA
+from benchmd_ray.data.records import PERSON
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.heads import Classifier
@@ -77,7 +77,7 @@ def _split_table(
     shown = evaluated(forward, about["augmentation"])
     logits = collect(shown, feed, evaluation_batch(model.encoder))
     scores = probabilities(logits, catalog.task.kind) @ merging(catalog.card)
-    table = split_table(catalog, split, [*IDENTIFIERS, "target", *METADATA])
+    table = split_table(catalog, split, [*IDENTIFIERS, "target", *PERSON])
     classes = scores.shape[1]
     column = pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel(), pa.float64()), classes)
     return table.add_column(len(IDENTIFIERS), "scores", column)

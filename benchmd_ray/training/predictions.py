@@ -7,7 +7,7 @@ folder. Their metadata name the evaluation and its version; a reader refuses ano
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.records import METADATA, decode_targets
+from benchmd_ray.data.records import PERSON, decode_targets
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.hardware import Hardware, from_json
 from benchmd_ray.integrity import (
@@ -45,6 +45,7 @@ DESCRIPTION = (
     "role",
     "policy",
     "catalog",
+    "also",
     "raw_records",
     "raw_expected",
     "options",
@@ -71,7 +72,8 @@ class Predictions:
     description: dict[str, str]
     """What `DESCRIPTION` names.
 
-    ``version`` is the evaluation's, ``catalog`` the digest, ``options`` are `Catalog.options`,
+    ``version`` is the evaluation's, ``catalog`` the digest, ``also`` those of other catalogs that
+    were read, by name (`also_of`), ``options`` are `Catalog.options`,
     ``hardware`` is what scored, ``of`` the run.
     """
 
@@ -93,12 +95,12 @@ class Predictions:
     def units_of_split(self, split: str) -> pd.DataFrame:
         """What is known of each unit of a split, in the order of `of_split`.
 
-        Columns: unit_id, group_id (the patient) and those of `METADATA`: age in years, sex, site,
+        Columns: unit_id, group_id (the patient) and those of `PERSON`: age in years, sex, site,
         device, view; null where the source does not say. A unit of several rows has its first
         row's.
         """
         table, (first, *_) = self._pooled(split)
-        known = table.select(["unit_id", "group_id", *METADATA])
+        known = table.select(["unit_id", "group_id", *PERSON])
         found: pd.DataFrame = known.take(first).to_pandas()
         return found
 
@@ -145,7 +147,12 @@ def predictions_path(run: Path, dataset: str, evaluation: str = "classification"
 
 
 def write_predictions(
-    table: pa.Table, run: Path, catalog: Catalog, hardware: Hardware, form: Form
+    table: pa.Table,
+    run: Path,
+    catalog: Catalog,
+    hardware: Hardware,
+    form: Form,
+    also: Sequence[Catalog] = (),
 ) -> Path:
     """Write predictions with what `DESCRIPTION` names, and their hash.
 
@@ -155,6 +162,7 @@ def write_predictions(
         catalog: What was scored.
         hardware: What scored it.
         form: Whose they are.
+        also: Other catalogs that were read.
 
     Returns:
         The file.
@@ -171,6 +179,7 @@ def write_predictions(
         "role": catalog.card.role,
         "policy": str(catalog.manifest["policy"]),
         "catalog": catalog.digest,
+        "also": also_of(also),
         "raw_records": str(raw["records"]),
         "raw_expected": str(raw["expected"]),
         "options": json.dumps(catalog.options),
@@ -190,6 +199,11 @@ def write_predictions(
     return path
 
 
+def also_of(catalogs: Sequence[Catalog]) -> str:
+    """Digests of catalogs by name of their datasets, as `DESCRIPTION` states them."""
+    return json.dumps({each.dataset: each.digest for each in catalogs}, sort_keys=True)
+
+
 def _fault(predictions: Predictions) -> str:
     """What is wrong with a table of predictions; empty where nothing is."""
     table, classes = predictions.table, predictions.classes
@@ -197,14 +211,14 @@ def _fault(predictions: Predictions) -> str:
         **dict.fromkeys(IDENTIFIERS, pa.string()),
         "scores": pa.list_(pa.float64(), len(classes)),
         "target": pa.list_(pa.int8(), len(classes)),
-        **METADATA,
+        **PERSON,
     }
     for name, kind in kinds.items():
         if name not in table.column_names:
             return f"it lacks the column {name}"
         if not table.schema.field(name).type.equals(kind):
             return f"its column {name} is of the type {table.schema.field(name).type}"
-        if name not in METADATA and table[name].null_count:
+        if name not in PERSON and table[name].null_count:
             return f"its column {name} has missing values"
     if not len(table) or not classes or not all(isinstance(name, str) for name in classes):
         return "it has no rows or no classes"
@@ -282,7 +296,7 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
     held = schema.metadata or {}
     try:
         description = {key: held[key.encode()].decode() for key in DESCRIPTION}
-        for key, kind in (("options", dict), ("warnings", dict)):
+        for key, kind in (("options", dict), ("warnings", dict), ("also", dict)):
             if not isinstance(json.loads(description[key]), kind):
                 raise ValueError(f"{key} is of another type")
         if not all(type(count) is int for count in json.loads(description["warnings"]).values()):

@@ -14,7 +14,7 @@ from stores import make_transfer, predict_all
 from benchmd_ray.benchmarks import registry
 from benchmd_ray.benchmarks.benchmd import BENCHMARK
 from benchmd_ray.benchmarks.benchmd.published import unlike
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked, Evaluation
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card, kind_of
 from benchmd_ray.data.records import Record
@@ -43,7 +43,7 @@ def scores(predictions, resamples):
     )
 
 
-def compute(run, catalog, settings, worker):
+def compute(asked):
     return pa.table({"score": [0.5, 0.25]})
 
 
@@ -158,7 +158,7 @@ def test_whatever_fails_in_code_from_outside_is_a_note_of_the_report(run, also, 
 def test_predictions_of_another_form_are_not_written(tmp_path, catalog):
     form = Form("counted", 1, lambda predictions: "it has no column depth")
     with pytest.raises(BenchmdError, match=r"made a table .*: it has no column depth"):
-        replace(COUNTED, form=form).predict(tmp_path, catalog, Settings(), Worker())
+        replace(COUNTED, form=form).predict(Asked(tmp_path, catalog, Settings(), Worker()))
     assert not predictions_path(tmp_path, "messidor-2", "counted").exists()
 
 

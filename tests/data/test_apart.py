@@ -292,7 +292,7 @@ def deadly_build(module, raw_of, monkeypatch, tmp_path):
         raw = raw_of(name)
         whole = building.build(name, raw, tmp_path / "whole", **choices)
         card = dataset_card(name)
-        _, found = discovered(card, raw, "clean", None, options)
+        _, found, _ = discovered(card, raw, "clean", None, options)
         broken = {entry["record"] for entry in whole.manifest["quarantined"]}
         sound = [item.record_id for item in found.items if item.record_id not in broken]
         victims = sound[len(sound) // 2 :][:files]

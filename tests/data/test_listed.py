@@ -196,7 +196,7 @@ def test_patients_in_several_splits_are_refused(raw, card):
         discovered(own, raw, "clean", None, {})
     assert "'q'" not in str(error.value)
     (raw / "table.csv").write_text("path,label,who,split\n" + "".join(lines[:2] + lines[3:]))
-    _, found = discovered(own, raw, "clean", None, {})
+    _, found, _ = discovered(own, raw, "clean", None, {})
     assert splits(found) == {"a/a0.png": "train", "a/a1.png": "train", "b/b1.png": "test"}
 
 
@@ -204,7 +204,7 @@ def test_of_a_file_in_two_rows_the_first_row_counts(raw, card):
     (raw / "table.csv").write_text(
         "path,label,split\na/a0.png,a,train\na/a0.png,a,train\nb/b0.png,b,test\n"
     )
-    _, found = discovered(card({"table": "table.csv", "split": "split"}), raw, "clean", None, {})
+    _, found, _ = discovered(card({"table": "table.csv", "split": "split"}), raw, "clean", None, {})
     assert [(item.path, item.label, item.split) for item in found.items] == [
         ("a/a0.png", "a", "train"),
         ("b/b0.png", "b", "test"),

@@ -108,7 +108,7 @@ def test_schema_states_what_a_signal_is():
     assert field.metadata == {b"dtype": b"int16", b"shape": b"12,5000", b"unit": b"mV"}
     names = schema(ECG).names
     assert names[:5] == ["record_id", "group_id", "unit_id", "split", "signal"]
-    assert names[-len(METADATA) :] == ["age", "sex", "site", "device", "view"]
+    assert names[-len(METADATA) :] == ["age", "sex", "site", "device", "view", "held_out"]
 
 
 @pytest.mark.parametrize("change", [lambda s: s[:, :-1], lambda s: s.astype(np.int32)])

@@ -17,7 +17,7 @@ import SimpleITK
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals, decode_targets
@@ -193,7 +193,7 @@ def run(ct_catalogs, tmp_path_factory) -> tuple[Path, Silent]:
     job = TransferJob(settings, ct_catalogs["lidc-idri"].path, folder, None)
     transfer(job, Worker(), reporter)
     for built in ct_catalogs.values():
-        CLASSIFICATION.predict(folder, built, settings, Worker())
+        CLASSIFICATION.predict(Asked(folder, built, settings, Worker()))
     return folder, reporter
 
 

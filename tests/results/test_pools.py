@@ -20,7 +20,7 @@ from stores import (
     write_predictions,
 )
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import Record
@@ -260,5 +260,7 @@ def test_warnings_of_a_catalog_reach_the_notes_by_way_of_its_predictions(tmp_pat
     size = load_settings(assignments=["encoder=tiny"]).encoder
     model = Classifier(Encoder(ECG.signal, size), len(ECG.task.classes))
     export_model(run.folder, model.state_dict(), size, ECG.signal, None, ECG.task)
-    CLASSIFICATION.predict(run.folder, replace(catalog, manifest=warned), load_settings(), Worker())
+    CLASSIFICATION.predict(
+        Asked(run.folder, replace(catalog, manifest=warned), load_settings(), Worker())
+    )
     assert "georgia: 2 records: it is shorter than 10 s and padded." in analyse([run]).notes

@@ -12,7 +12,7 @@ import pytest
 import torch
 from kinds import MODALITIES, SIGNALS
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
@@ -91,7 +91,7 @@ def predicted(tmp_path, catalog, model, statistics):
     model, size = model
     export_model(tmp_path, model.state_dict(), size, FUNDUS, statistics, TASK)
     settings = load_settings(assignments=["encoder=tiny", "execution.feed=resident"])
-    return read_predictions(CLASSIFICATION.predict(tmp_path, catalog, settings, Worker()))
+    return read_predictions(CLASSIFICATION.predict(Asked(tmp_path, catalog, settings, Worker())))
 
 
 def test_a_target_is_normalised_by_the_sources_statistics(
@@ -165,7 +165,7 @@ def test_a_model_of_another_version_is_named(tmp_path, target, write_catalog, re
     write_hashed_json(tmp_path / "model.json", description)
     settings = load_settings(assignments=["execution.feed=resident"])
     with pytest.raises(BenchmdError, match=r"model\.json is damaged: it lacks statistics"):
-        CLASSIFICATION.predict(tmp_path, catalog, settings, Worker())
+        CLASSIFICATION.predict(Asked(tmp_path, catalog, settings, Worker()))
 
 
 def test_merged_classes_sum_their_scores(target):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.batches import Worker, epoch_order
 from benchmd_ray.data.catalog import open_catalog
@@ -188,7 +188,7 @@ def test_shapes_are_halved_wherever_the_model_is_evaluated(run, shapes):
     folder, reporter = run("run", recipe())
     assert model_description(folder)["augmentation"] == "shape"
     held = read_predictions(
-        CLASSIFICATION.predict(folder, open_catalog(shapes.path), recipe(), Worker())
+        CLASSIFICATION.predict(Asked(folder, open_catalog(shapes.path), recipe(), Worker()))
     )
     signals, targets = all_of(shapes, "validation")
     model = load_classifier(folder).eval()

@@ -92,7 +92,7 @@ def _items(path: Path, card: DatasetCard, split: str, found: str) -> Iterator[Ra
             split=split,
             label=None if several else card.classes[values[0]],
             labels=dict(zip(card.classes, values, strict=True)) if several else {},
-            details={"row": row, "md5": found},
+            details={"row": row, "md5": found, "part": prefix},
         )
 
 
@@ -129,7 +129,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     Raises:
         RecordError: The file cannot be read.
     """
-    rows = rows_of(root / item.path, f"{SPLITS[item.split]}_images")
+    rows = rows_of(root / item.path, f"{item.details['part']}_images")
     (pixels,) = rows.read(item.details["row"])
     channels = card.signal.stored_shape[0]
     signal = np.moveaxis(pixels, -1, 0) if channels > 1 else pixels[None]

@@ -41,6 +41,8 @@ TEST_LIST = "test_list.txt"
 SAMPLE_TABLE, SAMPLE_FOLDER = "labels.csv", "images_224"
 COLUMNS = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "View Position")
 SOURCE_VIEW = "AP"
+ADULT = 18
+"""Age in years from which a patient is not a child."""
 MAX_LIST_BYTES = 2**24
 """The list of the test images has 0.4 MB."""
 TRAINED_ON = "its patient's AP films are in the source's training split"
@@ -83,6 +85,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
                 split=_split(card.role, choices.policy, patient, name, tested),
                 labels=_labels(row, card, path),
                 metadata=_metadata(row),
+                conditions=_conditions(row, card),
                 details={"trained_on": shared},
             )
             items.append(item)
@@ -184,6 +187,14 @@ def _labels(row: Row, card: DatasetCard, path: Path) -> dict[str, int]:
         raise unknown_name(f"finding in {path}", name, card.class_mapping)
     positive = {card.class_mapping[name] for name in named}
     return {name: int(name in positive) for name in card.classes}
+
+
+def _conditions(row: Row, card: DatasetCard) -> tuple[str, ...]:
+    """Findings without a class, and a patient who is a child."""
+    years = age_string(row["Patient Age"])
+    child = ("child",) if years is not None and years < ADULT else ()
+    found = (part.strip() for part in row["Finding Labels"].split("|"))
+    return (*(name for name in found if not card.class_mapping.get(name)), *child)
 
 
 def _metadata(row: Row) -> dict[str, float | str | None]:

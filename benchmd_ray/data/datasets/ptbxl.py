@@ -37,6 +37,10 @@ COLUMNS = (
     "ecg_id", "patient_id", "age", "sex", "site", "device", "scp_codes", "strat_fold",
     "filename_hr",
 )  # fmt: skip
+NOTED = (
+    "baseline_drift", "static_noise", "burst_noise", "electrodes_problems", "pacemaker",
+)  # fmt: skip
+"""Columns that name leads, or say more, where something was noted."""
 SEXES = {"0": "male", "1": "female"}
 CODE = re.compile(r"\s*(['\"])([\w ()/.+-]{1,40})\1\s*:\s*(\d{1,3}(?:\.\d{1,9})?)\s*", re.ASCII)
 """One of the ``scp_codes``, with its likelihood: ``'NORM': 100.0``."""
@@ -79,7 +83,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         except RecordExcluded as reason:
             excluded[str(reason)] += 1
             continue
-        items.append(_item(row, path.relative_to(root).as_posix(), split, label))
+        items.append(_item(row, path.relative_to(root).as_posix(), split, label, card))
     # The challenges also hold the 38 records that PTB-XL 1.0.3 removed: no patient is known.
     for name, path in found.items():
         if name in released:
@@ -96,7 +100,7 @@ def record_name(row: dict[str, str]) -> str:
     return f"HR{int(float(row['ecg_id'])):05d}"
 
 
-def _item(row: dict[str, str], path: str, split: str, label: str) -> RawItem:
+def _item(row: dict[str, str], path: str, split: str, label: str, card: DatasetCard) -> RawItem:
     return RawItem(
         path=path,
         record_id=record_name(row),
@@ -109,7 +113,16 @@ def _item(row: dict[str, str], path: str, split: str, label: str) -> RawItem:
             "site": row["site"].removesuffix(".0") or None,
             "device": " ".join(row["device"].split()) or None,
         },
+        conditions=_conditions(row, card),
     )
+
+
+def _conditions(row: dict[str, str], card: DatasetCard) -> tuple[str, ...]:
+    """Codes of any likelihood with their classes, and what is noted of noise and pacemakers."""
+    codes, classes = _likelihoods(row["scp_codes"]) or {}, code_classes(card.code_table)
+    noted = [name for name in NOTED if row.get(name, "").strip()]
+    named = {classes.get(code, "") for code in codes} - {""}
+    return tuple(sorted({*codes, *named, *noted}))
 
 
 def _clean(row: dict[str, str], card: DatasetCard) -> tuple[str, str]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.records import HELD_OUT
 from benchmd_ray.data.verify import cautions
+from benchmd_ray.errors import count_of
 from benchmd_ray.results.catalogs.lines import count_table, list_item, paragraph
 
 QUARANTINE_SHOWN = 20
@@ -16,7 +18,7 @@ QUARANTINE_SHOWN = 20
 def describe_catalog(catalog: Catalog) -> str:
     """Counts per split and class of a catalog, and what was excluded or quarantined."""
     manifest = catalog.manifest
-    order = sorted(manifest["splits"], key=lambda split: (split == "test", split))
+    order = sorted(set(manifest["splits"]) - {HELD_OUT}, key=lambda name: (name == "test", name))
     splits = {split: manifest["splits"][split] for split in order}
     built = f"policy {manifest['policy']}, layout {manifest['layout']}"
     for name, value in manifest.get("options", {}).items():
@@ -26,6 +28,10 @@ def describe_catalog(catalog: Catalog) -> str:
         *count_table("", list(splits), _rows(catalog, splits)),
         *_statistics(catalog),
     ]
+    if held := manifest["splits"].get(HELD_OUT):
+        counts = ", ".join(f"{name} {count:,}" for name, count in held["conditions"].items())
+        whole = f"{count_of(held['records'], 'record')} of {count_of(held['patients'], 'patient')}"
+        lines.append(paragraph(f"held out of all training: {whole} ({counts})", 0))
     for key, title in (("warnings", "noted"), ("excluded", "excluded")):
         lines += [
             paragraph(f"{title}: {count:,}, {reason}", 0)

@@ -42,6 +42,7 @@ FRAMES: dict[str, dict[str, str]] = {
     "rows": {
         **_text("evaluation", *KEY),
         **_whole("seed"),
+        **_text("method", "regime", "use_case", "group"),
         **_text("metric", "class"),
         **_real("value", "low", "high"),
         **_text("caution"),
@@ -145,7 +146,9 @@ the seeds pooled. `KEY` comes first where a frame has one row or more of each re
 ``mean`` or the name of a class; ``scored`` is what ``records`` counts, such as scans; ``effective``
 are effective patients, of a class those on its rarer side; ``paper`` is a published AUROC that may
 be compared and ``unlike`` says why one may not; ``run`` is empty where no run made a row;
-``caution`` says why an interval or a p is missing, or why the interval is rough. A frame without
+``method`` is what a score is of where the network is not, such as a detector, ``regime`` how that
+was calibrated, ``use_case`` and ``group`` which records it is of; ``caution`` says why an interval
+or a p is missing, or why the interval is rough. A frame without
 rows has its columns all the same.
 """
 TUNING = ("searches", "tuned")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from benchmd_ray.benchmarks.registry import benchmarks, named_by
 from benchmd_ray.results.canvas import styled, technique_looks
 from benchmd_ray.results.report.figures_curves import draw_reliabilities, draw_rocs
 from benchmd_ray.results.report.figures_groups import draw_subgroups
@@ -68,8 +69,9 @@ def draw(analysis: Analysis, *, resamples: int | None = None) -> tuple[list[Titl
     }
     found = studies(analysis.scores, analysis.modalities)
     report = Report(analysis, technique_looks(names), found, resamples)
+    own = [named_by(each.figures) for each in benchmarks().values() if each.figures]
     with styled():
-        drawn = [one for topic in TOPICS for one in topic(report)]
+        drawn = [one for topics in (TOPICS, *own) for topic in topics for one in topic(report)]
     return (
         [one for one in drawn if isinstance(one, Titled)],
         [one for one in drawn if isinstance(one, Skipped)],

@@ -83,6 +83,7 @@ def score_rows(one: Scored, protocol: str) -> Iterator[Row]:
     raw = _raw(one)
     shared = {
         "evaluation": CLASSIFIED.evaluation,
+        **dict.fromkeys(("method", "regime", "use_case", "group"), ""),
         **key_of(one, protocol),
         "seed": one.run.description["seed"],
         "records": len(one.targets),

@@ -1,0 +1,120 @@
+"""Use-cases as data: for each in-distribution dataset, what is out of distribution and how.
+
+Folders of cards have a folder ``ood``; each of its files maps datasets to their use-cases, and
+``origins.yaml`` lists datasets with records of one origin.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from benchmd_ray.card_folders import card_folders
+from benchmd_ray.data.cards import cards
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.modalities import Modality
+from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.typed import typed
+
+FOLDER, ORIGINS = "ood", "origins.yaml"
+UseCase = Literal["unrelated", "faulty", "unseen", "shifted"]
+USE_CASES: tuple[UseCase, ...] = get_args(UseCase)
+"""Another domain; acquired wrongly; of a condition that training did not contain; and correct
+records of another hospital, device or population, which are not out of distribution."""
+
+
+@dataclass(frozen=True)
+class UseCases:
+    """What is out of distribution for a dataset."""
+
+    normal: tuple[str, ...] = ()
+    """Classes of records that are not abnormal: those that are, are compared apart with unseen
+    conditions. None: a record without any label is normal."""
+    hold_out: dict[UseCase, tuple[str, ...]] = field(default_factory=dict)
+    """Conditions of its own records that are kept out of all training; see `data.holding_out`."""
+    unrelated: tuple[str, ...] = ()
+    """Datasets of another domain; others that are given and not named here are that, too."""
+    faulty: tuple[str, ...] = ()
+    """Datasets of the right domain that are acquired otherwise."""
+    unseen: tuple[str, ...] = ()
+    shifted: tuple[str, ...] = ()
+
+    @property
+    def conditions(self) -> dict[str, UseCase]:
+        """Use-case of each condition that is held out."""
+        return {name: case for case, names in self.hold_out.items() for name in names}
+
+
+def family(name: str) -> str:
+    """The dataset without its size or file: ``breastmnist-64`` and ``breastmnist-unofficial``."""
+    first = name.partition("-")[0]
+    return first if first.removesuffix("3d").endswith("mnist") else name
+
+
+def use_cases(name: str) -> UseCases:
+    """Those of a dataset; without a card, none of its own.
+
+    Raises:
+        BenchmdError: A card is broken, or two are of one dataset.
+    """
+    return _all(card_folders())[0].get(family(name), UseCases())
+
+
+def in_distribution() -> tuple[str, ...]:
+    """Datasets with a card of use-cases."""
+    return tuple(_all(card_folders())[0])
+
+
+def of_one_origin(one: str, other: str) -> bool:
+    """Whether two datasets have records of one origin."""
+    pair = {family(one), family(other)}
+    return len(pair) == 1 or any(pair <= group for group in _all(card_folders())[1])
+
+
+def use_case_of(source: str, kind: Modality, name: str, other: Modality) -> UseCase:
+    """The use-case of a dataset for a source.
+
+    Args:
+        source: Name of the in-distribution dataset.
+        kind: Its modality.
+        name: Of the dataset.
+        other: Its modality.
+
+    Raises:
+        BenchmdError: Both are of one origin, and the source's card does not say that it is shifted.
+    """
+    own, wanted = use_cases(source), family(name)
+    for case in USE_CASES:
+        if wanted in getattr(own, case) or name in getattr(own, case):
+            if of_one_origin(source, name) and case != "shifted":
+                break
+            return case
+    if of_one_origin(source, name):
+        raise BenchmdError(
+            f"{name} and {source} have records of one origin, so neither is out of distribution "
+            f"for the other: leave {name} out of --catalog and --also, or name it as shifted in "
+            f"the card of {source}."
+        )
+    return "shifted" if other.fits(kind) else "unrelated"
+
+
+@functools.cache
+def _all(folders: tuple[Path, ...]) -> tuple[dict[str, UseCases], tuple[frozenset[str], ...]]:
+    found: dict[str, UseCases] = {}
+    groups: list[frozenset[str]] = []
+    for path in (path for folder in folders for path in sorted((folder / FOLDER).glob("*.yaml"))):
+        where = f"the card {path}"
+        content = read_yaml_file(path, where)
+        if path.name == ORIGINS:
+            stated = typed(tuple[tuple[str, ...], ...], content, where)
+            groups += [frozenset(group) for group in stated]
+            continue
+        for name, own in typed(dict[str, UseCases], content, where).items():
+            if name in found:
+                raise BenchmdError(f"{where}: there are use-cases of {name} already: keep one.")
+            if name not in cards():
+                raise unknown_name(f"dataset in {where}:", name, sorted(cards()))
+            found[name] = own
+    return found, tuple(groups)

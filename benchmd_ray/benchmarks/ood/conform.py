@@ -1,0 +1,87 @@
+"""Records of one kind of signal as another's, so that a network can be asked about them.
+
+They pass through what an unrelated file would: their valid part is fitted to the extent, channels
+are repeated or averaged, and values keep their unit where both have one of the same kind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.faults.fault import Recorded, Values
+from benchmd_ray.benchmarks.ood.faults.images import LARGEST, resized
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.signals import Range, Signal, Window, valid_area
+
+VOLTS = {"mV": 1e-3, "µV": 1e-6}
+
+
+def require_conformable(signal: Signal, to: Signal) -> None:
+    """Refuse signals that cannot be made like another.
+
+    Raises:
+        BenchmdError: One is over time and the other an image or a volume.
+    """
+    if (len(signal.axes) == 2) != (len(to.axes) == 2):
+        raise BenchmdError(
+            f"signals of {signal.name} ({', '.join(signal.axes)}) cannot be shown to a network of "
+            f"{to.name} ({', '.join(to.axes)}): leave them out of --catalog and --also."
+        )
+
+
+def conformed(record: Recorded, to: Signal) -> Values:
+    """A record as the signal of another, in its unit: (*to.stored_shape), without padding.
+
+    Raises:
+        BenchmdError: They cannot be made alike.
+    """
+    own = record.signal
+    area = (slice(None), *valid_area(own.stored_shape[1:], record.valid_size))
+    values = record.values[area] * np.float32(record.step)
+    require_conformable(own, to)
+    if len(own.axes) == 2:
+        volts = VOLTS.get(own.unit, 1.0) / VOLTS.get(to.unit, 1.0)
+        shared = {own.unit, to.unit} <= VOLTS.keys()
+        return resized(_channels(values, to) * np.float32(volts if shared else 1.0), _extent(to))
+    grey = _grey(values, own)
+    if len(own.axes) > len(to.axes):
+        grey = grey[:, grey.shape[1] // 2]
+    elif len(own.axes) < len(to.axes):
+        grey = np.repeat(grey[:, None], to.stored_shape[1], axis=1)
+    return _shown(resized(_channels(grey, to), _extent(to)), to)
+
+
+def _extent(to: Signal) -> tuple[int, ...]:
+    return to.stored_shape[1:]
+
+
+def _channels(values: Values, to: Signal) -> Values:
+    """As many channels: colours as their mean, or one repeated; of leads the first, in turn."""
+    wanted = to.stored_shape[0]
+    if len(values) == wanted:
+        return values
+    if len(values) == 3 and wanted == 1:
+        return np.asarray(values.mean(axis=0, keepdims=True))
+    return values[np.arange(wanted) % len(values)]
+
+
+def _limits(signal: Signal) -> tuple[float, float]:
+    """What is black and white in the unit of an image or a volume."""
+    shown = signal.normaliser_parameters()
+    if isinstance(shown, Window):
+        return shown.range.low, shown.range.high
+    if signal.dtype == "int16" and isinstance(shown, Range):
+        return shown.low, shown.high
+    return 0.0, LARGEST
+
+
+def _grey(values: Values, signal: Signal) -> Values:
+    """Values within 0 and 1."""
+    low, high = _limits(signal)
+    return np.asarray(np.clip((values - low) / (high - low), 0, 1), np.float32)
+
+
+def _shown(grey: Values, signal: Signal) -> Values:
+    """Values within 0 and 1 in the unit of a signal."""
+    low, high = _limits(signal)
+    return np.asarray(low + (high - low) * grey, np.float32)

@@ -1,0 +1,208 @@
+"""Faults of images: views, exposure, optics, transfer and files.
+
+No fault here is removed by a normalisation with the source's statistics, so there is no negative
+control but the random half of the in-distribution records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy import ndimage
+
+from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values
+from benchmd_ray.signals import Signal, valid_area
+
+Change = Callable[[Values, int, np.random.Generator], Values]
+"""From (channels, y, x) within 0 and 1, a severity and random numbers to the same."""
+LARGEST = 255.0
+
+
+def _within(change: Change) -> Callable[[Recorded, int, np.random.Generator], Values]:
+    """A change of the valid pixels, which leaves padding as it is."""
+
+    def make(record: Recorded, severity: int, draw: np.random.Generator) -> Values:
+        area = (slice(None), *valid_area(record.signal.stored_shape[1:], record.valid_size))
+        changed = record.values.copy()
+        seen = change(changed[area] / np.float32(LARGEST), severity, draw)
+        changed[area] = np.clip(np.round(seen * LARGEST), 0, LARGEST)
+        return changed
+
+    return make
+
+
+def resized(x: Values, shape: tuple[int, ...]) -> Values:
+    """(channels, …) of another extent, linearly; what is smaller is averaged first."""
+    factors = [to / of for to, of in zip(shape, x.shape[1:], strict=True)]
+    sigma = [0.0, *(max(0.0, (1 / factor - 1) / 2) for factor in factors)]
+    smooth = ndimage.gaussian_filter(x, sigma)
+    grid = np.meshgrid(
+        *((np.arange(to) + 0.5) * of / to - 0.5 for to, of in zip(shape, x.shape[1:], strict=True)),
+        indexing="ij",
+    )
+    found = [ndimage.map_coordinates(each, grid, order=1, mode="nearest") for each in smooth]
+    return np.stack(found).astype(np.float32)
+
+
+def inverted(x: Values, _: int, __: np.random.Generator) -> Values:
+    """Light and dark exchanged, as of MONOCHROME1 read as MONOCHROME2."""
+    return 1 - x
+
+
+def rotated(x: Values, _: int, __: np.random.Generator) -> Values:
+    """By 90 degrees, fitted to the same extent."""
+    return resized(np.rot90(x, axes=(1, 2)).copy(), x.shape[1:])
+
+
+def upside_down(x: Values, _: int, __: np.random.Generator) -> Values:
+    """By 180 degrees."""
+    return x[:, ::-1, ::-1].copy()
+
+
+def mirrored(x: Values, _: int, __: np.random.Generator) -> Values:
+    """Left and right exchanged."""
+    return x[:, :, ::-1].copy()
+
+
+def off_centre(x: Values, severity: int, draw: np.random.Generator) -> Values:
+    """Moved by 15, 30 and 50 % of its extent; what is not seen is black."""
+    share = {1: 0.15, 2: 0.3, 3: 0.5}[severity]
+    angle = draw.uniform(0, 2 * np.pi)
+    shift = [
+        round(share * extent * part)
+        for extent, part in zip(x.shape[1:], (np.sin(angle), np.cos(angle)), strict=True)
+    ]
+    return np.asarray(ndimage.shift(x, (0, *shift), order=0), np.float32)
+
+
+def blurred(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """Out of focus or moved: a Gaussian of 2, 4 and 8 % of its extent."""
+    sigma = {1: 0.02, 2: 0.04, 3: 0.08}[severity] * max(x.shape[1:])
+    return np.asarray(ndimage.gaussian_filter(x, (0, sigma, sigma)), np.float32)
+
+
+def darker(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """A gamma of 1.5, 2 and 3."""
+    return np.asarray(x ** np.float32({1: 1.5, 2: 2.0, 3: 3.0}[severity]))
+
+
+def over_exposed(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """1.3, 1.8 and 3 times the light; the brightest is lost."""
+    return np.asarray(np.minimum(x * np.float32({1: 1.3, 2: 1.8, 3: 3.0}[severity]), 1))
+
+
+def depth_mistaken(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """14, 13 or 12 bits read as 16: a quarter to a sixteenth of the brightness."""
+    return x / np.float32({1: 4, 2: 8, 3: 16}[severity])
+
+
+def part_lost(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """The lower tenth, quarter and half black."""
+    extent = x.shape[1]
+    x[:, extent - max(1, round({1: 0.1, 2: 0.25, 3: 0.5}[severity] * extent)) :] = 0
+    return x
+
+
+def low_resolution(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """Shrunk by 2, 3.5 and 7, and enlarged again."""
+    factor = {1: 2.0, 2: 3.5, 3: 7.0}[severity]
+    small = tuple(max(2, round(extent / factor)) for extent in x.shape[1:])
+    return resized(resized(x, small), x.shape[1:])
+
+
+def noisy(x: Values, severity: int, draw: np.random.Generator) -> Values:
+    """Noise of 5, 10 and 20 % of the range."""
+    size = {1: 0.05, 2: 0.1, 3: 0.2}[severity]
+    return (x + size * draw.standard_normal(x.shape)).astype(np.float32)
+
+
+def white_noise(x: Values, _: int, draw: np.random.Generator) -> Values:
+    """Nothing but noise."""
+    return draw.random(x.shape, np.float32)
+
+
+def framed(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """A black frame of 5, 10 and 20 % on all sides."""
+    for axis, extent in enumerate(x.shape[1:], 1):
+        edge = max(1, round({1: 0.05, 2: 0.1, 3: 0.2}[severity] * extent))
+        place = np.moveaxis(x, axis, 0)
+        place[:edge] = 0
+        place[extent - edge :] = 0
+    return x
+
+
+def channels_reversed(x: Values, _: int, __: np.random.Generator) -> Values:
+    """Red and blue exchanged."""
+    return x[::-1].copy()
+
+
+def white_balance(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """Too warm: more red and less blue, by 10, 25 and 50 %."""
+    share = {1: 0.1, 2: 0.25, 3: 0.5}[severity]
+    gains = np.array([1 + share, 1, 1 - share], np.float32).reshape(3, 1, 1)
+    return np.asarray(np.clip(x * gains, 0, 1).astype(np.float32))
+
+
+def half_dark(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """Light that falls off to one side, to 60, 30 and 0 %."""
+    least = {1: 0.6, 2: 0.3, 3: 0.0}[severity]
+    return np.asarray(x * np.linspace(1, least, x.shape[2], dtype=np.float32))
+
+
+def flare(x: Values, severity: int, draw: np.random.Generator) -> Values:
+    """A bright spot of 10, 20 and 35 % of the extent."""
+    radius = {1: 0.1, 2: 0.2, 3: 0.35}[severity] * max(x.shape[1:])
+    middle = [draw.uniform(0.2, 0.8) * extent for extent in x.shape[1:]]
+    y, across = np.ogrid[: x.shape[1], : x.shape[2]]
+    far = (y - middle[0]) ** 2 + (across - middle[1]) ** 2
+    return np.asarray(np.minimum(x + np.exp(-far / (2 * (radius / 2) ** 2)), 1).astype(np.float32))
+
+
+def hairs(x: Values, severity: int, draw: np.random.Generator) -> Values:
+    """3, 10 and 30 dark lines across."""
+    for _ in range({1: 3, 2: 10, 3: 30}[severity]):
+        start, end = draw.random((2, 2))
+        share = np.linspace(0, 1, 2 * max(x.shape[1:]))[:, None]
+        line = (start + share * (end - start)) * (np.array(x.shape[1:]) - 1)
+        rows, columns = np.round(line).astype(int).T
+        x[:, rows, columns] = 0.1
+    return x
+
+
+def _once(name: str, title: str, change: Change) -> Fault:
+    return Fault(name, title, _within(change), (1,))
+
+
+def _graded(name: str, title: str, change: Change) -> Fault:
+    return Fault(name, title, _within(change))
+
+
+ANY = (
+    _once("inverted", "light and dark exchanged", inverted),
+    _once("rotated-90", "rotated by 90°", rotated),
+    _once("upside-down", "rotated by 180°", upside_down),
+    _once("mirrored", "mirrored", mirrored),
+    _graded("off-centre", "off centre", off_centre),
+    _graded("blurred", "out of focus", blurred),
+    _graded("darker", "too dark (gamma)", darker),
+    _graded("over-exposed", "over-exposed", over_exposed),
+    _graded("depth-mistaken", "fewer bits read as 16", depth_mistaken),
+    _graded("part-lost", "lower part lost", part_lost),
+    _graded("low-resolution", "low resolution", low_resolution),
+    _graded("noisy", "noise", noisy),
+    _graded("framed", "black frame", framed),
+    _once("white-noise", "nothing but noise (positive control)", white_noise),
+)
+COLOUR = (
+    _once("channels-reversed", "red and blue exchanged", channels_reversed),
+    _graded("white-balance", "wrong white balance", white_balance),
+    _graded("half-dark", "one side dark", half_dark),
+    _graded("flare", "lens flare", flare),
+    _graded("hairs", "hairs", hairs),
+)
+
+
+def faults_of(signal: Signal) -> tuple[Fault, ...]:
+    """Faults that an image can have."""
+    return (*ANY, *COLOUR) if signal.stored_shape[0] == 3 else ANY

@@ -1,0 +1,154 @@
+"""Faults of volumes: orientation, slices, windows and reconstruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values
+from benchmd_ray.benchmarks.ood.faults.images import LARGEST, resized
+from benchmd_ray.signals import Signal, Window, valid_area
+
+AIR = -1000.0
+"""HU."""
+Change = Callable[[Values, Recorded, int, np.random.Generator], Values]
+"""From (channels, z, y, x) in the signal's unit to the same."""
+
+
+def _within(change: Change) -> Callable[[Recorded, int, np.random.Generator], Values]:
+    """A change of the valid voxels, which leaves padding as it is."""
+
+    def make(record: Recorded, severity: int, draw: np.random.Generator) -> Values:
+        area = (slice(None), *valid_area(record.signal.stored_shape[1:], record.valid_size))
+        changed, step = record.values.copy(), np.float32(record.step)
+        seen = np.round(change(changed[area] * step, record, severity, draw) / step)
+        lowest, largest = (0, LARGEST) if record.signal.dtype == "uint8" else (-(2**15), 2**15 - 1)
+        changed[area] = np.clip(seen, lowest, largest)
+        return changed
+
+    return make
+
+
+def without_intercept(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
+    """The rescale intercept not applied: 1,024 HU too much."""
+    return x + np.float32(1024)
+
+
+def window_applied(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
+    """Exported through a window of lung, soft tissue or bone: what is beyond is lost."""
+    low, high = {1: (-1200, 0), 2: (-160, 240), 3: (-200, 1300)}[severity]
+    return np.clip(x, low, high)
+
+
+def upside_down(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
+    """The last slice first."""
+    return x[:, ::-1].copy()
+
+
+def mirrored(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
+    """Left and right exchanged."""
+    return x[..., ::-1].copy()
+
+
+def axes_exchanged(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
+    """Z and x exchanged, fitted to the same extent."""
+    return resized(x.swapaxes(1, 3).copy(), x.shape[1:])
+
+
+def slices_lost(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
+    """Every second slice, two of three, and three of four lost: the one before is there again."""
+    step = severity + 1
+    return x[:, (np.arange(x.shape[1]) // step) * step].copy()
+
+
+def half_lost(x: Values, record: Recorded, _: int, __: np.random.Generator) -> Values:
+    """The second half of the slices empty."""
+    x[:, x.shape[1] // 2 :] = AIR if record.signal.unit == "HU" else 0
+    return x
+
+
+def slices_doubled(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
+    """The first half of the slices, each twice as thick."""
+    return x[:, np.arange(x.shape[1]) // 2].copy()
+
+
+def noisy(x: Values, record: Recorded, severity: int, draw: np.random.Generator) -> Values:
+    """Noise as of a lower dose: 50, 100 and 200 HU; else 5, 10 and 20 % of the range."""
+    hounsfield = {1: 50.0, 2: 100.0, 3: 200.0}[severity]
+    size = hounsfield if record.signal.unit == "HU" else hounsfield / 1000 * LARGEST
+    return (x + size * draw.standard_normal(x.shape)).astype(np.float32)
+
+
+def streaks(x: Values, _: Recorded, severity: int, draw: np.random.Generator) -> Values:
+    """Streaks around metal, of 200, 500 and 1,500 HU."""
+    size = {1: 200.0, 2: 500.0, 3: 1500.0}[severity]
+    middle = [draw.uniform(0.3, 0.7) * extent for extent in x.shape[2:]]
+    y, across = np.ogrid[: x.shape[2], : x.shape[3]]
+    angle = np.arctan2(y - middle[0], across - middle[1])
+    far = np.hypot(y - middle[0], across - middle[1])
+    star = np.cos(12 * angle + draw.uniform(0, 2 * np.pi)) / (1 + far / 20)
+    metal = 3000 * (far < 3)
+    return np.asarray((x + size * star + metal).astype(np.float32))
+
+
+def air(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
+    """Nothing but air and its noise: a window beside the patient."""
+    return (AIR + 10 * draw.standard_normal(x.shape)).astype(np.float32)
+
+
+def inverted(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
+    """Light and dark exchanged."""
+    return np.float32(LARGEST) - x
+
+
+def white_noise(x: Values, record: Recorded, _: int, draw: np.random.Generator) -> Values:
+    """Nothing but noise, over the range that is seen."""
+    low, high = 0.0, LARGEST
+    if record.signal.normaliser == "window":
+        shown = record.signal.normaliser_parameters()
+        assert isinstance(shown, Window)
+        low, high = shown.range.low, shown.range.high
+    return (low + (high - low) * draw.random(x.shape)).astype(np.float32)
+
+
+def beyond_window(x: Values, record: Recorded, _: int, __: np.random.Generator) -> Values:
+    """What lies beyond the window moved further out, as of another filling of the air outside."""
+    shown = record.signal.normaliser_parameters()
+    assert isinstance(shown, Window)
+    made = np.where(x < shown.range.low, x - 500, x)
+    return np.where(x > shown.range.high, x + 500, made).astype(np.float32)
+
+
+def _once(name: str, title: str, change: Change, *, control: bool = False) -> Fault:
+    return Fault(name, title, _within(change), (1,), control)
+
+
+def _graded(name: str, title: str, change: Change) -> Fault:
+    return Fault(name, title, _within(change))
+
+
+ANY = (
+    _once("upside-down", "last slice first", upside_down),
+    _once("mirrored", "mirrored", mirrored),
+    _once("axes-exchanged", "z and x exchanged", axes_exchanged),
+    _graded("slices-lost", "slices lost", slices_lost),
+    _once("half-lost", "half of the slices lost", half_lost),
+    _once("slices-doubled", "slices too thick", slices_doubled),
+    _graded("noisy", "noise", noisy),
+    _once("white-noise", "nothing but noise (positive control)", white_noise),
+)
+HOUNSFIELD = (
+    _once("without-intercept", "rescale intercept not applied", without_intercept),
+    _graded("window-applied", "exported through a window", window_applied),
+    _graded("streaks", "metal streaks", streaks),
+    _once("air", "nothing but air", air),
+)
+GREY = (_once("inverted", "light and dark exchanged", inverted),)
+WINDOW = _once("beyond-window", "beyond the window (negative control)", beyond_window, control=True)
+
+
+def faults_of(signal: Signal) -> tuple[Fault, ...]:
+    """Faults that a volume can have."""
+    found = [*ANY, *(HOUNSFIELD if signal.unit == "HU" else GREY)]
+    return (*found, WINDOW) if signal.normaliser == "window" else tuple(found)

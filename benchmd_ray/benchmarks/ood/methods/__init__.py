@@ -1,0 +1,81 @@
+"""Detectors, one file each: a state fitted on in-distribution records, and a score by it."""
+
+from __future__ import annotations
+
+from benchmd_ray.benchmarks.ood.methods import (
+    ash,
+    binary_classifier,
+    dice,
+    distance,
+    energy,
+    ensemble,
+    entropy,
+    fdbd,
+    feature_knn,
+    gen,
+    gmm,
+    gradnorm,
+    kl_matching,
+    knn,
+    mahalanobis,
+    mahalanobis_layers,
+    mahalanobis_per_class,
+    max_logit,
+    msp,
+    nci,
+    nnguide,
+    odin,
+    openmax,
+    react,
+    reconstruction,
+    residual,
+    rmd,
+    scale,
+    score_svm,
+    she,
+    temperature,
+    vim,
+)
+from benchmd_ray.benchmarks.ood.methods.method import Method
+
+_ONE = (
+    msp,
+    temperature,
+    odin,
+    max_logit,
+    energy,
+    entropy,
+    gen,
+    kl_matching,
+    openmax,
+    gradnorm,
+    react,
+    dice,
+    ash,
+    scale,
+    knn,
+    mahalanobis,
+    mahalanobis_per_class,
+    mahalanobis_layers,
+    rmd,
+    gmm,
+    residual,
+    vim,
+    she,
+    nnguide,
+    fdbd,
+    nci,
+    binary_classifier,
+    score_svm,
+    feature_knn,
+)
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        *(module.METHOD for module in _ONE),
+        *distance.METHODS,
+        *reconstruction.METHODS,
+        *ensemble.METHODS,
+    )
+}
+"""By name, in the tables' order."""

@@ -1,0 +1,34 @@
+"""DICE: the energy with the tenth of the head's weights that contribute most on average."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    free_energy,
+)
+
+KEPT = 10
+"""Percent of the weights."""
+
+
+def fit(bank: Bank) -> State:
+    """The weights that are kept: (classes, width)."""
+    contribution = bank.head.weight * bank.seen.features.mean(axis=0, dtype=np.float64)
+    return {"kept": contribution > np.percentile(contribution, 100 - KEPT)}
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,)."""
+    f = np.asarray(seen.features, np.float64)
+    logits = f @ (head.weight * state["kept"]).T + head.bias
+    return -free_energy(logits, head.exclusive)
+
+
+METHOD = Method("dice", "DICE", fit, score, "Sun and Li, ECCV 2022", non_negative=True)

@@ -1,0 +1,28 @@
+"""Entropy of the predicted classes: −Σ p log p; of labels the sum of their binary entropies."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import entr
+
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    nothing,
+    probabilities,
+)
+
+
+def score(_: State, seen: Seen, head: Head) -> Floats:
+    """(records,), in nats."""
+    p = probabilities(seen.logits, head.exclusive)
+    each = entr(p) if head.exclusive else entr(p) + entr(1 - p)
+    return np.asarray(each.sum(axis=1))
+
+
+METHOD = Method(
+    "entropy", "entropy", nothing, score, "Hendrycks and Gimpel, ICLR 2017", head_only=True
+)

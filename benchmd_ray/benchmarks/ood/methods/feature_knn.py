@@ -1,0 +1,44 @@
+"""Feature KNN: a linear support vector machine on the distance to the nearest features."""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.svm import LinearSVC
+
+from benchmd_ray.benchmarks.ood.methods.linear import applied, learned
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Calibration,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+)
+from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
+
+
+def fit(bank: Bank) -> State:
+    """The features."""
+    return {"features": np.asarray(bank.seen.features, np.float32)}
+
+
+def calibrate(state: State, given: Calibration, head: Head) -> State:
+    """Learn which way distances point, and where the threshold is."""
+    model = LinearSVC(class_weight="balanced", max_iter=20_000, random_state=0)
+    return state | learned(model, nearest(state["features"], given.seen.features, 1), given.out)
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,): above 0 is out."""
+    return applied(state, nearest(state["features"], seen.features, 1))
+
+
+METHOD = Method(
+    "feature-knn",
+    "feature KNN",
+    fit,
+    score,
+    "Cao et al., arXiv 2007.04250, as released",
+    calibrate=calibrate,
+)

@@ -1,0 +1,42 @@
+"""KL matching: the smallest divergence of p from the mean p of a predicted class."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import rel_entr
+
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    probabilities,
+)
+
+
+def fit(bank: Bank) -> State:
+    """Mean probabilities of the records predicted as each class: (predicted classes, classes)."""
+    p = probabilities(bank.seen.logits, True)
+    guess = p.argmax(axis=1)
+    return {"means": np.stack([p[guess == each].mean(axis=0) for each in np.unique(guess)])}
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,), in nats."""
+    p = probabilities(seen.logits, True)
+    least = np.finfo(np.float64).tiny  # a softmax of float64 may be 0
+    means = np.maximum(state["means"], least)
+    return np.asarray(np.min([rel_entr(p, mean).sum(axis=1) for mean in means], axis=0))
+
+
+METHOD = Method(
+    "kl-matching",
+    "KL matching",
+    fit,
+    score,
+    "Hendrycks et al., ICML 2022",
+    exclusive_only=True,
+    head_only=True,
+)

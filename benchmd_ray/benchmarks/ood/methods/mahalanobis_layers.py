@@ -1,0 +1,47 @@
+"""Mahalanobis distances in several layers of the network, summed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.methods import mahalanobis
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+
+LAYER = "layer "
+"""How quantities of layers begin; the features come last."""
+
+
+def _layers(seen: Seen) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    named = {name: values for name, values in sorted(seen.more.items()) if name.startswith(LAYER)}
+    return named | {"features": seen.features}
+
+
+def fit(bank: Bank) -> State:
+    """Of each layer what `mahalanobis.fitted` gives, and the mean distance of its records."""
+    state: State = {}
+    groups = bank.groups()
+    for name, values in _layers(bank.seen).items():
+        own = mahalanobis.fitted(values, groups)
+        mean = mahalanobis.nearest(own, values).mean()
+        own["mean"] = np.array(mean if mean > 0 else 1.0)  # layers differ in width
+        state |= {f"{name}/{key}": value for key, value in own.items()}
+    return state
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,)."""
+    total = np.zeros(len(seen))
+    for name, values in _layers(seen).items():
+        own = {key: state[f"{name}/{key}"] for key in ("means", "root", "mean")}
+        total += mahalanobis.nearest(own, values) / float(own["mean"])
+    return total
+
+
+METHOD = Method(
+    "mahalanobis-layers",
+    "Mahalanobis, layers",
+    fit,
+    score,
+    "Lee et al., NeurIPS 2018",
+    needs=(LAYER,),
+)

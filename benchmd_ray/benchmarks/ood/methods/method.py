@@ -1,0 +1,153 @@
+"""What a detector is: a state fitted on in-distribution records, and a score of others by it.
+
+A larger score is more out of distribution. Detectors are pure functions of what a network makes of
+records; what they fit is named arrays, so that it can be kept with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, logsumexp, softmax
+
+from benchmd_ray.errors import BenchmdError, require_plain_name
+
+Floats = npt.NDArray[np.float64]
+State = dict[str, npt.NDArray[Any]]
+"""Arrays by name: all that a fitted detector knows."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a network makes of some records."""
+
+    features: npt.NDArray[np.float32]
+    """(records, width), of the last layer before the head."""
+    logits: npt.NDArray[np.float32]
+    """(records, classes)."""
+    more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """Other quantities by name, (records, …): ``layer 3``, ``reconstruction``, ``pixels``."""
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def at(self, rows: npt.NDArray[np.generic] | slice) -> Seen:
+        """Some of the records."""
+        more = {name: values[rows] for name, values in self.more.items()}
+        return Seen(self.features[rows], self.logits[rows], more)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The linear head of a network: logits = features · weightᵀ + bias."""
+
+    weight: Floats
+    """(classes, width)."""
+    bias: Floats
+    """(classes,)."""
+    exclusive: bool
+    """Whether a record is of exactly one class; else each class is a label of its own."""
+
+
+@dataclass(frozen=True)
+class Bank:
+    """In-distribution records that a detector is fitted on: those that the network learned from."""
+
+    seen: Seen
+    targets: npt.NDArray[np.int8]
+    """(records, classes): 1, 0, or -1 for unknown."""
+    head: Head
+    validation: Seen | None = None
+    """Other in-distribution records, on which a temperature is fitted."""
+    validation_targets: npt.NDArray[np.int8] | None = None
+
+    def groups(self) -> dict[str, npt.NDArray[np.intp]]:
+        """Rows of each class, by its number; of a multi-label task of each label, and ``none``.
+
+        Those of fewer than two records are left out.
+        """
+        rows = {str(k): np.flatnonzero(column == 1) for k, column in enumerate(self.targets.T)}
+        if not self.head.exclusive:
+            rows["none"] = np.flatnonzero((self.targets == 0).all(axis=1))
+        return {name: held for name, held in rows.items() if len(held) >= 2}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Records of both kinds that a detector that learns is calibrated on, none of them scored."""
+
+    seen: Seen
+    out: npt.NDArray[np.bool_]
+    """(records,)."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A detector."""
+
+    name: str
+    title: str
+    fit: Callable[[Bank], State]
+    """What it learns of in-distribution records alone."""
+    score: Callable[[State, Seen, Head], Floats]
+    """(records,): larger is more out."""
+    source: str
+    """Where it is from: authors, year, place."""
+    calibrate: Callable[[State, Calibration, Head], State] | None = None
+    """What it learns of records of both kinds, added to its state; None where it needs none."""
+    exclusive_only: bool = False
+    """Whether it needs a softmax: it is left out where a record may have several labels."""
+    non_negative: bool = False
+    """Whether it assumes features that are never negative."""
+    head_only: bool = False
+    """Whether it reads logits and head alone."""
+    needs: tuple[str, ...] = ()
+    """Names, or beginnings of names, of the quantities in `Seen.more` that it reads."""
+
+    def __post_init__(self) -> None:
+        require_plain_name("detector", self.name)
+
+
+def finite(scores: Floats, method: str, names: npt.NDArray[np.str_] | None = None) -> Floats:
+    """The scores themselves.
+
+    Raises:
+        BenchmdError: One is NaN or infinite; the message names the first such record.
+    """
+    wrong = np.flatnonzero(~np.isfinite(scores))
+    if len(wrong):
+        which = f"record {wrong[0]}" if names is None else f"the record {names[wrong[0]]}"
+        raise BenchmdError(
+            f"the detector {method} gives {scores[wrong[0]]} for {which} and in all "
+            f"{len(wrong)} of {len(scores)} scores that are not finite. Check the network's "
+            "features of it, or leave the detector out."
+        )
+    return scores
+
+
+def probabilities(logits: npt.ArrayLike, exclusive: bool) -> Floats:
+    """(records, classes): of the one class, which sum to 1, or of each label by itself."""
+    z = np.asarray(logits, np.float64)
+    return np.asarray(softmax(z, axis=1) if exclusive else expit(z), np.float64)
+
+
+def free_energy(logits: npt.ArrayLike, exclusive: bool) -> Floats:
+    """(records,): log Σ exp z of the classes; of labels Σ log(1 + exp z), their joint energy."""
+    z = np.asarray(logits, np.float64)
+    return np.asarray(logsumexp(z, axis=1) if exclusive else np.logaddexp(0, z).sum(axis=1))
+
+
+def unit(features: npt.ArrayLike) -> Floats:
+    """Rows divided by their Euclidean norms; a row of zeros stays as it is."""
+    f = np.asarray(features, np.float64)
+    norm = np.linalg.norm(f, axis=1, keepdims=True)
+    return np.asarray(f / np.where(norm == 0, 1, norm))
+
+
+def nothing(_: Bank) -> State:
+    """The state of a detector that fits nothing."""
+    return {}

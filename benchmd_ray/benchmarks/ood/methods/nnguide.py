@@ -1,0 +1,44 @@
+"""NNGuide: −the energy, weighted by how near and how sure the nearest training records are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    free_energy,
+    unit,
+)
+
+NEIGHBOURS, MOST = 10, 10_000
+"""Neighbours, and records of the bank, drawn by a fixed seed."""
+BLOCK = 1024
+
+
+def fit(bank: Bank) -> State:
+    """Features of length 1 times their energies: (records, width)."""
+    rows = np.arange(len(bank.seen))
+    if len(rows) > MOST:
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:MOST])
+    energy = free_energy(bank.seen.logits[rows], bank.head.exclusive)
+    return {"bank": unit(bank.seen.features[rows]) * energy[:, None]}
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,)."""
+    own, asked = np.asarray(state["bank"], np.float64), unit(seen.features)
+    k = min(NEIGHBOURS, len(own))
+    guide = np.empty(len(asked))
+    for start in range(0, len(asked), BLOCK):
+        products = asked[start : start + BLOCK] @ own.T
+        largest = np.partition(products, len(own) - k, axis=1)[:, -k:]
+        guide[start : start + BLOCK] = largest.mean(axis=1)
+    return -free_energy(seen.logits, head.exclusive) * guide
+
+
+METHOD = Method("nnguide", "NNGuide", fit, score, "Park, Jung and Teoh, ICCV 2023")

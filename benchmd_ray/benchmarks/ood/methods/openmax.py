@@ -1,0 +1,76 @@
+"""OpenMax: the probability of an unknown class, from distances to the mean logits of classes.
+
+The order of the classes is that of Bendale and Boult: the most likely one is revised most.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import softmax
+from scipy.stats import weibull_min
+
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+
+TAIL = 20
+"""Largest distances of a class that its Weibull distribution is fitted to."""
+EUCLIDEAN = 200.0
+"""What the Euclidean part of a distance is divided by, before the cosine part is added."""
+
+
+def fit(bank: Bank) -> State:
+    """Mean logits of correctly classified records, and a Weibull distribution, of each class."""
+    z, width = np.asarray(bank.seen.logits, np.float64), bank.seen.logits.shape[1]
+    right = z.argmax(axis=1) == bank.targets.argmax(axis=1)
+    means, shapes = np.zeros((width, width)), np.tile([1.0, np.inf, 1.0], (width, 1))
+    for name, rows in bank.groups().items():
+        own = rows[right[rows]] if right[rows].sum() >= 2 else rows
+        means[int(name)] = z[own].mean(axis=0)
+        tail = np.sort(_distances(z[own], means[int(name)]))[-TAIL:]
+        shapes[int(name)] = _weibull(tail)
+    return {"means": means, "weibull": shapes}
+
+
+def _distances(z: Floats, mean: Floats) -> Floats:
+    norms = np.linalg.norm(z, axis=1) * np.linalg.norm(mean)
+    cosine = 1 - (z @ mean) / np.where(norms == 0, 1, norms)
+    return np.asarray(np.linalg.norm(z - mean, axis=1) / EUCLIDEAN + cosine)
+
+
+def _weibull(tail: Floats) -> Floats:
+    """Shape, place and scale of the distribution of the largest distances."""
+    spread = float(np.ptp(tail))
+    place = float(tail.min()) - max(spread, 1e-12) * 1e-3
+    if spread <= 1e-12:  # nothing to fit: a step at the distance that all have
+        return np.array([1.0, place, 1e-12])
+    shape, _, scale = weibull_min.fit(tail, floc=place)
+    return np.array([shape, place, scale])
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,), within 0 and 1."""
+    z = np.asarray(seen.logits, np.float64)
+    classes = z.shape[1]
+    rank = np.argsort(np.argsort(-z, axis=1), axis=1)
+    far = np.stack(
+        [
+            weibull_min.cdf(_distances(z, mean), shape, place, scale)
+            if np.isfinite(place)
+            else np.zeros(len(z))
+            for mean, (shape, place, scale) in zip(state["means"], state["weibull"], strict=True)
+        ],
+        axis=1,
+    )
+    kept = 1 - (classes - rank) / classes * far
+    revised = np.column_stack([z * kept, (z * (1 - kept)).sum(axis=1)])
+    return np.asarray(softmax(revised, axis=1)[:, -1])
+
+
+METHOD = Method(
+    "openmax",
+    "OpenMax",
+    fit,
+    score,
+    "Bendale and Boult, CVPR 2016",
+    exclusive_only=True,
+    head_only=True,
+)

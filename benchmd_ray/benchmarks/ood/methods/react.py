@@ -1,0 +1,32 @@
+"""ReAct: the energy after features are clipped at their 90th percentile."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    free_energy,
+)
+
+PERCENTILE = 90
+
+
+def fit(bank: Bank) -> State:
+    """Where features are clipped."""
+    return {"most": np.array(np.percentile(bank.seen.features, PERCENTILE))}
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,)."""
+    f = np.asarray(seen.features, np.float64)
+    logits = np.minimum(f, state["most"]) @ head.weight.T + head.bias
+    return -free_energy(logits, head.exclusive)
+
+
+METHOD = Method("react", "ReAct", fit, score, "Sun, Guo and Li, NeurIPS 2021", non_negative=True)

@@ -1,0 +1,34 @@
+"""Residual: the part of a feature vector outside the space that most training features fill.
+
+The origin is where the head gives its logits without their bias: −W⁺ b.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+
+
+def dimensions(width: int) -> int:
+    """Of the principal space, as in the paper; half of the width of narrow features."""
+    return 1000 if width >= 2048 else 512 if width >= 768 else max(1, width // 2)
+
+
+def fit(bank: Bank) -> State:
+    """The origin (width,), and a basis of the residual space (width, dimensions)."""
+    head = bank.head
+    origin = -np.linalg.pinv(head.weight) @ head.bias
+    moved = np.asarray(bank.seen.features, np.float64) - origin
+    _, vectors = np.linalg.eigh(moved.T @ moved / len(moved))
+    width = len(origin)
+    return {"origin": origin, "basis": vectors[:, : width - dimensions(width)]}
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,)."""
+    moved = np.asarray(seen.features, np.float64) - state["origin"]
+    return np.asarray(np.linalg.norm(moved @ state["basis"], axis=1))
+
+
+METHOD = Method("residual", "residual", fit, score, "Wang et al., CVPR 2022")

@@ -1,0 +1,38 @@
+"""Score SVM: a linear support vector machine of in and out on logits."""
+
+from __future__ import annotations
+
+from sklearn.svm import LinearSVC
+
+from benchmd_ray.benchmarks.ood.methods.linear import applied, learned
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Calibration,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    nothing,
+)
+
+
+def calibrate(state: State, given: Calibration, head: Head) -> State:
+    """Learn the direction."""
+    model = LinearSVC(class_weight="balanced", max_iter=20_000, random_state=0)
+    return state | learned(model, given.seen.logits, given.out)
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,): above 0 is out."""
+    return applied(state, seen.logits)
+
+
+METHOD = Method(
+    "score-svm",
+    "score SVM",
+    nothing,
+    score,
+    "Shafaei et al., BMVC 2019",
+    calibrate=calibrate,
+    head_only=True,
+)

@@ -1,0 +1,33 @@
+"""ViM: the residual, scaled to the size of logits, minus the energy's log Σ exp z."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.methods import residual
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    free_energy,
+)
+
+
+def fit(bank: Bank) -> State:
+    """The residual's state, and what scales it: mean largest logit by mean residual."""
+    state = residual.fit(bank)
+    length = float(residual.score(state, bank.seen, bank.head).mean())
+    largest = float(np.asarray(bank.seen.logits, np.float64).max(axis=1).mean())
+    return state | {"scale": np.array(abs(largest) / length if length > 0 else 0.0)}
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,)."""
+    length = residual.score(state, seen, head)
+    return np.asarray(state["scale"] * length - free_energy(seen.logits, head.exclusive))
+
+
+METHOD = Method("vim", "ViM", fit, score, "Wang et al., CVPR 2022")

@@ -1,0 +1,213 @@
+"""What a network makes of records: features, logits, layers, and what detectors ask beyond that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmd_ray.benchmarks.ood.methods.method import Head, Seen
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.heads import Classifier
+from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task
+from benchmd_ray.training.augmentation import evaluated
+from benchmd_ray.training.engine import autocast
+from benchmd_ray.training.features import weights_digest
+from benchmd_ray.training.weights import described, load_classifier, model_description
+
+LAYERS = 3
+"""Layers that are read in addition to the features, at equal distances in depth."""
+PASSES = 7
+"""Of dropout."""
+TEMPERATURE, STEP = 1000.0, 0.0014
+"""Of ODIN; the step is in standard deviations of a record as the network sees it."""
+PIXELS = {1: 250, 2: 64, 3: 16}
+"""Largest extent of the small picture of a signal, by the number of its axes but the channel's."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A finished transfer's network, in eval mode on a device."""
+
+    model: Classifier
+    signal: Signal
+    task: Task
+    about: dict[str, Any]
+    worker: Worker
+    precision: str
+
+    @classmethod
+    def of(cls, run: Path, worker: Worker, precision: str) -> Network:
+        """The network of a run.
+
+        Raises:
+            BenchmdError: The folder holds no finished transfer.
+        """
+        model, about = load_classifier(run), model_description(run)
+        signal, task = described(about, run)
+        if task is None:
+            raise BenchmdError(f"{run} is a pretraining: name a transfer run.")
+        model.to(worker.device).eval()
+        return cls(model, signal, task, about, worker, precision)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of its weights, the head's included."""
+        return weights_digest(self.model)
+
+    @cached_property
+    def head(self) -> Head:
+        """Its linear head."""
+        weight, bias = self.model.head.weight, self.model.head.bias
+        arrays = [value.detach().cpu().numpy().astype(np.float64) for value in (weight, bias)]
+        return Head(arrays[0], arrays[1], self.task.exclusive)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Quantities of one record and their shapes, in the order of `quantities`."""
+        zeros = torch.zeros(1, *self.signal.input_shape, device=self.worker.device)
+        return {name: tuple(value.shape[1:]) for name, value in self._of(zeros).items()}
+
+    @property
+    def values(self) -> int:
+        """Numbers that all quantities of a record have together."""
+        return sum(prod(shape) for shape in self.shapes.values())
+
+    def quantities(
+        self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]:
+        """Quantities of some records, one after the other: (records, values).
+
+        Args:
+            values: (records, *stored_shape), in stored steps.
+            scales: (records,).
+            sizes: (records, axes but the channel's).
+        """
+        device = self.worker.device
+        given = [
+            torch.from_numpy(np.ascontiguousarray(each)).to(device)
+            for each in (values, scales, sizes)
+        ]
+        normalised = normaliser(self.signal, self.about["statistics"])(*given)
+        found = self._of(normalised)
+        flat = [found[name].reshape(len(normalised), -1).float().cpu() for name in self.shapes]
+        return np.asarray(torch.cat(flat, dim=1).numpy(), np.float32)
+
+    def seen(self, rows: npt.NDArray[np.float32]) -> Seen:
+        """The quantities of `quantities` by name."""
+        parts: dict[str, npt.NDArray[np.float32]] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            stop = start + prod(shape)
+            parts[name] = rows[:, start:stop].reshape(len(rows), *shape)
+            start = stop
+        features, logits = parts.pop("features"), parts.pop("logits")
+        return Seen(features, logits, parts)
+
+    def _of(self, signals: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Quantities of normalised signals."""
+        found: dict[str, torch.Tensor] = {}
+        with torch.no_grad(), self._layers(found):
+            shown = evaluated(self._features, self.about["augmentation"])
+            features = shown(signals).float()
+        # The head in float32: what methods compute of features and weights has to agree.
+        found = {"features": features, "logits": self.model.head(features).detach(), **found}
+        if any(isinstance(module, nn.Dropout) and module.p for module in self.model.modules()):
+            found["dropout logits"] = self._dropped(signals)
+        found["odin"] = self._odin(signals)
+        return found
+
+    def _features(self, signals: torch.Tensor) -> torch.Tensor:
+        with autocast(self.worker.device, self.precision):
+            return self.model.encoder(signals)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _layers(self, found: dict[str, torch.Tensor]) -> Iterator[None]:
+        """Let layers leave their mean over tokens or places."""
+        blocks = list(getattr(self.model.encoder, "blocks", ()))
+        depth = len(blocks)
+        chosen = sorted({(number + 1) * depth // (LAYERS + 1) - 1 for number in range(LAYERS)})
+        hooks = [
+            blocks[place].register_forward_hook(_leave(found, f"layer {place + 1}"))
+            for place in chosen
+            if place >= 0
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _dropped(self, signals: torch.Tensor) -> torch.Tensor:
+        """Logits of passes with dropout: (records, passes, classes)."""
+        dropouts = [module for module in self.model.modules() if isinstance(module, nn.Dropout)]
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            for module in dropouts:
+                module.train()
+            try:
+                passes = [self.model.head(self._features(signals).float()) for _ in range(PASSES)]
+            finally:
+                for module in dropouts:
+                    module.eval()
+        return torch.stack(passes, dim=1)
+
+    def _odin(self, signals: torch.Tensor) -> torch.Tensor:
+        """−max p at a high temperature, after a step that makes the network surer: (records, 1)."""
+        given = signals.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            logits = self.model.head(self._features(given).float()) / TEMPERATURE
+            if self.task.exclusive:
+                loss = functional.cross_entropy(logits, logits.argmax(dim=1), reduction="sum")
+            else:
+                guess = (logits > 0).float()
+                loss = functional.binary_cross_entropy_with_logits(logits, guess, reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, given)
+        axes = tuple(range(1, signals.ndim))
+        size = STEP * signals.std(dim=axes, keepdim=True)
+        with torch.no_grad():
+            moved = self.model.head(self._features(signals - size * gradient.sign()).float())
+            moved = moved / TEMPERATURE
+            if self.task.exclusive:
+                p = moved.double().softmax(dim=1)
+            else:
+                p = moved.double().sigmoid()
+                p = torch.maximum(p, 1 - p)
+            surest: torch.Tensor = p.amax(dim=1, keepdim=True)
+        return -surest
+
+
+def small(signals: torch.Tensor) -> torch.Tensor:
+    """Small pictures of normalised signals: (records, channels or their mean, …)."""
+    axes = signals.ndim - 2
+    if axes > 1:
+        signals = signals.mean(dim=1, keepdim=True)
+    extents = [min(extent, PIXELS[axes]) for extent in signals.shape[2:]]
+    if axes == 1:
+        return functional.adaptive_avg_pool1d(signals, extents[0])
+    pool: Callable[..., torch.Tensor] = functional.adaptive_avg_pool2d
+    if axes == 3:
+        pool = functional.adaptive_avg_pool3d
+    return pool(signals, extents)
+
+
+def _leave(found: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
+    def hook(_: nn.Module, __: Any, output: torch.Tensor) -> None:
+        # Tokens come before the width, places after the channels.
+        mean = output.mean(dim=1) if output.ndim == 3 else output.flatten(2).mean(dim=2)
+        found[name] = mean.float()
+
+    return hook

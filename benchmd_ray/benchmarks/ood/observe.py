@@ -1,0 +1,149 @@
+"""What a network makes of sets of records, kept for all that ask again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmd_ray.benchmarks.ood.conform import conformed
+from benchmd_ray.benchmarks.ood.faults import Fault, Recorded, made
+from benchmd_ray.benchmarks.ood.methods.method import Seen
+from benchmd_ray.benchmarks.ood.network import Network, small
+from benchmd_ray.benchmarks.ood.sets import Records
+from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.data.resident import resident_signals
+from benchmd_ray.files import cache_folder
+from benchmd_ray.settings import EncoderSettings, Settings, updated
+from benchmd_ray.signals import Signal
+from benchmd_ray.training.collect import evaluation_batch
+from benchmd_ray.training.features import FeatureStore, feature_store
+
+VERSION = 1
+"""Raised whenever quantities, faults or fitting to another signal change."""
+SEED = 0
+"""Of the faults: the same for all runs, so that they are compared on the same records."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Asks a network about records."""
+
+    network: Network
+    settings: Settings
+    folder: Path
+
+    @classmethod
+    def of(cls, network: Network, settings: Settings) -> Observer:
+        """One that keeps what the network says in this node's cache."""
+        return cls(network, settings, cache_folder() / "ood")
+
+    def seen(
+        self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
+    ) -> Seen:
+        """What the network makes of records, in their order."""
+        parts = [self._kept(each, fault, severity, pixels=False) for each in records]
+        return self.network.seen(np.concatenate(parts))
+
+    def pixels(
+        self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
+    ) -> npt.NDArray[np.float32]:
+        """Small pictures of records as the network sees them: (records, channels, …)."""
+        shape = self._picture_shape()
+        parts = [self._kept(each, fault, severity, pixels=True) for each in records]
+        return np.concatenate(parts).reshape(-1, *shape)
+
+    def _picture_shape(self) -> tuple[int, ...]:
+        zeros = torch.zeros(1, *self.network.signal.input_shape)
+        return tuple(small(zeros).shape[1:])
+
+    def _kept(
+        self, records: Records, fault: Fault | None, severity: int, *, pixels: bool
+    ) -> npt.NDArray[np.float32]:
+        store = self._store(records, fault, severity, pixels=pixels)
+
+        def encode() -> npt.NDArray[np.float32]:
+            size = evaluation_batch(self.network.model.encoder)
+            batches = _batches(records, self.network.signal, fault, severity, size)
+            ask = self._pictures if pixels else self.network.quantities
+            found = [ask(*batch) for batch in batches]
+            return np.concatenate(found) if found else np.empty((0, store.width), np.float32)
+
+        return store.features(records.split, records.rows, encode, False)
+
+    def _store(
+        self, records: Records, fault: Fault | None, severity: int, *, pixels: bool
+    ) -> FeatureStore:
+        network = self.network
+        own = updated(EncoderSettings(), network.about["encoder"])
+        settings = replace(self.settings, encoder=own)
+        store = feature_store(
+            self.folder, network.model.encoder, settings, records.catalog, network.worker.device
+        )
+        about = store.about | {
+            "weights": network.digest,
+            "ood": VERSION,
+            "signal": str(network.signal),
+            "statistics": network.about["statistics"],
+            "augmentation": network.about["augmentation"],
+            "fault": None if fault is None else [fault.name, severity, SEED],
+            "pixels": pixels,
+        }
+        if pixels:
+            del about["weights"], about["encoder"]
+        shape = self._picture_shape()
+        width = int(np.prod(shape)) if pixels else network.values
+        return replace(store, about=about, width=width)
+
+    def _pictures(
+        self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]:
+        network = self.network
+        given = [torch.from_numpy(np.ascontiguousarray(each)) for each in (values, scales, sizes)]
+        pictures = small(normaliser(network.signal, network.about["statistics"])(*given).float())
+        return np.asarray(pictures.reshape(len(values), -1).numpy(), np.float32)
+
+
+def _batches(
+    records: Records, to: Signal, fault: Fault | None, severity: int, size: int
+) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Stored values, scales and valid sizes of records as the network is to see them."""
+    signals = resident_signals(records.catalog, records.split)
+    own = records.catalog.signal
+    scales = records.table["scale"].to_numpy().astype(np.float32)
+    sizes = np.array(records.table["valid_size"].to_pylist(), np.int32)
+    names = records.table["record_id"].to_pylist()
+    same = own == to
+    extent = np.array(to.stored_shape[1:], np.int32)
+    for start in range(0, len(records), size):
+        places = range(start, min(start + size, len(records)))
+        values = np.asarray(signals[records.rows[start : start + size]])
+        step, valid = scales[start : start + size], sizes[start : start + size]
+        if not same:
+            values = np.stack(
+                [
+                    conformed(_recorded(each, s, v, own), to)
+                    for each, s, v in zip(values, step, valid, strict=True)
+                ]
+            )
+            step, valid = np.ones(len(values), np.float32), np.tile(extent, (len(values), 1))
+        if fault is not None:
+            values = np.stack(
+                [
+                    made(_recorded(each, s, v, to), fault, severity, names[place], SEED)
+                    for each, s, v, place in zip(values, step, valid, places, strict=True)
+                ]
+            )
+        yield values, step, valid
+
+
+def _recorded(
+    values: npt.NDArray[Any], step: np.float32, size: npt.NDArray[np.int32], signal: Signal
+) -> Recorded:
+    valid = tuple(int(each) for each in size)
+    return Recorded(values.astype(np.float32), float(step), valid, signal)

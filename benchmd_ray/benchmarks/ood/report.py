@@ -1,0 +1,357 @@
+"""Detectors in reports: tables and figures, all of stored scores.
+
+Seeds are pooled with an interval over patients and seeds; detectors, and pretrainings, are compared
+in pairs on the same records, with Holm's correction over all that are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.benchmarks.ood import DETECTION
+from benchmd_ray.benchmarks.ood.methods import METHODS
+from benchmd_ray.benchmarks.ood.scores import ALL, Scored, scored
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.results.report.analysis import Analysis
+from benchmd_ray.results.report.columns import column_of, interval_of, key_columns, table_of
+from benchmd_ray.results.report.table import Column, Table
+from benchmd_ray.results.report.tables import Declared
+from benchmd_ray.run_files import predictions_of
+from benchmd_ray.scores.comparison import holm
+from benchmd_ray.scores.seeds import difference_over_seeds, pooled_seeds
+from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.training.predictions import read_predictions
+
+RESAMPLES = 1000
+STUDY = ("modality", "source", "policy", "setting", "technique", "protocol")
+"""What names a network; runs that share it differ by their seeds."""
+WHERE = ("method", "regime", "use_case", "group", "severity")
+REFERENCE = "msp"
+"""Detector that others are compared with: the paper's simplest."""
+HEADING = "Out-of-distribution detection"
+CASES = ("unrelated", "faulty", "unseen", "shifted", "control")
+
+
+@dataclass(frozen=True)
+class Network:
+    """All seeds of a network, and what was scored of each."""
+
+    names: dict[str, str]
+    """By the columns of `STUDY`."""
+    seeds: dict[int, dict[tuple[Any, ...], Scored]]
+    """Of each seed, by `WHERE`."""
+
+    def pooled(self) -> Iterator[dict[str, Any]]:
+        """A row for each detector and set, seeds pooled."""
+        for key in next(iter(self.seeds.values())):
+            own = [found[key] for found in self.seeds.values() if key in found]
+            drawn = all(len(one.draws) for one in own)
+            first = own[0]
+            pooled = pooled_seeds(
+                [one.values["auroc"] for one in own],
+                [one.draws if drawn else np.empty(0) for one in own],
+                first.basis,
+            )
+            others = {
+                name: float(np.mean([one.values[name] for one in own]))
+                for name in first.values
+                if name != "auroc"
+            }
+            yield {
+                **self.names,
+                **dict(zip(WHERE, key, strict=True)),
+                "auroc": pooled.mean,
+                "low": pooled.low,
+                "high": pooled.high,
+                "sd": pooled.sd,
+                **others,
+                "sets": first.sets,
+                "out": first.positives,
+                "records": first.records,
+                "patients": first.patients,
+                "seeds": len(own),
+                "caution": pooled.caution,
+            }
+
+
+def networks(analysis: Analysis) -> list[Network]:
+    """The networks of an analysis whose predictions were scored for detection."""
+    rows = analysis.rows[analysis.rows["evaluation"] == DETECTION.name]
+    found: dict[tuple[str, ...], Network] = {}
+    folders = {run.folder.name: run.folder for run in analysis.runs}
+    for values in rows[[*STUDY, "seed", "run"]].drop_duplicates().itertuples(index=False):
+        *key, seed, run = values
+        network = found.setdefault(tuple(key), Network(dict(zip(STUDY, key, strict=True)), {}))
+        for path in predictions_of(folders[run]):
+            if path.parent.name != DETECTION.name:
+                continue
+            try:
+                each = scored(read_predictions(path, DETECTION.form), RESAMPLES)
+            except BenchmdError:  # the rows' notes name it
+                continue
+            network.seeds[int(seed)] = {_key(one): one for one in each}
+    return [network for network in found.values() if network.seeds]
+
+
+def _key(one: Scored) -> tuple[Any, ...]:
+    return tuple(getattr(one.where, name) for name in WHERE)
+
+
+def frame(analysis: Analysis) -> pd.DataFrame:
+    """All detectors on all sets, seeds pooled; ``group`` is ``all`` for means over sets."""
+    rows = [row for network in networks(analysis) for row in network.pooled()]
+    made = pd.DataFrame(rows, columns=None if rows else [*STUDY, *WHERE, "auroc", "low", "high"])
+    return _sorted(made)
+
+
+def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
+    order = {name: place for place, name in enumerate(CASES)}
+    if rows.empty:
+        return rows
+    keys = rows.assign(
+        place=rows["use_case"].map(order), group_place=(rows["group"] != ALL).astype(int)
+    )
+    by = [*STUDY, "place", "group_place", "group", "severity", "regime", "auroc"]
+    down = [name != "auroc" for name in by]
+    kept = keys.sort_values(by, ascending=down, kind="stable")
+    return kept.drop(columns=["place", "group_place"]).reset_index(drop=True)
+
+
+def title_of(method: str) -> str:
+    """Of a detector."""
+    return METHODS[method].title if method in METHODS else method
+
+
+def _detector_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
+    return (
+        *key_columns(rows),
+        column_of("use-case", rows["use_case"], "text"),
+        column_of("detector", [title_of(name) for name in rows["method"]], "text"),
+        column_of("calibrated on", rows["regime"], "text"),
+    )
+
+
+def detectors(analysis: Analysis) -> Table | None:
+    """Means over the sets of each use-case."""
+    rows = frame(analysis)
+    rows = rows[(rows["group"] == ALL) & (rows["use_case"] != "shifted")]
+    if rows.empty:
+        return None
+    columns = (
+        *_detector_columns(rows),
+        interval_of("AUROC [95 %]", rows, "auroc"),
+        column_of("sd", rows["sd"], "number"),
+        *(
+            column_of(title, rows[name], "number")
+            for title, name in (
+                ("AUPR out", "aupr out"),
+                ("AUPR in", "aupr in"),
+                ("FPR at 95 % detected", "fpr at 95"),
+                ("detected at 5 % rejected", "detected at 5"),
+                ("balanced accuracy", "balanced accuracy"),
+            )
+        ),
+        *(
+            (column_of("AUROC, abnormal in", rows["auroc, abnormal"], "number"),)
+            if "auroc, abnormal" in rows
+            else ()
+        ),
+        *(column_of(name, rows[name], "integer") for name in ("sets", "seeds")),
+    )
+    caption = (
+        "Detectors, mean over the sets of each use-case with 20 out-of-distribution records or "
+        "more; larger is better but for FPR. 0.5 is chance; a value below it says that a detector "
+        "takes what is out for more in. Calibrated on: none, a threshold that accepts 95 % of "
+        "in-distribution records; other-sources, sets that are not scored; same-source, other "
+        "patients of the very set, an upper bound."
+    )
+    return table_of(caption, columns, rows)
+
+
+def shifted(analysis: Analysis) -> Table | None:
+    """What is rejected of correct records of other hospitals."""
+    rows = frame(analysis)
+    rows = rows[(rows["use_case"] == "shifted") & (rows["group"] != ALL)]
+    if rows.empty:
+        return None
+    columns = (
+        *_detector_columns(rows),
+        column_of("dataset", rows["group"], "text"),
+        column_of("false alarms", rows["rejected"], "number"),
+        interval_of("AUROC [95 %]", rows, "auroc"),
+        column_of("records", rows["out"], "integer"),
+        column_of("seeds", rows["seeds"], "integer"),
+    )
+    caption = (
+        "Correct records of other hospitals, devices or people, which are not out of distribution: "
+        "the share that is rejected at the threshold."
+    )
+    return table_of(caption, columns, rows)
+
+
+def controls(analysis: Analysis) -> Table | None:
+    """What no detector can see."""
+    rows = frame(analysis)
+    rows = rows[rows["use_case"] == "control"]
+    if rows.empty:
+        return None
+    columns = (
+        *_detector_columns(rows),
+        column_of("control", rows["group"], "text"),
+        interval_of("AUROC [95 %]", rows, "auroc"),
+        column_of("records", rows["out"], "integer"),
+        column_of("seeds", rows["seeds"], "integer"),
+    )
+    caption = (
+        "Controls: a change that the normalisation removes has an AUROC of 0.500 exactly, a random "
+        "half of the in-distribution patients one within chance."
+    )
+    return table_of(caption, columns, rows)
+
+
+def _difference(one: Mapping[int, Scored], other: Mapping[int, Scored]) -> dict[str, Any] | None:
+    """AUROC of one minus that of the other, of the seeds that both have."""
+    seeds = sorted(one.keys() & other.keys())
+    if not seeds:
+        return None
+    pairs = [(one[seed], other[seed]) for seed in seeds]
+    drawn = all(len(a.draws) and len(b.draws) for a, b in pairs)
+    found = difference_over_seeds(
+        [a.values["auroc"] - b.values["auroc"] for a, b in pairs],
+        [a.draws - b.draws if drawn else np.empty(0) for a, b in pairs],
+        pairs[0][0].basis,
+    )
+    return {
+        "difference": found.value,
+        "low": found.low,
+        "high": found.high,
+        "p": found.p,
+        "seeds": len(seeds),
+        "caution": found.caution,
+    }
+
+
+def _by_seed(network: Network) -> dict[tuple[Any, ...], dict[int, Scored]]:
+    """Means over sets of each detector and use-case, by seed."""
+    found: dict[tuple[Any, ...], dict[int, Scored]] = {}
+    for seed, each in network.seeds.items():
+        for key, one in each.items():
+            if one.where.group == ALL and one.where.use_case != "shifted":
+                found.setdefault(key, {})[seed] = one
+    return found
+
+
+def _with_holm(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows with p adjusted over all detectors of a network, use-case and regime."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        together = tuple(row[name] for name in (*STUDY, "use_case", "regime"))
+        groups.setdefault(together, []).append(row)
+    for members in groups.values():
+        tested = [row for row in members if not np.isnan(row["p"])]
+        adjusted = holm([row["p"] for row in tested]) if tested else ()
+        for row in members:
+            row["p_holm"] = np.nan
+        for row, p in zip(tested, adjusted, strict=True):
+            row["p_holm"] = float(p)
+    columns = [*STUDY, *WHERE, "difference", "low", "high", "p", "p_holm", "seeds", "caution"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def compared(analysis: Analysis) -> pd.DataFrame:
+    """Each detector minus the probability threshold, on the same records."""
+    rows = []
+    for network in networks(analysis):
+        found = _by_seed(network)
+        for key, one in found.items():
+            where = dict(zip(WHERE, key, strict=True))
+            base = found.get((REFERENCE, "none", where["use_case"], ALL, 0))
+            if where["method"] == REFERENCE or where["regime"] != "none" or base is None:
+                continue
+            if (difference := _difference(one, base)) is not None:
+                rows.append({**network.names, **where, **difference})
+    return _with_holm(rows)
+
+
+def techniques(analysis: Analysis) -> pd.DataFrame:
+    """Each pretraining minus scratch, of the same detector on the same records."""
+    rows = []
+    every = networks(analysis)
+    for network in every:
+        place = {name: network.names[name] for name in STUDY if name != "technique"}
+        base = next(
+            (
+                each
+                for each in every
+                if each.names == {**network.names, "technique": SCRATCH}
+                and network.names["technique"] != SCRATCH
+            ),
+            None,
+        )
+        if base is None:
+            continue
+        own, others = _by_seed(network), _by_seed(base)
+        for key, one in own.items():
+            if key in others and (difference := _difference(one, others[key])) is not None:
+                names = {**place, "technique": network.names["technique"]}
+                rows.append({**names, **dict(zip(WHERE, key, strict=True)), **difference})
+    return _with_holm(rows)
+
+
+def _change_table(rows: pd.DataFrame, title: str, caption: str) -> Table | None:
+    if rows.empty:
+        return None
+    columns = (
+        *_detector_columns(rows),
+        interval_of(title, rows, "difference", "change", p="p_holm"),
+        column_of("p (Holm)", rows["p_holm"], "p"),
+        column_of("seeds", rows["seeds"], "integer"),
+    )
+    return table_of(caption, columns, rows)
+
+
+def compared_table(analysis: Analysis) -> Table | None:
+    """Differences between detectors."""
+    return _change_table(
+        compared(analysis),
+        "minus probability threshold [95 %]",
+        "AUROC of each detector minus that of the probability threshold on the same records, mean "
+        "over the sets of a use-case; p adjusted over all detectors of a use-case.",
+    )
+
+
+def technique_table(analysis: Analysis) -> Table | None:
+    """Differences between pretrainings."""
+    return _change_table(
+        techniques(analysis),
+        "minus scratch [95 %]",
+        "Does pretraining matter: AUROC of a detector with a pretrained network minus that with "
+        "one from scratch, on the same records; p adjusted over all detectors of a use-case.",
+    )
+
+
+def _rows_of(keep: Callable[[pd.DataFrame], Any]) -> Callable[[Analysis], pd.DataFrame]:
+    def data(analysis: Analysis) -> pd.DataFrame:
+        rows = frame(analysis)
+        return rows if rows.empty else rows[keep(rows)].reset_index(drop=True)
+
+    return data
+
+
+TABLES = (
+    Declared.both("detectors", HEADING, _rows_of(lambda r: r["group"] == ALL), detectors),
+    Declared("detectors_sets", HEADING, _rows_of(lambda r: r["group"] != ALL)),
+    Declared.both("detectors_compared", HEADING, compared, compared_table),
+    Declared.both("detectors_pretraining", HEADING, techniques, technique_table),
+    Declared.both(
+        "detectors_shifted", HEADING, _rows_of(lambda r: r["use_case"] == "shifted"), shifted
+    ),
+    Declared.both(
+        "detectors_controls", HEADING, _rows_of(lambda r: r["use_case"] == "control"), controls
+    ),
+)

@@ -1,0 +1,142 @@
+"""Figures of detectors: dots with intervals by use-case, sets by detector, alarms elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.benchmarks.ood.report import CASES, HEADING, STUDY, frame, title_of
+from benchmd_ray.benchmarks.ood.scores import ALL
+from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
+from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled
+
+COLOURS = {"none": "#0072B2", "other-sources": "#D55E00", "same-source": "#999999"}
+MARKERS = {"none": "o", "other-sources": "s", "same-source": "^"}
+
+
+def draw(report: Report) -> Iterator[Drawn]:
+    """All figures of each network."""
+    rows = frame(report.analysis)
+    if rows.empty:
+        return
+    for key, own in rows.groupby(list(STUDY), sort=False):
+        names = dict(zip(STUDY, map(str, key), strict=True))
+        label = f"{names['source']}, {names['technique']}, {names['setting']}"
+        slug = f"{names['source']}-{names['technique']}-{names['setting']}-{names['protocol']}"
+        slug = slug.replace(" ", "-")
+        yield from _dots(own, label, slug)
+        yield from _heat(own, label, slug)
+        yield from _alarms(own, label, slug)
+
+
+def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
+    means = rows[(rows["group"] == ALL) & (rows["use_case"] != "shifted")]
+    cases = [case for case in CASES if case in set(means["use_case"])]
+    if not cases:
+        return
+    alone = means[means["regime"] == "none"]
+    order = alone.groupby("method")["auroc"].mean().sort_values().index.tolist()
+    order += sorted(set(means["method"]) - set(order))
+    title = f"{label}: {_best(alone, cases)}"
+    figure, panels = grid(title, len(cases), columns=3, row=0.17 * len(order) + 0.9)
+    for axes, case in zip(panels, cases, strict=True):
+        own = means[means["use_case"] == case]
+        for regime, colour in COLOURS.items():
+            some = own[own["regime"] == regime]
+            places = [order.index(name) for name in some["method"]]
+            ends = np.stack([some["auroc"] - some["low"], some["high"] - some["auroc"]])
+            axes.errorbar(
+                some["auroc"],
+                places,
+                xerr=np.nan_to_num(ends).clip(min=0),
+                fmt=MARKERS[regime],
+                color=colour,
+                markersize=4,
+                linewidth=1,
+                label=regime,
+            )
+        axes.axvline(0.5, color=FAINT, linewidth=1, zorder=0)
+        axes.set_yticks(range(len(order)), [title_of(name) for name in order], fontsize=SMALL)
+        axes.set_xlim(0, 1.02)
+        axes.set_xlabel("AUROC")
+        axes.set_title(f"{case} ({_sets(own)})", fontsize=9)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3, fontsize=SMALL, title="calibrated on"
+    )
+    caption = (
+        "Mean over the sets of each use-case, with 95 % intervals over patients and seeds where "
+        "there are enough patients; the line is chance. Points left of it are detectors that take "
+        "what is out for more in."
+    )
+    yield Titled(f"detectors-{slug}", HEADING, title, caption, figure)
+
+
+def _best(alone: pd.DataFrame, cases: list[str]) -> str:
+    """The highest mean of each use-case, as a sentence."""
+    found = []
+    for case in cases:
+        own = alone[alone["use_case"] == case]
+        if len(own):
+            best = own.sort_values("auroc").iloc[-1]
+            found.append(f"{case} {title_of(str(best['method']))} {float(best['auroc']):.2f}")
+    return "highest AUROC without calibration: " + ", ".join(found)
+
+
+def _sets(rows: pd.DataFrame) -> str:
+    count = int(rows["sets"].max())
+    return f"{count} set" + ("" if count == 1 else "s")
+
+
+def _heat(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
+    own = rows[(rows["group"] != ALL) & (rows["regime"] == "none")]
+    if own.empty:
+        return
+    names = own["group"] + np.where(own["severity"] > 0, " " + own["severity"].astype(str), "")
+    own = own.assign(place=own["use_case"].map({c: i for i, c in enumerate(CASES)}), set=names)
+    table = own.pivot_table(index=["place", "use_case", "set"], columns="method", values="auroc")
+    table = table.reindex(columns=table.mean().sort_values(ascending=False).index)
+    title = f"{label}: AUROC of each detector on each set"
+    figure, (axes,) = grid(title, 1, columns=1, row=0.16 * len(table) + 1.4)
+    shown = axes.imshow(table.to_numpy(), vmin=0, vmax=1, cmap="RdBu", aspect="auto")
+    axes.set_xticks(
+        range(table.shape[1]), [title_of(str(name)) for name in table], rotation=90, fontsize=6
+    )
+    axes.set_yticks(
+        range(len(table)), [f"{case}: {name}" for _, case, name in table.index], fontsize=6
+    )
+    axes.grid(visible=False)
+    figure.colorbar(shown, ax=axes, label="AUROC", fraction=0.02)
+    caption = "Blue is detected, white chance, red taken for more in than what is in; seeds pooled."
+    yield Titled(f"detectors-sets-{slug}", HEADING, title, caption, figure)
+
+
+def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
+    own = rows[
+        (rows["use_case"] == "shifted") & (rows["group"] != ALL) & (rows["regime"] == "none")
+    ]
+    if own.empty:
+        return
+    order = own.groupby("method")["rejected"].mean().sort_values().index.tolist()
+    sets = list(dict.fromkeys(own["group"]))
+    title = f"{label}: correct records of other hospitals that detectors reject"
+    figure, panels = grid(title, len(sets), columns=3, row=0.17 * len(order) + 0.9)
+    for axes, name in zip(panels, sets, strict=True):
+        some = own[own["group"] == name]
+        places = [order.index(method) for method in some["method"]]
+        axes.barh(places, some["rejected"], color=COLOURS["none"], height=0.7)
+        axes.axvline(0.05, color="black", linewidth=0.8, linestyle="--")
+        axes.set_yticks(range(len(order)), [title_of(each) for each in order], fontsize=SMALL)
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("share rejected")
+        axes.set_title(f"{name} ({int(some['out'].iloc[0]):,} records)", fontsize=9)
+    caption = (
+        "At the threshold that accepts 95 % of in-distribution records; the dashed line is the 5 % "
+        "that are rejected there."
+    )
+    yield Titled(f"detectors-alarms-{slug}", HEADING, title, caption, figure)
+
+
+TOPICS = (draw,)

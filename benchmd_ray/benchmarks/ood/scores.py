@@ -1,0 +1,343 @@
+"""Scores of detectors: from the table of `ood.detect` to score rows.
+
+Out is the positive class and a larger score is more out; nothing is ever turned round. In and out
+count the same whatever their numbers, and nothing is drawn at random: accuracy is balanced, and
+average precision weighs each kind a half.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.stats import rankdata
+
+from benchmd_ray.benchmarks.ood.table import IN, KEYS
+from benchmd_ray.scores.ranking import rank, weighted_auroc
+from benchmd_ray.scores.resampling import group_multiplicities
+from benchmd_ray.scores.seeds import pooled_seeds
+from benchmd_ray.scores.support import Basis, support
+from benchmd_ray.training.predictions import Predictions
+
+Floats = npt.NDArray[np.float64]
+ALL = "all"
+"""Group of means over sets."""
+FEWEST = 20
+"""Out records of a set that counts in a mean."""
+ACCEPTED = 0.95
+"""Share of in-distribution records that a threshold without other records accepts."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Scores of records of both kinds by one detector, each record once."""
+
+    inside: pd.DataFrame
+    """Of in-distribution records: ``score``, ``group_id`` (the patient) and ``abnormal``."""
+    outside: pd.DataFrame
+    """Of the others."""
+    threshold: float
+    """Scores above it are rejected."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """See `metrics`."""
+        own, other = (each["score"].to_numpy() for each in (self.inside, self.outside))
+        return metrics(own, other, self.threshold)
+
+    @property
+    def among_abnormal(self) -> Compared | None:
+        """The same with abnormal in-distribution records only; None where there are none."""
+        own = self.inside[self.inside["abnormal"].fillna(False).astype(bool)]
+        return replace(self, inside=own) if len(own) else None
+
+
+@dataclass(frozen=True)
+class Where:
+    """What scores are of."""
+
+    method: str
+    regime: str
+    use_case: str
+    group: str
+    severity: int = 0
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Of score rows."""
+        return {
+            "method": self.method,
+            "regime": self.regime,
+            "use_case": self.use_case,
+            "group": self.group,
+            "class": f"severity {self.severity}" if self.severity else "",
+            "split": "test",
+        }
+
+
+def metrics(inside: Floats, outside: Floats, threshold: float) -> dict[str, float]:
+    """All scores of a detector on records of both kinds.
+
+    Args:
+        inside: Scores of in-distribution records, (records,).
+        outside: Of the others.
+        threshold: Scores above it are rejected.
+
+    Returns:
+        ``auroc``; ``aupr out`` and ``aupr in``, the average precision of either kind; ``fpr at
+        95``, the share of in that is rejected where 95 % of out are; ``detected at 5``, the share
+        of out that is rejected where at most 5 % of in are; ``balanced accuracy`` and ``rejected``
+        (the share of out) at the threshold.
+    """
+    out = np.concatenate([np.zeros(len(inside), int), np.ones(len(outside), int)])
+    scores = np.concatenate([inside, outside])
+    weights = np.where(out == 1, 0.5 / len(outside), 0.5 / len(inside))
+    ascending = np.sort(outside)
+    most = ascending[int(np.floor(0.05 * len(outside)))]  # 95 % of out score so much or more
+    limit = np.sort(inside)[int(np.ceil(0.95 * len(inside))) - 1]
+    rejected, accepted = (outside > threshold).mean(), (inside <= threshold).mean()
+    return {
+        "auroc": _auroc(inside, outside),
+        "aupr out": _average_precision(out, scores, weights),
+        "aupr in": _average_precision(1 - out, -scores, weights),
+        "fpr at 95": float((inside >= most).mean()),
+        "detected at 5": float((outside > limit).mean()),
+        "balanced accuracy": float((rejected + accepted) / 2),
+        "rejected": float(rejected),
+    }
+
+
+def _auroc(inside: Floats, outside: Floats) -> float:
+    """Share of pairs in which the out record scores more; ties count a half."""
+    ranks = rankdata(np.concatenate([inside, outside]))[len(inside) :]
+    least = len(outside) * (len(outside) + 1) / 2
+    return float((ranks.sum() - least) / (len(inside) * len(outside)))
+
+
+def _average_precision(kind: npt.NDArray[np.int_], scores: Floats, weights: Floats) -> float:
+    """Average precision of weighted records, without interpolation; equal scores are one level."""
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    found = np.cumsum((weights * kind)[order])[ends]
+    called = np.cumsum(weights[order])[ends]
+    return float((np.diff(found, prepend=0) * found / called).sum() / found[-1])
+
+
+def threshold_of(calibrating: Floats) -> float:
+    """The score that 95 % of in-distribution records that are not scored do not exceed."""
+    return float(np.sort(calibrating)[int(np.ceil(ACCEPTED * len(calibrating))) - 1])
+
+
+def resampled_auroc(compared: Compared, resamples: int) -> Floats:
+    """AUROC over resamples of patients, (resamples,).
+
+    Patients of in and of out are drawn apart; one with records of both kinds, such as a copy with a
+    fault, is drawn once for both.
+    """
+    inside, outside = compared.inside["group_id"], compared.outside["group_id"]
+    groups = np.unique(inside), np.unique(outside)
+    if len(np.intersect1d(*groups)):
+        every, place = np.unique(pd.concat([inside, outside]), return_inverse=True)
+        weights = _drawn(len(every), resamples, 0)
+    else:
+        places = (
+            np.searchsorted(groups[0], inside),
+            len(groups[0]) + np.searchsorted(groups[1], outside),
+        )
+        place = np.concatenate(places)
+        drawn = [_drawn(len(group), resamples, seed) for seed, group in enumerate(groups)]
+        weights = np.concatenate(drawn, axis=1)
+    scores = pd.concat([compared.inside["score"], compared.outside["score"]]).to_numpy()
+    ranking = rank(_kinds(compared), scores, place.astype(np.intp))
+    return weighted_auroc(ranking, weights)
+
+
+@lru_cache(maxsize=16)
+def _drawn(patients: int, resamples: int, seed: int) -> npt.NDArray[np.int32]:
+    """The same for all detectors and sets of as many patients."""
+    return group_multiplicities(patients, range(resamples), seed=seed)
+
+
+def _kinds(compared: Compared) -> npt.NDArray[np.int8]:
+    """1 for out: (records,)."""
+    return np.repeat(np.array([0, 1], np.int8), [len(compared.inside), len(compared.outside)])
+
+
+def _basis(compared: Compared) -> Basis:
+    patients = pd.concat([compared.inside["group_id"], compared.outside["group_id"]])
+    return support(_kinds(compared)[:, None], patients.to_numpy(str)).basis("auroc", 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Scores of a detector on a set, or their means over the sets of a use-case."""
+
+    where: Where
+    values: dict[str, float]
+    """By metric, of all patients."""
+    draws: Floats
+    """AUROC over resamples of patients; empty where there is no interval."""
+    basis: Basis
+    records: int
+    patients: int
+    positives: int
+    """Out records."""
+    sets: int = 1
+
+    @property
+    def row(self) -> dict[str, object]:
+        """What its score rows share."""
+        counts = {name: getattr(self, name) for name in ("records", "patients", "positives")}
+        return {**self.where.columns, **counts, "effective": self.basis.fewest}
+
+
+def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
+    """Score rows of all detectors, sets and regimes; ``group`` is `ALL` for means over sets.
+
+    Args:
+        predictions: Of the evaluation ``ood``.
+        resamples: Of the bootstrap over patients.
+    """
+    return pd.DataFrame(list(_rows(scored(predictions, resamples))))
+
+
+def _rows(found: Sequence[Scored]) -> Iterator[dict[str, object]]:
+    for one in found:
+        pooled = pooled_seeds([one.values["auroc"]], [one.draws], one.basis)
+        ends = {"low": pooled.low, "high": pooled.high, "caution": pooled.caution}
+        yield {**one.row, "metric": "auroc", "value": pooled.mean, **ends}
+        for metric, value in one.values.items():
+            if metric != "auroc":
+                yield {**one.row, "metric": metric, "value": value}
+
+
+def scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
+    """All detectors on all sets, then their means over the sets of each use-case.
+
+    A mean has the sets with `FEWEST` out records or more; each set and severity counts the same.
+    """
+    about = predictions.description
+    key = tuple(about.get(name, "") for name in ("of", "dataset", "catalog", "also"))
+    if (key, resamples) not in _KNOWN:
+        if len(_KNOWN) > 64:
+            _KNOWN.clear()
+        _KNOWN[key, resamples] = _scored(predictions, resamples)
+    return _KNOWN[key, resamples]
+
+
+_KNOWN: dict[tuple[tuple[str, ...], int], tuple[Scored, ...]] = {}
+"""Of predictions that were asked for: rows, tables and figures ask for the same."""
+
+
+def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
+    table = _units(predictions)
+    names = [name for name in table.columns if name not in KEYS]
+    fields = predictions.table.schema
+    limits = {
+        name: json.loads((fields.field(name).metadata or {}).get(b"thresholds", b"{}"))
+        for name in names
+    }
+    alone, learned = table[table["regime"] == "none"], table[table["regime"] != "none"]
+    each: list[Scored] = []
+    for name in names:
+        if alone[name].notna().any():
+            found = _without_calibration(alone.rename(columns={name: "score"}), name)
+        else:
+            found = _with_calibration(learned.rename(columns={name: "score"}), name, limits[name])
+        each += [_of_set(where, compared, resamples) for where, compared in found]
+    return (*each, *_means(each))
+
+
+def _means(each: Sequence[Scored]) -> Iterator[Scored]:
+    """Means over the sets of each detector, regime and use-case."""
+    parts: dict[tuple[str, str, str], list[Scored]] = {}
+    for one in each:
+        where = one.where
+        if where.use_case != "control" and one.positives >= FEWEST:
+            parts.setdefault((where.method, where.regime, where.use_case), []).append(one)
+    for key, sets in parts.items():
+        shared = [name for name in sets[0].values if all(name in one.values for one in sets)]
+        values = {name: float(np.mean([one.values[name] for one in sets])) for name in shared}
+        drawn = all(len(one.draws) for one in sets)
+        yield Scored(
+            Where(*key, ALL),
+            values,
+            np.mean([one.draws for one in sets], axis=0) if drawn else np.empty(0),
+            min((one.basis for one in sets), key=lambda basis: basis.fewest),
+            records=sum(one.records for one in sets),
+            patients=max(one.patients for one in sets),
+            positives=sum(one.positives for one in sets),
+            sets=len(sets),
+        )
+
+
+def _units(predictions: Predictions) -> pd.DataFrame:
+    """A row for each unit: of a scan with several windows their highest scores."""
+    table: pd.DataFrame = predictions.table.to_pandas()
+    if (table["unit_id"] == table["record_id"]).all():
+        return table
+    keys = [name for name in KEYS if name != "record_id"]
+    whole = table.groupby(keys, dropna=False, sort=False).max(numeric_only=True)
+    return pd.DataFrame(whole.reset_index())
+
+
+Found = Iterator[tuple[Where, list[Compared]]]
+"""What scores are of, and both kinds of records, once for each calibration."""
+
+
+def _without_calibration(table: pd.DataFrame, name: str) -> Found:
+    own = table[table["set"] == IN]
+    threshold = threshold_of(own.loc[own["part"] == "calibration", "score"].to_numpy())
+    test = own[own["part"] == "test"]
+    patients = np.unique(test["group_id"])
+    # The control of chance: half of the in-distribution patients are called out.
+    chosen = np.random.default_rng(0).permutation(patients)[: len(patients) // 2]
+    half = test["group_id"].isin(chosen)
+    if half.any() and not half.all():
+        control = Where(name, "none", "control", "random half")
+        yield control, [Compared(test[~half], test[half], threshold)]
+    others = table[(table["set"] != IN) & (table["part"] == "test")]
+    for key, rows in others.groupby(["use_case", "set", "severity", "control"], sort=False):
+        case, group, severity = str(key[0]), key[1], int(float(str(key[2])))
+        case = "control" if key[3] else case
+        where = Where(name, "none", case, _group(group, severity), severity)
+        yield where, [Compared(test, rows, threshold)]
+
+
+def _with_calibration(table: pd.DataFrame, name: str, limits: Mapping[str, float]) -> Found:
+    for (regime, group), rows in table.groupby(["regime", "against"], sort=False):
+        found = []
+        for on, each in rows.groupby("calibrated_on", sort=False):
+            limit = limits[f"{group}\t{regime}\t{on}"]
+            own = each["set"] == IN
+            found.append(Compared(each[own], each[~own], limit))
+        outside = found[0].outside
+        if len(outside):
+            case, severity = str(outside["use_case"].iloc[0]), int(outside["severity"].iloc[0])
+            yield Where(name, str(regime), case, _group(group, severity), severity), found
+
+
+def _group(name: object, severity: object) -> str:
+    """The set without its severity, which is a column of its own."""
+    return str(name).removesuffix(f" {severity}")
+
+
+def _of_set(where: Where, compared: list[Compared], resamples: int) -> Scored:
+    """Means over what the detector was calibrated on."""
+    found = [each.metrics for each in compared]
+    values = {name: float(np.mean([each[name] for each in found])) for name in found[0]}
+    apart = [each.among_abnormal for each in compared]
+    some = [each.metrics["auroc"] for each in apart if each is not None]
+    if where.use_case == "unseen" and some:
+        values["auroc, abnormal"] = float(np.mean(some))
+    basis, draws = _basis(compared[0]), np.empty(0)
+    if not basis.no_interval:
+        draws = np.mean([resampled_auroc(each, resamples) for each in compared], axis=0)
+    patients = pd.concat([compared[0].inside["group_id"], compared[0].outside["group_id"]])
+    counts = {"patients": patients.nunique(), "positives": len(compared[0].outside)}
+    return Scored(where, values, draws, basis, records=len(patients), **counts)

@@ -1,0 +1,280 @@
+"""Out-of-distribution detection from raw files to score rows, on one processor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from benchmd_ray.benchmarks.ood import DETECTION
+from benchmd_ray.benchmarks.ood import scores as scores_module
+from benchmd_ray.benchmarks.ood.calibrate import calibration_draws
+from benchmd_ray.benchmarks.ood.network import STEP, TEMPERATURE, Network
+from benchmd_ray.benchmarks.ood.scores import score_rows
+from benchmd_ray.benchmarks.ood.sets import inside, out_sets
+from benchmd_ray.benchmarks.ood.table import IN
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.service.execute import evaluate_run, is_scored, transfer_run
+from benchmd_ray.settings import Settings, updated
+from benchmd_ray.training.predictions import Predictions, read_predictions
+
+pytestmark = pytest.mark.slow
+
+SMALL = updated(
+    Settings(),
+    {
+        "encoder": {"width": 16, "depth": 4, "heads": 2, "head_dim": 8, "mlp": 16},
+        "transfer": {"mode": "finetune", "labels": "full", "epochs": 1, "batch_size": 16},
+    },
+)
+HELD = ("atrial fibrillation/flutter", "hypertrophy", "static_noise")
+
+
+@pytest.fixture(scope="module")
+def raw(synthetic_raw, tmp_path_factory):
+    root = tmp_path_factory.mktemp("noisy") / "ptb-xl"
+    shutil.copytree(synthetic_raw["ptb-xl"], root)
+    table = pd.read_csv(root / "ptbxl_database.csv")
+    table["static_noise"] = ["I-V1" if row % 17 == 3 else np.nan for row in range(len(table))]
+    table.to_csv(root / "ptbxl_database.csv", index=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def place(raw, synthetic_raw, synthetic_eeg, build_once, tmp_path_factory):
+    """Catalogs of ECG with conditions held out, of another hospital, and of EEG."""
+    out = tmp_path_factory.mktemp("ood")
+    return {
+        "ptb-xl": build_once("ptb-xl", raw, out / "ptb-xl", hold_out=HELD),
+        "georgia": build_once("georgia", synthetic_raw["georgia"], out / "georgia"),
+        "isruc": build_once("isruc", synthetic_eeg["isruc"], out / "isruc"),
+    }
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCHMD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(place, cache, tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    source = place["ptb-xl"].path
+    return [transfer_run(source, store, replace(SMALL, seed=seed), within=True) for seed in (0, 1)]
+
+
+def detected(run, place, also=("georgia", "isruc")):
+    others = tuple(place[name].path for name in also)
+    path = evaluate_run(
+        run, place["ptb-xl"].path, SMALL, evaluation=DETECTION, also=others, within=True
+    )
+    return read_predictions(path, DETECTION.form)
+
+
+@pytest.fixture(scope="module")
+def predictions(runs, place):
+    return detected(runs[0], place)
+
+
+@pytest.fixture(scope="module")
+def table(predictions):
+    return predictions.table.to_pandas()
+
+
+@pytest.fixture(scope="module")
+def rows(predictions):
+    return score_rows(predictions, 50)
+
+
+def test_in_and_out_share_no_record_and_no_patient(table, place):
+    """Fault F1: but for copies with a fault, which are of the scored records themselves."""
+    own = table[table["set"] == IN]
+    stored = table[(table["set"] != IN) & (table["severity"] == 0)]
+    assert set(stored["set"]) == {*HELD, "georgia", "isruc"}
+    for column in ("record_id", "group_id"):
+        assert not set(own[column]) & set(stored[column])
+    held = stored[stored["set"].isin(HELD)]
+    stated = {
+        f"ptb-xl/{name}": set(conditions.split("; "))
+        for t in place["ptb-xl"].tables("heldout", ["record_id", "held_out"])
+        for name, conditions in zip(*(t[c].to_pylist() for c in t.column_names), strict=True)
+    }
+    for name, rows in held.groupby("set"):
+        assert set(rows["record_id"]) == {
+            r for r, conditions in stated.items() if name in conditions
+        }
+
+
+def test_no_patient_trains_calibrates_and_is_scored(table, place):
+    """Faults F3 and F12: of in and out together, in every regime."""
+    train = {
+        f"ptb-xl/{name}"
+        for t in place["ptb-xl"].tables("train", ["group_id"])
+        for name in t["group_id"].to_pylist()
+    }
+    assert not train & set(table["group_id"])
+    parts = table.groupby("part")["group_id"].agg(set)
+    assert not parts["calibration"] & parts["test"]
+    learned = table[table["regime"] != "none"]
+    assert set(learned["part"]) == {"test"}
+    assert set(learned["regime"]) <= {"other-sources", "same-source"}
+
+
+def test_all_detectors_and_seeds_see_the_same_records(runs, place, table):
+    """Fault F11: paired tests are valid."""
+    other = detected(runs[1], place).table.to_pandas()
+    keys = ["record_id", "part", "set", "severity", "regime", "against", "calibrated_on"]
+    pd.testing.assert_frame_equal(other[keys], table[keys])
+    alone = table[(table["regime"] == "none")]
+    assert alone[["energy", "mahalanobis", "knn", "pixel-knn-1"]].notna().all(axis=None)
+    assert (other["mahalanobis"] != table["mahalanobis"]).any()
+
+
+def test_other_sets_are_other_predictions(runs, place, predictions):
+    """Fault F2: nothing that was calibrated on one choice of sets stands for another."""
+    catalogs = {name: place[name] for name in ("georgia", "isruc")}
+    both = tuple(catalogs.values())
+    assert is_scored(runs[0], place["ptb-xl"], DETECTION, both)
+    assert not is_scored(runs[0], place["ptb-xl"], DETECTION, both[:1])
+    assert json.loads(predictions.description["also"]) == {
+        name: catalog.digest for name, catalog in catalogs.items()
+    }
+
+
+def test_a_network_of_another_catalog_of_the_dataset_is_refused(runs, raw, build_once, tmp_path):
+    """Fault F6: it may have learned what is held out."""
+    whole = build_once("ptb-xl", raw, tmp_path / "whole", hold_out=HELD[:2])
+    with pytest.raises(BenchmdError, match="it may have learned what it is to detect"):
+        evaluate_run(runs[0], whole.path, SMALL, evaluation=DETECTION, within=True)
+
+
+def test_controls_are_as_they_must_be(rows):
+    """Decision O18: exactly half where nothing can be seen, within chance for half of in."""
+    auroc = rows[(rows["metric"] == "auroc") & (rows["regime"] == "none")]
+    gain = auroc[auroc["group"] == "gain-10"]
+    assert len(gain) > 10
+    assert (gain["use_case"] == "control").all()
+    assert (gain["value"] == 0.5).all()
+    half = auroc[auroc["group"] == "random half"]
+    assert len(half) == len(gain)
+    noise = auroc[auroc["group"] == "white-noise"].set_index("method")["value"]
+    assert noise["mahalanobis-layers"] > 0.95
+
+
+def test_use_cases_and_severities(rows):
+    groups = rows[rows["regime"] == "none"].groupby("use_case")["group"].agg(set)
+    assert groups["unseen"] >= {"atrial fibrillation/flutter", "hypertrophy"}
+    assert groups["faulty"] >= {"arm-reversal", "static_noise", "mains-50"}
+    assert groups["shifted"] == {"georgia", "all"}
+    assert groups["unrelated"] >= {"isruc", "white-noise"}
+    wander = rows[rows["group"] == "baseline-wander"]
+    assert set(wander["class"]) == {"severity 1", "severity 2", "severity 3"}
+
+
+def test_values_are_those_of_scikit_learn(rows, table):
+    own = table[(table["regime"] == "none") & (table["part"] == "test")]
+    inside = own.loc[own["set"] == IN, "knn"]
+    for group in ("georgia", "arm-reversal", "isruc"):
+        outside = own.loc[own["set"] == group, "knn"]
+        kind = np.repeat([0, 1], [len(inside), len(outside)])
+        both = np.concatenate([inside, outside])
+        weight = np.where(kind == 1, 0.5 / len(outside), 0.5 / len(inside))
+        found = rows[(rows["method"] == "knn") & (rows["group"] == group)]
+        value = found.set_index("metric")["value"]
+        assert value["auroc"] == pytest.approx(roc_auc_score(kind, both), abs=1e-12)
+        expected = average_precision_score(kind, both, sample_weight=weight)
+        assert value["aupr out"] == pytest.approx(expected, abs=1e-12)
+        expected = average_precision_score(1 - kind, -both, sample_weight=weight)
+        assert value["aupr in"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_means_are_over_sets_that_are_large_enough(predictions, monkeypatch):
+    monkeypatch.setattr(scores_module, "FEWEST", 8)
+    rows = score_rows(predictions, 51)  # other resamples than those that are known
+    own = rows[(rows["method"] == "energy") & (rows["regime"] == "none")]
+    own = own[own["metric"] == "auroc"]
+    sets = own[(own["use_case"] == "faulty") & (own["group"] != "all")]
+    mean = own[(own["use_case"] == "faulty") & (own["group"] == "all")]["value"].item()
+    assert mean == pytest.approx(sets.loc[sets["positives"] >= 8, "value"].mean())
+
+
+def test_few_patients_have_no_interval(rows):
+    """Rule S2 of the statistics: below ten patients the value stands alone."""
+    auroc = rows[rows["metric"] == "auroc"]
+    few = auroc[auroc["effective"] < 5]
+    assert len(few)
+    assert few["low"].isna().all()
+    assert few["caution"].str.contains("no interval").all()
+
+
+def test_detectors_that_learn_never_calibrate_on_what_they_are_scored_on(place, cache):
+    sets = list(out_sets(place["ptb-xl"], inside(place["ptb-xl"]), [place["isruc"]]))
+    by_name = {one.name: one for one in sets}
+    for one in sets:
+        for draw in calibration_draws(one, sets):
+            assert one.kind not in {each.kind for each in draw}
+            assert {each.use_case for each in draw} == {one.use_case}
+    assert not calibration_draws(by_name["gain-10"], sets)
+    assert len(calibration_draws(by_name["inverted"], sets)) <= 10
+
+
+def test_the_step_of_odin_is_in_standard_deviations(runs):
+    """Fault F19: by hand, for one record."""
+    import torch
+
+    network = Network.of(runs[0].folder, Worker(), "float32")
+    torch.manual_seed(0)
+    signal = torch.randn(1, *network.signal.input_shape) * 3
+    given = signal.clone().requires_grad_()
+    logits = network.model(given) / TEMPERATURE
+    torch.nn.functional.cross_entropy(logits, logits.argmax(dim=1)).backward()
+    moved = signal - STEP * signal.std() * given.grad.sign()
+    with torch.no_grad():
+        expected = -(network.model(moved) / TEMPERATURE).double().softmax(dim=1).max()
+    assert float(network._odin(signal)) == pytest.approx(float(expected), abs=1e-7)
+
+
+def test_signals_over_time_are_no_images(runs, place, build_once, synthetic_cxr, tmp_path):
+    films = build_once("chexpert", synthetic_cxr["chexpert"], tmp_path / "chexpert")
+    with pytest.raises(BenchmdError, match="cannot be shown to a network of ecg"):
+        evaluate_run(
+            runs[0],
+            place["ptb-xl"].path,
+            SMALL,
+            evaluation=DETECTION,
+            also=(films.path,),
+            within=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop_columns(["part"]), "it lacks the column part"),
+        (
+            lambda t: t.set_column(
+                t.column_names.index("energy"), "energy", pa.array([float("nan")] * len(t))
+            ),
+            "its column energy has NaN or infinite scores",
+        ),
+        (
+            lambda t: t.set_column(
+                t.column_names.index("set"), "set", pa.nulls(len(t), pa.string())
+            ),
+            "its column set has missing values",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_scores_are_refused(predictions, change, message):
+    from benchmd_ray.benchmarks.ood.table import fault
+
+    assert fault(Predictions(change(predictions.table), predictions.description)) == message
