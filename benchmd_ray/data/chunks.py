@@ -220,8 +220,15 @@ def _read(chunk: Chunk, card: DatasetCard) -> _Found:
 
 
 def _request(chunk: Chunk, places: Sequence[int]) -> dict[str, Any]:
-    items = [_fields(chunk.items[place]) for place in places]
-    return {"card": chunk.card, "split": chunk.split, "root": chunk.root, "items": items}
+    items = [chunk.items[place] for place in places]
+    return as_request(chunk.card, chunk.split, chunk.root, items)
+
+
+def as_request(
+    card: Mapping[str, Any], split: str, root: str, items: Sequence[RawItem]
+) -> dict[str, Any]:
+    """What `data.reading` is asked: to read some files of a raw folder."""
+    return {"card": card, "split": split, "root": root, "items": [*map(_fields, items)]}
 
 
 def _ended(died: Died, chunk: Chunk, places: Sequence[int], card: DatasetCard) -> BenchmdError:

@@ -46,8 +46,21 @@ class MAE(nn.Module):
 
     def forward(self, signals: torch.Tensor, draws: Draws, gather: Gather = alone) -> torch.Tensor:
         """The loss of the masked places."""
+        patches, predicted = self._predicted(signals, draws["masked"])
+        return mae_loss(predicted, patches, draws["masked"])
+
+    def each(self, signals: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+        """The loss of each example, (batch,), of places masked as (batch, tokens)."""
+        patches, predicted = self._predicted(signals, masked)
+        norms = torch.linalg.vector_norm(predicted.float() - patches.float(), dim=2)
+        losses: torch.Tensor = (norms * masked).sum(dim=1) / masked.sum(dim=1)
+        return losses
+
+    def _predicted(
+        self, signals: torch.Tensor, masked: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raw patches of signals, and what is predicted of them."""
         patches = self.encoder.patches(signals)
         tokens = self.encoder.patch_embedding(patches)
-        visible = tokens.masked_fill(draws["masked"][:, :, None], 0.0)
-        predicted = self.head(self.encoder.encode(visible)[:, 1:])
-        return mae_loss(predicted, patches, draws["masked"])
+        visible = tokens.masked_fill(masked[:, :, None], 0.0)
+        return patches, self.head(self.encoder.encode(visible)[:, 1:])

@@ -452,3 +452,94 @@ def test_labels_have_a_group_of_those_without_any():
     assert {name: rows.tolist() for name, rows in groups.items()} == {
         "0": [0, 1], "1": [1, 5], "none": [2, 3],
     }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    """Smooth pictures, and a network that learned them."""
+    rng = np.random.default_rng(0)
+    grid = np.linspace(0, 3, 12)
+    waves = np.sin(grid[None, :, None] + grid[None, None] + rng.uniform(0, 6, (200, 1, 1)))
+    made = waves[:, None].astype(np.float32)
+    seen = Seen(np.zeros((200, 2), np.float32), np.zeros((200, 2), np.float32), {"pixels": made})
+    return Bank(
+        seen, np.eye(2, dtype=np.int8)[np.zeros(200, int)], Head(np.eye(2), np.zeros(2), True)
+    )
+
+
+@pytest.mark.parametrize("name", ["autoencoder", "vae"])
+def test_an_autoencoder_is_scored_by_what_it_is_trained_by(pictures, name):
+    """Fault F7: a closed form of its own output, and of no other loss."""
+    import torch
+
+    from benchmd_ray.benchmarks.ood.methods.autoencoder import Autoencoder
+
+    method, own = METHODS[name], pictures.seen.more["pixels"]
+    state = method.fit(pictures)
+    scores = method.score(state, pictures.seen, pictures.head)
+    network = Autoencoder((1, 12, 12), variational=name == "vae")
+    weights = {
+        k[8:]: torch.from_numpy(np.array(v)) for k, v in state.items() if k[:8] == "weights/"
+    }
+    network.load_state_dict(weights)
+    given = torch.from_numpy((own - float(state["centre"])) / float(state["spread"])).float()
+    with torch.no_grad():
+        mean, log_variance = network.codes(given)
+        x = network.decode(mean).reshape(200, *network.least)
+        for layer, size, last in zip(
+            network.up, [(3, 3), (6, 6), (12, 12)], [0, 0, 1], strict=True
+        ):
+            x = layer(torch.nn.functional.interpolate(x, size=size))
+            x = x if last else torch.nn.functional.elu(x)
+        expected = ((x - given) ** 2).mean(dim=(1, 2, 3))
+        if name == "vae":
+            kl = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(dim=1)
+            expected = expected + kl / 144
+    np.testing.assert_allclose(scores, expected.numpy(), rtol=1e-4)
+    noise = np.random.default_rng(1).normal(size=(20, 1, 12, 12)).astype(np.float32)
+    far = Seen(np.zeros((20, 2), np.float32), np.zeros((20, 2), np.float32), {"pixels": noise})
+    assert method.score(state, far, pictures.head).min() > np.percentile(scores, 95)
+    again = method.score(method.fit(pictures), pictures.seen, pictures.head)
+    np.testing.assert_array_equal(scores, again)
+
+
+@pytest.mark.parametrize("name", ["autoencoder-knn-1", "vae-knn-8"])
+def test_distances_of_codes(pictures, name):
+    method = METHODS[name]
+    state = method.fit(pictures)
+    scores = method.score(state, pictures.seen, pictures.head)
+    assert state["codes"].shape == (200, 64)
+    if name.endswith("1"):
+        np.testing.assert_allclose(scores, 0, atol=1e-6)  # each is its own nearest
+    else:
+        assert (scores > 0).all()
+
+
+def test_autoencoders_take_signals_and_volumes():
+    import torch
+
+    from benchmd_ray.benchmarks.ood.methods.autoencoder import Autoencoder
+
+    for shape in ((12, 250), (1, 64, 64), (3, 28, 20), (1, 16, 16, 16)):
+        for variational in (False, True):
+            network = Autoencoder(shape, variational=variational)
+            losses = network.losses(torch.zeros(2, *shape), torch.zeros(2, 64))
+            assert losses.shape == (2,)
+
+
+def test_the_loss_of_each_example_is_that_of_the_objective():
+    import torch
+
+    from benchmd_ray.modalities import modality
+    from benchmd_ray.models.encoder import make_encoder
+    from benchmd_ray.settings import EncoderSettings, PretrainSettings
+    from benchmd_ray.ssl.mae import MAE
+
+    torch.manual_seed(0)
+    size = EncoderSettings(width=16, depth=2, heads=2, head_dim=8, mlp=16, embedding_dropout=0.0)
+    mae = MAE(make_encoder(modality("eeg").signal, size), PretrainSettings()).eval()
+    signals = torch.randn(5, 2, 3750)
+    draws = mae.draw(5, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        each = mae.each(signals, draws["masked"])
+        torch.testing.assert_close(each.mean(), mae(signals, draws))

@@ -12,16 +12,24 @@ import pyarrow as pa
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from benchmd_ray.benchmarks.ood import DETECTION
+from benchmd_ray.benchmarks.evaluation import Asked
+from benchmd_ray.benchmarks.ood import DETECTION, calibrate, detect
+from benchmd_ray.benchmarks.ood import guard as guards
 from benchmd_ray.benchmarks.ood import scores as scores_module
 from benchmd_ray.benchmarks.ood.calibrate import calibration_draws
 from benchmd_ray.benchmarks.ood.network import STEP, TEMPERATURE, Network
+from benchmd_ray.benchmarks.ood.observe import Observer
 from benchmd_ray.benchmarks.ood.scores import score_rows
 from benchmd_ray.benchmarks.ood.sets import inside, out_sets
 from benchmd_ray.benchmarks.ood.table import IN
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.service.execute import evaluate_run, is_scored, transfer_run
+from benchmd_ray.service.execute import (
+    evaluate_run,
+    is_scored,
+    pretrain_run,
+    transfer_run,
+)
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.training.predictions import Predictions, read_predictions
 
@@ -62,6 +70,8 @@ def place(raw, synthetic_raw, synthetic_eeg, build_once, tmp_path_factory):
 def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCHMD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for module in (calibrate, detect):  # so few records are there
+            patch.setattr(module, "FEWEST", 4)
         yield
 
 
@@ -126,7 +136,11 @@ def test_no_patient_trains_calibrates_and_is_scored(table, place):
     assert not parts["calibration"] & parts["test"]
     learned = table[table["regime"] != "none"]
     assert set(learned["part"]) == {"test"}
-    assert set(learned["regime"]) <= {"other-sources", "same-source"}
+    assert set(learned["regime"]) == {"other-sources", "same-source"}
+    assert learned.loc[learned["set"] != IN, "set"].isin(learned["against"]).all()
+    once = learned["regime"] == "other-sources"
+    on = learned.loc[once, "calibrated_on"].str.split(" + ", regex=False)
+    assert not any(a in names for a, names in zip(learned.loc[once, "against"], on, strict=True))
 
 
 def test_all_detectors_and_seeds_see_the_same_records(runs, place, table):
@@ -278,3 +292,121 @@ def test_tables_that_cannot_be_scores_are_refused(predictions, change, message):
     from benchmd_ray.benchmarks.ood.table import fault
 
     assert fault(Predictions(change(predictions.table), predictions.description)) == message
+
+
+@pytest.fixture(scope="module")
+def guard(runs, place, cache):
+    """The usual detector, fitted and read back."""
+    asked = Asked(runs[0].folder, place["ptb-xl"], SMALL, Worker())
+    made = guards.fit(asked, "")
+    read = guards.read_guard(runs[0].folder, made.network, "")
+    assert read.threshold == made.threshold
+    assert read.detector == "mahalanobis-layers"
+    return read
+
+
+def test_a_guard_says_of_files_what_it_says_of_their_records(guard, place, tmp_path):
+    catalog = place["georgia"]
+    verdicts = {one.record: one for one in guards.of_catalog(guard, catalog)}
+    assert len(verdicts) == catalog.rows("test")
+    (table,) = catalog.tables("test")
+    for row in range(4):
+        values = np.frombuffer(table["signal"][row].as_py(), np.int16).reshape(12, -1)
+        name, scale = table["record_id"][row].as_py(), table["scale"][row].as_py()
+        np.save(tmp_path / f"{name}.npy", values * float(scale))
+    (tmp_path / "broken.npy").write_bytes(b"no array")
+    np.save(tmp_path / "noise.npy", np.random.default_rng(0).normal(size=(12, 5000)))
+    found = {one.record: one for one in guards.of_files(guard, tmp_path)}
+    assert len(found) == 6
+    assert found["broken.npy"].reason
+    assert not found["broken.npy"].accepted
+    assert not found["noise.npy"].accepted
+    for row in range(4):
+        name = table["record_id"][row].as_py()
+        one, other = found[f"{name}.npy"], verdicts[name]
+        assert one.score == pytest.approx(other.score, rel=1e-3)  # stored steps round anew
+    counts = guards.summary([*found.values()])
+    assert counts["not read"] == 1
+    assert sum(counts.values()) == 6
+
+
+def test_a_guard_accepts_what_its_benchmark_accepts(guard, table):
+    own = table[(table["set"] == IN) & (table["part"] == "calibration")]
+    scores = own["mahalanobis-layers"].to_numpy()
+    assert 0.95 <= (scores <= guard.threshold).mean() <= 0.95 + 1 / len(scores)
+
+
+def test_a_guard_of_something_else_is_refused(guard, runs, place, tmp_path):
+    network = guard.network
+    with pytest.raises(BenchmdError, match="has no fitted detector knn: name the catalog"):
+        guards.read_guard(runs[0].folder, network, "knn")
+    with pytest.raises(BenchmdError, match="unknown detector of a guard 'score-svm'"):
+        guards.read_guard(runs[0].folder, network, "score-svm")
+    with pytest.raises(BenchmdError, match="does not fit this network: the network has no mae"):
+        guards.read_guard(runs[0].folder, network, "mae-loss")
+    other = Asked(runs[0].folder, place["georgia"], SMALL, Worker())
+    with pytest.raises(BenchmdError, match="was trained on another catalog than"):
+        guards.require_trained_on(other)
+    with pytest.raises(BenchmdError, match="a catalog of eeg, the model one of ecg"):
+        list(guards.of_catalog(guard, place["isruc"]))
+    copied = tmp_path / "run"
+    shutil.copytree(runs[0].folder, copied)
+    state = copied / "guard" / "mahalanobis-layers.safetensors"
+    state.write_bytes(state.read_bytes()[:-1] + b"x")
+    with pytest.raises(BenchmdError, match="SHA-256"):
+        guards.read_guard(copied, network, "")
+    shutil.copytree(runs[1].folder, tmp_path / "second")
+    shutil.copytree(runs[0].folder / "guard", tmp_path / "second" / "guard")
+    second = Network.of(tmp_path / "second", Worker(), "float32")
+    with pytest.raises(BenchmdError, match="of another network"):
+        guards.read_guard(tmp_path / "second", second, "")
+
+
+def test_new_data_that_is_not_there_is_refused(guard, tmp_path):
+    with pytest.raises(BenchmdError, match="does not exist"):
+        list(guards.of_files(guard, tmp_path / "nothing"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BenchmdError, match="holds no file of ecg"):
+        list(guards.of_files(guard, tmp_path / "empty"))
+
+
+def test_the_report_shows_detectors_controls_and_alarms(runs, place, predictions, tmp_path):
+    from benchmd_ray.benchmarks.ood.report import compared, controls, detectors, shifted
+    from benchmd_ray.benchmarks.ood.report_figures import draw
+    from benchmd_ray.results.canvas import styled
+    from benchmd_ray.results.report.analysis import analyse
+    from benchmd_ray.results.report.figures_parts import Report
+
+    detected(runs[1], place)
+    analysis = analyse(runs, resamples=50)
+    for table, word in (
+        (detectors, "Mahalanobis"),
+        (controls, "random half"),
+        (shifted, "georgia"),
+    ):
+        found = table(analysis)
+        assert found is not None
+        assert word in found.caption + str([column.values for column in found.columns])
+    differences = compared(analysis)
+    own = differences[(differences["method"] == "energy") & (differences["use_case"] == "faulty")]
+    with styled():
+        figures = list(draw(Report(analysis, {}, (), 50)))
+    assert [one.name.split("-")[1] for one in figures] == ["ptb", "sets", "alarms"]
+    assert len(own) in (0, 1)
+
+
+def test_the_objective_of_the_pretraining_is_a_detector(place, cache, tmp_path):
+    """Of networks that start from masked autoencoding, where its weights are there."""
+    settings = updated(SMALL, {"pretrain": {"steps": 2, "batch_size": 8}})
+    source = place["ptb-xl"].path
+    before = pretrain_run("mae", source, tmp_path, settings, within=True)
+    run = transfer_run(source, tmp_path, settings, upstream=before.folder, within=True)
+    network = Network.of(run.folder, Worker(), "float32")
+    assert network.shapes["mae loss"] == (1,)
+    observer = Observer.of(network, settings)
+    scored = inside(place["ptb-xl"]).scored
+    losses = observer.seen(scored).more["mae loss"]
+    assert (losses > 0).all()
+    np.testing.assert_array_equal(losses, observer.seen(scored).more["mae loss"])  # those kept
+    (before.folder / "model.safetensors").unlink()
+    assert "mae loss" not in Network.of(run.folder, Worker(), "float32").shapes

@@ -95,6 +95,7 @@ BENCHMARK = Benchmark(
     evaluations=(CLASSIFICATION, DETECTION),
     tables="benchmd_ray.benchmarks.ood.report:TABLES",
     figures="benchmd_ray.benchmarks.ood.report_figures:TOPICS",
+    commands="benchmd_ray.benchmarks.ood.commands:ood",
     about="Cao et al., A Benchmark of Medical Out of Distribution Detection "
     "(https://arxiv.org/abs/2007.04250).",
 )

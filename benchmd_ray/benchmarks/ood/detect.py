@@ -42,7 +42,7 @@ class Asking:
     observer: Observer
     own: Inside
     bank: Bank
-    pixel_bank: Bank | None
+    pixel_bank: Bank
     states: dict[str, State]
     skipped: dict[str, str]
 
@@ -84,34 +84,40 @@ def detected(asked: Asked) -> pa.Table:
 
 
 def _fitted(observer: Observer, own: Inside) -> Asking:
-    network, trained = observer.network, own.trained
-    seen = observer.seen([trained])
-    validation = observer.seen(own.calibrating)
-    targets = np.concatenate([records.targets for records in own.calibrating])
-    bank = Bank(seen, trained.targets, network.head, validation, targets)
-    chosen = np.zeros(len(trained), bool)
-    chosen[np.random.default_rng(0).permutation(len(trained))[:PIXEL_RECORDS]] = True
-    pictures = {"pixels": observer.pixels([trained.at(chosen)])}
-    few = seen.at(chosen)
-    pixel_bank = Bank(
-        Seen(few.features, few.logits, {**few.more, **pictures}),
-        trained.targets[chosen],
-        network.head,
-    )
+    network = observer.network
+    bank, pixel_bank = (bank_of(observer, own, pixels=pixels) for pixels in (False, True))
     asking = Asking(observer, own, bank, pixel_bank, {}, {})
-    available = {*seen.more, "pixels"}
-    negative = bool((seen.features < 0).any())
+    negative = bool((bank.seen.features < 0).any())
     for name, method in METHODS.items():
-        why = _unfit(method, network.head.exclusive, negative, available)
+        why = unfit(method, network.head.exclusive, negative, {*pixel_bank.seen.more})
         if why:
             asking.skipped[name] = why
             continue
-        source = pixel_bank if "pixels" in method.needs else bank
-        asking.states[name] = method.fit(source)
+        asking.states[name] = method.fit(pixel_bank if "pixels" in method.needs else bank)
     return asking
 
 
-def _unfit(method: Method, exclusive: bool, negative: bool, available: set[str]) -> str:
+def bank_of(observer: Observer, own: Inside, *, pixels: bool) -> Bank:
+    """What detectors are fitted on.
+
+    Args:
+        observer: Asks the network.
+        own: In-distribution records.
+        pixels: With the records' pictures, and then of `PIXEL_RECORDS` of them at most.
+    """
+    trained, head = own.trained, observer.network.head
+    seen = observer.seen([trained])
+    if pixels:
+        chosen = np.zeros(len(trained), bool)
+        chosen[np.random.default_rng(0).permutation(len(trained))[:PIXEL_RECORDS]] = True
+        few = seen.at(chosen)
+        more = {**few.more, "pixels": observer.pixels([trained.at(chosen)])}
+        return Bank(Seen(few.features, few.logits, more), trained.targets[chosen], head)
+    targets = np.concatenate([records.targets for records in own.calibrating])
+    return Bank(seen, trained.targets, head, observer.seen(own.calibrating), targets)
+
+
+def unfit(method: Method, exclusive: bool, negative: bool, available: set[str]) -> str:
     """Why a detector is left out; empty where it is not."""
     if method.exclusive_only and not exclusive:
         return "it needs a softmax, and a record may have several labels"

@@ -20,13 +20,23 @@ from benchmd_ray.benchmarks.ood.methods.method import Head, Seen
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.integrity import read_hashed_json
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.run_files import MODEL, RUN
+from benchmd_ray.settings import Settings, updated
 from benchmd_ray.signals import Signal
+from benchmd_ray.ssl.mae import MAE
 from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation import evaluated
 from benchmd_ray.training.engine import autocast
 from benchmd_ray.training.features import weights_digest
-from benchmd_ray.training.weights import described, load_classifier, model_description
+from benchmd_ray.training.weights import (
+    described,
+    load_classifier,
+    load_encoder,
+    load_weights,
+    model_description,
+)
 
 LAYERS = 3
 """Layers that are read in addition to the features, at equal distances in depth."""
@@ -34,6 +44,8 @@ PASSES = 7
 """Of dropout."""
 TEMPERATURE, STEP = 1000.0, 0.0014
 """Of ODIN; the step is in standard deviations of a record as the network sees it."""
+MASKS = 4
+"""Of the masked autoencoder's loss."""
 PIXELS = {1: 250, 2: 64, 3: 16}
 """Largest extent of the small picture of a signal, by the number of its axes but the channel's."""
 
@@ -48,6 +60,8 @@ class Network:
     about: dict[str, Any]
     worker: Worker
     precision: str
+    mae: MAE | None = None
+    """The pretraining that it started from, where that was one by masked autoencoding."""
 
     @classmethod
     def of(cls, run: Path, worker: Worker, precision: str) -> Network:
@@ -61,12 +75,16 @@ class Network:
         if task is None:
             raise BenchmdError(f"{run} is a pretraining: name a transfer run.")
         model.to(worker.device).eval()
-        return cls(model, signal, task, about, worker, precision)
+        mae = _pretraining(run)
+        if mae is not None:
+            mae.to(worker.device).eval()
+        return cls(model, signal, task, about, worker, precision, mae)
 
     @cached_property
     def digest(self) -> str:
-        """Hash of its weights, the head's included."""
-        return weights_digest(self.model)
+        """Hash of its weights, the head's and the pretraining's included."""
+        own = weights_digest(self.model)
+        return own if self.mae is None else f"{own} {weights_digest(self.mae)}"
 
     @cached_property
     def head(self) -> Head:
@@ -98,7 +116,7 @@ class Network:
         """
         device = self.worker.device
         given = [
-            torch.from_numpy(np.ascontiguousarray(each)).to(device)
+            torch.from_numpy(np.require(each, requirements=["C", "W"])).to(device)
             for each in (values, scales, sizes)
         ]
         normalised = normaliser(self.signal, self.about["statistics"])(*given)
@@ -128,7 +146,19 @@ class Network:
         if any(isinstance(module, nn.Dropout) and module.p for module in self.model.modules()):
             found["dropout logits"] = self._dropped(signals)
         found["odin"] = self._odin(signals)
+        if self.mae is not None:
+            found["mae loss"] = self._mae_loss(self.mae, signals)
         return found
+
+    def _mae_loss(self, mae: MAE, signals: torch.Tensor) -> torch.Tensor:
+        """Mean loss over `MASKS` masks, the same for all records: (records, 1)."""
+        losses = []
+        for number in range(MASKS):
+            draws = mae.draw(1, torch.Generator().manual_seed(number))
+            masked = draws["masked"].to(signals.device).expand(len(signals), -1)
+            with torch.no_grad(), autocast(self.worker.device, self.precision):
+                losses.append(mae.each(signals, masked).float())
+        return torch.stack(losses).mean(dim=0)[:, None]
 
     def _features(self, signals: torch.Tensor) -> torch.Tensor:
         with autocast(self.worker.device, self.precision):
@@ -188,6 +218,22 @@ class Network:
                 p = torch.maximum(p, 1 - p)
             surest: torch.Tensor = p.amax(dim=1, keepdim=True)
         return -surest
+
+
+def _pretraining(run: Path) -> MAE | None:
+    """The masked autoencoder that a run started from, where its weights are there."""
+    upstream = read_hashed_json(run / RUN, "", {"technique": str}).get("upstream")
+    folder = run.parent / str(upstream)
+    if not upstream or not (folder / MODEL).is_file():
+        return None
+    about = read_hashed_json(folder / RUN, "", {"technique": str, "settings": dict})
+    if about["technique"] != "mae":
+        return None
+    description = model_description(folder)
+    encoder = load_encoder(folder)
+    mae = MAE(encoder, updated(Settings(), {"pretrain": about["settings"]["pretrain"]}).pretrain)
+    load_weights(mae, folder / MODEL, description["weights"])
+    return mae
 
 
 def small(signals: torch.Tensor) -> torch.Tensor:

@@ -103,10 +103,19 @@ class Observer:
     def _pictures(
         self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
-        network = self.network
-        given = [torch.from_numpy(np.ascontiguousarray(each)) for each in (values, scales, sizes)]
-        pictures = small(normaliser(network.signal, network.about["statistics"])(*given).float())
-        return np.asarray(pictures.reshape(len(values), -1).numpy(), np.float32)
+        return pictures(self.network, values, scales, sizes).reshape(len(values), -1)
+
+
+def pictures(
+    network: Network, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
+) -> npt.NDArray[np.float32]:
+    """Small pictures of records as a network sees them; arguments as of `Network.quantities`."""
+    given = [
+        torch.from_numpy(np.require(each, requirements=["C", "W"]))
+        for each in (values, scales, sizes)
+    ]
+    shown = normaliser(network.signal, network.about["statistics"])(*given).float()
+    return np.asarray(small(shown).numpy(), np.float32)
 
 
 def _batches(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from benchmd_ray.benchmarks.ood.methods import (
     ash,
+    autoencoder,
     binary_classifier,
     dice,
     distance,
     energy,
-    ensemble,
     entropy,
     fdbd,
     feature_knn,
@@ -21,6 +21,7 @@ from benchmd_ray.benchmarks.ood.methods import (
     mahalanobis_layers,
     mahalanobis_per_class,
     max_logit,
+    mc_dropout,
     msp,
     nci,
     nnguide,
@@ -41,6 +42,7 @@ from benchmd_ray.benchmarks.ood.methods.method import Method
 _ONE = (
     msp,
     temperature,
+    mc_dropout,
     odin,
     max_logit,
     energy,
@@ -65,6 +67,7 @@ _ONE = (
     nnguide,
     fdbd,
     nci,
+    reconstruction,
     binary_classifier,
     score_svm,
     feature_knn,
@@ -74,8 +77,7 @@ METHODS: dict[str, Method] = {
     for method in (
         *(module.METHOD for module in _ONE),
         *distance.METHODS,
-        *reconstruction.METHODS,
-        *ensemble.METHODS,
+        *autoencoder.METHODS,
     )
 }
 """By name, in the tables' order."""

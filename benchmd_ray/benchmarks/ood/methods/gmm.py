@@ -25,9 +25,11 @@ def fit(bank: Bank) -> State:
     kept = max(1, min(f.shape[1], len(f) // RECORDS, len(lengths)))
     scale = max(float(lengths[0]) / np.sqrt(len(f)), 1e-12)
     axes = axes[:kept].T / scale
-    parts = max(1, min(len(bank.groups()), len(f) // (2 * kept) or 1))
+    x = (f - centre) @ axes
+    # No more than there are different values, for duplicates have no spread.
+    parts = max(1, min(len(bank.groups()), len(x) // (2 * kept), len(np.unique(x[:, 0].round(9)))))
     mixture = GaussianMixture(parts, reg_covar=RIDGE, random_state=0, max_iter=200)
-    mixture.fit((f - centre) @ axes)
+    mixture.fit(x)
     return {
         "centre": centre,
         "axes": axes,

@@ -1,4 +1,4 @@
-"""Mahalanobis distances in several layers of the network, summed."""
+"""Mahalanobis distances in several layers, summed in units of the mean distance in each."""
 
 from __future__ import annotations
 

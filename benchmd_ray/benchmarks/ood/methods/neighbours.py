@@ -9,16 +9,21 @@ import torch
 from benchmd_ray.benchmarks.ood.methods.method import Floats
 
 QUERIES, BANK = 512, 32768
-"""Records of a block; a block of distances has 64 MB."""
+"""Records of a block; a block of distances has 64 MB, and twice as many in float64."""
+GAPS = 2**25
+"""Values of exact differences that are held at once: 256 MB."""
 SPARE = 8
 """Candidates beyond those that are wanted: rounding may change the order of near ones."""
+ROUNDING = 8 * float(np.finfo(np.float32).eps)
+"""More than rounding changes a squared distance in float32, as a share of squared lengths."""
 
 
 def nearest(bank: npt.ArrayLike, queries: npt.ArrayLike, k: int) -> Floats:
     """Euclidean distances to the k nearest: (queries, k), ascending.
 
     Candidates are chosen by products in float32, on a GPU where there is one, and their distances
-    computed in float64, so that a duplicate has the distance 0.
+    computed in float64, so that a duplicate has the distance 0. Where rounding may have hidden a
+    nearer record, as in narrow groups of records far apart, they are chosen again by float64.
 
     Args:
         bank: (records, width).
@@ -27,37 +32,78 @@ def nearest(bank: npt.ArrayLike, queries: npt.ArrayLike, k: int) -> Floats:
     """
     own, asked = np.asarray(bank, np.float32), np.asarray(queries, np.float32)
     k = min(k, len(own))
+    count = min(k + SPARE, len(own))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    centre = own.mean(axis=0)  # products of small numbers lose less
     blocks = [
-        torch.from_numpy(own[start : start + BANK] - centre) for start in range(0, len(own), BANK)
+        torch.from_numpy(own[start : start + BANK]).to(device) for start in range(0, len(own), BANK)
     ]
+    centre = own.mean(axis=0)  # products of small numbers lose less
     found = np.empty((len(asked), k))
-    for start in range(0, len(asked), QUERIES):
-        some = asked[start : start + QUERIES]
-        rows = _candidates(blocks, torch.from_numpy(some - centre).to(device), k + SPARE)
-        gap = own[rows].astype(np.float64) - some[:, None].astype(np.float64)
-        exact = np.sqrt((gap**2).sum(axis=2))
-        found[start : start + QUERIES] = np.sort(exact, axis=1)[:, :k]
+    step = max(1, min(QUERIES, GAPS // (count * max(1, own.shape[1]))))
+    for start in range(0, len(asked), step):
+        some, place = asked[start : start + step], found[start : start + step]
+        rows, limit = _candidates(blocks, some, centre, count, torch.float32)
+        place[:] = _distances(own, some, rows)[:, :k]
+        if count < len(own):
+            unsure = _hidden(some - centre, limit, place[:, -1])
+            if len(unsure):
+                rows, _ = _candidates(blocks, some[unsure], centre, count, torch.float64)
+                place[unsure] = _distances(own, some[unsure], rows)[:, :k]
     return found
 
 
+def _distances(
+    own: npt.NDArray[np.float32], asked: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
+) -> Floats:
+    """Exact ones of each query to its candidates, ascending."""
+    gap = own[rows].astype(np.float64) - asked[:, None]
+    return np.asarray(np.sort(np.sqrt((gap**2).sum(axis=2)), axis=1))
+
+
+def _hidden(
+    moved: npt.NDArray[np.float32], limit: Floats, farthest: Floats
+) -> npt.NDArray[np.intp]:
+    """Queries of which a record that is no candidate may be nearer than one that was found.
+
+    Args:
+        moved: (queries, width), less the centre.
+        limit: (queries,): what `_candidates` gives; all other records are beyond it.
+        farthest: (queries,): exact distances.
+    """
+    length = np.sqrt((moved.astype(np.float64) ** 2).sum(axis=1))
+    # A record nearer than the farthest is no longer than query and distance together.
+    error = ROUNDING * (2 * length + farthest) ** 2
+    return np.flatnonzero((farthest > 0) & (limit + length**2 < farthest**2 + error))
+
+
 def _candidates(
-    blocks: list[torch.Tensor], queries: torch.Tensor, count: int
-) -> npt.NDArray[np.int64]:
-    """Rows of about the nearest records: (queries, count or all)."""
-    best: torch.Tensor | None = None
-    rows: torch.Tensor | None = None
+    blocks: list[torch.Tensor],
+    asked: npt.NDArray[np.float32],
+    centre: npt.NDArray[np.float32],
+    count: int,
+    precision: torch.dtype,
+) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Rows of about the nearest records, and the largest of their squared distances.
+
+    The distances lack the queries' own squared length, which changes no order.
+
+    Returns:
+        (queries, count) and (queries,).
+    """
+    device = blocks[0].device
+    middle = torch.from_numpy(centre).to(device, precision)
+    queries = torch.from_numpy(asked).to(device, precision) - middle
+    near = torch.empty(len(asked), 0, dtype=precision, device=device)
+    rows = torch.empty(len(asked), 0, dtype=torch.int64, device=device)
     for number, block in enumerate(blocks):
-        placed = block.to(queries.device)
-        # Without the queries' own length, which changes no order.
-        distance = (placed**2).sum(dim=1) - 2 * queries @ placed.T
-        near, place = distance.topk(min(count, len(placed)), dim=1, largest=False)
-        place = place + number * BANK
-        if best is not None and rows is not None:
-            near, place = torch.cat([best, near], dim=1), torch.cat([rows, place], dim=1)
-            near, chosen = near.topk(min(count, near.shape[1]), dim=1, largest=False)
-            place = place.gather(1, chosen)
-        best, rows = near, place
-    assert rows is not None  # a bank has records
-    return np.asarray(rows.cpu().numpy(), np.int64)
+        moved = block.to(precision) - middle
+        distance = (moved**2).sum(dim=1) - 2 * queries @ moved.T
+        least, place = distance.topk(min(count, len(moved)), dim=1, largest=False)
+        near, rows = (
+            torch.cat([near, least], dim=1),
+            torch.cat([rows, place + number * BANK], dim=1),
+        )
+        near, chosen = near.topk(min(count, near.shape[1]), dim=1, largest=False)
+        rows = rows.gather(1, chosen)
+    limit = near[:, -1].cpu().numpy()  # ascending
+    return np.asarray(rows.cpu().numpy(), np.int64), np.asarray(limit, np.float64)

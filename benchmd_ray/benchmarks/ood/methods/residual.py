@@ -1,6 +1,7 @@
 """Residual: the part of a feature vector outside the space that most training features fill.
 
-The origin is where the head gives its logits without their bias: −W⁺ b.
+The origin is where the head gives its logits without their bias: −W⁺ b. The space has half as many
+dimensions as there are records at most, lest nothing of the records it is fitted on is outside.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import numpy as np
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
 
 
-def dimensions(width: int) -> int:
+def dimensions(width: int, records: int) -> int:
     """Of the principal space, as in the paper; half of the width of narrow features."""
-    return 1000 if width >= 2048 else 512 if width >= 768 else max(1, width // 2)
+    paper = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
+    return max(1, min(paper, records // 2))
 
 
 def fit(bank: Bank) -> State:
@@ -22,7 +24,7 @@ def fit(bank: Bank) -> State:
     moved = np.asarray(bank.seen.features, np.float64) - origin
     _, vectors = np.linalg.eigh(moved.T @ moved / len(moved))
     width = len(origin)
-    return {"origin": origin, "basis": vectors[:, : width - dimensions(width)]}
+    return {"origin": origin, "basis": vectors[:, : width - dimensions(width, len(moved))]}
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:

@@ -15,11 +15,16 @@ from benchmd_ray.benchmarks.ood.methods.method import (
     free_energy,
 )
 
+LEAST = 1e-6
+"""Of a mean residual, as a share of the mean length: rounding leaves one of a flat space, too."""
+
 
 def fit(bank: Bank) -> State:
     """The residual's state, and what scales it: mean largest logit by mean residual."""
     state = residual.fit(bank)
     length = float(residual.score(state, bank.seen, bank.head).mean())
+    moved = np.asarray(bank.seen.features, np.float64) - state["origin"]
+    length = max(length, LEAST * float(np.linalg.norm(moved, axis=1).mean()))
     largest = float(np.asarray(bank.seen.logits, np.float64).max(axis=1).mean())
     return state | {"scale": np.array(abs(largest) / length if length > 0 else 0.0)}
 

@@ -1,0 +1,142 @@
+"""``benchmd ood``: use-cases, what to hold out, and a detector in front of a model."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from benchmd_ray.cli.group import Commands
+from benchmd_ray.cli.options import CATALOG, FILE, FOLDER, assigned, complete_dataset
+from benchmd_ray.errors import count_of
+
+if TYPE_CHECKING:
+    from benchmd_ray.storage.location import Location
+
+
+@click.group(cls=Commands)
+def ood() -> None:
+    """Medical out-of-distribution detection: does a detector notice what not to ask a model?
+
+    Its runs go the way of all others: `benchmd run --catalog IN --also OTHERS --evaluate ood`.
+    """
+
+
+@ood.command("list")
+def ood_list() -> None:
+    """List the datasets with use-cases: what is held out, unrelated, faulty and shifted."""
+    from benchmd_ray.benchmarks.ood.cards import USE_CASES, in_distribution, use_cases
+
+    for name in in_distribution():
+        own = use_cases(name)
+        click.echo(name)
+        for case in USE_CASES:
+            held = ", ".join(own.hold_out.get(case, ()))
+            others = ", ".join(getattr(own, case))
+            if held:
+                click.echo(f"  {case}, held out: {held}")
+            if others:
+                click.echo(f"  {case}, datasets: {others}")
+
+
+@ood.command("detectors")
+def ood_detectors() -> None:
+    """List the detectors and where each is from."""
+    from benchmd_ray.benchmarks.ood.methods import METHODS
+
+    width = max(map(len, METHODS))
+    for name, method in METHODS.items():
+        learns = ", calibrated on other sets" if method.calibrate else ""
+        click.echo(f"{name:{width}}  {method.source}{learns}")
+
+
+@ood.command("build")
+@click.argument("name", shell_complete=complete_dataset)
+@click.option("--raw", type=FOLDER, required=True, help="Folder with the raw files.")
+@click.option("--out", type=CATALOG, required=True, help="Folder of the catalog, or s3://….")
+@click.option("--allow-missing", is_flag=True, help="Accept an incomplete download.")
+@click.option("--option", "options", multiple=True, callback=assigned, metavar="NAME=VALUE")
+def ood_build(
+    name: str, raw: Path, out: Location, allow_missing: bool, options: dict[str, str]
+) -> None:
+    """Build a catalog of NAME that holds out the conditions of its use-cases (`benchmd ood list`).
+
+    `benchmd catalog build --hold-out CONDITION` holds out others, and has all options.
+    """
+    from benchmd_ray.benchmarks.ood.cards import use_cases
+    from benchmd_ray.data.build import build
+    from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
+
+    names = tuple(use_cases(name).conditions)
+    made = build(name, raw, out, hold_out=names, allow_missing=allow_missing, options=options)
+    click.echo(describe_catalog(made))
+
+
+@ood.command("guard")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option(
+    "--data",
+    type=CATALOG,
+    required=True,
+    multiple=True,
+    help="New data: a catalog, a file, or a folder of files (repeatable).",
+)
+@click.option(
+    "--catalog",
+    type=CATALOG,
+    help="Catalog that the run was trained on: fits the detector, which is kept with the run.",
+)
+@click.option("--detector", default="", help="Its name (`benchmd ood detectors`).")
+@click.option(
+    "--out", type=FILE, default=Path("guard.csv"), show_default=True, help="CSV to write."
+)
+def ood_guard(
+    run: Path, data: tuple[Location, ...], catalog: Location | None, detector: str, out: Path
+) -> None:
+    """Ask a detector in front of the model of RUN about new data: accept or reject each record.
+
+    \b
+    benchmd ood guard runs/RUN --catalog catalogs/ptb-xl --data new/ --out verdicts.csv
+    benchmd ood guard runs/RUN --data newer/ --out more.csv        # fitted before
+    """
+    from benchmd_ray.benchmarks.evaluation import Asked
+    from benchmd_ray.benchmarks.ood import guard as guards
+    from benchmd_ray.benchmarks.ood.network import Network
+    from benchmd_ray.data.batches import Worker
+    from benchmd_ray.data.catalog import MANIFEST, open_catalog
+    from benchmd_ray.files import replacing
+    from benchmd_ray.settings import Settings
+    from benchmd_ray.storage.location import entries
+    from benchmd_ray.training.engine import choose_device
+
+    settings, worker = Settings(), Worker(device=choose_device("auto"))
+    if catalog is not None:
+        asked = Asked(run, open_catalog(catalog), settings, worker)
+        guards.require_trained_on(asked)
+        guard = guards.fit(asked, detector)
+        click.echo(f"fitted: {guard.detector}, kept in {run / guards.FOLDER}")
+    else:
+        network = Network.of(run, worker, settings.execution.precision)
+        guard = guards.read_guard(run, network, detector)
+    verdicts: list[guards.Verdict] = []
+    for path in data:
+        is_file = isinstance(path, Path) and path.is_file()
+        if not is_file and MANIFEST in entries(path)[0]:
+            verdicts += guards.of_catalog(guard, open_catalog(path))
+        else:
+            verdicts += guards.of_files(guard, Path(str(path)))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["record", "score", "threshold", "verdict", "reason"])
+    for one in verdicts:
+        verdict = "accept" if one.accepted else "reject"
+        writer.writerow([one.record, one.score, guard.threshold, verdict, one.reason])
+    with replacing(out) as partial:
+        partial.write_text(text.getvalue(), "utf-8")
+    counts = guards.summary(verdicts)
+    said = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    click.echo(f"{guard.detector}, {count_of(len(verdicts), 'record')}: {said}")
+    click.echo(f"written: {out}")

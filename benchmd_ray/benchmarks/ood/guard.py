@@ -1,0 +1,254 @@
+"""A detector in front of a model: fitted once, kept with it, asked about new data.
+
+A fitted detector is ``guard/<detector>.safetensors`` in the run's folder, with its threshold and
+what it was fitted on in ``guard/<detector>.json``; both are compared with their hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from benchmd_ray.benchmarks.evaluation import Asked
+from benchmd_ray.benchmarks.ood.detect import bank_of, unfit
+from benchmd_ray.benchmarks.ood.methods import METHODS
+from benchmd_ray.benchmarks.ood.methods.method import Floats, Seen, State, finite
+from benchmd_ray.benchmarks.ood.network import Network
+from benchmd_ray.benchmarks.ood.observe import Observer, pictures
+from benchmd_ray.benchmarks.ood.scores import threshold_of
+from benchmd_ray.benchmarks.ood.sets import inside
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.loose import loose_files, read_loose
+from benchmd_ray.data.records import decode_signals
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import replacing, sha256
+from benchmd_ray.integrity import (
+    Damaged,
+    Kinds,
+    read_hashed_json,
+    require_sha256,
+    write_hashed_json,
+)
+from benchmd_ray.run_files import RUN
+from benchmd_ray.training.collect import evaluation_batch
+
+FOLDER = "guard"
+USUAL = ("mahalanobis-layers", "mahalanobis")
+"""Detectors that are taken where none is named: the first that fits the network."""
+STATED: Kinds = {
+    "detector": str,
+    "threshold": float,
+    "accepts": float,
+    "records": int,
+    "catalog": str,
+    "network": str,
+    "state": str,
+}
+REMEDY = "Remove it and fit the detector again with --catalog."
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A fitted detector and its threshold."""
+
+    detector: str
+    state: State
+    threshold: float
+    """Scores above it are rejected."""
+    network: Network
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a guard says of a record."""
+
+    record: str
+    score: float
+    """NaN where the record cannot be read."""
+    accepted: bool
+    reason: str = ""
+    """Why it could not be read."""
+
+
+def _paths(run: Path, detector: str) -> tuple[Path, Path]:
+    folder = run / FOLDER
+    return folder / f"{detector}.safetensors", folder / f"{detector}.json"
+
+
+def require_trained_on(asked: Asked) -> None:
+    """Refuse another catalog than that which the run was trained on.
+
+    Raises:
+        BenchmdError: It is another one.
+    """
+    about = read_hashed_json(asked.run / RUN, "", {"determinants": dict})
+    if about["determinants"].get("catalog") != asked.catalog.digest:
+        raise BenchmdError(
+            f"{asked.run} was trained on another catalog than {asked.catalog.path}: name that one, "
+            "for what is in distribution is what the model learned from."
+        )
+
+
+def chosen_detector(network: Network, named: str) -> str:
+    """The detector of that name, or the usual one that fits the network.
+
+    Raises:
+        BenchmdError: There is none of that name, it learns of records of both kinds, which a guard
+            does not have, or it does not fit the network.
+    """
+    alone = {name: method for name, method in METHODS.items() if method.calibrate is None}
+    if named and named not in alone:
+        raise unknown_name("detector of a guard", named, alone)
+    available = {*network.shapes, "pixels"}
+    for name in (named,) if named else USUAL:
+        why = unfit(METHODS[name], network.head.exclusive, False, available)
+        if not why:
+            return name
+    raise BenchmdError(f"the detector {named} does not fit this network: {why}.")
+
+
+def fit(asked: Asked, detector: str) -> Guard:
+    """Fit a detector on a source's training records, and keep it with the run.
+
+    Its threshold accepts 95 % of in-distribution records that the network did not learn from.
+
+    Args:
+        asked: The run, the source's catalog that it was trained on, and a device.
+        detector: Its name; empty for the usual one.
+
+    Raises:
+        BenchmdError: It does not fit the network.
+    """
+    network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
+    name, own = chosen_detector(network, detector), inside(asked.catalog)
+    observer = Observer.of(network, asked.settings)
+    method = METHODS[name]
+    bank = bank_of(observer, own, pixels="pixels" in method.needs)
+    if why := unfit(
+        method, network.head.exclusive, bool((bank.seen.features < 0).any()), {*bank.seen.more}
+    ):
+        raise BenchmdError(f"the detector {name} does not fit this network: {why}.")
+    state = method.fit(bank)
+    records = own.calibrating  # as in the benchmark, whose false alarms are then the guard's
+    seen = observer.seen(records)
+    if "pixels" in method.needs:
+        more = {**seen.more, "pixels": observer.pixels(records)}
+        seen = Seen(seen.features, seen.logits, more)
+    scores = finite(method.score(state, seen, network.head), name)
+    guard = Guard(name, state, threshold_of(scores), network)
+    _write(asked.run, guard, asked.catalog, len(scores))
+    return guard
+
+
+def _write(run: Path, guard: Guard, catalog: Catalog, records: int) -> None:
+    weights, about = _paths(run, guard.detector)
+    weights.parent.mkdir(exist_ok=True)
+    with replacing(weights) as partial:
+        save_file({name: np.array(each) for name, each in guard.state.items()}, partial)
+    write_hashed_json(
+        about,
+        {
+            "detector": guard.detector,
+            "threshold": guard.threshold,
+            "accepts": 0.95,
+            "records": records,
+            "catalog": catalog.digest,
+            "network": guard.network.digest,
+            "state": sha256(weights),
+        },
+    )
+
+
+def read_guard(asked_run: Path, network: Network, detector: str) -> Guard:
+    """A fitted detector of a run.
+
+    Raises:
+        BenchmdError: It was not fitted yet, or is damaged or of another network.
+    """
+    name = chosen_detector(network, detector)
+    weights, path = _paths(asked_run, name)
+    if not path.is_file():
+        raise BenchmdError(
+            f"{asked_run} has no fitted detector {name}: name the catalog that it was trained on "
+            "with --catalog, once."
+        )
+    about = read_hashed_json(path, REMEDY, STATED)
+    if about["network"] != network.digest or about["detector"] != name:
+        raise Damaged(path, "it is of another network or detector", REMEDY)
+    require_sha256(weights, about["state"], REMEDY)
+    try:
+        state: State = dict(load_file(weights))
+    except (OSError, SafetensorError) as error:
+        raise Damaged(weights, f"it is not a safetensors file ({error})", REMEDY) from error
+    return Guard(name, state, about["threshold"], network)
+
+
+def of_files(guard: Guard, path: Path) -> Iterator[Verdict]:
+    """What a guard says of files: the file itself, or all below a folder.
+
+    A file with several records, such as windows of a scan, has the highest of their scores.
+
+    Raises:
+        BenchmdError: There is no file of the model's signal.
+    """
+    network = guard.network
+    names = loose_files(path, network.signal)
+    for one in read_loose(path, names, network.signal, network.task):
+        if one.table is None or not len(one.table):
+            yield Verdict(one.name, float("nan"), False, one.reason or "it holds no record")
+            continue
+        signals = decode_signals(one.table["signal"], network.signal)
+        scores = _scores(guard, signals, one.table)
+        score = float(scores.max())
+        yield Verdict(one.name, score, score <= guard.threshold)
+
+
+def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
+    """What a guard says of all records of a catalog.
+
+    Raises:
+        BenchmdError: It is of another signal than the model.
+    """
+    if catalog.signal != guard.network.signal:
+        raise BenchmdError(
+            f"{catalog.path} is a catalog of {catalog.signal.name}, the model one of "
+            f"{guard.network.signal.name}: name data of the same signal."
+        )
+    size = evaluation_batch(guard.network.model.encoder)
+    for split in catalog.manifest["splits"]:
+        for table in catalog.tables(split):
+            for start in range(0, len(table), size):
+                part = table.slice(start, size).combine_chunks()
+                signals = decode_signals(part["signal"], catalog.signal)
+                scores = _scores(guard, signals, part)
+                for name, score in zip(part["record_id"].to_pylist(), scores, strict=True):
+                    yield Verdict(str(name), float(score), bool(score <= guard.threshold))
+
+
+def _scores(guard: Guard, signals: npt.NDArray[np.generic], table: Any) -> Floats:
+    network, method = guard.network, METHODS[guard.detector]
+    scales = table["scale"].to_numpy().astype(np.float32)
+    sizes = np.array(table["valid_size"].to_pylist(), np.int32)
+    given = (np.asarray(signals), scales, sizes)
+    seen = network.seen(network.quantities(*given))
+    if "pixels" in method.needs:
+        seen = replace(seen, more={**seen.more, "pixels": pictures(network, *given)})
+    return finite(method.score(guard.state, seen, network.head), guard.detector)
+
+
+def summary(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """How many were accepted, rejected and not read."""
+    unread = sum(bool(one.reason) for one in verdicts)
+    accepted = sum(one.accepted for one in verdicts)
+    return {
+        "accepted": accepted,
+        "rejected": len(verdicts) - accepted - unread,
+        "not read": unread,
+    }

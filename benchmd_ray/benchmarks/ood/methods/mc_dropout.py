@@ -1,0 +1,35 @@
+"""MC dropout: entropy of the mean prediction of several passes with dropout."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import entr
+
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    nothing,
+    probabilities,
+)
+
+
+def score(_: State, seen: Seen, head: Head) -> Floats:
+    """(records,), in nats, from logits (records, passes, classes)."""
+    logits = seen.more["dropout logits"]
+    members = [probabilities(logits[:, each], head.exclusive) for each in range(logits.shape[1])]
+    p = np.mean(members, axis=0)
+    entropy = entr(p) if head.exclusive else entr(p) + entr(1 - p)
+    return np.asarray(entropy.sum(axis=1))
+
+
+METHOD = Method(
+    "mc-dropout",
+    "MC dropout",
+    nothing,
+    score,
+    "Gal and Ghahramani, ICML 2016",
+    needs=("dropout logits",),
+)

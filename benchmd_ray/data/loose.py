@@ -1,0 +1,107 @@
+"""Files that no table names, read as records of a signal: new data, without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmd_ray.data.apart import Apart, Died
+from benchmd_ray.data.card_files import Files
+from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.chunks import as_request
+from benchmd_ray.data.datasets.any_file import is_volume, suffixes
+from benchmd_ray.data.raw import RawItem, walk
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import Modality
+from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task
+
+NAME = "new-data"
+"""Dataset that such records are of."""
+TRIES = 2
+"""Times that a file may end the process that reads it."""
+PROCESS = Apart("benchmd_ray.data.reading")
+"""Reads the files."""
+
+
+@dataclass(frozen=True)
+class Loose:
+    """What a file gave."""
+
+    name: str
+    """Of the file, below the folder that was named."""
+    table: pa.Table | None
+    """Its records, with the columns of a catalog; None where it cannot be read."""
+    reason: str = ""
+    """Why it cannot."""
+
+
+def loose_files(path: Path, signal: Signal) -> list[str]:
+    """Files of a signal's formats: the file itself, or all below a folder; relative to its parent.
+
+    A folder of DICOM files is one volume.
+
+    Raises:
+        BenchmdError: There is none.
+    """
+    if path.is_file():
+        return [path.name]
+    if not path.is_dir():
+        raise BenchmdError(f"{path} does not exist: name a catalog, a file or a folder of files.")
+    ends = suffixes(signal)
+    found: list[str] = []
+    for folder, names in walk(path, *(f"*{end}" for end in ends)):
+        series = is_volume(signal) and all(name.lower().endswith(".dcm") for name in names)
+        places = [folder] if series else [folder / name for name in names]
+        found += [each.relative_to(path).as_posix() for each in places]
+    if not found:
+        raise BenchmdError(
+            f"{path} holds no file of {signal.name}: expected a catalog, or files that end with "
+            f"{', '.join(ends)}."
+        )
+    return sorted(found)
+
+
+def read_loose(path: Path, names: Sequence[str], signal: Signal, task: Task) -> Iterator[Loose]:
+    """Read files one after the other, in a process apart, which one may end without taking more.
+
+    A file over time that states no rate is taken to have the signal's.
+
+    Args:
+        path: The file, or the folder that the names are below.
+        names: Of files, as `loose_files` gives them.
+        signal: What they are read as.
+        task: Of the model that they are for; nothing is known of its classes.
+
+    Raises:
+        BenchmdError: A file cannot be read for now.
+    """
+    modality = Modality(NAME, signal, task, 1)
+    card = DatasetCard(NAME, modality, files=Files(rate=signal.rate))
+    root = path.parent if path.is_file() else path
+    for name in names:
+        yield _read(root, name, card)
+
+
+def _read(root: Path, name: str, card: DatasetCard) -> Loose:
+    item = RawItem(name, name, name, "heldout", metadata={"held_out": NAME})
+    request = as_request(asdict(card), item.split, str(root.resolve()), [item])
+    for attempt in range(TRIES):
+        try:
+            head, data = PROCESS.call(request)
+        except Died as died:
+            if died.outside or attempt < TRIES - 1:
+                continue
+            return Loose(name, None, f"it {died.how}")
+        if "error" in head:
+            raise BenchmdError(head["error"])
+        if "fault" in head:
+            return Loose(name, None, head["fault"])
+        if head["quarantined"]:
+            return Loose(name, None, str(head["quarantined"][0][1]["reason"]))
+        table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+        return Loose(name, table, "" if len(table) else "; ".join(head["excluded"]))
+    return Loose(name, None, "the process that reads it was ended from outside")
