@@ -37,8 +37,8 @@ class Member(Protocol):
         """``source`` or ``target``."""
 
     @property
-    def policy(self) -> str:
-        """By which it was labelled and split."""
+    def catalog(self) -> object | None:
+        """Where its catalog is; None for one that is known only by its card."""
 
 
 @dataclass(frozen=True)

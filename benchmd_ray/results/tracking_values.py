@@ -37,6 +37,8 @@ UNSENT = ("number", "state", "reason", "started", "finished", "curve")
 CURVE = "inner_validation_auroc"
 """The AUROC on the search's validation records after each step."""
 
+OF = ("method", "regime", "use_case", "group")
+"""Columns of score rows that say what scores are of, where they are not of the network itself."""
 Row = Mapping[str, Any]
 
 
@@ -46,11 +48,14 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> 
 
     rows = _score_rows(folder, dataset, evaluations()[evaluation])
     for row in rows:
-        if row["class"] == "mean":
-            prefix = f"{dataset}/{row['split']}/{row['metric']}"
+        if row["class"] == "mean" and row["group"] in ("", "all"):
+            what = [row["use_case"], row["method"], row["regime"].replace("none", "")]
+            parts = [dataset, row["split"], *filter(None, what), row["metric"]]
+            prefix = "/".join(parts)
             ends = {f"{prefix}_{end}": row[end] for end in ("low", "high")}
             wandb_run.summary.update({prefix: row["value"], **ends})
-    names: list[str | int] = ["dataset", "split", "metric", "class", "value", "low", "high"]
+    of = [name for name in OF if any(row[name] for row in rows)]
+    names: list[str | int] = ["dataset", "split", *of, "metric", "class", "value", "low", "high"]
     data: list[Iterable[Any]] = [[row[name] for name in names] for row in rows]
     wandb_run.log({"scores": wandb.Table(columns=names, data=data)})
 

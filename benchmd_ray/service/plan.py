@@ -117,6 +117,7 @@ def make_plan(
             is left to run.
     """
     require_known(choice)
+    _require_read(choice)
     found = chosen_datasets(choice)
     notes = [*found.notes]
     drafts = _drafts(choice, found, notes)
@@ -128,6 +129,20 @@ def make_plan(
     estimator = _estimator(drafts, found.datasets, store, kind, tflops, measure)
     items = tuple(_item(draft, estimator, kind == "cuda") for draft in drafts)
     return Plan(items, estimator.basis(), tuple(notes))
+
+
+def _require_read(choice: Choice) -> None:
+    """Refuse catalogs that nothing would read.
+
+    Raises:
+        BenchmdError: No evaluation that is asked for reads others than what it scores.
+    """
+    name = choice.evaluated or choice.bench
+    if choice.also and all(each.also is None for each in benchmark(name).evaluations):
+        raise BenchmdError(
+            f"--also names catalogs, and no evaluation of {name} reads any but what it scores: "
+            "leave --also out, or ask others with --evaluate, such as ood."
+        )
 
 
 @dataclass(frozen=True)

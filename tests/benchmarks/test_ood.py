@@ -98,7 +98,7 @@ class Plain:
 
     def __init__(self, name):
         card = dataset_card(family(name) if family(name) in cards() else name)
-        self.name, self.kind, self.role, self.policy = name, card.modality, card.role, "clean"
+        self.name, self.kind, self.role, self.catalog = name, card.modality, card.role, "here"
 
 
 @pytest.mark.parametrize(
@@ -131,3 +131,10 @@ def test_every_card_names_classes_that_its_dataset_has():
         assert set(own.normal) <= set(card.task.classes), name
         for case in USE_CASES:
             assert set(getattr(own, case)) <= set(cards()), (name, case)
+
+
+def test_a_plan_from_cards_leaves_datasets_of_one_origin_out_of_each_other():
+    known = [Plain(name) for name in ("chestmnist", "nih-cxr-ap", "breastmnist", "ptb-xl")]
+    for each in known:
+        each.catalog = None
+    assert also_of(known[0], known) == ("breastmnist",)  # no ECG either

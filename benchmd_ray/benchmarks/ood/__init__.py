@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NETWORK = "monai-densenet121"
+LEAST, RESIZED = 32, 64
+"""Pixels that the network takes at least, and what smaller images are resized to."""
 
 
 def _settings(kind: Modality, technique: str, _: str) -> Settings:
@@ -30,8 +32,9 @@ def _settings(kind: Modality, technique: str, _: str) -> Settings:
             f"the paper's network is one of images, and {kind.name} is over time: take the runs of "
             "another benchmark with `--bench benchmd --evaluate ood`."
         )
+    small = min(kind.signal.input_shape[1:]) < LEAST
     changes = {
-        "encoder": {"network": NETWORK},
+        "encoder": {"network": NETWORK, "options": {"resize": RESIZED} if small else {}},
         "transfer": {"mode": "finetune", "labels": "full", "optimiser": {"lr": 1e-3}},
     }
     return updated(Settings(), changes)
@@ -43,17 +46,25 @@ def _like(kind: Modality, technique: str, settings: Settings) -> Settings | None
 
 def _datasets() -> tuple[str, ...]:
     from benchmd_ray.benchmarks.ood.cards import in_distribution
+    from benchmd_ray.data.cards import cards
 
-    return in_distribution()
+    return tuple(name for name in in_distribution() if len(cards()[name].signal.axes) > 2)
 
 
 def _also(own: Member, chosen: Sequence[Member]) -> tuple[str, ...]:
-    from benchmd_ray.benchmarks.ood.cards import use_case_of
+    from benchmd_ray.benchmarks.ood.cards import of_one_origin, use_case_of
+    from benchmd_ray.benchmarks.ood.conform import conformable
 
-    others = [each for each in chosen if each.name != own.name]
-    for each in others:
+    names = []
+    for each in chosen:
+        known_only = each.catalog is None and of_one_origin(own.name, each.name)
+        if each.name == own.name or known_only:
+            continue
+        if not conformable(each.kind.signal, own.kind.signal):
+            continue
         use_case_of(own.name, own.kind, each.name, each.kind)
-    return tuple(each.name for each in others)
+        names.append(each.name)
+    return tuple(names)
 
 
 def _compute(asked: Asked) -> pa.Table:

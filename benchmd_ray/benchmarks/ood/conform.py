@@ -16,13 +16,18 @@ from benchmd_ray.signals import Range, Signal, Window, valid_area
 VOLTS = {"mV": 1e-3, "µV": 1e-6}
 
 
+def conformable(signal: Signal, to: Signal) -> bool:
+    """Whether one can be shown to a network of the other: both over time, or neither."""
+    return (len(signal.axes) == 2) == (len(to.axes) == 2)
+
+
 def require_conformable(signal: Signal, to: Signal) -> None:
     """Refuse signals that cannot be made like another.
 
     Raises:
         BenchmdError: One is over time and the other an image or a volume.
     """
-    if (len(signal.axes) == 2) != (len(to.axes) == 2):
+    if not conformable(signal, to):
         raise BenchmdError(
             f"signals of {signal.name} ({', '.join(signal.axes)}) cannot be shown to a network of "
             f"{to.name} ({', '.join(to.axes)}): leave them out of --catalog and --also."

@@ -75,7 +75,7 @@ class Where:
             "regime": self.regime,
             "use_case": self.use_case,
             "group": self.group,
-            "class": f"severity {self.severity}" if self.severity else "",
+            "class": f"severity {self.severity}" if self.severity else "mean",
             "split": "test",
         }
 

@@ -24,8 +24,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.tasks import UNKNOWN
 
 COLUMNS = ("record_id", "unit_id", "group_id", "target", "held_out", "scale", "valid_size")
-MOST = 10_000
-"""Records of a set that are scored, chosen by a hash: more would say no more."""
+MOST = 2000
+"""Records of a split that calibrate or are scored, chosen by a hash: more would say little more."""
 
 
 @dataclass(frozen=True)
