@@ -27,7 +27,6 @@ from benchmd_ray.scores.seeds import difference_over_seeds, pooled_seeds
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.training.predictions import read_predictions
 
-RESAMPLES = 1000
 STUDY = ("modality", "source", "policy", "setting", "technique", "protocol")
 """What names a network; runs that share it differ by their seeds."""
 WHERE = ("method", "regime", "use_case", "group", "severity")
@@ -91,7 +90,7 @@ def networks(analysis: Analysis) -> list[Network]:
             if path.parent.name != DETECTION.name:
                 continue
             try:
-                each = scored(read_predictions(path, DETECTION.form), RESAMPLES)
+                each = scored(read_predictions(path, DETECTION.form))
             except BenchmdError:  # the rows' notes name it
                 continue
             network.seeds[int(seed)] = {_key(one): one for one in each}

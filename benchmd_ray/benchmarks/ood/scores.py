@@ -29,6 +29,8 @@ ALL = "all"
 """Group of means over sets."""
 FEWEST = 20
 """Out records of a set that counts in a mean."""
+RESAMPLES = 1000
+"""Of the bootstrap, where nobody says."""
 ACCEPTED = 0.95
 """Share of in-distribution records that a threshold without other records accepts."""
 
@@ -170,7 +172,7 @@ def _kinds(compared: Compared) -> npt.NDArray[np.int8]:
 
 def _basis(compared: Compared) -> Basis:
     patients = pd.concat([compared.inside["group_id"], compared.outside["group_id"]])
-    return support(_kinds(compared)[:, None], patients.to_numpy(str)).basis("auroc", 1)
+    return support(_kinds(compared)[:, None], patients.to_numpy()).basis("auroc", 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,22 +218,28 @@ def _rows(found: Sequence[Scored]) -> Iterator[dict[str, object]]:
                 yield {**one.row, "metric": metric, "value": value}
 
 
-def scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
+def scored(predictions: Predictions, resamples: int | None = None) -> tuple[Scored, ...]:
     """All detectors on all sets, then their means over the sets of each use-case.
 
     A mean has the sets with `FEWEST` out records or more; each set and severity counts the same.
+
+    Args:
+        predictions: Of the evaluation ``ood``.
+        resamples: Of the bootstrap over patients; None takes what this process has computed of
+            them, such as for the score rows, or else `RESAMPLES`.
     """
     about = predictions.description
     key = tuple(about.get(name, "") for name in ("of", "dataset", "catalog", "also"))
-    if (key, resamples) not in _KNOWN:
-        if len(_KNOWN) > 64:
-            _KNOWN.clear()
-        _KNOWN[key, resamples] = _scored(predictions, resamples)
-    return _KNOWN[key, resamples]
+    count, found = _KNOWN.get(key, (0, ()))
+    wanted = resamples or count or RESAMPLES
+    if count != wanted:
+        found = _scored(predictions, wanted)
+        _KNOWN[key] = wanted, found
+    return found
 
 
-_KNOWN: dict[tuple[tuple[str, ...], int], tuple[Scored, ...]] = {}
-"""Of predictions that were asked for: rows, tables and figures ask for the same."""
+_KNOWN: dict[tuple[str, ...], tuple[int, tuple[Scored, ...]]] = {}
+"""Resamples and scores of predictions: rows, tables and figures ask for the same."""
 
 
 def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
@@ -242,13 +250,15 @@ def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
         name: json.loads((fields.field(name).metadata or {}).get(b"thresholds", b"{}"))
         for name in names
     }
-    alone, learned = table[table["regime"] == "none"], table[table["regime"] != "none"]
+    keys = [name for name in KEYS if name not in ("record_id", "unit_id")]
+    learning = table["regime"] != "none"
     each: list[Scored] = []
     for name in names:
-        if alone[name].notna().any():
-            found = _without_calibration(alone.rename(columns={name: "score"}), name)
+        own = table[[*keys, name]].rename(columns={name: "score"})
+        if table.loc[~learning, name].notna().any():
+            found = _without_calibration(own[~learning], name)
         else:
-            found = _with_calibration(learned.rename(columns={name: "score"}), name, limits[name])
+            found = _with_calibration(own[learning], name, limits[name])
         each += [_of_set(where, compared, resamples) for where, compared in found]
     return (*each, *_means(each))
 
@@ -279,11 +289,17 @@ def _means(each: Sequence[Scored]) -> Iterator[Scored]:
 def _units(predictions: Predictions) -> pd.DataFrame:
     """A row for each unit: of a scan with several windows their highest scores."""
     table: pd.DataFrame = predictions.table.to_pandas()
-    if (table["unit_id"] == table["record_id"]).all():
-        return table
-    keys = [name for name in KEYS if name != "record_id"]
-    whole = table.groupby(keys, dropna=False, sort=False).max(numeric_only=True)
-    return pd.DataFrame(whole.reset_index())
+    if not (table["unit_id"] == table["record_id"]).all():
+        keys = [name for name in KEYS if name != "record_id"]
+        whole = table.groupby(keys, dropna=False, sort=False).max(numeric_only=True)
+        table = pd.DataFrame(whole.reset_index())
+    # Numbers and categories: thousands of selections of texts would take most of the time.
+    texts = [name for name in ("part", *_TEXTS) if name in table]
+    table = table.astype(dict.fromkeys(texts, "category"))
+    return table.assign(group_id=pd.factorize(table["group_id"], sort=True)[0])
+
+
+_TEXTS = ("use_case", "set", "regime", "against", "calibrated_on")
 
 
 Found = Iterator[tuple[Where, list[Compared]]]
@@ -302,7 +318,8 @@ def _without_calibration(table: pd.DataFrame, name: str) -> Found:
         control = Where(name, "none", "control", "random half")
         yield control, [Compared(test[~half], test[half], threshold)]
     others = table[(table["set"] != IN) & (table["part"] == "test")]
-    for key, rows in others.groupby(["use_case", "set", "severity", "control"], sort=False):
+    by = ["use_case", "set", "severity", "control"]
+    for key, rows in others.groupby(by, sort=False, observed=True):
         case, group, severity = str(key[0]), key[1], int(float(str(key[2])))
         case = "control" if key[3] else case
         where = Where(name, "none", case, _group(group, severity), severity)
@@ -310,9 +327,9 @@ def _without_calibration(table: pd.DataFrame, name: str) -> Found:
 
 
 def _with_calibration(table: pd.DataFrame, name: str, limits: Mapping[str, float]) -> Found:
-    for (regime, group), rows in table.groupby(["regime", "against"], sort=False):
+    for (regime, group), rows in table.groupby(["regime", "against"], sort=False, observed=True):
         found = []
-        for on, each in rows.groupby("calibrated_on", sort=False):
+        for on, each in rows.groupby("calibrated_on", sort=False, observed=True):
             limit = limits[f"{group}\t{regime}\t{on}"]
             own = each["set"] == IN
             found.append(Compared(each[own], each[~own], limit))
