@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmd_ray.benchmarks.evaluation import Asked
@@ -22,6 +23,7 @@ from benchmd_ray.benchmarks.ood.observe import Observer
 from benchmd_ray.benchmarks.ood.scores import score_rows
 from benchmd_ray.benchmarks.ood.sets import inside, out_sets
 from benchmd_ray.benchmarks.ood.table import IN
+from benchmd_ray.cli import main
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.execute import (
@@ -410,3 +412,21 @@ def test_the_objective_of_the_pretraining_is_a_detector(place, cache, tmp_path):
     np.testing.assert_array_equal(losses, observer.seen(scored).more["mae loss"])  # those kept
     (before.folder / "model.safetensors").unlink()
     assert "mae loss" not in Network.of(run.folder, Worker(), "float32").shapes
+
+
+def test_the_guards_command_writes_verdicts_that_no_spreadsheet_executes(
+    runs, place, cache, tmp_path
+):
+    data = tmp_path / "new"
+    data.mkdir()
+    np.save(data / "=1+1.npy", np.random.default_rng(0).normal(size=(12, 5000)))
+    out = tmp_path / "verdicts.csv"
+    arguments = ["ood", "guard", str(runs[0].folder), "--data", str(data), "--out", str(out)]
+    more = ["--catalog", str(place["ptb-xl"].path), "--detector", "mahalanobis"]
+    said = CliRunner().invoke(main, [*arguments, *more])
+    assert said.exit_code == 0, said.output
+    assert "1 record: 1 rejected" in said.output
+    (row,) = pd.read_csv(out).to_dict("records")
+    assert row["record"] == "'=1+1.npy"
+    assert row["verdict"] == "reject"
+    assert row["score"] > row["threshold"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,12 +100,15 @@ def ood_guard(
     benchmd ood guard runs/RUN --catalog catalogs/ptb-xl --data new/ --out verdicts.csv
     benchmd ood guard runs/RUN --data newer/ --out more.csv        # fitted before
     """
+    import pandas as pd
+
     from benchmd_ray.benchmarks.evaluation import Asked
     from benchmd_ray.benchmarks.ood import guard as guards
     from benchmd_ray.benchmarks.ood.network import Network
     from benchmd_ray.data.batches import Worker
     from benchmd_ray.data.catalog import MANIFEST, open_catalog
     from benchmd_ray.files import replacing
+    from benchmd_ray.results.written import csv_text
     from benchmd_ray.settings import Settings
     from benchmd_ray.storage.location import entries
     from benchmd_ray.training.engine import choose_device
@@ -128,14 +129,18 @@ def ood_guard(
             verdicts += guards.of_catalog(guard, open_catalog(path))
         else:
             verdicts += guards.of_files(guard, Path(str(path)))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["record", "score", "threshold", "verdict", "reason"])
-    for one in verdicts:
-        verdict = "accept" if one.accepted else "reject"
-        writer.writerow([one.record, one.score, guard.threshold, verdict, one.reason])
+    rows = [
+        {
+            "record": one.record,
+            "score": one.score,
+            "threshold": guard.threshold,
+            "verdict": "accept" if one.accepted else "reject",
+            "reason": one.reason,
+        }
+        for one in verdicts
+    ]
     with replacing(out) as partial:
-        partial.write_text(text.getvalue(), "utf-8")
+        partial.write_text(csv_text(pd.DataFrame(rows)), "utf-8")
     counts = guards.summary(verdicts)
     said = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     click.echo(f"{guard.detector}, {count_of(len(verdicts), 'record')}: {said}")
