@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import weibull_min
 from sklearn.covariance import LedoitWolf
 from sklearn.neighbors import NearestNeighbors
 
@@ -393,6 +394,57 @@ def test_the_nearest_are_those_of_brute_force_also_of_duplicates(monkeypatch):
     assert (found[:20, 0] == 0).all()
     assert found[3, 1] == 0
     assert nearest(bank[:3], queries, 5).shape == (50, 3)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3])
+def test_the_nearest_within_narrow_groups_far_apart_are_exact(spread):
+    """Products in float32 cannot tell the records of a group apart."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(4, 16)) * spread * 1e4
+    bank, queries = (
+        (centres[rng.integers(0, 4, count)] + spread * rng.normal(size=(count, 16))).astype(
+            np.float32
+        )
+        for count in (800, 30)
+    )
+    queries[0] = bank[7]
+    gaps = queries[:, None].astype(np.float64) - bank[None].astype(np.float64)
+    exact = np.sort(np.sqrt((gaps**2).sum(axis=2)), axis=1)[:, :5]
+    np.testing.assert_array_equal(nearest(bank, queries, 5), exact)
+
+
+def test_openmax_fits_the_likeliest_weibull_to_the_tail(classes):
+    """That of scipy's general search, of distances moved as in the authors' code."""
+    bank, _ = classes
+    z = bank.seen.logits.astype(float)
+    right = z.argmax(axis=1) == bank.targets.argmax(axis=1)
+    state = METHODS["openmax"].fit(bank)
+    for k, (mean, (shape, place, scale)) in enumerate(
+        zip(state["means"], state["weibull"], strict=True)
+    ):
+        own = z[right & (bank.targets[:, k] == 1)]
+        np.testing.assert_allclose(mean, own.mean(axis=0))
+        cosine = own @ mean / np.linalg.norm(own, axis=1) / np.linalg.norm(mean)
+        tail = np.sort(np.linalg.norm(own - mean, axis=1) / 200 + 1 - cosine)[-20:]
+        assert place == pytest.approx(tail[0] - 10_000)
+        best = weibull_min.fit(tail - place, shape * 0.9, floc=0, scale=scale)
+        assert weibull_min.nnlf((shape, 0, scale), tail - place) <= (
+            weibull_min.nnlf(best, tail - place) + 1e-6
+        )
+
+
+@pytest.mark.parametrize("records", [12, 40])
+def test_of_few_records_something_is_outside_the_principal_space(records):
+    """Else the scale of ViM would be that of rounding."""
+    rng = np.random.default_rng(0)
+    width = 1600  # of which the paper keeps 512
+    features = rng.normal(size=(records, width)).astype(np.float32)
+    head = Head(rng.normal(size=(2, width)) / 40, np.zeros(2), True)
+    logits = (features @ head.weight.T).astype(np.float32)
+    targets = np.eye(2, dtype=np.int8)[np.arange(records) % 2]
+    state = METHODS["vim"].fit(Bank(Seen(features, logits), targets, head))
+    assert state["basis"].shape == (width, width - records // 2)
+    assert state["scale"] < 1
 
 
 ALONE = [name for name, method in METHODS.items() if method.calibrate is None]

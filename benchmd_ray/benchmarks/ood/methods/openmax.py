@@ -56,20 +56,21 @@ def _weibull(tail: Floats) -> Floats:
     return np.array([k / spread, least - MOVED, MOVED * np.exp(log_scale)])
 
 
+def _beyond(distances: Floats, shape: float, place: float, scale: float) -> Floats:
+    """The distribution's share of smaller distances; 0 of a class without a distribution."""
+    if not np.isfinite(place):
+        return np.zeros(len(distances))
+    with np.errstate(over="ignore"):  # of a distance far beyond: its share is 1
+        return np.asarray(weibull_min.cdf(distances, shape, place, scale))
+
+
 def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,), within 0 and 1."""
     z = np.asarray(seen.logits, np.float64)
     classes = z.shape[1]
     rank = np.argsort(np.argsort(-z, axis=1), axis=1)
-    far = np.stack(
-        [
-            weibull_min.cdf(_distances(z, mean), shape, place, scale)
-            if np.isfinite(place)
-            else np.zeros(len(z))
-            for mean, (shape, place, scale) in zip(state["means"], state["weibull"], strict=True)
-        ],
-        axis=1,
-    )
+    each = zip(state["means"], state["weibull"], strict=True)
+    far = np.stack([_beyond(_distances(z, mean), *weibull) for mean, weibull in each], axis=1)
     kept = 1 - (classes - rank) / classes * far
     revised = np.column_stack([z * kept, (z * (1 - kept)).sum(axis=1)])
     return np.asarray(softmax(revised, axis=1)[:, -1])
