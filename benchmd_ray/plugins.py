@@ -25,6 +25,7 @@ GROUPS = {
     "pretraining technique": "benchmd_ray.methods",
     "encoder network": "benchmd_ray.encoders",
     "dataset": "benchmd_ray.datasets",
+    "detector": "benchmd_ray.detectors",
 }
 """What can be plugged in, and the group of entry points that names it."""
 ALLOWED = "BENCHMD_ALLOW_PLUGINS"

@@ -78,6 +78,9 @@ class Evaluation:
     also: Callable[[Member, Sequence[Member]], tuple[str, ...]] | None = None
     """From a dataset that it takes, and all that were chosen, to the names of those that it reads
     in addition; None for an evaluation that reads no other."""
+    current: Callable[[pa.Schema], bool] | None = None
+    """Whether a table of predictions is of the code as it is now, where its version cannot say so,
+    such as that of plug-ins; None where it can."""
     passes: float = 1.0
     """Times that each record goes through the encoder, for estimates."""
 

@@ -298,9 +298,10 @@ def is_scored(
     if not path.is_file() or not hash_path(path).is_file():
         return False
     try:
-        about = read_description(path, evaluation.form)
+        about, columns = read_description(path, evaluation.form)
         same = (about["catalog"], about["also"]) == (catalog.digest, also_of(also))
-    except (Damaged, Outdated):
+        same &= evaluation.current is None or evaluation.current(columns)
+    except (Damaged, Outdated, KeyError, ValueError):
         return False
     return same and (not whole or is_whole(path))
 

@@ -265,15 +265,15 @@ def parsed_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
     return predictions
 
 
-def read_description(path: Path, form: Form = CLASSIFIED) -> dict[str, str]:
-    """What `DESCRIPTION` names of predictions, without reading or hashing them.
+def read_description(path: Path, form: Form = CLASSIFIED) -> tuple[dict[str, str], pa.Schema]:
+    """What `DESCRIPTION` names of predictions, and their columns, without reading or hashing them.
 
     Raises:
         Damaged: The file is no such table.
         Outdated: It is of another version of the evaluation.
     """
     with opened(path, path, _remedy(path)) as file:
-        return _description(file.schema_arrow, path, form)
+        return _description(file.schema_arrow, path, form), file.schema_arrow
 
 
 def _remedy(path: Path) -> str:

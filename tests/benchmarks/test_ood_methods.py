@@ -10,6 +10,8 @@ from scipy.stats import weibull_min
 from sklearn.covariance import LedoitWolf
 from sklearn.neighbors import NearestNeighbors
 
+from benchmd_ray.benchmarks.ood.calibrate import calibrated
+from benchmd_ray.benchmarks.ood.detectors import joined
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods import neighbours as neighbours_module
 from benchmd_ray.benchmarks.ood.methods.method import (
@@ -42,7 +44,9 @@ def made(records, seed, *, exclusive=True, shift=0.0, non_negative=False):
     more = {
         "layer 1": features[:, :4].astype(np.float32),
         "pixels": rng.normal(size=(records, 1, 5, 5)).astype(np.float32) + np.float32(shift),
-        "odin": rng.random((records, 1)).astype(np.float32),
+        "odin": rng.random((records, 4, 6)).astype(np.float32) + np.float32(shift),
+        "pretrained": features[:, ::-1].astype(np.float32) * 3,
+        "mae loss": rng.random((records, 1)).astype(np.float32),
         "dropout logits": rng.normal(size=(records, 4, CLASSES)).astype(np.float32),
     }
     seen = Seen(features.astype(np.float32), logits.astype(np.float32), more)
@@ -360,23 +364,84 @@ def test_passes_of_dropout_are_averaged_before_the_entropy(case):
     np.testing.assert_allclose(scored("mc-dropout", case), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["binary-classifier", "score-svm", "feature-knn"])
+def given(near, far, method, state, head):
+    """Both kinds together, with what the detector reads of them once for all calibrations."""
+    both = joined([near, far])
+    if method.once is not None:
+        both.more[method.name] = method.once(state, both, head)
+    return Calibration(both, np.repeat([False, True], [len(near), len(far)]))
+
+
+@pytest.mark.parametrize(
+    "name", ["binary-classifier", "binary-network", "score-svm", "feature-knn"]
+)
 def test_detectors_that_learn_tell_what_they_learned(name, classes):
     bank, near = classes
-    far = made(60, 5, shift=3.0)[0]
-    joined = Seen(
-        np.concatenate([near.features, far.features]), np.concatenate([near.logits, far.logits])
-    )
-    out = np.repeat([False, True], [len(near), len(far)])
     method = METHODS[name]
     fitted = method.fit(bank)
-    state = method.calibrate(fitted, Calibration(joined, out), bank.head)
-    scores = method.score(state, joined, bank.head)
-    assert scores[out].mean() > scores[~out].mean()
-    assert ((scores > 0) == out).mean() > 0.8
+    own = given(near, made(60, 5, shift=3.0)[0], method, fitted, bank.head)
+    other = given(made(50, 11)[0], made(50, 12, shift=3.0)[0], method, fitted, bank.head)
+    state = method.calibrate(fitted, own, other, bank.head)
+    scores = method.score(state, other.seen, bank.head)
+    assert scores[other.out].mean() > scores[~other.out].mean()
+    assert ((scores > 0) == other.out).mean() > 0.8
     assert set(fitted) <= set(state)  # what was fitted stays as it was
-    again = method.calibrate(fitted, Calibration(joined, out), bank.head)
-    np.testing.assert_array_equal(scores, method.score(again, joined, bank.head))
+    again = method.calibrate(fitted, own, other, bank.head)
+    np.testing.assert_array_equal(scores, method.score(again, other.seen, bank.head))
+
+
+def test_a_calibration_takes_the_best_of_the_grid(classes):
+    """ODIN, whose grid has one place that tells both kinds apart."""
+    bank, near = classes
+    method, far = METHODS["odin"], made(60, 5)[0]
+    far.more["odin"][:, 2, 4] += 5
+    calibration = given(near, far, method, method.fit(bank), bank.head)
+    people = [f"patient {number}" for number in range(len(calibration.out))]
+    state, threshold = calibrated(method, method.fit(bank), calibration, people, bank)
+    assert state["place"].tolist() == [2, 4]
+    scores = method.score(state, calibration.seen, bank.head)
+    assert ((scores > threshold) == calibration.out).all()
+    assert method.fit(bank)["place"].tolist() == [3, 3]  # a temperature of 1000, a step of 0.0014
+
+
+def test_the_pretraining_is_asked_without_labels(classes):
+    bank, seen = classes
+    own = bank.seen.more["pretrained"].astype(np.float64)
+    covariance = LedoitWolf().fit(own)
+    expected = covariance.mahalanobis(seen.more["pretrained"].astype(np.float64))
+    np.testing.assert_allclose(scored("pretrained-mahalanobis", classes), expected, rtol=1e-6)
+    instead = Bank(Seen(bank.seen.more["pretrained"], bank.seen.logits), bank.targets, bank.head)
+    asked = Seen(seen.more["pretrained"], seen.logits)
+    np.testing.assert_allclose(
+        scored("pretrained-knn", classes), scored("knn", (instead, asked)), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("knn", {"neighbours": 3}),
+        ("gen", {"exponent": 0.5, "largest": 2}),
+        ("react", {"percentile": 50}),
+        ("dice", {"kept": 50}),
+        ("ash", {"percentile": 30}),
+        ("scale", {"percentile": 30}),
+        ("residual", {"share": 0.25}),
+        ("vim", {"share": 0.25}),
+        ("nnguide", {"neighbours": 3}),
+        ("nci", {"share": 0.5}),
+        ("openmax", {"tail": 5}),
+        ("odin", {"temperature": 1.0, "step": 0.005}),
+        ("pretrained-knn", {"neighbours": 3}),
+    ],
+)
+def test_hyperparameters_are_part_of_the_state(name, chosen, classes):
+    bank, seen = classes
+    method = METHODS[name]
+    state = {key: np.array(value) for key, value in method.fit(bank, **chosen).items()}
+    scores = method.score(state, seen, bank.head)
+    assert np.isfinite(scores).all()
+    assert (scores != method.score(method.fit(bank), seen, bank.head)).any()
 
 
 def test_the_nearest_are_those_of_brute_force_also_of_duplicates(monkeypatch):
@@ -456,8 +521,6 @@ FEATURES = ("knn", "mahalanobis", "mahalanobis-per-class", "mahalanobis-layers",
 def test_every_detector_is_finite_and_blind_to_the_order(name, positive):
     """Also with duplicates, constant features, a class of two, and more features than records."""
     method, (bank, seen) = METHODS[name], positive
-    if any(not any(k.startswith(need) for k in seen.more) for need in method.needs):
-        pytest.skip("of a quantity that these records do not have")
     order = np.random.default_rng(0).permutation(len(seen))
     state = method.fit(bank)
     scores = method.score(state, seen, bank.head)
@@ -519,7 +582,7 @@ def pictures():
     )
 
 
-@pytest.mark.parametrize("name", ["autoencoder", "vae"])
+@pytest.mark.parametrize("name", ["autoencoder", "vae", "autoencoder-bce", "vae-bce"])
 def test_an_autoencoder_is_scored_by_what_it_is_trained_by(pictures, name):
     """Fault F7: a closed form of its own output, and of no other loss."""
     import torch
@@ -529,7 +592,8 @@ def test_an_autoencoder_is_scored_by_what_it_is_trained_by(pictures, name):
     method, own = METHODS[name], pictures.seen.more["pixels"]
     state = method.fit(pictures)
     scores = method.score(state, pictures.seen, pictures.head)
-    network = Autoencoder((1, 12, 12), variational=name == "vae")
+    crossed = name.endswith("bce")
+    network = Autoencoder((1, 12, 12), variational=name[:3] == "vae", crossed=crossed)
     weights = {
         k[8:]: torch.from_numpy(np.array(v)) for k, v in state.items() if k[:8] == "weights/"
     }
@@ -544,7 +608,12 @@ def test_an_autoencoder_is_scored_by_what_it_is_trained_by(pictures, name):
             x = layer(torch.nn.functional.interpolate(x, size=size))
             x = x if last else torch.nn.functional.elu(x)
         expected = ((x - given) ** 2).mean(dim=(1, 2, 3))
-        if name == "vae":
+        if crossed:
+            assert given.min() == 0
+            assert given.max() == 1
+            p = torch.sigmoid(x.double())
+            expected = -(given * p.log() + (1 - given) * (1 - p).log()).mean(dim=(1, 2, 3))
+        if name[:3] == "vae":
             kl = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(dim=1)
             expected = expected + kl / 144
     np.testing.assert_allclose(scores, expected.numpy(), rtol=1e-4)
@@ -555,7 +624,7 @@ def test_an_autoencoder_is_scored_by_what_it_is_trained_by(pictures, name):
     np.testing.assert_array_equal(scores, again)
 
 
-@pytest.mark.parametrize("name", ["autoencoder-knn-1", "vae-knn-8"])
+@pytest.mark.parametrize("name", ["autoencoder-knn-1", "vae-knn-8", "vae-bce-knn-8"])
 def test_distances_of_codes(pictures, name):
     method = METHODS[name]
     state = method.fit(pictures)

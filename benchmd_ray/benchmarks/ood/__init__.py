@@ -69,8 +69,17 @@ def _also(own: Member, chosen: Sequence[Member]) -> tuple[str, ...]:
 
 def _compute(asked: Asked) -> pa.Table:
     from benchmd_ray.benchmarks.ood.detect import detected
+    from benchmd_ray.benchmarks.ood.methods import detector_sources, detectors
 
-    return detected(asked)
+    return detected(asked, detectors(), detector_sources())
+
+
+def _current(schema: pa.Schema) -> bool:
+    """Whether predictions are of the detectors that are installed."""
+    from benchmd_ray.benchmarks.ood.methods import detector_sources
+    from benchmd_ray.benchmarks.ood.table import sources
+
+    return sources(schema) == detector_sources()
 
 
 def _fault(predictions: Predictions) -> str:
@@ -86,7 +95,13 @@ def _scores(predictions: Predictions, resamples: int) -> pd.DataFrame:
 
 
 DETECTION = Evaluation(
-    Form("ood", 1, _fault), _compute, _scores, roles=("source",), also=_also, passes=30.0
+    Form("ood", 2, _fault),
+    _compute,
+    _scores,
+    roles=("source",),
+    also=_also,
+    passes=60.0,
+    current=_current,
 )
 BENCHMARK = Benchmark(
     name="ood",

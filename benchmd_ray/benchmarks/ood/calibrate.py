@@ -1,47 +1,93 @@
 """What detectors that learn are calibrated on, and where their threshold is.
 
-None of the records that a detector is scored on is read before it is calibrated: those that
-calibrate and those that are scored are of other patients (`ood.sets`).
+Nothing here has records that are scored: those that calibrate are of other patients (`ood.sets`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import Calibration, Floats, Head, Method, State
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Calibration,
+    Floats,
+    Head,
+    Method,
+    State,
+    auroc,
+)
 from benchmd_ray.benchmarks.ood.sets import OutSet
+from benchmd_ray.benchmarks.ood.table import JOINED
 from benchmd_ray.data.splits import stable_fraction
 
-FEWEST = 20
-"""Records of a kind that calibration takes, and that a set has that counts in a mean."""
 DRAWS, TOGETHER = 10, 3
-"""How often a detector of unrelated records is calibrated, and on how many sets each time."""
+"""How many draws of a use-case calibrate detectors, and how many sets of unrelated records one
+has."""
 HELD = 0.2
 """Share of the calibrating patients that choose the threshold."""
 
 
-def calibration_draws(one: OutSet, sets: Sequence[OutSet]) -> list[tuple[OutSet, ...]]:
-    """Which other sets calibrate a detector that is scored on one.
+@dataclass(frozen=True)
+class Draw:
+    """Sets that calibrate together."""
 
-    For unrelated records, fixed draws of three other sets (of fewer where there are not so many);
-    else each other set of the use-case, at most ten. None is of the same kind, or too small.
+    sets: tuple[OutSet, ...]
+    shared: bool
+    """Whether it calibrates for other sets; else only for records of the very set."""
+
+    @property
+    def name(self) -> str:
+        """Names of its sets."""
+        return JOINED.join(each.name for each in self.sets)
+
+    def regime(self, one: OutSet) -> str:
+        """How it calibrates for a set; empty where it does not."""
+        if one.control or one.use_case != self.sets[0].use_case:
+            return ""
+        kinds = {each.kind for each in self.sets}
+        if one.kind not in kinds:
+            return "other-sources" if self.shared else ""
+        return "same-source" if len(kinds) == 1 else ""
+
+
+def calibration_draws(sets: Sequence[OutSet]) -> list[Draw]:
+    """Which sets calibrate, the same for all detectors.
+
+    Of unrelated records fixed draws of three sets (of one where there are only three or fewer), of
+    the other use-cases one set each; at most `DRAWS`, and one more for a set that is in all of
+    them. Each set also calibrates by itself, for other patients of the same set. Sets that are too
+    small calibrate nothing.
     """
-    if one.control or one.use_case == "shifted":
-        return []
-    others: dict[str, OutSet] = {}
-    for each in sets:
-        fits = each.use_case == one.use_case and each.kind != one.kind and not each.control
-        if fits and each.severity in (0, each.fault.severities[-1] if each.fault else 0):
-            if np.count_nonzero(each.calibrates) >= FEWEST:
-                others[each.kind] = each
-    together = TOGETHER if one.use_case == "unrelated" and len(others) > TOGETHER else 1
-    draws = list(combinations(others.values(), together))
-    draws.sort(key=lambda draw: stable_fraction("/".join(each.name for each in draw)))
-    return draws[:DRAWS]
+    found: list[Draw] = []
+    for case in dict.fromkeys(one.use_case for one in sets):
+        kinds: dict[str, OutSet] = {}
+        for one in sets:
+            last = one.fault is None or one.severity == one.fault.severities[-1]
+            if one.use_case == case and one.learnable and last:
+                kinds[one.kind] = one
+        shared = [] if case == "shifted" else _shared(list(kinds.values()), case == "unrelated")
+        found += [Draw(draw, True) for draw in shared]
+        alone = [(one,) for one in kinds.values() if (one,) not in shared]
+        found += [Draw(draw, False) for draw in alone if case != "shifted"]
+    return found
+
+
+def _shared(sets: list[OutSet], unrelated: bool) -> list[tuple[OutSet, ...]]:
+    together = TOGETHER if unrelated and len(sets) > TOGETHER else 1
+    draws = sorted(
+        combinations(sets, together),
+        key=lambda draw: stable_fraction("/".join(each.name for each in draw)),
+    )
+    kept = draws[:DRAWS]
+    for one in sets:
+        if all(one in draw for draw in kept):
+            kept += [draw for draw in draws if one not in draw][:1]
+    return kept
 
 
 def calibrated(
@@ -49,27 +95,48 @@ def calibrated(
     state: State,
     given: Calibration,
     patients: Sequence[str],
-    head: Head,
+    bank: Bank,
 ) -> tuple[State, float]:
     """A detector that learned of four fifths of the patients, and its threshold by the others.
 
-    The threshold has the highest balanced accuracy; of several such the middle of the first gap.
+    The threshold has the highest balanced accuracy, unless the detector learns its own.
     """
-    assert method.calibrate is not None
-    held = np.array([stable_fraction(f"ood/threshold/{name}") < 0.2 for name in patients])
+    held = np.array([stable_fraction(f"ood/threshold/{name}") < HELD for name in patients])
     if len(np.unique(given.out[held])) < 2 or len(np.unique(given.out[~held])) < 2:
         held = np.zeros(len(held), bool)
-    learned = method.calibrate(state, Calibration(given.seen.at(~held), given.out[~held]), head)
-    if held.any():
-        chosen = Calibration(given.seen.at(held), given.out[held])
+    first = given.at(~held)
+    other = given.at(held) if held.any() else given
+    if method.calibrate is None:
+        learned = _of_grid(method, first, bank)
     else:
-        chosen = given
-    scores = method.score(learned, chosen.seen, head)
-    return learned, best_threshold(scores, chosen.out)
+        learned = method.calibrate(state, first, other, bank.head)
+    if method.threshold is not None:
+        return learned, method.threshold
+    return learned, best_threshold(method.score(learned, other.seen, bank.head), other.out)
+
+
+def combinations_of(method: Method) -> Iterator[dict[str, object]]:
+    """All values of a detector's grid, by hyperparameter."""
+    for values in product(*method.grid.values()):
+        yield dict(zip(method.grid, values, strict=True))
+
+
+def _of_grid(method: Method, given: Calibration, bank: Bank) -> State:
+    """The state with the values of the grid that have the highest AUROC, the first of several."""
+    states = [method.fit(bank, **values) for values in combinations_of(method)]
+    return max(states, key=lambda state: auroc_of(method, state, given, bank.head))
+
+
+def auroc_of(method: Method, state: State, given: Calibration, head: Head) -> float:
+    """AUROC of a detector on records that calibrate."""
+    scores = method.score(state, given.seen, head)
+    return auroc(scores[~given.out], scores[given.out])
 
 
 def best_threshold(scores: Floats, out: npt.NDArray[np.bool_]) -> float:
     """The score above which records are rejected, with the highest balanced accuracy.
+
+    Of several such it is the middle of the first gap.
 
     Args:
         scores: (records,).
@@ -77,6 +144,7 @@ def best_threshold(scores: Floats, out: npt.NDArray[np.bool_]) -> float:
     """
     levels = np.unique(scores)
     limits = np.concatenate(([levels[0] - 1], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1]))
-    rejected = scores[None] > limits[:, None]
-    balanced = (rejected[:, out].mean(axis=1) + (~rejected[:, ~out]).mean(axis=1)) / 2
-    return float(limits[int(balanced.argmax())])
+    own, other = np.sort(scores[~out]), np.sort(scores[out])
+    accepted = np.searchsorted(own, limits, side="right") / len(own)
+    rejected = 1 - np.searchsorted(other, limits, side="right") / len(other)
+    return float(limits[int((accepted + rejected).argmax())])

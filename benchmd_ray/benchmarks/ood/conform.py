@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.faults.fault import Recorded, Values
+from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values
 from benchmd_ray.benchmarks.ood.faults.images import LARGEST, resized
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.signals import Range, Signal, Window, valid_area
@@ -54,6 +54,33 @@ def conformed(record: Recorded, to: Signal) -> Values:
     elif len(own.axes) < len(to.axes):
         grey = np.repeat(grey[:, None], to.stored_shape[1], axis=1)
     return _shown(resized(_channels(grey, to), _extent(to)), to)
+
+
+def coarser(own: Signal, to: Signal) -> tuple[int, ...]:
+    """Extent to which records of another signal are coarser than a network's; empty if nowhere."""
+    wanted, held = to.stored_shape[1:], own.stored_shape[1:]
+    if len(held) > len(wanted):  # a slice
+        held = held[1:]
+    elif len(held) < len(wanted):  # the same image in all slices
+        held = (wanted[0], *held)
+    least = tuple(min(pair) for pair in zip(held, wanted, strict=True))
+    return () if least == wanted else least
+
+
+def coarse(extent: tuple[int, ...]) -> Fault:
+    """What makes a record as coarse as one of that extent that was enlarged."""
+
+    def make(record: Recorded, _: int, __: np.random.Generator) -> Values:
+        area = (slice(None), *valid_area(record.signal.stored_shape[1:], record.valid_size))
+        changed = record.values.copy()
+        own = changed[area]
+        share = np.array(own.shape[1:]) / record.signal.stored_shape[1:]
+        small = tuple(max(1, round(a * b)) for a, b in zip(extent, share, strict=True))
+        changed[area] = np.round(resized(resized(own, small), own.shape[1:]))
+        return changed
+
+    name = "-".join(map(str, ("coarse", *extent)))
+    return Fault(name, "as coarse as another dataset", make, (1,))
 
 
 def _extent(to: Signal) -> tuple[int, ...]:

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from benchmd_ray.benchmarks.evaluation import Asked
-from benchmd_ray.benchmarks.ood.detect import bank_of, unfit
-from benchmd_ray.benchmarks.ood.methods import METHODS
-from benchmd_ray.benchmarks.ood.methods.method import Floats, Seen, State, finite
+from benchmd_ray.benchmarks.ood.detectors import bank_of, pictured, unfit
+from benchmd_ray.benchmarks.ood.methods import USUAL, detectors
+from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, State, finite
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer, pictures
 from benchmd_ray.benchmarks.ood.scores import threshold_of
@@ -40,8 +40,6 @@ from benchmd_ray.run_files import RUN
 from benchmd_ray.training.collect import evaluation_batch
 
 FOLDER = "guard"
-USUAL = ("mahalanobis-layers", "mahalanobis")
-"""Detectors that are taken where none is named: the first that fits the network."""
 STATED: Kinds = {
     "detector": str,
     "threshold": float,
@@ -103,15 +101,20 @@ def chosen_detector(network: Network, named: str) -> str:
         BenchmdError: There is none of that name, it learns of records of both kinds, which a guard
             does not have, or it does not fit the network.
     """
-    alone = {name: method for name, method in METHODS.items() if method.calibrate is None}
+    alone = {name: method for name, method in detectors().items() if method.calibrate is None}
     if named and named not in alone:
         raise unknown_name("detector of a guard", named, alone)
     available = {*network.shapes, "pixels"}
     for name in (named,) if named else USUAL:
-        why = unfit(METHODS[name], network.head.exclusive, False, available)
+        why = unfit(alone[name], network, available)
         if not why:
             return name
     raise BenchmdError(f"the detector {named} does not fit this network: {why}.")
+
+
+def _asking(network: Network, method: Method) -> Network:
+    """The network, which computes only what a detector reads."""
+    return replace(network, needs=method.needs)
 
 
 def fit(asked: Asked, detector: str) -> Guard:
@@ -128,19 +131,15 @@ def fit(asked: Asked, detector: str) -> Guard:
     """
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
     name, own = chosen_detector(network, detector), inside(asked.catalog)
+    method = detectors()[name]
+    network = _asking(network, method)
     observer = Observer.of(network, asked.settings)
-    method = METHODS[name]
     bank = bank_of(observer, own, pixels="pixels" in method.needs)
-    if why := unfit(
-        method, network.head.exclusive, bool((bank.seen.features < 0).any()), {*bank.seen.more}
-    ):
+    if why := unfit(method, network, bank.seen.more, bool((bank.seen.features < 0).any())):
         raise BenchmdError(f"the detector {name} does not fit this network: {why}.")
     state = method.fit(bank)
     records = own.calibrating  # as in the benchmark, whose false alarms are then the guard's
-    seen = observer.seen(records)
-    if "pixels" in method.needs:
-        more = {**seen.more, "pixels": observer.pixels(records)}
-        seen = Seen(seen.features, seen.logits, more)
+    seen = pictured(observer, records) if "pixels" in method.needs else observer.seen(records)
     scores = finite(method.score(state, seen, network.head), name)
     guard = Guard(name, state, threshold_of(scores), network)
     _write(asked.run, guard, asked.catalog, len(scores))
@@ -187,7 +186,7 @@ def read_guard(asked_run: Path, network: Network, detector: str) -> Guard:
         state: State = dict(load_file(weights))
     except (OSError, SafetensorError) as error:
         raise Damaged(weights, f"it is not a safetensors file ({error})", REMEDY) from error
-    return Guard(name, state, about["threshold"], network)
+    return Guard(name, state, about["threshold"], _asking(network, detectors()[name]))
 
 
 def of_files(guard: Guard, path: Path) -> Iterator[Verdict]:
@@ -233,7 +232,7 @@ def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
 
 
 def _scores(guard: Guard, signals: npt.NDArray[np.generic], table: Any) -> Floats:
-    network, method = guard.network, METHODS[guard.detector]
+    network, method = guard.network, detectors()[guard.detector]
     scales = table["scale"].to_numpy().astype(np.float32)
     sizes = np.array(table["valid_size"].to_pylist(), np.int32)
     given = (np.asarray(signals), scales, sizes)

@@ -17,6 +17,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.benchmarks.ood.methods.method import Head, Seen
+from benchmd_ray.benchmarks.ood.methods.odin import STEPS, TEMPERATURES
+from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.errors import BenchmdError
@@ -42,10 +44,15 @@ LAYERS = 3
 """Layers that are read in addition to the features, at equal distances in depth."""
 PASSES = 7
 """Of dropout."""
-TEMPERATURE, STEP = 1000.0, 0.0014
-"""Of ODIN; the step is in standard deviations of a record as the network sees it."""
+DEEPER = (
+    ("transition1", "transition2", "transition3", "norm5"),
+    ("layer1", "layer2", "layer3", "layer4"),
+)
+"""Stages of MONAI's DenseNet and SE-ResNet, of which the last gives the features."""
 MASKS = 4
 """Of the masked autoencoder's loss."""
+VISIBLE = {1: 1250, 2: 128}
+"""Largest extent of a picture that is to be looked at, by the number of its axes."""
 PIXELS = {1: 250, 2: 64, 3: 16}
 """Largest extent of the small picture of a signal, by the number of its axes but the channel's."""
 
@@ -60,8 +67,12 @@ class Network:
     about: dict[str, Any]
     worker: Worker
     precision: str
+    pretrained: nn.Module | None = None
+    """Encoder of the pretraining that it started from, where its weights are there."""
     mae: MAE | None = None
-    """The pretraining that it started from, where that was one by masked autoencoding."""
+    """That pretraining, where it was one by masked autoencoding."""
+    needs: tuple[str, ...] | None = None
+    """Quantities that are computed in addition to features, logits and layers; None takes all."""
 
     @classmethod
     def of(cls, run: Path, worker: Worker, precision: str) -> Network:
@@ -75,16 +86,17 @@ class Network:
         if task is None:
             raise BenchmdError(f"{run} is a pretraining: name a transfer run.")
         model.to(worker.device).eval()
-        mae = _pretraining(run)
-        if mae is not None:
-            mae.to(worker.device).eval()
-        return cls(model, signal, task, about, worker, precision, mae)
+        pretrained, mae = _pretraining(run)
+        for each in (pretrained, mae):
+            if each is not None:
+                each.to(worker.device).eval()
+        return cls(model, signal, task, about, worker, precision, pretrained, mae)
 
     @cached_property
     def digest(self) -> str:
         """Hash of its weights, the head's and the pretraining's included."""
-        own = weights_digest(self.model)
-        return own if self.mae is None else f"{own} {weights_digest(self.mae)}"
+        given = (self.model, self.pretrained, self.mae)
+        return " ".join(weights_digest(each) for each in given if each is not None)
 
     @cached_property
     def head(self) -> Head:
@@ -104,24 +116,31 @@ class Network:
         """Numbers that all quantities of a record have together."""
         return sum(prod(shape) for shape in self.shapes.values())
 
-    def quantities(
+    def normalised(
         self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
-    ) -> npt.NDArray[np.float32]:
-        """Quantities of some records, one after the other: (records, values).
+    ) -> torch.Tensor:
+        """Signals as the network sees them, on its device: (records, *input_shape).
 
         Args:
             values: (records, *stored_shape), in stored steps.
             scales: (records,).
             sizes: (records, axes but the channel's).
         """
-        device = self.worker.device
         given = [
-            torch.from_numpy(np.require(each, requirements=["C", "W"])).to(device)
+            torch.from_numpy(np.require(each, requirements=["C", "W"])).to(self.worker.device)
             for each in (values, scales, sizes)
         ]
-        normalised = normaliser(self.signal, self.about["statistics"])(*given)
-        found = self._of(normalised)
-        flat = [found[name].reshape(len(normalised), -1).float().cpu() for name in self.shapes]
+        return normaliser(self.signal, self.about["statistics"])(*given)
+
+    def quantities(
+        self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]:
+        """Quantities of some records, one after the other: (records, values).
+
+        Arguments as of `normalised`.
+        """
+        found = self._of(self.normalised(values, scales, sizes))
+        flat = [found[name].reshape(len(values), -1).float().cpu() for name in self.shapes]
         return np.asarray(torch.cat(flat, dim=1).numpy(), np.float32)
 
     def seen(self, rows: npt.NDArray[np.float32]) -> Seen:
@@ -135,24 +154,49 @@ class Network:
         features, logits = parts.pop("features"), parts.pop("logits")
         return Seen(features, logits, parts)
 
+    @property
+    def parts(self) -> dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]]:
+        """What is computed of normalised signals, and by what, in the quantities' order."""
+        found: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
+            "features": self._logits
+        }
+        if any(isinstance(module, nn.Dropout) and module.p for module in self.model.modules()):
+            found["dropout logits"] = lambda x: {"dropout logits": self._dropped(x)}
+        found["odin"] = lambda x: {"odin": self._odin(x)}
+        if self.pretrained is not None:
+            found[PRETRAINED] = lambda x: {PRETRAINED: self._pretrained_features(x)}
+        if self.mae is not None:
+            found["mae loss"] = lambda x: {"mae loss": self._mae_loss(x)}
+        chosen = found if self.needs is None else {"features", *self.needs}
+        return {name: part for name, part in found.items() if name in chosen}
+
     def _of(self, signals: torch.Tensor) -> dict[str, torch.Tensor]:
         """Quantities of normalised signals."""
+        found: dict[str, torch.Tensor] = {}
+        for part in self.parts.values():
+            found |= part(signals)
+        return found
+
+    def _logits(self, signals: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Features, logits and layers."""
         found: dict[str, torch.Tensor] = {}
         with torch.no_grad(), self._layers(found):
             shown = evaluated(self._features, self.about["augmentation"])
             features = shown(signals).float()
         # The head in float32: what methods compute of features and weights has to agree.
-        found = {"features": features, "logits": self.model.head(features).detach(), **found}
-        if any(isinstance(module, nn.Dropout) and module.p for module in self.model.modules()):
-            found["dropout logits"] = self._dropped(signals)
-        found["odin"] = self._odin(signals)
-        if self.mae is not None:
-            found["mae loss"] = self._mae_loss(self.mae, signals)
-        return found
+        return {"features": features, "logits": self.model.head(features).detach(), **found}
 
-    def _mae_loss(self, mae: MAE, signals: torch.Tensor) -> torch.Tensor:
+    def _pretrained_features(self, signals: torch.Tensor) -> torch.Tensor:
+        """(records, width), before the transfer."""
+        assert self.pretrained is not None
+        with torch.no_grad(), autocast(self.worker.device, self.precision):
+            features: torch.Tensor = self.pretrained(signals).float()
+        return features
+
+    def _mae_loss(self, signals: torch.Tensor) -> torch.Tensor:
         """Mean loss over `MASKS` masks, the same for all records: (records, 1)."""
-        losses = []
+        mae, losses = self.mae, []
+        assert mae is not None
         for number in range(MASKS):
             draws = mae.draw(1, torch.Generator().manual_seed(number))
             masked = draws["masked"].to(signals.device).expand(len(signals), -1)
@@ -167,12 +211,12 @@ class Network:
     @contextmanager
     def _layers(self, found: dict[str, torch.Tensor]) -> Iterator[None]:
         """Let layers leave their mean over tokens or places."""
-        blocks = list(getattr(self.model.encoder, "blocks", ()))
+        blocks = stages(self.model.encoder)
         depth = len(blocks)
-        chosen = sorted({(number + 1) * depth // (LAYERS + 1) - 1 for number in range(LAYERS)})
+        places = sorted({(number + 1) * depth // (LAYERS + 1) - 1 for number in range(LAYERS)})
         hooks = [
             blocks[place].register_forward_hook(_leave(found, f"layer {place + 1}"))
-            for place in chosen
+            for place in places
             if place >= 0
         ]
         try:
@@ -196,44 +240,79 @@ class Network:
         return torch.stack(passes, dim=1)
 
     def _odin(self, signals: torch.Tensor) -> torch.Tensor:
-        """−max p at a high temperature, after a step that makes the network surer: (records, 1)."""
+        """−max p at each temperature, after each step that makes the network surer.
+
+        Returns:
+            (records, temperatures, steps).
+        """
         given = signals.detach().clone().requires_grad_()
         with torch.enable_grad():
-            logits = self.model.head(self._features(given).float()) / TEMPERATURE
-            if self.task.exclusive:
-                loss = functional.cross_entropy(logits, logits.argmax(dim=1), reduction="sum")
-            else:
-                guess = (logits > 0).float()
-                loss = functional.binary_cross_entropy_with_logits(logits, guess, reduction="sum")
-            (gradient,) = torch.autograd.grad(loss, given)
-        axes = tuple(range(1, signals.ndim))
-        size = STEP * signals.std(dim=axes, keepdim=True)
+            logits = self.model.head(self._features(given).float())
+            losses = [self._loss_of_guess(logits / heat) for heat in TEMPERATURES]
+            signs = [
+                torch.autograd.grad(loss, given, retain_graph=True)[0].sign() for loss in losses
+            ]
+        size = signals.std(dim=tuple(range(1, signals.ndim)), keepdim=True)
+        unmoved = logits.detach()
+        rows = []
         with torch.no_grad():
-            moved = self.model.head(self._features(signals - size * gradient.sign()).float())
-            moved = moved / TEMPERATURE
-            if self.task.exclusive:
-                p = moved.double().softmax(dim=1)
-            else:
-                p = moved.double().sigmoid()
-                p = torch.maximum(p, 1 - p)
-            surest: torch.Tensor = p.amax(dim=1, keepdim=True)
-        return -surest
+            for heat, sign in zip(TEMPERATURES, signs, strict=True):
+                moved = (
+                    self.model.head(self._features(signals - step * size * sign).float())
+                    if step
+                    else unmoved
+                    for step in STEPS
+                )
+                rows.append(torch.stack([self._surest(each / heat) for each in moved], dim=1))
+        return -torch.stack(rows, dim=1)
+
+    def _loss_of_guess(self, logits: torch.Tensor) -> torch.Tensor:
+        """Sum of the losses if what the network takes for likely were true."""
+        if self.task.exclusive:
+            return functional.cross_entropy(logits, logits.argmax(dim=1), reduction="sum")
+        guess = (logits > 0).float()
+        return functional.binary_cross_entropy_with_logits(logits, guess, reduction="sum")
+
+    def _surest(self, logits: torch.Tensor) -> torch.Tensor:
+        """Highest probability of a class, or of a label or its absence: (records,)."""
+        if self.task.exclusive:
+            p = logits.double().softmax(dim=1)
+        else:
+            p = logits.double().sigmoid()
+            p = torch.maximum(p, 1 - p)
+        surest: torch.Tensor = p.amax(dim=1)
+        return surest
 
 
-def _pretraining(run: Path) -> MAE | None:
-    """The masked autoencoder that a run started from, where its weights are there."""
+def stages(encoder: nn.Module) -> list[nn.Module]:
+    """Parts of an encoder in the order of its depth: blocks, or what MONAI's networks have."""
+    blocks = getattr(encoder, "blocks", None)
+    if blocks is not None:
+        return list(blocks)
+    named = {name.rpartition(".")[2]: part for name, part in encoder.named_modules()}
+    for names in DEEPER:
+        if all(name in named for name in names):
+            return [named[name] for name in names]
+    return list(named.get("_blocks", nn.ModuleList()).children())
+
+
+def _pretraining(run: Path) -> tuple[nn.Module | None, MAE | None]:
+    """The encoder that a run started from, and its masked autoencoder if it was one.
+
+    None where its weights are not there.
+    """
     upstream = read_hashed_json(run / RUN, "", {"technique": str}).get("upstream")
     folder = run.parent / str(upstream)
     if not upstream or not (folder / MODEL).is_file():
-        return None
+        return None, None
     about = read_hashed_json(folder / RUN, "", {"technique": str, "settings": dict})
-    if about["technique"] != "mae":
-        return None
-    description = model_description(folder)
     encoder = load_encoder(folder)
-    mae = MAE(encoder, updated(Settings(), {"pretrain": about["settings"]["pretrain"]}).pretrain)
-    load_weights(mae, folder / MODEL, description["weights"])
-    return mae
+    if about["technique"] != "mae":
+        return encoder, None
+    settings = updated(Settings(), {"pretrain": about["settings"]["pretrain"]})
+    mae = MAE(load_encoder(folder), settings.pretrain)
+    load_weights(mae, folder / MODEL, model_description(folder)["weights"])
+    return encoder, mae
 
 
 def small(signals: torch.Tensor) -> torch.Tensor:
@@ -248,6 +327,17 @@ def small(signals: torch.Tensor) -> torch.Tensor:
     if axes == 3:
         pool = functional.adaptive_avg_pool3d
     return pool(signals, extents)
+
+
+def visible(signals: torch.Tensor) -> torch.Tensor:
+    """Normalised signals to be looked at: (records, channels, …), of a volume the middle slice."""
+    axes = signals.ndim - 2
+    if axes == 1:
+        return functional.adaptive_avg_pool1d(signals, min(signals.shape[2], VISIBLE[1]))
+    if axes == 3:
+        signals = signals[:, :, signals.shape[2] // 2]
+    height, width = (min(extent, VISIBLE[2]) for extent in signals.shape[2:])
+    return functional.adaptive_avg_pool2d(signals, (height, width))
 
 
 def _leave(found: dict[str, torch.Tensor], name: str) -> Callable[..., None]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,9 @@ import torch
 
 from benchmd_ray.benchmarks.ood.conform import conformed
 from benchmd_ray.benchmarks.ood.faults import Fault, Recorded, made
-from benchmd_ray.benchmarks.ood.methods.method import Seen
-from benchmd_ray.benchmarks.ood.network import Network, small
-from benchmd_ray.benchmarks.ood.sets import Records
-from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.benchmarks.ood.methods.method import Seen, drawn
+from benchmd_ray.benchmarks.ood.network import Network, small, visible
+from benchmd_ray.benchmarks.ood.sets import OutSet, Records
 from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.files import cache_folder
 from benchmd_ray.settings import EncoderSettings, Settings, updated
@@ -24,10 +26,12 @@ from benchmd_ray.signals import Signal
 from benchmd_ray.training.collect import evaluation_batch
 from benchmd_ray.training.features import FeatureStore, feature_store
 
-VERSION = 1
+VERSION = 2
 """Raised whenever quantities, faults or fitting to another signal change."""
 SEED = 0
 """Of the faults: the same for all runs, so that they are compared on the same records."""
+TIMED, TIMES = 64, 5
+"""Records of which the network's work is timed, and how often; the median counts."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,32 @@ class Observer:
         shape = self._picture_shape()
         parts = [self._kept(each, fault, severity, pixels=True) for each in records]
         return np.concatenate(parts).reshape(-1, *shape)
+
+    @cached_property
+    def shown_shape(self) -> tuple[int, ...]:
+        """Shape of a picture that is to be looked at: (channels, …), of a volume one slice."""
+        zeros = torch.zeros(1, *self.network.signal.input_shape)
+        return tuple(visible(zeros).shape[1:])
+
+    def shown(self, records: Records, of: OutSet | None = None) -> Iterator[bytes]:
+        """Pictures of records to be looked at, from black to white: bytes of `shown_shape`."""
+        how = (None, 0) if of is None else (of.fault, of.severity)
+        for batch in _batches(records, self.network.signal, *how, 16):
+            for picture in visible(self.network.normalised(*batch).float()).cpu().numpy():
+                low, high = float(picture.min()), float(picture.max())
+                grey = (picture - low) / (high - low) if high > low else np.zeros_like(picture)
+                yield np.round(grey * 255).astype(np.uint8).tobytes()
+
+    def costs(self, records: Records) -> dict[str, float]:
+        """Seconds that a record takes, by part of the network; ``pixels`` are small pictures."""
+        few = records.at(np.isin(np.arange(len(records)), drawn(len(records), TIMED)))
+        batch = next(_batches(few, self.network.signal, None, 0, TIMED))
+        signals = self.network.normalised(*batch)
+        work: dict[str, Callable[[], object]] = {
+            name: partial(part, signals) for name, part in self.network.parts.items()
+        }
+        work["pixels"] = partial(pictures, self.network, *batch)
+        return {name: median_seconds(each) / len(few) for name, each in work.items()}
 
     def _picture_shape(self) -> tuple[int, ...]:
         zeros = torch.zeros(1, *self.network.signal.input_shape)
@@ -88,6 +118,7 @@ class Observer:
         about = store.about | {
             "weights": network.digest,
             "ood": VERSION,
+            "quantities": {} if pixels else {k: list(v) for k, v in network.shapes.items()},
             "signal": str(network.signal),
             "statistics": network.about["statistics"],
             "augmentation": network.about["augmentation"],
@@ -110,12 +141,21 @@ def pictures(
     network: Network, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
 ) -> npt.NDArray[np.float32]:
     """Small pictures of records as a network sees them; arguments as of `Network.quantities`."""
-    given = [
-        torch.from_numpy(np.require(each, requirements=["C", "W"]))
-        for each in (values, scales, sizes)
-    ]
-    shown = normaliser(network.signal, network.about["statistics"])(*given).float()
-    return np.asarray(small(shown).numpy(), np.float32)
+    shown = network.normalised(values, scales, sizes).float()
+    return np.asarray(small(shown).cpu().numpy(), np.float32)
+
+
+def median_seconds(work: Callable[[], object]) -> float:
+    """Seconds that something takes: the median of `TIMES`, after a first time."""
+    work()
+    seconds = []
+    for _ in range(TIMES):
+        start = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def _batches(

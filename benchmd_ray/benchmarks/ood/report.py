@@ -6,8 +6,10 @@ in pairs on the same records, with Holm's correction over all that are compared.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.ood import DETECTION
 from benchmd_ray.benchmarks.ood.methods import METHODS
-from benchmd_ray.benchmarks.ood.scores import ALL, Scored, scored
+from benchmd_ray.benchmarks.ood.scores import ALL, ENSEMBLE, Scored, ensemble, resamples_of, scored
+from benchmd_ray.benchmarks.ood.table import about
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of, key_columns, table_of
@@ -25,11 +28,13 @@ from benchmd_ray.run_files import predictions_of
 from benchmd_ray.scores.comparison import holm
 from benchmd_ray.scores.seeds import difference_over_seeds, pooled_seeds
 from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.training.predictions import read_predictions
+from benchmd_ray.training.predictions import Predictions, read_predictions
 
 STUDY = ("modality", "source", "policy", "setting", "technique", "protocol")
 """What names a network; runs that share it differ by their seeds."""
 WHERE = ("method", "regime", "use_case", "group", "severity")
+COSTS = ("setup", "network", "score")
+"""Seconds: once, and for each record of the network and of the detector."""
 REFERENCE = "msp"
 """Detector that others are compared with: the paper's simplest."""
 HEADING = "Out-of-distribution detection"
@@ -44,11 +49,33 @@ class Network:
     """By the columns of `STUDY`."""
     seeds: dict[int, dict[tuple[Any, ...], Scored]]
     """Of each seed, by `WHERE`."""
+    predictions: dict[int, Predictions]
+    """By seed."""
+
+    @cached_property
+    def together(self) -> dict[tuple[Any, ...], Scored]:
+        """Of the deep ensemble of all seeds, by `WHERE`; empty of one seed."""
+        if len(self.predictions) < 2:
+            return {}
+        seeds = [each for _, each in sorted(self.predictions.items())]
+        return {_key(one): one for one in scored(ensemble(seeds), resamples_of(seeds[0]))}
+
+    def of(self, key: tuple[Any, ...]) -> dict[int, Scored]:
+        """Of each seed that has it; the ensemble counts for each of its seeds."""
+        if key in self.together:
+            return dict.fromkeys(self.seeds, self.together[key])
+        return {seed: found[key] for seed, found in self.seeds.items() if key in found}
+
+    @property
+    def keys(self) -> list[tuple[Any, ...]]:
+        """All that was scored, by `WHERE`."""
+        every = (found for found in (*self.seeds.values(), self.together))
+        return list(dict.fromkeys(key for found in every for key in found))
 
     def pooled(self) -> Iterator[dict[str, Any]]:
         """A row for each detector and set, seeds pooled."""
-        for key in next(iter(self.seeds.values())):
-            own = [found[key] for found in self.seeds.values() if key in found]
+        for key in self.keys:
+            own = [self.together[key]] if key in self.together else [*self.of(key).values()]
             drawn = all(len(one.draws) for one in own)
             first = own[0]
             pooled = pooled_seeds(
@@ -73,27 +100,39 @@ class Network:
                 "out": first.positives,
                 "records": first.records,
                 "patients": first.patients,
-                "seeds": len(own),
+                "seeds": len(self.of(key)),
                 "caution": pooled.caution,
             }
 
 
+_LAST: list[tuple[Analysis, list[Network]]] = []
+"""The last analysis that was asked for: tables and figures ask for the same."""
+
+
 def networks(analysis: Analysis) -> list[Network]:
     """The networks of an analysis whose predictions were scored for detection."""
+    if not _LAST or _LAST[0][0] is not analysis:
+        _LAST[:] = [(analysis, _networks(analysis))]
+    return _LAST[0][1]
+
+
+def _networks(analysis: Analysis) -> list[Network]:
     rows = analysis.rows[analysis.rows["evaluation"] == DETECTION.name]
     found: dict[tuple[str, ...], Network] = {}
     folders = {run.folder.name: run.folder for run in analysis.runs}
     for values in rows[[*STUDY, "seed", "run"]].drop_duplicates().itertuples(index=False):
         *key, seed, run = values
-        network = found.setdefault(tuple(key), Network(dict(zip(STUDY, key, strict=True)), {}))
+        names = dict(zip(STUDY, key, strict=True))
+        network = found.setdefault(tuple(key), Network(names, {}, {}))
         for path in predictions_of(folders[run]):
             if path.parent.name != DETECTION.name:
                 continue
             try:
-                each = scored(read_predictions(path, DETECTION.form))
+                predictions = read_predictions(path, DETECTION.form)
             except BenchmdError:  # the rows' notes name it
                 continue
-            network.seeds[int(seed)] = {_key(one): one for one in each}
+            network.predictions[int(seed)] = predictions
+            network.seeds[int(seed)] = {_key(one): one for one in scored(predictions)}
     return [network for network in found.values() if network.seeds]
 
 
@@ -123,6 +162,8 @@ def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
 
 def title_of(method: str) -> str:
     """Of a detector."""
+    if method == ENSEMBLE:
+        return "deep ensemble"
     return METHODS[method].title if method in METHODS else method
 
 
@@ -213,6 +254,44 @@ def controls(analysis: Analysis) -> Table | None:
     return table_of(caption, columns, rows)
 
 
+def costs(analysis: Analysis) -> pd.DataFrame:
+    """Seconds that each detector took, means over seeds."""
+    rows = []
+    for network in networks(analysis):
+        found = [about(each)["costs"] for each in network.predictions.values()]
+        where = json.loads(next(iter(network.predictions.values())).description["hardware"])
+        for name in found[0]:
+            own = [each[name] for each in found if name in each]
+            spent = {
+                part: float(np.mean([each.get(part, np.nan) for each in own])) for part in COSTS
+            }
+            device = str(where.get("model", ""))
+            rows.append({**network.names, "method": name, **spent, "device": device})
+    return pd.DataFrame(rows, columns=[*STUDY, "method", *COSTS, "device"])
+
+
+def costs_table(analysis: Analysis) -> Table | None:
+    """What detectors cost."""
+    rows = costs(analysis)
+    if rows.empty:
+        return None
+    columns = (
+        *key_columns(rows),
+        column_of("detector", [title_of(name) for name in rows["method"]], "text"),
+        column_of("setup (s)", rows["setup"], "number"),
+        column_of("network (ms a record)", 1000 * rows["network"], "number"),
+        column_of("detector (ms a record)", 1000 * rows["score"], "number"),
+        column_of("device", rows["device"], "text"),
+    )
+    caption = (
+        "What detectors cost: seconds to fit and calibrate once; milliseconds of the network's "
+        "work for a record, features and what else the detector reads, and of the detector "
+        "itself. Median of five after a first time, means over seeds; the training of the network "
+        "is not counted."
+    )
+    return table_of(caption, columns, rows)
+
+
 def _difference(one: Mapping[int, Scored], other: Mapping[int, Scored]) -> dict[str, Any] | None:
     """AUROC of one minus that of the other, of the seeds that both have."""
     seeds = sorted(one.keys() & other.keys())
@@ -237,12 +316,9 @@ def _difference(one: Mapping[int, Scored], other: Mapping[int, Scored]) -> dict[
 
 def _by_seed(network: Network) -> dict[tuple[Any, ...], dict[int, Scored]]:
     """Means over sets of each detector and use-case, by seed."""
-    found: dict[tuple[Any, ...], dict[int, Scored]] = {}
-    for seed, each in network.seeds.items():
-        for key, one in each.items():
-            if one.where.group == ALL and one.where.use_case != "shifted":
-                found.setdefault(key, {})[seed] = one
-    return found
+    place, case = WHERE.index("group"), WHERE.index("use_case")
+    keys = [key for key in network.keys if key[place] == ALL and key[case] != "shifted"]
+    return {key: network.of(key) for key in keys}
 
 
 def _with_holm(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -353,4 +429,5 @@ TABLES = (
     Declared.both(
         "detectors_controls", HEADING, _rows_of(lambda r: r["use_case"] == "control"), controls
     ),
+    Declared.both("detectors_costs", HEADING, costs, costs_table),
 )

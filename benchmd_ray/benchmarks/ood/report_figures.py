@@ -1,16 +1,31 @@
-"""Figures of detectors: dots with intervals by use-case, sets by detector, alarms elsewhere."""
+"""Figures of detectors.
+
+By use-case dots with intervals and pretrainings, sets by detector, alarms elsewhere, and pictures
+of what was most and least suspicious.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
-from benchmd_ray.benchmarks.ood.report import CASES, HEADING, STUDY, frame, title_of
+from benchmd_ray.benchmarks.ood.methods import USUAL
+from benchmd_ray.benchmarks.ood.report import (
+    CASES,
+    HEADING,
+    STUDY,
+    Network,
+    frame,
+    networks,
+    title_of,
+)
 from benchmd_ray.benchmarks.ood.scores import ALL
+from benchmd_ray.benchmarks.ood.table import IN, about
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
-from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled
+from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled, techniques_of
 
 COLOURS = {"none": "#0072B2", "other-sources": "#D55E00", "same-source": "#999999"}
 MARKERS = {"none": "o", "other-sources": "s", "same-source": "^"}
@@ -29,6 +44,9 @@ def draw(report: Report) -> Iterator[Drawn]:
         yield from _dots(own, label, slug)
         yield from _heat(own, label, slug)
         yield from _alarms(own, label, slug)
+    for network in networks(report.analysis):
+        yield from _gallery(network)
+    yield from _pretrainings(rows, report)
 
 
 def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
@@ -137,6 +155,91 @@ def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
         "that are rejected there."
     )
     yield Titled(f"detectors-alarms-{slug}", HEADING, title, caption, figure)
+
+
+def _gallery(network: Network) -> Iterator[Drawn]:
+    """Records that the usual detector suspects most and least, of the first seed."""
+    predictions = network.predictions[min(network.predictions)]
+    shape = about(predictions)["shape"]
+    columns = predictions.table.column_names
+    detector = next((name for name in USUAL if name in columns), None)
+    if detector is None:
+        return
+    names = ["set", "use_case", "part", "alike", detector, "picture"]
+    table = predictions.table.filter(predictions.table["regime"].to_pandas().eq("none").to_numpy())
+    rows: pd.DataFrame = table.select(names).to_pandas()
+    own = rows[(rows["set"] == IN) & (rows["part"] == "test") & rows["alike"].isna()]
+    levels = np.sort(own[detector].to_numpy())
+    shown = rows[rows["picture"].notna()].sort_values(detector)
+    count = 2 if len(shape) == 2 else 3
+    groups = [("in distribution", shown[shown["set"] == IN])]
+    groups += [(case, shown[shown["use_case"] == case]) for case in CASES]
+    groups = [(name, group) for name, group in groups if len(group) >= 2 * count]
+    label = f"{network.names['source']}, {network.names['technique']}, {network.names['setting']}"
+    title = f"{label}: what {title_of(detector)} finds least and most suspicious"
+    figure, panels = grid(title, 2 * count * len(groups), columns=2 * count, row=1.5)
+    for place, (name, group) in enumerate(groups):
+        some = pd.concat([group.head(count), group.tail(count)])
+        for number, (_, row) in enumerate(some.iterrows()):
+            axes = panels[place * 2 * count + number]
+            _picture(axes, row["picture"], shape)
+            above = np.searchsorted(levels, row[detector]) / len(levels)
+            what = name if row["set"] == IN else row["set"]
+            axes.set_title(f"{what}\nabove {above:.0%} of in", fontsize=6)
+    caption = (
+        f"In each row the {count} least and the {count} most suspicious records of a use-case, "
+        "first of the in-distribution ones, as the network sees them, each from its darkest to its "
+        "brightest value; and how many in-distribution records score less."
+    )
+    slug = "-".join(network.names[name] for name in ("source", "technique", "setting", "protocol"))
+    yield Titled(f"detectors-gallery-{slug.replace(' ', '-')}", HEADING, title, caption, figure)
+
+
+def _picture(axes: Axes, picture: bytes, shape: Sequence[int]) -> None:
+    values = np.frombuffer(picture, np.uint8).reshape(shape)
+    axes.grid(visible=False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if len(shape) == 2:
+        traces = values / 255 - np.arange(len(values))[:, None] * 0.5
+        axes.plot(traces.T, color="black", linewidth=0.3)
+    elif shape[0] == 3:
+        axes.imshow(np.moveaxis(values, 0, -1))
+    else:
+        axes.imshow(values[0], cmap="gray", vmin=0, vmax=255)
+
+
+def _pretrainings(rows: pd.DataFrame, report: Report) -> Iterator[Drawn]:
+    """Techniques next to each other, by one detector that uses the network and was not chosen."""
+    means = rows[(rows["group"] == ALL) & (rows["regime"] == "none")]
+    places = ["modality", "source", "policy", "setting"]
+    for key, own in means.groupby(places, sort=False):
+        cases = [case for case in CASES if case in set(own["use_case"]) - {"shifted", "control"}]
+        detector = next((name for name in USUAL if name in set(own["method"])), None)
+        names = techniques_of(own)
+        if detector is None or len(names) < 2 or not cases:
+            continue
+        some = own[own["method"] == detector]
+        title = f"{key[1]}, {key[3]}: AUROC of {title_of(detector)} by pretraining"
+        figure, panels = grid(title, len(cases), columns=3, row=0.25 * len(names) + 1)
+        for axes, case in zip(panels, cases, strict=True):
+            for number, name in enumerate(names):
+                here = some[(some["use_case"] == case) & (some["technique"] == name)]
+                for _, row in here.iterrows():
+                    axes.plot(row["auroc"], number, "o", color=report.looks[name].colour)
+                    axes.hlines(number, row["low"], row["high"], color=report.looks[name].colour)
+            axes.axvline(0.5, color=FAINT, linewidth=1, zorder=0)
+            axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+            axes.set_xlim(0, 1.02)
+            axes.set_xlabel("AUROC")
+            axes.set_title(case, fontsize=9)
+        caption = (
+            "Mean over the sets of each use-case, with 95 % intervals over patients and seeds "
+            "where there are enough patients; one detector, which was not chosen by its results. "
+            "Differences are tested in the table of pretrainings."
+        )
+        slug = f"{key[1]}-{key[3]}".replace(" ", "-")
+        yield Titled(f"detectors-pretraining-{slug}", HEADING, title, caption, figure)
 
 
 TOPICS = (draw,)

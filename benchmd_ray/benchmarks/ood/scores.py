@@ -7,7 +7,6 @@ average precision weighs each kind a half.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,9 +14,13 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.stats import rankdata
+import pyarrow as pa
+from scipy.special import entr
 
-from benchmd_ray.benchmarks.ood.table import IN, KEYS
+from benchmd_ray.benchmarks.ood.methods.method import auroc, probabilities
+from benchmd_ray.benchmarks.ood.sets import FEWEST
+from benchmd_ray.benchmarks.ood.table import IN, KEYS, THRESHOLDS, about, thresholds
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.ranking import rank, weighted_auroc
 from benchmd_ray.scores.resampling import group_multiplicities
 from benchmd_ray.scores.seeds import pooled_seeds
@@ -25,10 +28,10 @@ from benchmd_ray.scores.support import Basis, support
 from benchmd_ray.training.predictions import Predictions
 
 Floats = npt.NDArray[np.float64]
+ENSEMBLE = "deep-ensemble"
+"""Name of what the seeds of a network say together."""
 ALL = "all"
 """Group of means over sets."""
-FEWEST = 20
-"""Out records of a set that counts in a mean."""
 RESAMPLES = 1000
 """Of the bootstrap, where nobody says."""
 ACCEPTED = 0.95
@@ -45,6 +48,8 @@ class Compared:
     """Of the others."""
     threshold: float
     """Scores above it are rejected."""
+    alike: pd.DataFrame | None = None
+    """In-distribution records that were made as coarse as the others, where these are coarser."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -104,7 +109,7 @@ def metrics(inside: Floats, outside: Floats, threshold: float) -> dict[str, floa
     limit = np.sort(inside)[int(np.ceil(0.95 * len(inside))) - 1]
     rejected, accepted = (outside > threshold).mean(), (inside <= threshold).mean()
     return {
-        "auroc": _auroc(inside, outside),
+        "auroc": auroc(inside, outside),
         "aupr out": _average_precision(out, scores, weights),
         "aupr in": _average_precision(1 - out, -scores, weights),
         "fpr at 95": float((inside >= most).mean()),
@@ -112,13 +117,6 @@ def metrics(inside: Floats, outside: Floats, threshold: float) -> dict[str, floa
         "balanced accuracy": float((rejected + accepted) / 2),
         "rejected": float(rejected),
     }
-
-
-def _auroc(inside: Floats, outside: Floats) -> float:
-    """Share of pairs in which the out record scores more; ties count a half."""
-    ranks = rankdata(np.concatenate([inside, outside]))[len(inside) :]
-    least = len(outside) * (len(outside) + 1) / 2
-    return float((ranks.sum() - least) / (len(inside) * len(outside)))
 
 
 def _average_precision(kind: npt.NDArray[np.int_], scores: Floats, weights: Floats) -> float:
@@ -228,8 +226,7 @@ def scored(predictions: Predictions, resamples: int | None = None) -> tuple[Scor
         resamples: Of the bootstrap over patients; None takes what this process has computed of
             them, such as for the score rows, or else `RESAMPLES`.
     """
-    about = predictions.description
-    key = tuple(about.get(name, "") for name in ("of", "dataset", "catalog", "also"))
+    key = _name(predictions)
     count, found = _KNOWN.get(key, (0, ()))
     wanted = resamples or count or RESAMPLES
     if count != wanted:
@@ -242,25 +239,55 @@ _KNOWN: dict[tuple[str, ...], tuple[int, tuple[Scored, ...]]] = {}
 """Resamples and scores of predictions: rows, tables and figures ask for the same."""
 
 
+def _name(predictions: Predictions) -> tuple[str, ...]:
+    stated = predictions.description
+    return tuple(stated.get(key, "") for key in ("of", "dataset", "catalog", "also", "evaluation"))
+
+
+def resamples_of(predictions: Predictions) -> int | None:
+    """Resamples that predictions were scored with in this process, if they were."""
+    return _KNOWN[_name(predictions)][0] if _name(predictions) in _KNOWN else None
+
+
 def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
     table = _units(predictions)
-    names = [name for name in table.columns if name not in KEYS]
-    fields = predictions.table.schema
-    limits = {
-        name: json.loads((fields.field(name).metadata or {}).get(b"thresholds", b"{}"))
-        for name in names
-    }
-    keys = [name for name in KEYS if name not in ("record_id", "unit_id")]
-    learning = table["regime"] != "none"
+    coarse = about(predictions)["coarse"]
+    keys = [name for name in table.columns if name in KEYS and name != "unit_id"]
+    none = table["regime"] == "none"
     each: list[Scored] = []
-    for name in names:
+    for name in (name for name in table.columns if name not in KEYS):
         own = table[[*keys, name]].rename(columns={name: "score"})
-        if table.loc[~learning, name].notna().any():
-            found = _without_calibration(own[~learning], name)
-        else:
-            found = _with_calibration(own[learning], name, limits[name])
-        each += [_of_set(where, compared, resamples) for where, compared in found]
+        if table.loc[none, name].notna().any():
+            found = _without_calibration(own[none], name, coarse)
+            each += [_of_set(where, compared, resamples) for where, compared in found]
+        if table.loc[~none, name].notna().any():
+            limits = thresholds(predictions, name)
+            found = _with_calibration(own[~none & own["score"].notna()], name, limits)
+            each += [_of_set(where, compared, resamples) for where, compared in found]
     return (*each, *_means(each))
+
+
+def ensemble(seeds: Sequence[Predictions]) -> Predictions:
+    """Predictions of a deep ensemble: the entropy of the mean probabilities of several seeds.
+
+    Args:
+        seeds: Predictions of runs that differ by their seeds only, two or more.
+
+    Raises:
+        BenchmdError: They are not of the same records.
+    """
+    kept = [each.table.filter(each.table["logits"].is_valid()) for each in seeds]
+    keys = ["record_id", "part", "set", "severity"]
+    if not all(table.select(keys).equals(kept[0].select(keys)) for table in kept):
+        raise BenchmdError("the seeds of a deep ensemble were scored on other records.")
+    exclusive = seeds[0].task.exclusive
+    logits = [np.stack(table["logits"].to_numpy()) for table in kept]
+    p = np.mean([probabilities(each, exclusive) for each in logits], axis=0)
+    entropy = (entr(p) if exclusive else entr(p) + entr(1 - p)).sum(axis=1)
+    field = pa.field(ENSEMBLE, pa.float64(), metadata={THRESHOLDS: "{}"})
+    table = kept[0].select(list(KEYS)).append_column(field, pa.array(entropy))
+    runs = " ".join(each.description.get("of", "") for each in seeds)
+    return Predictions(table, seeds[0].description | {"of": runs})
 
 
 def _means(each: Sequence[Scored]) -> Iterator[Scored]:
@@ -288,26 +315,29 @@ def _means(each: Sequence[Scored]) -> Iterator[Scored]:
 
 def _units(predictions: Predictions) -> pd.DataFrame:
     """A row for each unit: of a scan with several windows their highest scores."""
-    table: pd.DataFrame = predictions.table.to_pandas()
+    columns = [name for name in predictions.table.column_names if name not in ("logits", "picture")]
+    table: pd.DataFrame = predictions.table.select(columns).to_pandas()
     if not (table["unit_id"] == table["record_id"]).all():
-        keys = [name for name in KEYS if name != "record_id"]
+        keys = [name for name in columns if name in KEYS and name != "record_id"]
         whole = table.groupby(keys, dropna=False, sort=False).max(numeric_only=True)
         table = pd.DataFrame(whole.reset_index())
+    else:
+        table = table.drop(columns="record_id")
     # Numbers and categories: thousands of selections of texts would take most of the time.
     texts = [name for name in ("part", *_TEXTS) if name in table]
     table = table.astype(dict.fromkeys(texts, "category"))
     return table.assign(group_id=pd.factorize(table["group_id"], sort=True)[0])
 
 
-_TEXTS = ("use_case", "set", "regime", "against", "calibrated_on")
+_TEXTS = ("use_case", "set", "regime", "calibrated_on", "alike")
 
 
 Found = Iterator[tuple[Where, list[Compared]]]
 """What scores are of, and both kinds of records, once for each calibration."""
 
 
-def _without_calibration(table: pd.DataFrame, name: str) -> Found:
-    own = table[table["set"] == IN]
+def _without_calibration(table: pd.DataFrame, name: str, coarse: Mapping[str, str]) -> Found:
+    own = table[(table["set"] == IN) & table["alike"].isna()]
     threshold = threshold_of(own.loc[own["part"] == "calibration", "score"].to_numpy())
     test = own[own["part"] == "test"]
     patients = np.unique(test["group_id"])
@@ -320,23 +350,25 @@ def _without_calibration(table: pd.DataFrame, name: str) -> Found:
     others = table[(table["set"] != IN) & (table["part"] == "test")]
     by = ["use_case", "set", "severity", "control"]
     for key, rows in others.groupby(by, sort=False, observed=True):
-        case, group, severity = str(key[0]), key[1], int(float(str(key[2])))
+        case, group, severity = str(key[0]), str(key[1]), int(float(str(key[2])))
         case = "control" if key[3] else case
         where = Where(name, "none", case, _group(group, severity), severity)
-        yield where, [Compared(test, rows, threshold)]
+        alike = table[(table["set"] == IN) & (table["alike"] == coarse.get(group, ""))]
+        yield where, [Compared(test, rows, threshold, alike if len(alike) else None)]
 
 
 def _with_calibration(table: pd.DataFrame, name: str, limits: Mapping[str, float]) -> Found:
-    for (regime, group), rows in table.groupby(["regime", "against"], sort=False, observed=True):
-        found = []
-        for on, each in rows.groupby("calibrated_on", sort=False, observed=True):
-            limit = limits[f"{group}\t{regime}\t{on}"]
-            own = each["set"] == IN
-            found.append(Compared(each[own], each[~own], limit))
-        outside = found[0].outside
-        if len(outside):
-            case, severity = str(outside["use_case"].iloc[0]), int(outside["severity"].iloc[0])
-            yield Where(name, str(regime), case, _group(group, severity), severity), found
+    inside = table[table["set"] == IN]
+    of_draw = dict(iter(inside.groupby("calibrated_on", observed=True)))
+    others = table[table["set"] != IN]
+    by = ["regime", "use_case", "set", "severity"]
+    for key, rows in others.groupby(by, sort=False, observed=True):
+        regime, case, group, severity = str(key[0]), str(key[1]), key[2], int(float(str(key[3])))
+        found = [
+            Compared(of_draw[on], each, limits[str(on)])
+            for on, each in rows.groupby("calibrated_on", sort=False, observed=True)
+        ]
+        yield Where(name, regime, case, _group(group, severity), severity), found
 
 
 def _group(name: object, severity: object) -> str:
@@ -352,6 +384,9 @@ def _of_set(where: Where, compared: list[Compared], resamples: int) -> Scored:
     some = [each.metrics["auroc"] for each in apart if each is not None]
     if where.use_case == "unseen" and some:
         values["auroc, abnormal"] = float(np.mean(some))
+    if (alike := compared[0].alike) is not None:
+        pair = (alike["score"].to_numpy(), compared[0].outside["score"].to_numpy())
+        values["auroc, alike"] = auroc(*pair)
     basis, draws = _basis(compared[0]), np.empty(0)
     if not basis.no_interval:
         draws = np.mean([resampled_auroc(each, resamples) for each in compared], axis=0)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmd_ray.benchmarks.ood.cards import UseCase, use_case_of, use_cases
-from benchmd_ray.benchmarks.ood.conform import require_conformable
+from benchmd_ray.benchmarks.ood.conform import coarser, require_conformable
 from benchmd_ray.benchmarks.ood.faults import Fault, faults_of
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR, decode_targets
@@ -24,6 +24,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.tasks import UNKNOWN
 
 COLUMNS = ("record_id", "unit_id", "group_id", "target", "held_out", "scale", "valid_size")
+FEWEST = 20
+"""Records of a kind that calibration takes, and that a set has that counts in a mean."""
 MOST = 2000
 """Records of a split that calibrate or are scored, chosen by a hash: more would say little more."""
 
@@ -62,6 +64,11 @@ class Records:
         places = np.flatnonzero(chosen)
         return replace(self, rows=self.rows[places], table=self.table.take(places))
 
+    def halves(self) -> tuple[Records, Records]:
+        """Those that calibrate and those that are scored, by a hash of the patient."""
+        chosen = np.array([calibrates(patient) for patient in self.patients], bool)
+        return self.at(chosen), self.at(~chosen)
+
 
 @dataclass(frozen=True)
 class OutSet:
@@ -69,12 +76,14 @@ class OutSet:
 
     name: str
     use_case: UseCase
-    records: tuple[Records, ...]
-    calibrates: npt.NDArray[np.bool_]
-    """(all records,): whether one may calibrate; the others are scored."""
+    calibrating: tuple[Records, ...]
+    """Those that detectors may learn from; of other patients than those that are scored."""
+    scored: tuple[Records, ...]
     fault: Fault | None = None
     """What is made wrong with them first."""
     severity: int = 0
+    extent: tuple[int, ...] = ()
+    """Extent of its signals where that is below the network's: the fit made them coarse."""
 
     @property
     def control(self) -> bool:
@@ -85,6 +94,11 @@ class OutSet:
     def kind(self) -> str:
         """The name without the severity: sets of one kind never calibrate each other."""
         return self.name if self.fault is None else self.fault.name
+
+    @property
+    def learnable(self) -> bool:
+        """Whether so many records calibrate that a detector can learn from them."""
+        return sum(map(len, self.calibrating)) >= FEWEST and not self.control
 
 
 @dataclass(frozen=True)
@@ -151,9 +165,7 @@ def inside(catalog: Catalog) -> Inside:
     if len(splits) > 1:
         first, second = _few(records_of(catalog, splits[0])), _few(records_of(catalog, splits[1]))
     else:
-        whole = _few(records_of(catalog, splits[0]))
-        chosen = np.array([calibrates(patient) for patient in whole.patients])
-        first, second = whole.at(chosen), whole.at(~chosen)
+        first, second = _few(records_of(catalog, splits[0])).halves()
     for what, records in (("calibrate with", first), ("score", second)):
         if not len(records):
             raise BenchmdError(
@@ -175,21 +187,15 @@ def out_sets(catalog: Catalog, own: Inside, also: Sequence[Catalog]) -> Iterator
         BenchmdError: One of them is of the same origin or of a kind of signal that cannot be shown
             to the network, or shares patients with the source.
     """
-    kept = (*own.calibrating, *own.scored)
-    halves = np.concatenate(
-        [
-            *(np.ones(len(records), bool) for records in own.calibrating),
-            *(np.zeros(len(records), bool) for records in own.scored),
-        ]
-    )
     for fault in faults_of(catalog.signal).values():
         for severity in fault.severities:
             name = fault.name if len(fault.severities) == 1 else f"{fault.name} {severity}"
             case: UseCase = "unrelated" if fault.name == "white-noise" else "faulty"
-            yield OutSet(name, case, kept, halves, fault, severity)
+            yield OutSet(name, case, own.calibrating, own.scored, fault, severity)
     if catalog.rows(HELD_OUT):
         yield from _held_out(catalog)
-    patients = {patient for records in (own.trained, *kept) for patient in records.patients}
+    kept = (own.trained, *own.calibrating, *own.scored)
+    patients = {patient for records in kept for patient in records.patients}
     for other in also:
         yield _of_catalog(catalog, other, {name.partition("/")[2] for name in patients})
 
@@ -201,9 +207,8 @@ def _held_out(catalog: Catalog) -> Iterator[OutSet]:
     if not (records.targets == UNKNOWN).all():
         raise BenchmdError(f"{catalog.path} knows classes of held-out records: build it again.")
     for name in catalog.held_out:
-        chosen = records.at(np.array([name in names for names in stated]))
-        half = np.array([calibrates(patient) for patient in chosen.patients], bool)
-        yield OutSet(name, cases.get(name, "unseen"), (chosen,), half)
+        first, second = records.at(np.array([name in names for names in stated])).halves()
+        yield OutSet(name, cases.get(name, "unseen"), (first,), (second,))
 
 
 def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
@@ -220,5 +225,7 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
             f"{other.dataset} has {len(shared):,} patients of {catalog.dataset}, so it cannot be "
             "told from it: build it without them, or leave it out."
         )
-    half = np.array([calibrates(name) for part in parts for name in part.patients], bool)
-    return OutSet(other.dataset, case, parts, half)
+    halves = [part.halves() for part in parts]
+    extent = coarser(other.signal, catalog.signal)
+    first, second = (tuple(half[place] for half in halves) for place in (0, 1))
+    return OutSet(other.dataset, case, first, second, extent=extent)

@@ -1,11 +1,18 @@
-"""Detectors, one file each: a state fitted on in-distribution records, and a score by it."""
+"""Detectors, one file each: a state fitted on in-distribution records, and a score by it.
+
+An installed package brings its own by an entry point of `plugins.GROUPS`, ``detector``: a function
+without arguments that gives a `Method`.
+"""
 
 from __future__ import annotations
+
+from importlib.metadata import entry_points
 
 from benchmd_ray.benchmarks.ood.methods import (
     ash,
     autoencoder,
     binary_classifier,
+    binary_network,
     dice,
     distance,
     energy,
@@ -27,6 +34,7 @@ from benchmd_ray.benchmarks.ood.methods import (
     nnguide,
     odin,
     openmax,
+    pretrained,
     react,
     reconstruction,
     residual,
@@ -38,6 +46,8 @@ from benchmd_ray.benchmarks.ood.methods import (
     vim,
 )
 from benchmd_ray.benchmarks.ood.methods.method import Method
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.plugins import GROUPS, plugin, plugin_source
 
 _ONE = (
     msp,
@@ -69,6 +79,7 @@ _ONE = (
     nci,
     reconstruction,
     binary_classifier,
+    binary_network,
     score_svm,
     feature_knn,
 )
@@ -76,8 +87,49 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         *(module.METHOD for module in _ONE),
+        *pretrained.METHODS,
         *distance.METHODS,
         *autoencoder.METHODS,
     )
 }
 """By name, in the tables' order."""
+
+KIND = "detector"
+"""What a user's detector is among `plugins.GROUPS`."""
+
+
+def detectors() -> dict[str, Method]:
+    """All detectors by name: the package's, and those of installed packages.
+
+    Raises:
+        BenchmdError: One of an installed package cannot be imported, is none, or has a name that is
+            taken.
+    """
+    found = dict(METHODS)
+    for entry in sorted(entry_points(group=GROUPS[KIND])):
+        made = plugin(KIND, entry.name, METHODS)()
+        if not isinstance(made, Method):
+            raise BenchmdError(
+                f"the detector {entry.name} gives a {type(made).__name__}, expected a Method of "
+                "benchmd_ray.benchmarks.ood.methods.method."
+            )
+        if made.name in found:
+            raise BenchmdError(
+                f"the detector {entry.name} has the name {made.name}, which is taken: choose "
+                "another name."
+            )
+        found[made.name] = made
+    return found
+
+
+def detector_sources() -> dict[str, str]:
+    """SHA-256 of the source of each detector that is not the package's, by name."""
+    found = {}
+    for entry in sorted(entry_points(group=GROUPS[KIND])):
+        made = plugin(KIND, entry.name, METHODS)()
+        found[made.name] = plugin_source(KIND, entry.name, METHODS)
+    return found
+
+
+USUAL = ("mahalanobis-layers", "mahalanobis")
+"""Detectors that are taken where none is named: the first that fits the network."""

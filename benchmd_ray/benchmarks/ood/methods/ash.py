@@ -5,27 +5,32 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
     Floats,
     Head,
     Method,
     Seen,
     State,
     free_energy,
-    nothing,
 )
 
 PERCENTILE = 65
 """Of a record's features, above which they count as active."""
 
 
+def fit(_: Bank, *, percentile: float = PERCENTILE) -> State:
+    """The hyperparameter."""
+    return {"percentile": np.array(percentile)}
+
+
 def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,)."""
     f = np.asarray(seen.features, np.float64)
-    kept = np.where(f >= np.percentile(f, PERCENTILE, axis=1, keepdims=True), f, 0.0)
+    kept = np.where(f >= np.percentile(f, state["percentile"], axis=1, keepdims=True), f, 0.0)
     whole, active = f.sum(axis=1, keepdims=True), kept.sum(axis=1, keepdims=True)
     share = whole / np.where(active == 0, 1, active)
     logits = (kept * np.exp(share)) @ head.weight.T + head.bias
     return -free_energy(logits, head.exclusive)
 
 
-METHOD = Method("ash", "ASH", nothing, score, "Djurisic et al., ICLR 2023", non_negative=True)
+METHOD = Method("ash", "ASH", fit, score, "Djurisic et al., ICLR 2023", non_negative=True)

@@ -1,12 +1,15 @@
 """Autoencoders of small pictures of signals: how badly they reconstruct, and how far codes are.
 
-A plain one scores the mean squared error, a variational one that and the divergence of its code
-from a normal one, by the number of pixels; either is trained by what it is scored by.
+A plain one scores the reconstruction's error, a variational one that and the divergence of its code
+from a normal one, by the number of pixels; either is trained by what it is scored by. The error is
+the squared one, or of images the cross-entropy of values within 0 and 1.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -19,7 +22,15 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.benchmarks.ood.methods.distance import MOST
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    drawn,
+)
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
 CHANNELS, CODE = (16, 32, 64), 64
@@ -27,33 +38,64 @@ CHANNELS, CODE = (16, 32, 64), 64
 STEPS, BATCH, RATE = 400, 64, 1e-3
 """Of the training, by Adam."""
 BLOCK = 256
+PREFIX = "weights/"
+"""How names of weights begin in a state."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An autoencoder."""
+
+    name: str
+    title: str
+    source: str
+    variational: bool = False
+    crossed: bool = False
+    """Whether its error is the cross-entropy."""
+
+
+def halving(channels: int, axes: int) -> nn.ModuleList:
+    """Convolutions that halve a picture of so many axes, one for each of `CHANNELS`."""
+    kind: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[axes]
+    pairs = pairwise((channels, *CHANNELS))
+    return nn.ModuleList(kind(a, b, 3, stride=2, padding=1) for a, b in pairs)
+
+
+def halved(extents: Sequence[int]) -> list[tuple[int, ...]]:
+    """Extents of a picture and after each halving."""
+    found = [tuple(extents)]
+    for _ in CHANNELS:
+        found.append(tuple(-(-extent // 2) for extent in found[-1]))
+    return found
+
+
+def narrowed(layers: nn.ModuleList, pictures: torch.Tensor) -> torch.Tensor:
+    """Pictures after `halving`: (records, values)."""
+    x = pictures
+    for layer in layers:
+        x = functional.elu(layer(x))
+    return x.flatten(1)
 
 
 class Autoencoder(nn.Module):
     """Convolutions that halve a picture three times, a code, and the way back."""
 
-    def __init__(self, shape: tuple[int, ...], *, variational: bool) -> None:
+    def __init__(self, shape: tuple[int, ...], *, variational: bool, crossed: bool = False) -> None:
         super().__init__()
         channels, *extents = shape
         kind: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(extents)]
-        self.extents = [tuple(extents)]
-        for _ in CHANNELS:
-            self.extents.append(tuple(-(-extent // 2) for extent in self.extents[-1]))
-        widths = (channels, *CHANNELS)
-        pairs = list(pairwise(widths))
-        self.down = nn.ModuleList(kind(a, b, 3, stride=2, padding=1) for a, b in pairs)
+        self.extents = halved(extents)
+        self.down = halving(channels, len(extents))
+        pairs = list(pairwise((channels, *CHANNELS)))
         self.up = nn.ModuleList(kind(b, a, 3, padding=1) for a, b in reversed(pairs))
         self.least = (CHANNELS[-1], *self.extents[-1])
-        self.variational = variational
+        self.variational, self.crossed = variational, crossed
         self.encode = nn.Linear(prod(self.least), CODE * (2 if variational else 1))
         self.decode = nn.Linear(CODE, prod(self.least))
 
     def codes(self, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Means of codes and, of a variational one, log-variances: (records, `CODE`) each."""
-        x = pictures
-        for layer in self.down:
-            x = functional.elu(layer(x))
-        found = self.encode(x.flatten(1))
+        found = self.encode(narrowed(self.down, pictures))
         return found[:, :CODE], found[:, CODE:]
 
     def losses(self, pictures: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
@@ -67,43 +109,51 @@ class Autoencoder(nn.Module):
             extents = self.extents[len(CHANNELS) - 1 - number]
             x = layer(functional.interpolate(x, size=extents, mode="nearest"))
             x = functional.elu(x) if number < len(CHANNELS) - 1 else x
-        error: torch.Tensor = ((x - pictures) ** 2).flatten(1).mean(dim=1)
+        error: torch.Tensor = (
+            functional.binary_cross_entropy_with_logits(x, pictures, reduction="none")
+            if self.crossed
+            else (x - pictures) ** 2
+        )
+        error = error.flatten(1).mean(dim=1)
         if not self.variational:
             return error
         divergence = (mean**2 + log_variance.exp() - log_variance - 1).sum(dim=1) / 2
         return error + divergence / prod(pictures.shape[1:])
 
 
-def fit(bank: Bank, *, variational: bool, codes: bool = False) -> State:
+def fit(bank: Bank, *, kind: Kind, codes: bool = False) -> State:
     """Weights, what standardises pictures, and for distances the codes of some records."""
     pictures = bank.seen.more["pixels"]
-    state = _trained(pictures, variational)
+    state = _trained(pictures, kind)
     if codes:
-        rows = np.sort(np.random.default_rng(0).permutation(len(pictures))[:MOST])
-        state = state | {"codes": _codes(state, pictures[rows], variational)}
+        rows = drawn(len(pictures), MOST)
+        state = state | {"codes": _codes(state, pictures[rows], kind)}
     return state
 
 
-_TRAINED: dict[tuple[str, bool], State] = {}
+_TRAINED: dict[tuple[str, str], State] = {}
 """Of the last pictures: three detectors share one network."""
 
 
-def _trained(pictures: npt.NDArray[np.float32], variational: bool) -> State:
-    key = (hashlib.sha256(np.ascontiguousarray(pictures).tobytes()).hexdigest(), variational)
+def _trained(pictures: npt.NDArray[np.float32], kind: Kind) -> State:
+    key = (hashlib.sha256(np.ascontiguousarray(pictures).tobytes()).hexdigest(), kind.name)
     if key not in _TRAINED:
-        if len(_TRAINED) >= 2:
+        if len(_TRAINED) >= len(KINDS):
             _TRAINED.clear()
-        _TRAINED[key] = _train(pictures, variational)
+        _TRAINED[key] = _train(pictures, kind)
     return dict(_TRAINED[key])
 
 
-def _train(pictures: npt.NDArray[np.float32], variational: bool) -> State:
-    centre, spread = float(pictures.mean()), float(pictures.std()) or 1.0
-    given = torch.from_numpy((pictures - centre) / spread).float()
-    order = np.random.default_rng(0)
+def _train(pictures: npt.NDArray[np.float32], kind: Kind) -> State:
+    if kind.crossed:
+        centre, spread = float(pictures.min()), float(np.ptp(pictures)) or 1.0
+    else:
+        centre, spread = float(pictures.mean()), float(pictures.std()) or 1.0
+    state: State = {"centre": np.array(centre), "spread": np.array(spread)}
+    given, order = _given(state, pictures, kind), np.random.default_rng(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = Autoencoder(tuple(given.shape[1:]), variational=variational)
+        network = _network_of(pictures, kind)
         optimiser = torch.optim.Adam(network.parameters(), RATE)
         for _ in range(STEPS):
             batch = given[order.integers(0, len(given), min(BATCH, len(given)))]
@@ -111,75 +161,93 @@ def _train(pictures: npt.NDArray[np.float32], variational: bool) -> State:
             optimiser.zero_grad()
             torch.autograd.backward(loss)
             optimiser.step()
-    weights = {f"weights/{name}": value.numpy() for name, value in network.state_dict().items()}
-    return {"centre": np.array(centre), "spread": np.array(spread), **weights}
+    return state | weights_of(network)
+
+
+def weights_of(network: nn.Module) -> State:
+    """Weights of a network, as a state has them."""
+    return {PREFIX + name: value.numpy() for name, value in network.state_dict().items()}
+
+
+def with_weights(network: nn.Module, state: State) -> None:
+    """Give a network the weights of a state."""
+    network.load_state_dict(
+        {
+            name.removeprefix(PREFIX): torch.from_numpy(np.array(value))
+            for name, value in state.items()
+            if name.startswith(PREFIX)
+        }
+    )
+
+
+def _network_of(pictures: npt.NDArray[np.float32], kind: Kind) -> Autoencoder:
+    shape = tuple(pictures.shape[1:])
+    return Autoencoder(shape, variational=kind.variational, crossed=kind.crossed)
+
+
+def _given(state: State, pictures: npt.NDArray[np.float32], kind: Kind) -> torch.Tensor:
+    given = (pictures - float(state["centre"])) / float(state["spread"])
+    return torch.from_numpy(given.clip(0, 1) if kind.crossed else given).float()
 
 
 def _network(
-    state: State, pictures: npt.NDArray[np.float32], variational: bool
+    state: State, pictures: npt.NDArray[np.float32], kind: Kind
 ) -> tuple[Autoencoder, torch.Tensor]:
-    network = Autoencoder(pictures.shape[1:], variational=variational)
-    prefix = "weights/"
-    network.load_state_dict(
-        {
-            name.removeprefix(prefix): torch.from_numpy(np.array(value))
-            for name, value in state.items()
-            if name.startswith(prefix)
-        }
-    )
-    given = (pictures - float(state["centre"])) / float(state["spread"])
-    return network, torch.from_numpy(given).float()
+    network = _network_of(pictures, kind)
+    with_weights(network, state)
+    return network, _given(state, pictures, kind)
 
 
-def _codes(
-    state: State, pictures: npt.NDArray[np.float32], variational: bool
-) -> npt.NDArray[np.float32]:
-    network, given = _network(state, pictures, variational)
+def _codes(state: State, pictures: npt.NDArray[np.float32], kind: Kind) -> npt.NDArray[np.float32]:
+    network, given = _network(state, pictures, kind)
     with torch.no_grad():
         parts = [network.codes(part)[0] for part in torch.split(given, BLOCK)]
     return np.asarray(torch.cat(parts).numpy(), np.float32)
 
 
-def score(state: State, seen: Seen, head: Head, *, variational: bool) -> Floats:
+def score(state: State, seen: Seen, head: Head, *, kind: Kind) -> Floats:
     """(records,)."""
-    network, given = _network(state, seen.more["pixels"], variational)
+    network, given = _network(state, seen.more["pixels"], kind)
     with torch.no_grad():
         parts = [network.losses(part) for part in torch.split(given, BLOCK)]
     return np.asarray(torch.cat(parts).double().numpy())
 
 
-def distance(state: State, seen: Seen, head: Head, *, variational: bool, k: int) -> Floats:
+def distance(state: State, seen: Seen, head: Head, *, kind: Kind, k: int) -> Floats:
     """(records,): distance of a code to the k-th nearest."""
-    codes = _codes(state, seen.more["pixels"], variational)
-    return nearest(state["codes"], codes, k)[:, -1]
+    return nearest(state["codes"], _codes(state, seen.more["pixels"], kind), k)[:, -1]
 
 
-_KINDS = (
-    ("autoencoder", "autoencoder", False, "Shafaei et al., BMVC 2019"),
-    ("vae", "VAE", True, "Kingma and Welling, ICLR 2014"),
+KINDS = (
+    Kind("autoencoder", "autoencoder", "Shafaei et al., BMVC 2019"),
+    Kind("vae", "VAE", "Kingma and Welling, ICLR 2014", variational=True),
+    Kind("autoencoder-bce", "autoencoder, BCE", "Shafaei et al., BMVC 2019", crossed=True),
+    Kind("vae-bce", "VAE, BCE", "Kingma and Welling, ICLR 2014", variational=True, crossed=True),
 )
 METHODS = (
     *(
         Method(
-            name,
-            title,
-            partial(fit, variational=variational),
-            partial(score, variational=variational),
-            source,
+            kind.name,
+            kind.title,
+            partial(fit, kind=kind),
+            partial(score, kind=kind),
+            kind.source,
+            images_only=kind.crossed,
             needs=("pixels",),
         )
-        for name, title, variational, source in _KINDS
+        for kind in KINDS
     ),
     *(
         Method(
-            f"{name}-knn-{k}",
-            f"{title} KNN-{k}",
-            partial(fit, variational=variational, codes=True),
-            partial(distance, variational=variational, k=k),
+            f"{kind.name}-knn-{k}",
+            f"{kind.title} KNN-{k}",
+            partial(fit, kind=kind, codes=True),
+            partial(distance, kind=kind, k=k),
             "Cao et al., arXiv 2007.04250",
+            images_only=kind.crossed,
             needs=("pixels",),
         )
-        for name, title, variational, _ in _KINDS
+        for kind in KINDS
         for k in (1, 8)
     ),
 )

@@ -16,7 +16,7 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 )
 
 
-def calibrate(state: State, given: Calibration, head: Head) -> State:
+def calibrate(state: State, given: Calibration, _: Calibration, head: Head) -> State:
     """Learn the direction."""
     model = LogisticRegression(class_weight="balanced", max_iter=2000)
     return state | learned(model, given.seen.features, given.out)

@@ -18,10 +18,10 @@ KEPT = 10
 """Percent of the weights."""
 
 
-def fit(bank: Bank) -> State:
+def fit(bank: Bank, *, kept: float = KEPT) -> State:
     """The weights that are kept: (classes, width)."""
     contribution = bank.head.weight * bank.seen.features.mean(axis=0, dtype=np.float64)
-    return {"kept": contribution > np.percentile(contribution, 100 - KEPT)}
+    return {"kept": contribution > np.percentile(contribution, 100 - kept)}
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:

@@ -7,7 +7,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    drawn,
+)
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
 MOST = 1000
@@ -20,8 +28,7 @@ def _flat(seen: Seen) -> npt.NDArray[np.float32]:
 
 def fit(bank: Bank) -> State:
     """Some of the records."""
-    rows = np.sort(np.random.default_rng(0).permutation(len(bank.seen))[:MOST])
-    return {"records": _flat(bank.seen)[rows]}
+    return {"records": _flat(bank.seen)[drawn(len(bank.seen), MOST)]}
 
 
 def score(state: State, seen: Seen, head: Head, *, k: int) -> Floats:

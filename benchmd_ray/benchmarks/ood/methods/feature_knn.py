@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from sklearn.svm import LinearSVC
 
 from benchmd_ray.benchmarks.ood.methods.linear import applied, learned
@@ -23,22 +24,29 @@ def fit(bank: Bank) -> State:
     return {"features": np.asarray(bank.seen.features, np.float32)}
 
 
-def calibrate(state: State, given: Calibration, head: Head) -> State:
+def once(state: State, seen: Seen, head: Head) -> npt.NDArray[np.float32]:
+    """Distance to the nearest: (records, 1)."""
+    return nearest(state["features"], seen.features, 1).astype(np.float32)
+
+
+def calibrate(state: State, given: Calibration, _: Calibration, head: Head) -> State:
     """Learn which way distances point, and where the threshold is."""
     model = LinearSVC(class_weight="balanced", max_iter=20_000, random_state=0)
-    return state | learned(model, nearest(state["features"], given.seen.features, 1), given.out)
+    return state | learned(model, given.seen.more[NAME], given.out)
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,): above 0 is out."""
-    return applied(state, nearest(state["features"], seen.features, 1))
+    return applied(state, seen.more[NAME])
 
 
+NAME = "feature-knn"
 METHOD = Method(
-    "feature-knn",
+    NAME,
     "feature KNN",
     fit,
     score,
     "Cao et al., arXiv 2007.04250, as released",
     calibrate=calibrate,
+    once=once,
 )

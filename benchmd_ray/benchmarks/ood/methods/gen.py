@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
     Floats,
     Head,
     Method,
     Seen,
     State,
-    nothing,
     probabilities,
 )
 
@@ -18,16 +18,21 @@ EXPONENT, LARGEST = 0.1, 100
 """The paper's exponent, and how many of the largest probabilities count."""
 
 
-def score(_: State, seen: Seen, head: Head) -> Floats:
+def fit(_: Bank, *, exponent: float = EXPONENT, largest: int = LARGEST) -> State:
+    """The hyperparameters."""
+    return {"exponent": np.array(exponent), "largest": np.array(largest)}
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,)."""
-    p = -np.sort(-probabilities(seen.logits, True), axis=1)[:, :LARGEST]
-    return np.asarray(((p * (1 - p)) ** EXPONENT).sum(axis=1))
+    p = -np.sort(-probabilities(seen.logits, True), axis=1)[:, : int(state["largest"])]
+    return np.asarray(((p * (1 - p)) ** state["exponent"]).sum(axis=1))
 
 
 METHOD = Method(
     "gen",
     "generalised entropy",
-    nothing,
+    fit,
     score,
     "Liu, Lochman and Zach, CVPR 2023",
     exclusive_only=True,

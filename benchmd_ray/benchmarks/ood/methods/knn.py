@@ -19,9 +19,9 @@ NEIGHBOURS = 50
 """At most; a tenth of the records where that is less."""
 
 
-def fit(bank: Bank) -> State:
+def fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
     """The records' features of length 1, and how many neighbours are counted."""
-    count = max(1, min(NEIGHBOURS, len(bank.seen) // 10))
+    count = max(1, min(neighbours, len(bank.seen) // 10))
     return {"features": unit(bank.seen.features).astype(np.float32), "k": np.array(count)}
 
 

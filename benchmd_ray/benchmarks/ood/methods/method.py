@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, logsumexp, softmax
+from scipy.stats import rankdata
 
 from benchmd_ray.errors import BenchmdError, require_plain_name
 
@@ -84,6 +85,10 @@ class Calibration:
     out: npt.NDArray[np.bool_]
     """(records,)."""
 
+    def at(self, rows: npt.NDArray[np.bool_]) -> Calibration:
+        """Some of the records."""
+        return Calibration(self.seen.at(rows), self.out[rows])
+
 
 @dataclass(frozen=True)
 class Method:
@@ -91,20 +96,31 @@ class Method:
 
     name: str
     title: str
-    fit: Callable[[Bank], State]
-    """What it learns of in-distribution records alone."""
+    fit: Callable[..., State]
+    """From a `Bank`, and by name its hyperparameters, to what it learns of in-distribution records
+    only; the state holds the hyperparameters."""
     score: Callable[[State, Seen, Head], Floats]
     """(records,): larger is more out."""
     source: str
     """Where it is from: authors, year, place."""
-    calibrate: Callable[[State, Calibration, Head], State] | None = None
-    """What it learns of records of both kinds, added to its state; None where it needs none."""
+    calibrate: Callable[[State, Calibration, Calibration, Head], State] | None = None
+    """What it learns of records of both kinds, added to its state; None where it needs none. The
+    second ones are of other patients, by which it may choose, such as an epoch."""
+    once: Callable[[State, Seen, Head], npt.NDArray[np.float32]] | None = None
+    """What calibrations and scores read of records, computed once for all of them; it is in
+    `Seen.more` under the detector's name."""
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values of hyperparameters of which a calibration takes those with the highest AUROC."""
+    threshold: float | None = None
+    """Scores above it are rejected, where a detector learns its threshold, too."""
     exclusive_only: bool = False
     """Whether it needs a softmax: it is left out where a record may have several labels."""
     non_negative: bool = False
     """Whether it assumes features that are never negative."""
     head_only: bool = False
     """Whether it reads logits and head alone."""
+    images_only: bool = False
+    """Whether it takes values within 0 and 1, as images have: it is skipped for other signals."""
     needs: tuple[str, ...] = ()
     """Names, or beginnings of names, of the quantities in `Seen.more` that it reads."""
 
@@ -148,6 +164,18 @@ def unit(features: npt.ArrayLike) -> Floats:
     return np.asarray(f / np.where(norm == 0, 1, norm))
 
 
+def auroc(inside: Floats, outside: Floats) -> float:
+    """Share of pairs in which the out record scores more; ties count a half."""
+    ranks = rankdata(np.concatenate([inside, outside]))[len(inside) :]
+    least = len(outside) * (len(outside) + 1) / 2
+    return float((ranks.sum() - least) / (len(inside) * len(outside)))
+
+
 def nothing(_: Bank) -> State:
     """The state of a detector that fits nothing."""
     return {}
+
+
+def drawn(records: int, most: int) -> npt.NDArray[np.intp]:
+    """Rows of at most so many records, ascending, drawn by a fixed seed."""
+    return np.sort(np.random.default_rng(0).permutation(records)[:most])

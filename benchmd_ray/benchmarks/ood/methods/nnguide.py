@@ -11,6 +11,7 @@ from benchmd_ray.benchmarks.ood.methods.method import (
     Method,
     Seen,
     State,
+    drawn,
     free_energy,
     unit,
 )
@@ -20,19 +21,18 @@ NEIGHBOURS, MOST = 10, 10_000
 BLOCK = 1024
 
 
-def fit(bank: Bank) -> State:
-    """Features of length 1 times their energies: (records, width)."""
-    rows = np.arange(len(bank.seen))
-    if len(rows) > MOST:
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:MOST])
+def fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
+    """Features of length 1 times their energies (records, width), and how many are counted."""
+    rows = drawn(len(bank.seen), MOST)
     energy = free_energy(bank.seen.logits[rows], bank.head.exclusive)
-    return {"bank": unit(bank.seen.features[rows]) * energy[:, None]}
+    own = unit(bank.seen.features[rows]) * energy[:, None]
+    return {"bank": own, "neighbours": np.array(min(neighbours, len(own)))}
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,)."""
     own, asked = np.asarray(state["bank"], np.float64), unit(seen.features)
-    k = min(NEIGHBOURS, len(own))
+    k = int(state["neighbours"])
     guide = np.empty(len(asked))
     for start in range(0, len(asked), BLOCK):
         products = asked[start : start + BLOCK] @ own.T

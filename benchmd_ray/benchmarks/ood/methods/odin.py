@@ -1,19 +1,38 @@
 """ODIN: −max p at a high temperature, after a small step that makes the network surer.
 
 The step is in units of the record's standard deviation as the network sees it, so that it means
-the same under any normalisation; the network computes it (`ood.network`).
+the same under any normalisation; the network computes it for a grid (`ood.network`), of which a
+calibration chooses.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import Floats, Head, Method, Seen, State, nothing
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+
+TEMPERATURES = (1.0, 10.0, 100.0, 1000.0)
+STEPS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005)
+"""In standard deviations of a record."""
 
 
-def score(_: State, seen: Seen, head: Head) -> Floats:
+def fit(_: Bank, *, temperature: float = 1000.0, step: float = 0.0014) -> State:
+    """Where the grid has the temperature and the step."""
+    return {"place": np.array([TEMPERATURES.index(temperature), STEPS.index(step)])}
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,)."""
-    return np.asarray(seen.more["odin"], np.float64).reshape(len(seen))
+    row, column = map(int, state["place"])
+    return np.asarray(seen.more["odin"][:, row, column], np.float64)
 
 
-METHOD = Method("odin", "ODIN", nothing, score, "Liang, Li and Srikant, ICLR 2018", needs=("odin",))
+METHOD = Method(
+    "odin",
+    "ODIN",
+    fit,
+    score,
+    "Liang, Li and Srikant, ICLR 2018",
+    grid={"temperature": TEMPERATURES, "step": STEPS},
+    needs=("odin",),
+)

@@ -22,7 +22,7 @@ MOVED = 10_000.0
 """Where the least of a class's largest distances is moved to."""
 
 
-def fit(bank: Bank) -> State:
+def fit(bank: Bank, *, tail: int = TAIL) -> State:
     """Mean logits of correctly classified records, and a Weibull distribution, of each class."""
     z, width = np.asarray(bank.seen.logits, np.float64), bank.seen.logits.shape[1]
     right = z.argmax(axis=1) == bank.targets.argmax(axis=1)
@@ -30,8 +30,8 @@ def fit(bank: Bank) -> State:
     for name, rows in bank.groups().items():
         own = rows[right[rows]] if right[rows].sum() >= 2 else rows
         means[int(name)] = z[own].mean(axis=0)
-        tail = np.sort(_distances(z[own], means[int(name)]))[-TAIL:]
-        shapes[int(name)] = _weibull(tail)
+        largest = np.sort(_distances(z[own], means[int(name)]))[-tail:]
+        shapes[int(name)] = _weibull(largest)
     return {"means": means, "weibull": shapes}
 
 

@@ -17,9 +17,9 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 PERCENTILE = 90
 
 
-def fit(bank: Bank) -> State:
+def fit(bank: Bank, *, percentile: float = PERCENTILE) -> State:
     """Where features are clipped."""
-    return {"most": np.array(np.percentile(bank.seen.features, PERCENTILE))}
+    return {"most": np.array(np.percentile(bank.seen.features, percentile))}
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:

@@ -17,14 +17,20 @@ def dimensions(width: int, records: int) -> int:
     return max(1, min(paper, records // 2))
 
 
-def fit(bank: Bank) -> State:
-    """The origin (width,), and a basis of the residual space (width, dimensions)."""
+def fit(bank: Bank, *, share: float | None = None) -> State:
+    """The origin (width,), and a basis of the residual space (width, dimensions).
+
+    Args:
+        bank: The records.
+        share: Of the width, that the principal space takes; None takes `dimensions`.
+    """
     head = bank.head
     origin = -np.linalg.pinv(head.weight) @ head.bias
     moved = np.asarray(bank.seen.features, np.float64) - origin
     _, vectors = np.linalg.eigh(moved.T @ moved / len(moved))
     width = len(origin)
-    return {"origin": origin, "basis": vectors[:, : width - dimensions(width, len(moved))]}
+    kept = dimensions(width, len(moved)) if share is None else max(1, round(share * width))
+    return {"origin": origin, "basis": vectors[:, : max(1, width - kept)]}
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:

@@ -5,27 +5,32 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
     Floats,
     Head,
     Method,
     Seen,
     State,
     free_energy,
-    nothing,
 )
 
 PERCENTILE = 85
 """Of a record's features, above which they count as active."""
 
 
+def fit(_: Bank, *, percentile: float = PERCENTILE) -> State:
+    """The hyperparameter."""
+    return {"percentile": np.array(percentile)}
+
+
 def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,)."""
     f = np.asarray(seen.features, np.float64)
-    large = np.where(f >= np.percentile(f, PERCENTILE, axis=1, keepdims=True), f, 0.0)
+    large = np.where(f >= np.percentile(f, state["percentile"], axis=1, keepdims=True), f, 0.0)
     whole, active = f.sum(axis=1, keepdims=True), large.sum(axis=1, keepdims=True)
     share = whole / np.where(active == 0, 1, active)
     logits = (f * np.exp(share)) @ head.weight.T + head.bias
     return -free_energy(logits, head.exclusive)
 
 
-METHOD = Method("scale", "SCALE", nothing, score, "Xu et al., ICLR 2024", non_negative=True)
+METHOD = Method("scale", "SCALE", fit, score, "Xu et al., ICLR 2024", non_negative=True)

@@ -19,9 +19,9 @@ LEAST = 1e-6
 """Of a mean residual, as a share of the mean length: rounding leaves one of a flat space, too."""
 
 
-def fit(bank: Bank) -> State:
+def fit(bank: Bank, *, share: float | None = None) -> State:
     """The residual's state, and what scales it: mean largest logit by mean residual."""
-    state = residual.fit(bank)
+    state = residual.fit(bank, share=share)
     length = float(residual.score(state, bank.seen, bank.head).mean())
     moved = np.asarray(bank.seen.features, np.float64) - state["origin"]
     length = max(length, LEAST * float(np.linalg.norm(moved, axis=1).mean()))

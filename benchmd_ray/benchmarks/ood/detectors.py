@@ -1,0 +1,238 @@
+"""Detectors of a network: all that they learn, before a record that is scored is opened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.calibrate import Draw, calibrated, calibration_draws
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Calibration,
+    Floats,
+    Method,
+    Seen,
+    State,
+    drawn,
+    finite,
+)
+from benchmd_ray.benchmarks.ood.network import Network
+from benchmd_ray.benchmarks.ood.observe import Observer, median_seconds
+from benchmd_ray.benchmarks.ood.sets import Inside, OutSet, Records
+
+PIXEL_RECORDS = 5000
+"""Training records whose pictures detectors are fitted on, drawn by a fixed seed."""
+TIMED = 256
+"""Records whose scores are timed."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A detector that was calibrated."""
+
+    state: State
+    threshold: float
+    """Scores above it are rejected."""
+
+
+@dataclass(frozen=True)
+class Detectors:
+    """Detectors that have learned all that they will."""
+
+    observer: Observer
+    methods: Mapping[str, Method]
+    """Those that fit the network."""
+    bank: Bank
+    states: dict[str, State]
+    skipped: dict[str, str]
+    """Why others do not, by name."""
+    draws: list[Draw]
+    learned: dict[str, dict[str, Learned]]
+    """Of each draw, by its name, the detectors that it calibrated."""
+    costs: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Seconds by detector: ``setup``, and for each record ``network`` and ``score``."""
+
+    @property
+    def alone(self) -> list[str]:
+        """Those that need no records of the other kind."""
+        return [name for name, method in self.methods.items() if method.calibrate is None]
+
+    @property
+    def learning(self) -> list[str]:
+        """Those that are calibrated."""
+        return [name for name, each in self.methods.items() if each.calibrate or each.grid]
+
+    def seen(self, records: Sequence[Records], of: OutSet | None = None) -> Seen:
+        """What the network makes of records, with what calibrated detectors read of it."""
+        return with_once(self, pictured(self.observer, records, of))
+
+    def scores(self, name: str, state: State, seen: Seen, ids: Sequence[str]) -> Floats:
+        """(records,): larger is more out.
+
+        Raises:
+            BenchmdError: One is NaN or infinite; the message names the record.
+        """
+        return finite(self.methods[name].score(state, seen, self.bank.head), name, np.array(ids))
+
+
+def prepared(
+    observer: Observer, own: Inside, sets: Sequence[OutSet], methods: Mapping[str, Method]
+) -> Detectors:
+    """Fit and calibrate all detectors that fit the network.
+
+    Args:
+        observer: Asks the network.
+        own: In-distribution records; those that are scored are not read.
+        sets: Others, likewise.
+        methods: The detectors by name.
+    """
+    own, sets = replace(own, scored=()), [replace(each, scored=()) for each in sets]
+    banks = {pixels: bank_of(observer, own, pixels=pixels) for pixels in (False, True)}
+    states: dict[str, State] = {}
+    costs: dict[str, dict[str, float]] = {}
+    skipped: dict[str, str] = {}
+    for name, method in methods.items():
+        pixels = "pixels" in method.needs
+        bank = banks[pixels]
+        negative = bool((bank.seen.features < 0).any())
+        if why := unfit(method, observer.network, bank.seen.more, negative):
+            skipped[name] = why
+            continue
+        start = time.perf_counter()
+        states[name] = method.fit(bank)
+        costs[name] = {"setup": time.perf_counter() - start}
+    fitting = {name: methods[name] for name in states}
+    found = Detectors(observer, fitting, banks[False], states, skipped, [], {}, costs)
+    draws = calibration_draws(sets) if found.learning else []
+    learned = _calibrations(found, own, draws, banks)
+    found = replace(found, draws=draws, learned=learned)
+    _time(found, own)
+    return found
+
+
+def _calibrations(
+    found: Detectors, own: Inside, draws: Sequence[Draw], banks: Mapping[bool, Bank]
+) -> dict[str, dict[str, Learned]]:
+    inside = found.seen(own.calibrating)
+    patients = [name for records in own.calibrating for name in records.patients]
+    seen: dict[str, Seen] = {}
+    learned: dict[str, dict[str, Learned]] = {}
+    for draw in draws:
+        for each in draw.sets:
+            if each.name not in seen:
+                seen[each.name] = found.seen(each.calibrating, each)
+        parts = [inside, *(seen[each.name] for each in draw.sets)]
+        out = np.repeat(np.arange(len(parts)) > 0, [len(part) for part in parts])
+        given = Calibration(joined(parts), out)
+        people = patients + [
+            name for each in draw.sets for records in each.calibrating for name in records.patients
+        ]
+        learned[draw.name] = {}
+        for name in found.learning:
+            method = found.methods[name]
+            bank, start = banks["pixels" in method.needs], time.perf_counter()
+            made = calibrated(method, found.states[name], given, people, bank)
+            learned[draw.name][name] = Learned(*made)
+            took = (time.perf_counter() - start) / len(draws)
+            found.costs[name]["setup"] += took  # of one calibration, on average
+    return learned
+
+
+def _time(found: Detectors, own: Inside) -> None:
+    """Add to the costs what a record takes: of the network, and then of each detector."""
+    network = found.observer.costs(own.trained)
+    records = own.calibrating[0]
+    few = records.at(np.isin(np.arange(len(records)), drawn(len(records), TIMED)))
+    seen = found.seen([few])
+    some = next(iter(found.learned.values()), {})
+    for name, method in found.methods.items():
+        state = some[name].state if method.calibrate else found.states[name]
+
+        def work(method: Method = method, state: State = state) -> object:
+            return method.score(state, _asked_anew(found, method, state, seen), found.bank.head)
+
+        if method.calibrate is None or some:
+            found.costs[name]["score"] = median_seconds(work) / len(few)
+        parts = [part for part in network if part.startswith(method.needs)] if method.needs else []
+        found.costs[name]["network"] = network["features"] + sum(network[part] for part in parts)
+
+
+def _asked_anew(found: Detectors, method: Method, state: State, seen: Seen) -> Seen:
+    """The records, with what is computed once for all calibrations computed again."""
+    if method.once is None:
+        return seen
+    once = method.once(state, seen, found.bank.head)
+    return replace(seen, more={**seen.more, method.name: once})
+
+
+def pictured(observer: Observer, records: Sequence[Records], of: OutSet | None = None) -> Seen:
+    """What the network makes of records, with their pictures."""
+    how = (None, 0) if of is None else (of.fault, of.severity)
+    seen = observer.seen(records, *how)
+    return replace(seen, more={**seen.more, "pixels": observer.pixels(records, *how)})
+
+
+def with_once(found: Detectors, seen: Seen) -> Seen:
+    """Records with what detectors compute of them once for all calibrations."""
+    once = {
+        name: method.once(found.states[name], seen, found.bank.head)
+        for name, method in found.methods.items()
+        if method.once is not None
+    }
+    return replace(seen, more={**seen.more, **once})
+
+
+def bank_of(observer: Observer, own: Inside, *, pixels: bool) -> Bank:
+    """What detectors are fitted on.
+
+    Args:
+        observer: Asks the network.
+        own: In-distribution records.
+        pixels: With the records' pictures, and then of `PIXEL_RECORDS` of them at most.
+    """
+    trained, head = own.trained, observer.network.head
+    seen = observer.seen([trained])
+    if pixels:
+        chosen = np.isin(np.arange(len(trained)), drawn(len(trained), PIXEL_RECORDS))
+        few = seen.at(chosen)
+        more = {**few.more, "pixels": observer.pixels([trained.at(chosen)])}
+        return Bank(replace(few, more=more), trained.targets[chosen], head)
+    targets = np.concatenate([records.targets for records in own.calibrating])
+    return Bank(seen, trained.targets, head, observer.seen(own.calibrating), targets)
+
+
+def unfit(
+    method: Method, network: Network, available: Iterable[str], negative: bool = False
+) -> str:
+    """Why a detector is skipped; empty where it is not.
+
+    Args:
+        method: The detector.
+        network: What it is to guard.
+        available: Names of quantities that there are in addition to features and logits.
+        negative: Whether a feature is negative.
+    """
+    if method.exclusive_only and not network.head.exclusive:
+        return "it needs a softmax, and a record may have several labels"
+    if method.non_negative and negative:
+        return "it assumes features that are never negative"
+    if method.images_only and len(network.signal.axes) != 3:
+        return "it takes values within 0 and 1, which only images have"
+    names = tuple(available)
+    for need in method.needs:
+        if not any(name.startswith(need) for name in names):
+            return f"the network has no {need.strip()}"
+    return ""
+
+
+def joined(parts: Sequence[Seen]) -> Seen:
+    """Records one after the other."""
+    more = {name: np.concatenate([part.more[name] for part in parts]) for name in parts[0].more}
+    return Seen(
+        np.concatenate([part.features for part in parts]),
+        np.concatenate([part.logits for part in parts]),
+        more,
+    )

@@ -1,0 +1,112 @@
+"""Binary classifier trained end to end: a network of its own tells pictures of both kinds apart.
+
+It shares nothing with the network that it guards but the small pictures of signals as that one sees
+them. Of the epochs, that with the highest AUROC on other patients is kept.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmd_ray.benchmarks.ood.methods.autoencoder import (
+    BLOCK,
+    CHANNELS,
+    halved,
+    halving,
+    narrowed,
+    weights_of,
+    with_weights,
+)
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Calibration,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    auroc,
+)
+
+EPOCHS, STEPS, BATCH, RATE = 5, 30, 32, 1e-3
+"""Of the training, by Adam; steps are those of an epoch. Half of a batch is of each kind."""
+
+
+class Network(nn.Module):
+    """Convolutions that halve a picture three times, and the log odds of out."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, *extents = shape
+        self.down = halving(channels, len(extents))
+        self.head = nn.Linear(CHANNELS[-1] * prod(halved(extents)[-1]), 1)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        """(records,)."""
+        found: torch.Tensor = self.head(narrowed(self.down, pictures))[:, 0]
+        return found
+
+
+def fit(bank: Bank) -> State:
+    """What standardises pictures."""
+    pictures = bank.seen.more["pixels"]
+    spread = float(pictures.std()) or 1.0
+    return {"centre": np.array(float(pictures.mean())), "spread": np.array(spread)}
+
+
+def calibrate(state: State, given: Calibration, other: Calibration, head: Head) -> State:
+    """Train the network; others choose the epoch."""
+    pictures = _given(state, given.seen.more["pixels"])
+    order, kinds = np.random.default_rng(0), [np.flatnonzero(given.out == k) for k in (False, True)]
+    target = torch.from_numpy(np.repeat([0.0, 1.0], BATCH // 2)).float()
+    best, found = -1.0, state
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Network(tuple(pictures.shape[1:]))
+        optimiser = torch.optim.Adam(network.parameters(), RATE)
+        for _ in range(EPOCHS):
+            for _ in range(STEPS):
+                rows = np.concatenate([order.choice(kind, BATCH // 2) for kind in kinds])
+                logits = network(pictures[rows])
+                loss = functional.binary_cross_entropy_with_logits(logits, target)
+                optimiser.zero_grad()
+                torch.autograd.backward(loss)
+                optimiser.step()
+            weights = {name: value.copy() for name, value in weights_of(network).items()}
+            scores = score(state | weights, other.seen, head)
+            value = auroc(scores[~other.out], scores[other.out])
+            if value > best:
+                best, found = value, state | weights
+    return found
+
+
+def _given(state: State, pictures: npt.NDArray[np.float32]) -> torch.Tensor:
+    given = (pictures - float(state["centre"])) / float(state["spread"])
+    return torch.from_numpy(given).float()
+
+
+def score(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,): log odds."""
+    given = _given(state, seen.more["pixels"])
+    network = Network(tuple(given.shape[1:]))
+    with_weights(network, state)
+    with torch.no_grad():
+        parts = [network(part) for part in torch.split(given, BLOCK)]
+    return np.asarray(torch.cat(parts).double().numpy())
+
+
+METHOD = Method(
+    "binary-network",
+    "binary classifier, end to end",
+    fit,
+    score,
+    "Cao et al., arXiv 2007.04250, as released",
+    calibrate=calibrate,
+    needs=("pixels",),
+)

@@ -1,0 +1,55 @@
+"""Distances in the space of the pretraining that a network started from: no label was ever used."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmd_ray.benchmarks.ood.methods import knn, mahalanobis
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+
+NAME = "pretrained"
+"""Quantity: features of the pretrained encoder, as it was before the transfer."""
+
+
+def _own(seen: Seen) -> Seen:
+    return Seen(seen.more[NAME], seen.logits)
+
+
+def fit_knn(bank: Bank, *, neighbours: int = knn.NEIGHBOURS) -> State:
+    """What deep nearest neighbours fit."""
+    return knn.fit(Bank(_own(bank.seen), bank.targets, bank.head), neighbours=neighbours)
+
+
+def score_knn(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,)."""
+    return knn.score(state, _own(seen), head)
+
+
+def fit_gaussian(bank: Bank) -> State:
+    """Mean and root of the precision of all records together."""
+    return mahalanobis.fitted(bank.seen.more[NAME], {"all": np.arange(len(bank.seen))})
+
+
+def score_gaussian(state: State, seen: Seen, head: Head) -> Floats:
+    """(records,)."""
+    return mahalanobis.nearest(state, seen.more[NAME])
+
+
+METHODS = (
+    Method(
+        "pretrained-knn",
+        "pretrained KNN",
+        fit_knn,
+        score_knn,
+        "Sun et al., ICML 2022, before the transfer",
+        needs=(NAME,),
+    ),
+    Method(
+        "pretrained-mahalanobis",
+        "pretrained Mahalanobis",
+        fit_gaussian,
+        score_gaussian,
+        "Sehwag, Chiang and Mittal, ICLR 2021, with one cluster",
+        needs=(NAME,),
+    ),
+)
