@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,8 +158,8 @@ class Benchmark:
     figures: str = ""
     """Import path, ``package.module:TOPICS``, of its own figures for reports, a sequence of
     functions like those of `results.report.report_figures.TOPICS`."""
-    commands: str = ""
-    """Import path, ``package.module:group``, of its own commands: `benchmd NAME …`."""
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """Its own commands, `benchmd NAME …`: import paths, ``package.module:group``, by name."""
     about: str = ""
     """Source and what else its user should know."""
 

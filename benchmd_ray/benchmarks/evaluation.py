@@ -81,6 +81,8 @@ class Evaluation:
     current: Callable[[pa.Schema], bool] | None = None
     """Whether a table of predictions is of the code as it is now, where its version cannot say so,
     such as that of plug-ins; None where it can."""
+    planned: bool = True
+    """Whether plans of its benchmark ask it; else only those that name it do."""
     passes: float = 1.0
     """Times that each record goes through the encoder, for estimates."""
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmd_ray import benchmarks as rooms
 from benchmd_ray.benchmarks.benchmark import Benchmark, Start
-from benchmd_ray.benchmarks.evaluation import Evaluation
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.errors import BenchmdError, first_line, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.plugins import IMPORT_PATH, NAMED
 
 if TYPE_CHECKING:
-    import click
+    pass
 
 GROUP = "benchmd_ray.benchmarks"
 """Entry points of packages that bring benchmarks: ``name = package.module:BENCHMARK``."""
@@ -80,6 +80,29 @@ def starts() -> dict[str, Start]:
 def evaluations() -> dict[str, Evaluation]:
     """The evaluations of all benchmarks by name."""
     return {one.name: one for each in benchmarks().values() for one in each.evaluations}
+
+
+def asked_name(name: str) -> str:
+    """Name of what evaluations are asked for: a benchmark's, also of an import path, or one.
+
+    Raises:
+        BenchmdError: There is neither a benchmark nor an evaluation of that name.
+    """
+    alone = evaluations().keys() - benchmarks().keys()
+    if name not in alone and not IMPORT_PATH.fullmatch(name) and name not in benchmarks():
+        raise unknown_name("benchmark or evaluation", name, [*benchmarks(), *sorted(alone)])
+    return name if name in alone else benchmark(name).name
+
+
+def evaluations_asked(name: str) -> tuple[Evaluation, ...]:
+    """What is asked of each transfer: a benchmark's evaluations, or the classification and one.
+
+    Args:
+        name: What `asked_name` gives.
+    """
+    if name in benchmarks():
+        return tuple(one for one in benchmark(name).evaluations if one.planned)
+    return (CLASSIFICATION, evaluations()[name])
 
 
 def settings_among(determinants: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,13 +205,12 @@ def _loaded(path: str) -> Benchmark:
     return made
 
 
-def commands_of(name: str) -> click.Command | None:
-    """The command group of a benchmark, None where it has none."""
-    each = benchmarks().get(name)
-    if each is None or not each.commands:
-        return None
-    group: click.Command = named_by(each.commands)
-    return group
+def commands() -> dict[str, str]:
+    """Import paths of the benchmarks' own commands, by name; the first of a name counts."""
+    found: dict[str, str] = {}
+    for each in benchmarks().values():
+        found = {**each.commands, **found}
+    return found
 
 
 def named_by(path: str) -> Any:

@@ -48,18 +48,19 @@ class Commands(click.Group):
         """Names of the commands."""
         own = super().list_commands(ctx)
         if self._of_benchmarks:
-            from benchmd_ray.benchmarks.registry import benchmarks
+            from benchmd_ray.benchmarks.registry import commands
 
-            own += [name for name, each in benchmarks().items() if each.commands]
+            own += [name for name in commands() if name not in own]
         return sorted(own)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name."""
         own = super().get_command(ctx, cmd_name)
         if own is None and self._of_benchmarks:
-            from benchmd_ray.benchmarks.registry import commands_of
+            from benchmd_ray.benchmarks.registry import commands, named_by
 
-            return commands_of(cmd_name)
+            path = commands().get(cmd_name)
+            return named_by(path) if path else None
         return own
 
     def invoke(self, ctx: click.Context) -> Any:

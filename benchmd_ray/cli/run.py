@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     "evaluated",
     metavar="BENCH",
     default="",
-    help="Ask the evaluations of this benchmark of each transfer, instead of the own ones: ood.",
+    help="Ask the evaluations of this benchmark, or this one evaluation, of each transfer, "
+    "instead of the own ones: ood.",
 )
 @START
 @WEIGHTS
@@ -121,7 +122,7 @@ def run(
         --setting linear --seed 0 --seed 1 --seed 2
     benchmd run --catalog catalogs --bench medmnist --start resnet18 --seed 0 --seed 1 --seed 2
     """
-    from benchmd_ray.benchmarks.registry import benchmark
+    from benchmd_ray.benchmarks.registry import asked_name, benchmark
     from benchmd_ray.service.choice import Choice
 
     choice = Choice(
@@ -136,7 +137,7 @@ def run(
         assignments=assignments,
         weights=weights,
         bench=benchmark(bench).name,
-        evaluated=benchmark(evaluated).name if evaluated else "",
+        evaluated=asked_name(evaluated) if evaluated else "",
         start=start,
     )
     if options["dry_run"]:

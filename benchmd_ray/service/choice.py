@@ -68,7 +68,8 @@ class Choice:
     """What the settings change: one of the benchmark's starts, or a variant of one; empty for the
     usual one."""
     evaluated: str = ""
-    """Name of the benchmark whose evaluations are made; empty for that of ``bench``."""
+    """Name of the benchmark whose evaluations are made, or of one evaluation; empty for those of
+    ``bench``."""
 
     def __post_init__(self) -> None:
         chosen = self.chosen_start

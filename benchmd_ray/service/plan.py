@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
-from benchmd_ray.benchmarks.registry import benchmark
+from benchmd_ray.benchmarks.registry import evaluations_asked
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
@@ -138,7 +138,7 @@ def _require_read(choice: Choice) -> None:
         BenchmdError: No evaluation that is asked for reads others than what it scores.
     """
     name = choice.evaluated or choice.bench
-    if choice.also and all(each.also is None for each in benchmark(name).evaluations):
+    if choice.also and all(each.also is None for each in evaluations_asked(name)):
         raise BenchmdError(
             f"--also names catalogs, and no evaluation of {name} reads any but what it scores: "
             "leave --also out, or ask others with --evaluate, such as ood."
@@ -239,7 +239,7 @@ def _evaluations(
     choice: Choice, transfer: _Draft, targets: Sequence[Dataset], found: Sequence[Dataset]
 ) -> Iterator[_Draft]:
     """What is asked of a transfer, but the classification of its source, which it does itself."""
-    for evaluation in benchmark(choice.evaluated or choice.bench).evaluations:
+    for evaluation in evaluations_asked(choice.evaluated or choice.bench):
         usual = evaluation is CLASSIFICATION
         for dataset in (transfer.source, *targets):
             if dataset.role not in evaluation.roles or (usual and dataset is transfer.source):

@@ -50,7 +50,7 @@ def search(work: Work, limits: Limits, ended: Ended) -> None:
     for leftover in set((work.folder / "trials").glob("*")) - at_work:
         remove(leftover)
     storage = work.folder / "ray_tune"
-    with _environment():
+    with quiet_tune():
         while True:
             remove(storage)
             queue = limits.study.unfinished()
@@ -84,7 +84,8 @@ def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
+def quiet_tune() -> Iterator[None]:
+    """Let Ray Tune write no logs of its own, on the terminal nor next to its results."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     levels = {name: logging.getLogger(name).level for name in ("ray.tune", "ray.train")}

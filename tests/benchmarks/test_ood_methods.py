@@ -44,7 +44,7 @@ def made(records, seed, *, exclusive=True, shift=0.0, non_negative=False):
     more = {
         "layer 1": features[:, :4].astype(np.float32),
         "pixels": rng.normal(size=(records, 1, 5, 5)).astype(np.float32) + np.float32(shift),
-        "odin": rng.random((records, 4, 6)).astype(np.float32) + np.float32(shift),
+        "odin": rng.random((records, 2, 6)).astype(np.float32) + np.float32(shift),
         "pretrained": features[:, ::-1].astype(np.float32) * 3,
         "mae loss": rng.random((records, 1)).astype(np.float32),
         "dropout logits": rng.normal(size=(records, 4, CLASSES)).astype(np.float32),
@@ -394,14 +394,14 @@ def test_a_calibration_takes_the_best_of_the_grid(classes):
     """ODIN, whose grid has one place that tells both kinds apart."""
     bank, near = classes
     method, far = METHODS["odin"], made(60, 5)[0]
-    far.more["odin"][:, 2, 4] += 5
+    far.more["odin"][:, 0, 4] += 5
     calibration = given(near, far, method, method.fit(bank), bank.head)
     people = [f"patient {number}" for number in range(len(calibration.out))]
     state, threshold = calibrated(method, method.fit(bank), calibration, people, bank)
-    assert state["place"].tolist() == [2, 4]
+    assert state["place"].tolist() == [0, 4]
     scores = method.score(state, calibration.seen, bank.head)
     assert ((scores > threshold) == calibration.out).all()
-    assert method.fit(bank)["place"].tolist() == [3, 3]  # a temperature of 1000, a step of 0.0014
+    assert method.fit(bank)["place"].tolist() == [1, 3]  # a temperature of 1000, a step of 0.0014
 
 
 def test_the_pretraining_is_asked_without_labels(classes):

@@ -52,7 +52,7 @@ BENCHMARK = Benchmark(
     space=_space,
     rows=_published_rows,
     tables="benchmd_ray.benchmarks.medmnist.report:TABLES",
-    commands="benchmd_ray.benchmarks.medmnist.commands:medmnist",
+    commands={"medmnist": "benchmd_ray.benchmarks.medmnist.commands:medmnist"},
     about="Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795). Each dataset is trained "
     "from scratch and scored on its own test split.",
 )

@@ -39,16 +39,22 @@ class Draw:
     sets: tuple[OutSet, ...]
     shared: bool
     """Whether it calibrates for other sets; else only for records of the very set."""
+    only_for: str = ""
+    """Of all others of its use-case, the kind of set that it calibrates for."""
 
     @property
     def name(self) -> str:
         """Names of its sets."""
+        if self.only_for:
+            return f"all but {self.only_for}"
         return JOINED.join(each.name for each in self.sets)
 
     def regime(self, one: OutSet) -> str:
         """How it calibrates for a set; empty where it does not."""
         if one.control or one.use_case != self.sets[0].use_case:
             return ""
+        if self.only_for:
+            return "other-sources" if one.kind == self.only_for else ""
         kinds = {each.kind for each in self.sets}
         if one.kind not in kinds:
             return "other-sources" if self.shared else ""
@@ -64,17 +70,26 @@ def calibration_draws(sets: Sequence[OutSet]) -> list[Draw]:
     small calibrate nothing.
     """
     found: list[Draw] = []
-    for case in dict.fromkeys(one.use_case for one in sets):
-        kinds: dict[str, OutSet] = {}
-        for one in sets:
-            last = one.fault is None or one.severity == one.fault.severities[-1]
-            if one.use_case == case and one.learnable and last:
-                kinds[one.kind] = one
-        shared = [] if case == "shifted" else _shared(list(kinds.values()), case == "unrelated")
+    every = representatives(sets)
+    for case in dict.fromkeys(one.use_case for one in every):
+        kinds = [one for one in every if one.use_case == case]
+        shared = _shared(kinds, case == "unrelated")
         found += [Draw(draw, True) for draw in shared]
-        alone = [(one,) for one in kinds.values() if (one,) not in shared]
-        found += [Draw(draw, False) for draw in alone if case != "shifted"]
+        found += [Draw((one,), False) for one in kinds if (one,) not in shared]
     return found
+
+
+def representatives(sets: Sequence[OutSet]) -> list[OutSet]:
+    """Of each kind of set, by use-case, the one that calibrates: of faults the most severe.
+
+    Those that are too small or no out-of-distribution records are excluded.
+    """
+    kinds: dict[tuple[str, str], OutSet] = {}
+    for one in sets:
+        last = one.fault is None or one.severity == one.fault.severities[-1]
+        if one.use_case != "shifted" and one.learnable and last:
+            kinds[one.use_case, one.kind] = one
+    return [*kinds.values()]
 
 
 def _shared(sets: list[OutSet], unrelated: bool) -> list[tuple[OutSet, ...]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchmd_ray.cli.allowed import Command
 from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CATALOG, FILE, FOLDER, assigned, complete_dataset
 from benchmd_ray.errors import count_of
@@ -43,10 +44,11 @@ def ood_list() -> None:
 @ood.command("detectors")
 def ood_detectors() -> None:
     """List the detectors and where each is from."""
-    from benchmd_ray.benchmarks.ood.methods import METHODS
+    from benchmd_ray.benchmarks.ood.methods import detectors
 
-    width = max(map(len, METHODS))
-    for name, method in METHODS.items():
+    found = detectors()
+    width = max(map(len, found))
+    for name, method in found.items():
         learns = ", calibrated on other sets" if method.calibrate else ""
         click.echo(f"{name:{width}}  {method.source}{learns}")
 
@@ -73,7 +75,45 @@ def ood_build(
     click.echo(describe_catalog(made))
 
 
-@ood.command("guard")
+@ood.command("tune")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--catalog", type=CATALOG, required=True, help="Catalog that it was trained on.")
+@click.option("--also", type=CATALOG, multiple=True, help="Other catalogs, to detect (repeatable).")
+@click.option(
+    "--trials",
+    type=click.IntRange(2),
+    default=20,
+    show_default=True,
+    help="Number of trials; the first has the papers' hyperparameters.",
+)
+def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: int) -> None:
+    """Search hyperparameters of detectors for the network of RUN, by Ray Tune.
+
+    They are chosen on records that calibrate, for each set on the others of its use-case, and then
+    compared with the papers' on records that no trial has seen. A report shows both.
+
+    \b
+    benchmd ood tune runs/RUN --catalog in/ptb-xl --also catalogs/georgia
+    """
+    from dataclasses import replace
+    from functools import partial
+
+    from benchmd_ray.benchmarks.ood import TUNED
+    from benchmd_ray.benchmarks.ood.report import tuned_frame
+    from benchmd_ray.benchmarks.ood.search import searched
+    from benchmd_ray.results.store import read_run
+    from benchmd_ray.service.execute import evaluate_run
+    from benchmd_ray.settings import Settings
+    from benchmd_ray.training.predictions import read_predictions
+
+    evaluation = replace(TUNED, compute=partial(searched, trials=trials))
+    path = evaluate_run(read_run(run), catalog, Settings(), evaluation=evaluation, also=also)
+    rows = tuned_frame(read_predictions(path, TUNED.form))
+    click.echo(rows.to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    click.echo(f"written: {path}")
+
+
+@click.command("guard", cls=Command)
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
     "--data",
@@ -91,14 +131,14 @@ def ood_build(
 @click.option(
     "--out", type=FILE, default=Path("guard.csv"), show_default=True, help="CSV to write."
 )
-def ood_guard(
+def guard(
     run: Path, data: tuple[Location, ...], catalog: Location | None, detector: str, out: Path
 ) -> None:
     """Ask a detector in front of the model of RUN about new data: accept or reject each record.
 
     \b
-    benchmd ood guard runs/RUN --catalog catalogs/ptb-xl --data new/ --out verdicts.csv
-    benchmd ood guard runs/RUN --data newer/ --out more.csv        # fitted before
+    benchmd guard runs/RUN --catalog catalogs/ptb-xl --data new/ --out verdicts.csv
+    benchmd guard runs/RUN --data newer/ --out more.csv        # fitted before
     """
     import pandas as pd
 
@@ -117,23 +157,23 @@ def ood_guard(
     if catalog is not None:
         asked = Asked(run, open_catalog(catalog), settings, worker)
         guards.require_trained_on(asked)
-        guard = guards.fit(asked, detector)
-        click.echo(f"fitted: {guard.detector}, kept in {run / guards.FOLDER}")
+        own = guards.fit(asked, detector)
+        click.echo(f"fitted: {own.detector}, kept in {run / guards.FOLDER}")
     else:
         network = Network.of(run, worker, settings.execution.precision)
-        guard = guards.read_guard(run, network, detector)
+        own = guards.read_guard(run, network, detector)
     verdicts: list[guards.Verdict] = []
     for path in data:
         is_file = isinstance(path, Path) and path.is_file()
         if not is_file and MANIFEST in entries(path)[0]:
-            verdicts += guards.of_catalog(guard, open_catalog(path))
+            verdicts += guards.of_catalog(own, open_catalog(path))
         else:
-            verdicts += guards.of_files(guard, Path(str(path)))
+            verdicts += guards.of_files(own, Path(str(path)))
     rows = [
         {
             "record": one.record,
             "score": one.score,
-            "threshold": guard.threshold,
+            "threshold": own.threshold,
             "verdict": "accept" if one.accepted else "reject",
             "reason": one.reason,
         }
@@ -143,5 +183,5 @@ def ood_guard(
         partial.write_text(csv_text(pd.DataFrame(rows)), "utf-8")
     counts = guards.summary(verdicts)
     said = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    click.echo(f"{guard.detector}, {count_of(len(verdicts), 'record')}: {said}")
+    click.echo(f"{own.detector}, {count_of(len(verdicts), 'record')}: {said}")
     click.echo(f"written: {out}")

@@ -61,8 +61,9 @@ def scored_table(
     sets: Sequence[OutSet],
     card: str,
     sources: Mapping[str, str],
+    trials: Sequence[Mapping[str, Any]] = (),
 ) -> pa.Table:
-    """Scores of all sets by detectors that have learned all that they will."""
+    """Scores of all sets by detectors that have learned all that they will; trials are kept."""
     abnormal = own.abnormal(use_cases(card).normal)
     test = found.seen(own.scored)
     blocks = [
@@ -77,6 +78,7 @@ def scored_table(
     about = {
         "skipped": found.skipped,
         "sources": dict(sources),
+        "trials": list(trials),
         "costs": found.costs,
         "coarse": {one.name: _extent(one) for one in sets if one.extent},
         "shape": list(found.observer.shown_shape),

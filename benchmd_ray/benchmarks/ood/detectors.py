@@ -66,8 +66,21 @@ class Detectors:
         return [name for name, each in self.methods.items() if each.calibrate or each.grid]
 
     def seen(self, records: Sequence[Records], of: OutSet | None = None) -> Seen:
-        """What the network makes of records, with what calibrated detectors read of it."""
-        return with_once(self, pictured(self.observer, records, of))
+        """What the network makes of records, with what single detectors ask of it."""
+        how = (None, 0) if of is None else (of.fault, of.severity)
+        seen = pictured(self.observer, records, of)
+        asked = {
+            name: self.observer.asked(records, method, self.states[name], *how)
+            for name, method in self.methods.items()
+            if method.asks is not None
+        }
+        seen = replace(seen, more={**seen.more, **asked})
+        once = {
+            name: method.once(self.states[name], seen, self.bank.head)
+            for name, method in self.methods.items()
+            if method.once is not None
+        }
+        return replace(seen, more={**seen.more, **once})
 
     def scores(self, name: str, state: State, seen: Seen, ids: Sequence[str]) -> Floats:
         """(records,): larger is more out.
@@ -79,7 +92,12 @@ class Detectors:
 
 
 def prepared(
-    observer: Observer, own: Inside, sets: Sequence[OutSet], methods: Mapping[str, Method]
+    observer: Observer,
+    own: Inside,
+    sets: Sequence[OutSet],
+    methods: Mapping[str, Method],
+    *,
+    calibrates: bool = True,
 ) -> Detectors:
     """Fit and calibrate all detectors that fit the network.
 
@@ -88,6 +106,7 @@ def prepared(
         own: In-distribution records; those that are scored are not read.
         sets: Others, likewise.
         methods: The detectors by name.
+        calibrates: Whether those that learn are calibrated.
     """
     own, sets = replace(own, scored=()), [replace(each, scored=()) for each in sets]
     banks = {pixels: bank_of(observer, own, pixels=pixels) for pixels in (False, True)}
@@ -106,7 +125,7 @@ def prepared(
         costs[name] = {"setup": time.perf_counter() - start}
     fitting = {name: methods[name] for name in states}
     found = Detectors(observer, fitting, banks[False], states, skipped, [], {}, costs)
-    draws = calibration_draws(sets) if found.learning else []
+    draws = calibration_draws(sets) if found.learning and calibrates else []
     learned = _calibrations(found, own, draws, banks)
     found = replace(found, draws=draws, learned=learned)
     _time(found, own)
@@ -173,16 +192,6 @@ def pictured(observer: Observer, records: Sequence[Records], of: OutSet | None =
     how = (None, 0) if of is None else (of.fault, of.severity)
     seen = observer.seen(records, *how)
     return replace(seen, more={**seen.more, "pixels": observer.pixels(records, *how)})
-
-
-def with_once(found: Detectors, seen: Seen) -> Seen:
-    """Records with what detectors compute of them once for all calibrations."""
-    once = {
-        name: method.once(found.states[name], seen, found.bank.head)
-        for name, method in found.methods.items()
-        if method.once is not None
-    }
-    return replace(seen, more={**seen.more, **once})
 
 
 def bank_of(observer: Observer, own: Inside, *, pixels: bool) -> Bank:

@@ -239,6 +239,13 @@ class Network:
                     module.eval()
         return torch.stack(passes, dim=1)
 
+    def layered(self, signals: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Layers in order of name, and then the features; differentiable where signals are."""
+        found: dict[str, torch.Tensor] = {}
+        with self._layers(found):
+            features = self._features(signals).float()
+        return {**dict(sorted(found.items())), "features": features}
+
     def _odin(self, signals: torch.Tensor) -> torch.Tensor:
         """−max p at each temperature, after each step that makes the network surer.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from benchmd_ray.benchmarks.ood.conform import conformed
 from benchmd_ray.benchmarks.ood.faults import Fault, Recorded, made
-from benchmd_ray.benchmarks.ood.methods.method import Seen, drawn
+from benchmd_ray.benchmarks.ood.methods.method import Method, Seen, State, drawn
 from benchmd_ray.benchmarks.ood.network import Network, small, visible
 from benchmd_ray.benchmarks.ood.sets import OutSet, Records
 from benchmd_ray.data.resident import resident_signals
@@ -24,13 +25,13 @@ from benchmd_ray.files import cache_folder
 from benchmd_ray.settings import EncoderSettings, Settings, updated
 from benchmd_ray.signals import Signal
 from benchmd_ray.training.collect import evaluation_batch
-from benchmd_ray.training.features import FeatureStore, feature_store
+from benchmd_ray.training.features import feature_store
 
 VERSION = 2
 """Raised whenever quantities, faults or fitting to another signal change."""
 SEED = 0
 """Of the faults: the same for all runs, so that they are compared on the same records."""
-TIMED, TIMES = 64, 5
+TIMED, TIMES = 32, 5
 """Records of which the network's work is timed, and how often; the median counts."""
 
 
@@ -51,15 +52,48 @@ class Observer:
         self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
     ) -> Seen:
         """What the network makes of records, in their order."""
-        parts = [self._kept(each, fault, severity, pixels=False) for each in records]
-        return self.network.seen(np.concatenate(parts))
+        network = self.network
+        about = {"quantities": {name: list(shape) for name, shape in network.shapes.items()}}
+        parts = [
+            self._kept(each, fault, severity, network.quantities, about, network.values)
+            for each in records
+        ]
+        return network.seen(np.concatenate(parts))
 
     def pixels(
         self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
     ) -> npt.NDArray[np.float32]:
         """Small pictures of records as the network sees them: (records, channels, …)."""
-        shape = self._picture_shape()
-        parts = [self._kept(each, fault, severity, pixels=True) for each in records]
+        shape, about = self._picture_shape(), {"pixels": True}
+        parts = [
+            self._kept(each, fault, severity, self._pictures, about, int(np.prod(shape)))
+            for each in records
+        ]
+        return np.concatenate(parts).reshape(-1, *shape)
+
+    def asked(
+        self,
+        records: Sequence[Records],
+        method: Method,
+        state: State,
+        fault: Fault | None = None,
+        severity: int = 0,
+    ) -> npt.NDArray[np.float32]:
+        """What a detector computes of records by the network: (records, …)."""
+        assert method.asks is not None
+        network = self.network
+        zeros = torch.zeros(1, *network.signal.input_shape, device=network.worker.device)
+        shape = tuple(method.asks(network, state, zeros).shape[1:])
+
+        def ask(*batch: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+            assert method.asks is not None
+            found = method.asks(network, state, network.normalised(*batch))
+            return np.asarray(found.float().cpu().numpy(), np.float32).reshape(len(batch[0]), -1)
+
+        about = {"detector": method.name, "state": digest_of(state)}
+        parts = [
+            self._kept(each, fault, severity, ask, about, int(np.prod(shape))) for each in records
+        ]
         return np.concatenate(parts).reshape(-1, *shape)
 
     @cached_property
@@ -93,48 +127,56 @@ class Observer:
         return tuple(small(zeros).shape[1:])
 
     def _kept(
-        self, records: Records, fault: Fault | None, severity: int, *, pixels: bool
+        self,
+        records: Records,
+        fault: Fault | None,
+        severity: int,
+        ask: Callable[..., npt.NDArray[np.float32]],
+        about: Mapping[str, Any],
+        width: int,
     ) -> npt.NDArray[np.float32]:
-        store = self._store(records, fault, severity, pixels=pixels)
-
-        def encode() -> npt.NDArray[np.float32]:
-            size = evaluation_batch(self.network.model.encoder)
-            batches = _batches(records, self.network.signal, fault, severity, size)
-            ask = self._pictures if pixels else self.network.quantities
-            found = [ask(*batch) for batch in batches]
-            return np.concatenate(found) if found else np.empty((0, store.width), np.float32)
-
-        return store.features(records.split, records.rows, encode, False)
-
-    def _store(
-        self, records: Records, fault: Fault | None, severity: int, *, pixels: bool
-    ) -> FeatureStore:
+        """What is asked of records, kept: (records, width)."""
         network = self.network
         own = updated(EncoderSettings(), network.about["encoder"])
         settings = replace(self.settings, encoder=own)
         store = feature_store(
             self.folder, network.model.encoder, settings, records.catalog, network.worker.device
         )
-        about = store.about | {
+        decides = {
+            **store.about,
             "weights": network.digest,
             "ood": VERSION,
-            "quantities": {} if pixels else {k: list(v) for k, v in network.shapes.items()},
             "signal": str(network.signal),
             "statistics": network.about["statistics"],
             "augmentation": network.about["augmentation"],
             "fault": None if fault is None else [fault.name, severity, SEED],
-            "pixels": pixels,
+            **about,
         }
-        if pixels:
-            del about["weights"], about["encoder"]
-        shape = self._picture_shape()
-        width = int(np.prod(shape)) if pixels else network.values
-        return replace(store, about=about, width=width)
+        if "pixels" in about:
+            del decides["weights"], decides["encoder"]
+
+        def encode() -> npt.NDArray[np.float32]:
+            size = evaluation_batch(network.model.encoder)
+            batches = _batches(records, network.signal, fault, severity, size)
+            found = [ask(*batch) for batch in batches]
+            return np.concatenate(found) if found else np.empty((0, width), np.float32)
+
+        kept = replace(store, about=decides, width=width)
+        return kept.features(records.split, records.rows, encode, False)
 
     def _pictures(
         self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
         return pictures(self.network, values, scales, sizes).reshape(len(values), -1)
+
+
+def digest_of(state: State) -> str:
+    """SHA-256 of all arrays of a fitted detector."""
+    hashed = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        hashed.update(f"{name} {value.dtype} {value.shape}\n".encode())
+        hashed.update(np.ascontiguousarray(value).tobytes())
+    return hashed.hexdigest()
 
 
 def pictures(

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmd_ray.benchmarks.ood import DETECTION
+from benchmd_ray.benchmarks.ood import EVALUATIONS, TUNED
 from benchmd_ray.benchmarks.ood.methods import METHODS
+from benchmd_ray.benchmarks.ood.released import RELEASED
 from benchmd_ray.benchmarks.ood.scores import ALL, ENSEMBLE, Scored, ensemble, resamples_of, scored
 from benchmd_ray.benchmarks.ood.table import about
 from benchmd_ray.errors import BenchmdError
@@ -30,9 +31,11 @@ from benchmd_ray.scores.seeds import difference_over_seeds, pooled_seeds
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.training.predictions import Predictions, read_predictions
 
-STUDY = ("modality", "source", "policy", "setting", "technique", "protocol")
-"""What names a network; runs that share it differ by their seeds."""
+STUDY = ("modality", "source", "policy", "setting", "technique", "protocol", "evaluation")
+"""What names a network and how it was asked; runs that share it differ by their seeds."""
 WHERE = ("method", "regime", "use_case", "group", "severity")
+TUNED_COLUMNS = ("fixed", "tuned")
+"""AUROC with the papers' hyperparameters, and with those of a search."""
 COSTS = ("setup", "network", "score")
 """Seconds: once, and for each record of the network and of the detector."""
 REFERENCE = "msp"
@@ -117,18 +120,19 @@ def networks(analysis: Analysis) -> list[Network]:
 
 
 def _networks(analysis: Analysis) -> list[Network]:
-    rows = analysis.rows[analysis.rows["evaluation"] == DETECTION.name]
+    rows = analysis.rows[analysis.rows["evaluation"].isin(list(EVALUATIONS))]
     found: dict[tuple[str, ...], Network] = {}
     folders = {run.folder.name: run.folder for run in analysis.runs}
     for values in rows[[*STUDY, "seed", "run"]].drop_duplicates().itertuples(index=False):
         *key, seed, run = values
+        form = EVALUATIONS[str(key[-1])].form
         names = dict(zip(STUDY, key, strict=True))
         network = found.setdefault(tuple(key), Network(names, {}, {}))
         for path in predictions_of(folders[run]):
-            if path.parent.name != DETECTION.name:
+            if path.parent.name != form.evaluation:
                 continue
             try:
-                predictions = read_predictions(path, DETECTION.form)
+                predictions = read_predictions(path, form)
             except BenchmdError:  # the rows' notes name it
                 continue
             network.predictions[int(seed)] = predictions
@@ -164,12 +168,14 @@ def title_of(method: str) -> str:
     """Of a detector."""
     if method == ENSEMBLE:
         return "deep ensemble"
-    return METHODS[method].title if method in METHODS else method
+    known = METHODS.get(method) or RELEASED.get(method)
+    return known.title if known else method
 
 
 def _detector_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
     return (
         *key_columns(rows),
+        column_of("evaluation", rows["evaluation"], "text"),
         column_of("use-case", rows["use_case"], "text"),
         column_of("detector", [title_of(name) for name in rows["method"]], "text"),
         column_of("calibrated on", rows["regime"], "text"),
@@ -197,9 +203,13 @@ def detectors(analysis: Analysis) -> Table | None:
             )
         ),
         *(
-            (column_of("AUROC, abnormal in", rows["auroc, abnormal"], "number"),)
-            if "auroc, abnormal" in rows
-            else ()
+            column_of(title, rows[name], "number")
+            for title, name in (
+                ("AUROC, abnormal in", "auroc, abnormal"),
+                ("accuracy, drawn", "accuracy, drawn"),
+                ("AUPR out, drawn", "aupr out, drawn"),
+            )
+            if name in rows
         ),
         *(column_of(name, rows[name], "integer") for name in ("sets", "seeds")),
     )
@@ -277,6 +287,7 @@ def costs_table(analysis: Analysis) -> Table | None:
         return None
     columns = (
         *key_columns(rows),
+        column_of("evaluation", rows["evaluation"], "text"),
         column_of("detector", [title_of(name) for name in rows["method"]], "text"),
         column_of("setup (s)", rows["setup"], "number"),
         column_of("network (ms a record)", 1000 * rows["network"], "number"),
@@ -334,8 +345,9 @@ def _with_holm(rows: list[dict[str, Any]]) -> pd.DataFrame:
             row["p_holm"] = np.nan
         for row, p in zip(tested, adjusted, strict=True):
             row["p_holm"] = float(p)
-    columns = [*STUDY, *WHERE, "difference", "low", "high", "p", "p_holm", "seeds", "caution"]
-    return pd.DataFrame(rows, columns=columns)
+    more = [name for name in TUNED_COLUMNS if rows and name in rows[0]]
+    changes = ["difference", "low", "high", "p", "p_holm", "seeds", "caution"]
+    return pd.DataFrame(rows, columns=[*STUDY, *WHERE, *more, *changes])
 
 
 def compared(analysis: Analysis) -> pd.DataFrame:
@@ -376,6 +388,57 @@ def techniques(analysis: Analysis) -> pd.DataFrame:
                 names = {**place, "technique": network.names["technique"]}
                 rows.append({**names, **dict(zip(WHERE, key, strict=True)), **difference})
     return _with_holm(rows)
+
+
+def _of_tuned(rows: dict[tuple[Any, ...], dict[int, Scored]]) -> Iterator[dict[str, Any]]:
+    """Each tuned detector minus itself with the papers' hyperparameters, by use-case."""
+    place = WHERE.index("regime")
+    for key, one in rows.items():
+        fixed = rows.get((*key[:place], "none", *key[place + 1 :]))
+        if key[place] != "other-sources" or fixed is None:
+            continue
+        if (difference := _difference(one, fixed)) is not None:
+            values = {
+                name: float(np.mean([each.values["auroc"] for each in held.values()]))
+                for name, held in (("fixed", fixed), ("tuned", one))
+            }
+            yield {**dict(zip(WHERE, key, strict=True)), **values, **difference}
+
+
+def tuned_frame(predictions: Predictions) -> pd.DataFrame:
+    """What a search of detectors gained, by use-case, of one run."""
+    own = {_key(one): one for one in scored(predictions)}
+    network = Network(dict.fromkeys(STUDY, ""), {0: own}, {0: predictions})
+    rows = _with_holm([{**network.names, **row} for row in _of_tuned(_by_seed(network))])
+    columns = ["use_case", "method", *TUNED_COLUMNS, "difference", "low", "high", "p_holm"]
+    return rows[columns]
+
+
+def tuned(analysis: Analysis) -> pd.DataFrame:
+    """Each tuned detector minus itself with the papers' hyperparameters, on the same records."""
+    every = [each for each in networks(analysis) if each.names["evaluation"] == TUNED.name]
+    found = [{**network.names, **row} for network in every for row in _of_tuned(_by_seed(network))]
+    return _with_holm(found)
+
+
+def tuned_table(analysis: Analysis) -> Table | None:
+    """What searches of detectors gained."""
+    rows = tuned(analysis)
+    if rows.empty:
+        return None
+    columns = (
+        *_detector_columns(rows),
+        *(column_of(name, rows[name], "number") for name in TUNED_COLUMNS),
+        interval_of("tuned minus fixed [95 %]", rows, "difference", "change", p="p_holm"),
+        column_of("p (Holm)", rows["p_holm"], "p"),
+        column_of("seeds", rows["seeds"], "integer"),
+    )
+    caption = (
+        "Tuned detectors: AUROC with the papers' hyperparameters (fixed) and with those that a "
+        "search found on the other sets of the use-case, on records that no trial saw; p adjusted "
+        "over all detectors of a use-case."
+    )
+    return table_of(caption, columns, rows)
 
 
 def _change_table(rows: pd.DataFrame, title: str, caption: str) -> Table | None:
@@ -429,5 +492,6 @@ TABLES = (
     Declared.both(
         "detectors_controls", HEADING, _rows_of(lambda r: r["use_case"] == "control"), controls
     ),
+    Declared.both("detectors_tuned", HEADING, tuned, tuned_table),
     Declared.both("detectors_costs", HEADING, costs, costs_table),
 )

@@ -6,12 +6,13 @@ of what was most and least suspicious.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmd_ray.benchmarks.ood import DETECTION
 from benchmd_ray.benchmarks.ood.methods import USUAL
 from benchmd_ray.benchmarks.ood.report import (
     CASES,
@@ -39,14 +40,20 @@ def draw(report: Report) -> Iterator[Drawn]:
     for key, own in rows.groupby(list(STUDY), sort=False):
         names = dict(zip(STUDY, map(str, key), strict=True))
         label = f"{names['source']}, {names['technique']}, {names['setting']}"
-        slug = f"{names['source']}-{names['technique']}-{names['setting']}-{names['protocol']}"
-        slug = slug.replace(" ", "-")
+        label += "" if names["evaluation"] == DETECTION.name else f", {names['evaluation']}"
+        slug = _slug(names)
         yield from _dots(own, label, slug)
         yield from _heat(own, label, slug)
         yield from _alarms(own, label, slug)
     for network in networks(report.analysis):
         yield from _gallery(network)
     yield from _pretrainings(rows, report)
+
+
+def _slug(names: Mapping[str, str]) -> str:
+    """For names of files."""
+    parts = (names[name] for name in ("source", "technique", "setting", "protocol", "evaluation"))
+    return "-".join(parts).replace(" ", "-")
 
 
 def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
@@ -191,8 +198,8 @@ def _gallery(network: Network) -> Iterator[Drawn]:
         "first of the in-distribution ones, as the network sees them, each from its darkest to its "
         "brightest value; and how many in-distribution records score less."
     )
-    slug = "-".join(network.names[name] for name in ("source", "technique", "setting", "protocol"))
-    yield Titled(f"detectors-gallery-{slug.replace(' ', '-')}", HEADING, title, caption, figure)
+    slug = _slug(network.names)
+    yield Titled(f"detectors-gallery-{slug}", HEADING, title, caption, figure)
 
 
 def _picture(axes: Axes, picture: bytes, shape: Sequence[int]) -> None:
@@ -212,7 +219,7 @@ def _picture(axes: Axes, picture: bytes, shape: Sequence[int]) -> None:
 def _pretrainings(rows: pd.DataFrame, report: Report) -> Iterator[Drawn]:
     """Techniques next to each other, by one detector that uses the network and was not chosen."""
     means = rows[(rows["group"] == ALL) & (rows["regime"] == "none")]
-    places = ["modality", "source", "policy", "setting"]
+    places = ["modality", "source", "policy", "setting", "evaluation"]
     for key, own in means.groupby(places, sort=False):
         cases = [case for case in CASES if case in set(own["use_case"]) - {"shifted", "control"}]
         detector = next((name for name in USUAL if name in set(own["method"])), None)
@@ -238,7 +245,7 @@ def _pretrainings(rows: pd.DataFrame, report: Report) -> Iterator[Drawn]:
             "where there are enough patients; one detector, which was not chosen by its results. "
             "Differences are tested in the table of pretrainings."
         )
-        slug = f"{key[1]}-{key[3]}".replace(" ", "-")
+        slug = f"{key[1]}-{key[3]}-{key[4]}".replace(" ", "-")
         yield Titled(f"detectors-pretraining-{slug}", HEADING, title, caption, figure)
 
 

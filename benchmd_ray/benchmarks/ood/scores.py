@@ -18,6 +18,7 @@ import pyarrow as pa
 from scipy.special import entr
 
 from benchmd_ray.benchmarks.ood.methods.method import auroc, probabilities
+from benchmd_ray.benchmarks.ood.released import balanced
 from benchmd_ray.benchmarks.ood.sets import FEWEST
 from benchmd_ray.benchmarks.ood.table import IN, KEYS, THRESHOLDS, about, thresholds
 from benchmd_ray.errors import BenchmdError
@@ -28,6 +29,8 @@ from benchmd_ray.scores.support import Basis, support
 from benchmd_ray.training.predictions import Predictions
 
 Floats = npt.NDArray[np.float64]
+RELEASED = "ood-released"
+"""The evaluation that is scored as the released code does, too."""
 ENSEMBLE = "deep-ensemble"
 """Name of what the seeds of a network say together."""
 ALL = "all"
@@ -252,6 +255,7 @@ def resamples_of(predictions: Predictions) -> int | None:
 def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
     table = _units(predictions)
     coarse = about(predictions)["coarse"]
+    as_released = predictions.description.get("evaluation") == RELEASED
     keys = [name for name in table.columns if name in KEYS and name != "unit_id"]
     none = table["regime"] == "none"
     each: list[Scored] = []
@@ -263,7 +267,10 @@ def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
         if table.loc[~none, name].notna().any():
             limits = thresholds(predictions, name)
             found = _with_calibration(own[~none & own["score"].notna()], name, limits)
-            each += [_of_set(where, compared, resamples) for where, compared in found]
+            each += [
+                _of_set(where, compared, resamples, as_released=as_released)
+                for where, compared in found
+            ]
     return (*each, *_means(each))
 
 
@@ -376,12 +383,31 @@ def _group(name: object, severity: object) -> str:
     return str(name).removesuffix(f" {severity}")
 
 
-def _of_set(where: Where, compared: list[Compared], resamples: int) -> Scored:
+def _as_released(compared: Sequence[Compared]) -> dict[str, float]:
+    """Accuracy at the threshold and AUPR of as many records of either kind, as the code has them.
+
+    Average precision, out positive; records are drawn by a fixed seed.
+    """
+    found = []
+    for one in compared:
+        pair = one.inside["score"].to_numpy(), one.outside["score"].to_numpy()
+        inside, outside = balanced(*pair)
+        own = metrics(inside, outside, one.threshold)
+        found.append((own["balanced accuracy"], own["aupr out"]))
+    accuracy, precision = np.mean(found, axis=0)
+    return {"accuracy, drawn": float(accuracy), "aupr out, drawn": float(precision)}
+
+
+def _of_set(
+    where: Where, compared: list[Compared], resamples: int, *, as_released: bool = False
+) -> Scored:
     """Means over what the detector was calibrated on."""
     found = [each.metrics for each in compared]
     values = {name: float(np.mean([each[name] for each in found])) for name in found[0]}
     apart = [each.among_abnormal for each in compared]
     some = [each.metrics["auroc"] for each in apart if each is not None]
+    if as_released:
+        values |= _as_released(compared)
     if where.use_case == "unseen" and some:
         values["auroc, abnormal"] = float(np.mean(some))
     if (alike := compared[0].alike) is not None:

@@ -36,13 +36,14 @@ ABOUT = "about"
 ABOUT_KEYS: dict[str, type] = {
     "skipped": dict,
     "sources": dict,
+    "trials": list,
     "costs": dict,
     "coarse": dict,
     "shape": list,
 }
 """Of `ABOUT`: detectors that were skipped, and why; SHA-256 of the sources of those that are not
-the package's; seconds that each took; sets that are coarser than the network's signal, with their
-extent; shape of a picture."""
+the package's; trials of a search; seconds that each took; sets that are coarser than the network's
+signal, with their extent; shape of a picture."""
 THRESHOLDS = "thresholds"
 """Metadata of a detector's column: thresholds by ``calibrated_on``."""
 

@@ -127,7 +127,7 @@ def fit(bank: Bank, *, kind: Kind, codes: bool = False) -> State:
     state = _trained(pictures, kind)
     if codes:
         rows = drawn(len(pictures), MOST)
-        state = state | {"codes": _codes(state, pictures[rows], kind)}
+        state = state | {"codes": codes_of(state, pictures[rows], kind)}
     return state
 
 
@@ -198,7 +198,10 @@ def _network(
     return network, _given(state, pictures, kind)
 
 
-def _codes(state: State, pictures: npt.NDArray[np.float32], kind: Kind) -> npt.NDArray[np.float32]:
+def codes_of(
+    state: State, pictures: npt.NDArray[np.float32], kind: Kind
+) -> npt.NDArray[np.float32]:
+    """(records, `CODE`)."""
     network, given = _network(state, pictures, kind)
     with torch.no_grad():
         parts = [network.codes(part)[0] for part in torch.split(given, BLOCK)]
@@ -215,7 +218,7 @@ def score(state: State, seen: Seen, head: Head, *, kind: Kind) -> Floats:
 
 def distance(state: State, seen: Seen, head: Head, *, kind: Kind, k: int) -> Floats:
     """(records,): distance of a code to the k-th nearest."""
-    return nearest(state["codes"], _codes(state, seen.more["pixels"], kind), k)[:, -1]
+    return nearest(state["codes"], codes_of(state, seen.more["pixels"], kind), k)[:, -1]
 
 
 KINDS = (

@@ -11,7 +11,8 @@ LAYER = "layer "
 """How quantities of layers begin; the features come last."""
 
 
-def _layers(seen: Seen) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def layers_of(seen: Seen) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    """Layers in order of name, and then the features."""
     named = {name: values for name, values in sorted(seen.more.items()) if name.startswith(LAYER)}
     return named | {"features": seen.features}
 
@@ -20,7 +21,7 @@ def fit(bank: Bank) -> State:
     """Of each layer what `mahalanobis.fitted` gives, and the mean distance of its records."""
     state: State = {}
     groups = bank.groups()
-    for name, values in _layers(bank.seen).items():
+    for name, values in layers_of(bank.seen).items():
         own = mahalanobis.fitted(values, groups)
         mean = mahalanobis.nearest(own, values).mean()
         own["mean"] = np.array(mean if mean > 0 else 1.0)  # layers differ in width
@@ -31,7 +32,7 @@ def fit(bank: Bank) -> State:
 def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,)."""
     total = np.zeros(len(seen))
-    for name, values in _layers(seen).items():
+    for name, values in layers_of(seen).items():
         own = {key: state[f"{name}/{key}"] for key in ("means", "root", "mean")}
         total += mahalanobis.nearest(own, values) / float(own["mean"])
     return total

@@ -106,6 +106,10 @@ class Method:
     calibrate: Callable[[State, Calibration, Calibration, Head], State] | None = None
     """What it learns of records of both kinds, added to its state; None where it needs none. The
     second ones are of other patients, by which it may choose, such as an epoch."""
+    asks: Callable[[Any, State, Any], Any] | None = None
+    """What it computes of signals by the network and its state: from an `ood.network.Network`, the
+    state and normalised signals to a tensor (records, …); it is in `Seen.more` under the
+    detector's name."""
     once: Callable[[State, Seen, Head], npt.NDArray[np.float32]] | None = None
     """What calibrations and scores read of records, computed once for all of them; it is in
     `Seen.more` under the detector's name."""

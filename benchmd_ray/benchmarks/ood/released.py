@@ -1,0 +1,378 @@
+"""The detectors of Cao et al. as their code calibrates them, each by a small head.
+
+Heads learn from records of both kinds. Heads, losses, optimisers, epochs and the choice of the
+epoch by accuracy are those of the released code; its faults are not: records that calibrate are of
+other patients than those that are scored, and an epoch is chosen by other patients than the head
+learns from. ALI is left out. Steps of the input are in standard deviations of a record, of the grid
+of `methods.odin`.
+Source: https://arxiv.org/abs/2007.04250 and its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmd_ray.benchmarks.ood.methods import (
+    autoencoder,
+    binary_classifier,
+    binary_network,
+    feature_knn,
+    mahalanobis_layers,
+    mahalanobis_per_class,
+    msp,
+)
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Calibration,
+    Floats,
+    Head,
+    Method,
+    Seen,
+    State,
+    drawn,
+    nothing,
+)
+from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
+from benchmd_ray.benchmarks.ood.methods.odin import STEPS
+
+BATCH = 64
+Values = npt.NDArray[np.float32]
+"""(records, quantities) that a head reads."""
+
+
+class Limit(nn.Module):
+    """x + t of one quantity: a threshold, which starts midway between the means of both kinds."""
+
+    def __init__(self, values: torch.Tensor, out: torch.Tensor) -> None:
+        super().__init__()
+        middle = (values[out == 1].mean() + values[out == 0].mean()) / 2
+        self.limit = nn.Parameter(-middle.reshape(1))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """(records,): above 0 is out."""
+        return values[:, 0] + self.limit
+
+
+class Linear(nn.Module):
+    """w · x + b, of normalised quantities or of quantities as they are."""
+
+    def __init__(self, values: torch.Tensor, _: torch.Tensor, *, normalised: bool) -> None:
+        super().__init__()
+        width = values.shape[1]
+        self.norm = nn.BatchNorm1d(width) if normalised else nn.Identity()
+        self.weights = nn.Linear(width, 1)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """(records,): above 0 is out."""
+        found: torch.Tensor = self.weights(self.norm(values))[:, 0]
+        return found
+
+
+class Quadratic(nn.Module):
+    """(ℓ − μ)² − τ of a reconstruction's loss."""
+
+    def __init__(self, _: torch.Tensor, __: torch.Tensor) -> None:
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(1))
+        self.limit = nn.Parameter(torch.full((1,), 0.5))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """(records,): above 0 is out."""
+        return (values[:, 0] - self.centre) ** 2 - self.limit
+
+
+def hinge(scores: torch.Tensor, out: torch.Tensor, *, margin: float) -> torch.Tensor:
+    """Mean of max(0, margin − t · score), where t is 1 for out and −1 for in."""
+    return (margin - (2 * out - 1) * scores).clamp(min=0).mean()
+
+
+def crossed(scores: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy."""
+    return functional.binary_cross_entropy_with_logits(scores, out)
+
+
+Optimiser = Callable[[Iterable[nn.Parameter], int], torch.optim.Optimizer]
+
+
+class Recipe:
+    """How a head is made and trained."""
+
+    def __init__(
+        self,
+        head: Callable[[torch.Tensor, torch.Tensor], nn.Module],
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        optimiser: Optimiser,
+        epochs: int,
+    ) -> None:
+        self.head, self.loss, self.optimiser, self.epochs = head, loss, optimiser, epochs
+
+    def trained(
+        self, own: tuple[Values, npt.NDArray[np.bool_]], other: tuple[Values, npt.NDArray[np.bool_]]
+    ) -> tuple[nn.Module, float]:
+        """The head of the epoch with the highest accuracy on other records, and that.
+
+        Args:
+            own: Quantities and kinds that it learns from.
+            other: Those that choose the epoch.
+        """
+        values, out = (torch.from_numpy(np.asarray(each, np.float32)) for each in own)
+        asked, kinds = torch.from_numpy(np.asarray(other[0], np.float32)), other[1]
+        order = np.random.default_rng(0)
+        best, weights = -1.0, {}
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            head = self.head(values, out)
+            optimiser = self.optimiser(head.parameters(), len(values))
+            for _ in range(self.epochs):
+                head.train()
+                batches = -(-len(values) // BATCH)
+                for rows in np.array_split(order.permutation(len(values)), batches):
+                    loss = self.loss(head(values[rows]), out[rows])
+                    optimiser.zero_grad()
+                    torch.autograd.backward(loss)
+                    optimiser.step()
+                head.eval()
+                with torch.no_grad():
+                    accuracy = float(((head(asked) > 0).numpy() == kinds).mean())
+                if accuracy > best:
+                    kept = head.state_dict().items()
+                    best, weights = accuracy, {name: value.clone() for name, value in kept}
+        head.load_state_dict(weights)
+        return head, best
+
+
+def _adagrad(rate: float, *, decayed: bool = False) -> Optimiser:
+    def made(parameters: Iterable[nn.Parameter], records: int) -> torch.optim.Optimizer:
+        decay = 1 / records if decayed else 0.0
+        return torch.optim.Adagrad(parameters, rate, weight_decay=decay)
+
+    return made
+
+
+def _adam(rate: float) -> Optimiser:
+    return lambda parameters, _: torch.optim.Adam(parameters, rate)
+
+
+THRESHOLD = Recipe(Limit, partial(hinge, margin=0.0), _adagrad(0.1), 10)
+SLOWER = Recipe(Limit, partial(hinge, margin=0.0), _adagrad(0.01), 30)
+"""Of ODIN."""
+MACHINE = Recipe(
+    partial(Linear, normalised=True), partial(hinge, margin=1.0), _adagrad(0.1, decayed=True), 100
+)
+LOGISTIC = Recipe(partial(Linear, normalised=False), crossed, _adam(0.1), 99)
+RECONSTRUCTION = Recipe(Quadratic, partial(hinge, margin=0.0), _adam(0.1), 30)
+
+HEAD = "head/"
+"""How names of a head's weights begin in a state."""
+
+
+def _with_head(
+    name: str,
+    title: str,
+    recipe: Recipe,
+    *,
+    fit: Callable[..., State] = nothing,
+    once: Callable[[State, Seen, Head], Values] | None = None,
+    **more: Any,
+) -> Method:
+    """A detector whose head learns of quantities that are in `Seen.more` under its name.
+
+    Quantities (records, variants, quantities) are those of several variants, such as steps of the
+    input, of which the one with the highest accuracy is taken.
+    """
+
+    def read(seen: Seen) -> Values:
+        values = np.asarray(seen.more[name], np.float32)
+        return values if values.ndim == 3 else values[:, None]
+
+    def calibrate(state: State, own: Calibration, other: Calibration, _: Head) -> State:
+        first, second = read(own.seen), read(other.seen)
+        found = [
+            recipe.trained((first[:, number], own.out), (second[:, number], other.out))
+            for number in range(first.shape[1])
+        ]
+        number = int(np.argmax([accuracy for _, accuracy in found]))
+        weights = found[number][0].state_dict().items()
+        own_head = {HEAD + key: value.numpy().copy() for key, value in weights}
+        return {**state, **own_head, "variant": np.array(number)}
+
+    def score(state: State, seen: Seen, _: Head) -> Floats:
+        values = torch.from_numpy(read(seen)[:, int(state["variant"])])
+        with torch.random.fork_rng():
+            head = recipe.head(values[:2], torch.tensor([0.0, 1.0][: len(values[:2])]))
+        weights = {
+            key.removeprefix(HEAD): torch.from_numpy(np.array(value))
+            for key, value in state.items()
+            if key.startswith(HEAD)
+        }
+        head.load_state_dict(weights)
+        with torch.no_grad():
+            scores: Floats = head.eval()(values).double().numpy()
+        return scores
+
+    return Method(
+        name,
+        title,
+        fit,
+        score,
+        "Cao et al., arXiv 2007.04250, as released",
+        calibrate=calibrate,
+        once=once,
+        threshold=0.0,
+        **more,
+    )
+
+
+def _column(score: Callable[[State, Seen, Head], Floats]) -> Callable[[State, Seen, Head], Values]:
+    """A score as the one quantity of a head."""
+
+    def once(state: State, seen: Seen, head: Head) -> Values:
+        return score(state, seen, head)[:, None].astype(np.float32)
+
+    return once
+
+
+def _odin(state: State, seen: Seen, head: Head) -> Values:
+    """All temperatures and steps: (records, variants, 1)."""
+    return seen.more["odin"].reshape(len(seen), -1, 1)
+
+
+def _pixels(state: State, seen: Seen, head: Head, *, k: int) -> Values:
+    """Distances to the k nearest pictures."""
+    pictures = seen.more["pixels"].reshape(len(seen), -1)
+    return nearest(state["records"], pictures, k).astype(np.float32)
+
+
+def _all_pixels(bank: Bank) -> State:
+    """Pictures of all records: the code does not draw a thousand."""
+    pictures = bank.seen.more["pixels"]
+    return {"records": pictures.reshape(len(pictures), -1)}
+
+
+def _codes(state: State, seen: Seen, head: Head, *, k: int, kind: autoencoder.Kind) -> Values:
+    """Distances to the k nearest codes."""
+    codes = autoencoder.codes_of(state, seen.more["pixels"], kind)
+    return nearest(state["codes"], codes, k).astype(np.float32)
+
+
+def _classes(bank: Bank, *, only_last: bool) -> State:
+    """Of each layer what `mahalanobis_per_class` fits."""
+    state: State = {}
+    for name, values in mahalanobis_layers.layers_of(bank.seen).items():
+        if name == "features" or not only_last:
+            own = Bank(Seen(values, bank.seen.logits), bank.targets, bank.head)
+            found = mahalanobis_per_class.fit(own)
+            state |= {f"{name}/{key}": each.astype(np.float32) for key, each in found.items()}
+    return state
+
+
+def _stepped(network: Any, state: State, signals: torch.Tensor) -> torch.Tensor:
+    """−m of each layer after each step that raises it: (records, steps, layers)."""
+    names = list(dict.fromkeys(key.rpartition("/")[0] for key in state))
+    own = {key: torch.from_numpy(np.array(each)).to(signals.device) for key, each in state.items()}
+    size = signals.std(dim=tuple(range(1, signals.ndim)), keepdim=True)
+
+    def by_class(name: str, given: torch.Tensor) -> torch.Tensor:
+        gaps = network.layered(given)[name][:, None] - own[f"{name}/means"]
+        return -(torch.einsum("ncw,cwv->ncv", gaps, own[f"{name}/roots"]) ** 2).sum(dim=2)
+
+    columns = []
+    for name in names:
+        given = signals.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            m = by_class(name, given)
+            loss = functional.cross_entropy(m, m.argmax(dim=1), reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, given)
+        with torch.no_grad():
+            moved = (signals - step * size * gradient.sign() for step in STEPS)
+            rows = [-by_class(name, each).amax(dim=1) for each in moved]
+        columns.append(torch.stack(rows, dim=1))
+    return torch.stack(columns, dim=2)
+
+
+def _released() -> tuple[Method, ...]:
+    kinds = autoencoder.KINDS
+    pixels: dict[str, Any] = {"needs": ("pixels",)}
+    own: list[Method] = [
+        _with_head("released-msp", "probability threshold", THRESHOLD, once=_column(msp.score)),
+        _with_head("released-odin", "ODIN", SLOWER, once=_odin, needs=("odin",)),
+        _with_head(
+            "released-score-svm", "score SVM", MACHINE, once=lambda state, seen, head: seen.logits
+        ),
+        replace(binary_classifier.METHOD, threshold=0.0),
+        replace(binary_network.METHOD, threshold=0.0),
+        _with_head(
+            "released-feature-knn",
+            "feature KNN",
+            MACHINE,
+            fit=feature_knn.fit,
+            once=feature_knn.once,
+        ),
+        *(
+            _with_head(
+                f"released-mahalanobis{'' if only_last else '-layers'}",
+                f"Mahalanobis{'' if only_last else ', layers'}",
+                LOGISTIC,
+                fit=partial(_classes, only_last=only_last),
+                asks=_stepped,
+                needs=() if only_last else (mahalanobis_layers.LAYER,),
+            )
+            for only_last in (True, False)
+        ),
+        *(
+            _with_head(
+                f"released-pixel-knn-{k}",
+                f"pixel KNN-{k}",
+                MACHINE,
+                fit=_all_pixels,
+                once=partial(_pixels, k=k),
+                **pixels,
+            )
+            for k in (1, 8)
+        ),
+        *(
+            _with_head(
+                f"released-{kind.name}",
+                kind.title,
+                RECONSTRUCTION,
+                fit=partial(autoencoder.fit, kind=kind),
+                once=_column(partial(autoencoder.score, kind=kind)),
+                images_only=kind.crossed,
+                **pixels,
+            )
+            for kind in kinds
+        ),
+        *(
+            _with_head(
+                f"released-{kind.name}-knn-{k}",
+                f"{kind.title} KNN-{k}",
+                MACHINE,
+                fit=partial(autoencoder.fit, kind=kind, codes=True),
+                once=partial(_codes, kind=kind, k=k),
+                images_only=kind.crossed,
+                **pixels,
+            )
+            for kind in kinds
+            for k in (1, 8)
+        ),
+    ]
+    return tuple(own)
+
+
+RELEASED: dict[str, Method] = {method.name: method for method in _released()}
+"""By name, in the tables' order."""
+
+
+def balanced(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
+    """Scores of as many records of either kind, drawn by a fixed seed, as the code draws them."""
+    count = min(len(inside), len(outside))
+    return inside[drawn(len(inside), count)], outside[drawn(len(outside), count)]

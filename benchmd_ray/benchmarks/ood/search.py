@@ -1,0 +1,253 @@
+"""A search of detectors' hyperparameters by Ray Tune, on records that calibrate.
+
+All detectors are searched together: a trial has values for each. Trials are drawn without looking
+at results, the defaults first. For each set those values are taken that are best on average on the
+other sets of its use-case, as in the regime ``other-sources``; records that are scored are opened
+only then, and fixed and tuned detectors are compared on them.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmd_ray.benchmarks.evaluation import Asked
+from benchmd_ray.benchmarks.ood.calibrate import (
+    Draw,
+    auroc_of,
+    best_threshold,
+    representatives,
+)
+from benchmd_ray.benchmarks.ood.detect import scored_table
+from benchmd_ray.benchmarks.ood.detectors import Detectors, Learned, joined, prepared
+from benchmd_ray.benchmarks.ood.methods import METHODS
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Seen
+from benchmd_ray.benchmarks.ood.network import Network
+from benchmd_ray.benchmarks.ood.observe import Observer
+from benchmd_ray.benchmarks.ood.sets import OutSet, inside, out_sets
+from benchmd_ray.cluster import connected
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.tuning.parameters import Kind, Parameter
+from benchmd_ray.tuning.search import quiet_tune
+from benchmd_ray.typed import typed
+
+RESULT = "result"
+"""Metric with the whole of a trial, as JSON."""
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+TRIALS = 20
+"""Of a search, the defaults among them."""
+Values = dict[str, dict[str, Any]]
+"""Of each detector its hyperparameters."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the search space."""
+
+    kind: Kind
+    default: float
+    low: float | None = None
+    high: float | None = None
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values, and what came of them."""
+
+    values: Values
+    aurocs: dict[str, dict[str, float]]
+    """Of each detector, by the set that it was asked to tell from what is in distribution."""
+
+
+def space() -> dict[str, tuple[Parameter, ...]]:
+    """What is searched of each detector."""
+    path = Path(__file__).with_name("space.yaml")
+    where = f"the search space {path.name}"
+    found = typed(dict[str, dict[str, Entry]], read_yaml_file(path, where), where)
+    return {
+        name: tuple(
+            Parameter(f"{name}.{key}", e.kind, e.default, e.low, e.high, values=e.values)
+            for key, e in entries.items()
+        )
+        for name, entries in found.items()
+    }
+
+
+@dataclass(frozen=True)
+class Given:
+    """What all trials read: plain arrays."""
+
+    bank: Bank
+    inside: Seen
+    outside: Mapping[str, Seen]
+    """By set."""
+
+    def trial(self, values: Values) -> Trial:
+        """Fit each detector with its values, and ask it about records that calibrate."""
+        aurocs: dict[str, dict[str, float]] = {}
+        for name, own in values.items():
+            method, found = METHODS[name], {}
+            state = method.fit(self.bank, **own)
+            for one, seen in self.outside.items():
+                found[one] = auroc_of(method, state, calibration(self.inside, seen), self.bank.head)
+            aurocs[name] = found
+        return Trial(values, aurocs)
+
+
+def calibration(own: Seen, other: Seen) -> Calibration:
+    """Records of both kinds."""
+    out = np.repeat([False, True], [len(own), len(other)])
+    return Calibration(joined([own, other]), out)
+
+
+def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
+    """Scores of fixed and of tuned detectors for all sets; see `detect.detected`.
+
+    Raises:
+        BenchmdError: This is a Ray task, in which a search has no room, or nothing calibrates.
+    """
+    _require_own_process()
+    network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
+    own = inside(asked.catalog)
+    sets = list(out_sets(asked.catalog, own, asked.also))
+    methods = {name: METHODS[name] for name in space()}
+    observer = Observer.of(network, asked.settings)
+    found = prepared(observer, own, sets, methods, calibrates=False)
+    kinds = representatives(sets)
+    if not kinds:
+        raise BenchmdError(
+            f"no set of {asked.catalog.path} has enough records to search by: name more catalogs "
+            "with --also."
+        )
+    seen = {one.name: found.seen(one.calibrating, one) for one in kinds}
+    given = Given(found.bank, found.seen(own.calibrating), seen)
+    made = run_trials(given, [*found.methods], trials)
+    found = _tuned(found, given, kinds, made)
+    card = asked.catalog.card.name
+    return scored_table(found, own, sets, card, {}, trials=[vars(each) for each in made])
+
+
+def _require_own_process() -> None:
+    import ray
+
+    if ray.is_initialized() and ray.get_runtime_context().get_task_id() is not None:
+        raise BenchmdError(
+            "detectors are searched by `benchmd ood tune`, not as a part of a plan: a task has no "
+            "room for trials."
+        )
+
+
+def run_trials(given: Given, names: Sequence[str], trials: int) -> list[Trial]:
+    """Trials by Ray Tune: the defaults, and then what a quasi-random sequence proposes.
+
+    Args:
+        given: What they read.
+        names: The detectors.
+        trials: How many.
+
+    Raises:
+        BenchmdError: All trials failed; the message has the first one's reason.
+    """
+    parameters = [each for name, own in space().items() if name in names for each in own]
+    with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
+        results = _tune(given, parameters, trials, folder)
+    if not results:
+        raise BenchmdError("no trial of the search ended: see Ray's log for the reason.")
+    return results
+
+
+def _tune(given: Given, parameters: Sequence[Parameter], trials: int, folder: str) -> list[Trial]:
+    import optuna
+    from ray import tune
+    from ray.tune.search import ConcurrencyLimiter
+    from ray.tune.search.optuna import OptunaSearch
+
+    defaults = {each.name: each.default for each in parameters}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.QMCSampler(seed=0, warn_independent_sampling=False)
+    search = OptunaSearch(
+        partial(_suggest, parameters),
+        metric="mean",
+        mode="max",
+        sampler=sampler,
+        points_to_evaluate=[defaults],
+    )
+    results = tune.Tuner(
+        tune.with_resources(tune.with_parameters(trial_loop, given=given), {"cpu": 1}),
+        tune_config=tune.TuneConfig(
+            search_alg=ConcurrencyLimiter(search, max_concurrent=2),
+            num_samples=trials,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(name="detectors", storage_path=folder, verbose=0),
+    ).fit()
+    made = [each.metrics for each in results if each.metrics and RESULT in each.metrics]
+    found = [Trial(**json.loads(metrics[RESULT])) for metrics in made]
+    found.sort(key=lambda trial: trial.values != by_detector(defaults))  # the defaults first
+    return found
+
+
+def _suggest(parameters: Sequence[Parameter], trial: BaseTrial) -> None:
+    for each in parameters:
+        each.suggest(trial)
+
+
+def trial_loop(config: Mapping[str, Any], given: Given) -> None:
+    """One trial, in a process of Ray Tune."""
+    from ray import tune
+
+    made = given.trial(by_detector(config))
+    values = [value for own in made.aurocs.values() for value in own.values()]
+    tune.report({"mean": float(np.mean(values)), RESULT: json.dumps(vars(made))})
+
+
+def by_detector(config: Mapping[str, Any]) -> Values:
+    """Values by detector and hyperparameter, of those by name."""
+    found: Values = {}
+    for name, value in config.items():
+        method, _, key = name.partition(".")
+        found.setdefault(method, {})[key] = value
+    return found
+
+
+def best(trials: Sequence[Trial], name: str, others: Sequence[str]) -> dict[str, Any]:
+    """Values of a detector with the highest mean AUROC on some sets, the first of several."""
+    means = [np.mean([trial.aurocs[name][one] for one in others]) for trial in trials]
+    chosen: dict[str, Any] = trials[int(np.argmax(means))].values[name]
+    return chosen
+
+
+def _tuned(
+    found: Detectors, given: Given, kinds: Sequence[OutSet], trials: Sequence[Trial]
+) -> Detectors:
+    """Detectors that are calibrated for each set on all others of its use-case."""
+    draws, learned = [], {}
+    for one in kinds:
+        others = tuple(
+            each for each in kinds if each.use_case == one.use_case and each.kind != one.kind
+        )
+        if not others:
+            continue
+        draw = Draw(others, True, only_for=one.kind)
+        seen = joined([given.outside[each.name] for each in others])
+        both, own = calibration(given.inside, seen), {}
+        for name, method in found.methods.items():
+            values = best(trials, name, [each.name for each in others])
+            state = method.fit(given.bank, **values)
+            scores = method.score(state, both.seen, given.bank.head)
+            own[name] = Learned(state, best_threshold(scores, both.out))
+        draws.append(draw)
+        learned[draw.name] = own
+    return replace(found, draws=draws, learned=learned)
