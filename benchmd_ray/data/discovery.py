@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmd_ray.data.binary import in_two_classes
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.data.holding_out import held_out
@@ -21,6 +22,7 @@ def discovered(
     split_table: Path | None,
     options: Mapping[str, str],
     hold_out: Sequence[str] = (),
+    two_classes: Sequence[str] = (),
 ) -> tuple[Choices, Discovery, DatasetCard]:
     """What a raw folder holds, under the arguments of `build`, and the card of its catalog.
 
@@ -28,7 +30,7 @@ def discovered(
         BenchmdError: It is missing or of another layout, names files elsewhere, or a choice is
             unknown.
     """
-    choices = chosen(card, policy, split_table, options, hold_out)
+    choices = chosen(card, policy, split_table, options, hold_out, two_classes)
     if not raw.is_dir():
         raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
     found = dataset_of(card).discover(raw, card, choices)
@@ -37,7 +39,8 @@ def discovered(
     found = _unique(found, listed=card.files is not None)
     if choices.policy == "clean" or card.files is not None:
         _require_own_splits(found, card)
-    return choices, *held_out(found, card, choices.hold_out)
+    found, card = held_out(found, card, choices.hold_out)
+    return choices, *in_two_classes(found, card, choices.two_classes)
 
 
 def chosen(
@@ -46,6 +49,7 @@ def chosen(
     split_table: Path | None,
     options: Mapping[str, str],
     hold_out: Sequence[str] = (),
+    two_classes: Sequence[str] = (),
 ) -> Choices:
     """The choices with a value for each of the card's options.
 
@@ -67,7 +71,8 @@ def chosen(
             "leave it out."
         )
     defaults = {name: option.default_under(policy) for name, option in card.options.items()}
-    return Choices(policy, split_table, defaults | dict(options), tuple(sorted({*hold_out})))
+    held, normal = (tuple(sorted({*names})) for names in (hold_out, two_classes))
+    return Choices(policy, split_table, defaults | dict(options), held, normal)
 
 
 def _truth(item: RawItem) -> tuple[object, ...]:
