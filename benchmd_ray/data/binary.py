@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.holding_out import conditions_in, conditions_of
+from benchmd_ray.data.holding_out import conditions_in
 from benchmd_ray.data.raw import Discovery, RawItem
 from benchmd_ray.data.records import HELD_OUT
 from benchmd_ray.errors import BenchmdError, unknown_name
@@ -34,8 +34,8 @@ def in_two_classes(
     Args:
         found: After conditions were held out.
         card: Of these records.
-        names: Conditions of normal records; a record with one of them is normal, another with a
-            known label abnormal. None leaves everything as it is.
+        names: What normal records are: classes, or conditions without one. A record of one of them
+            is normal, another with a known label abnormal. None leaves everything as it is.
 
     Raises:
         BenchmdError: No record has one of the conditions; the message lists those that there are.
@@ -55,7 +55,7 @@ def in_two_classes(
             raise unknown_name(f"condition of {card.name}", name, sorted(stated))
     items, counts = [], Counter[str]()
     for item in found.items:
-        label = "" if item.split == HELD_OUT else _class_of(item, {*names})
+        label = "" if item.split == HELD_OUT else _class_of(item, card, {*names})
         counts[label or UNLABELLED] += item.split != HELD_OUT
         if label:
             items.append(replace(item, label=label, labels={}))
@@ -79,9 +79,15 @@ def normal_names(card: DatasetCard) -> tuple[str, ...]:
     return tuple(card.class_mapping) if made else ()
 
 
-def _class_of(item: RawItem, names: set[str]) -> str:
-    """Normal, abnormal, or empty where no label is known."""
-    if conditions_of(item) & names:
+def _class_of(item: RawItem, card: DatasetCard, names: set[str]) -> str:
+    """Normal, abnormal, or empty where no label is known.
+
+    Of a class its label decides: a code of that class may be stated next to one that counts more,
+    as sinus rhythm next to an infarction.
+    """
+    classes = names & {*card.classes}
+    labels = {item.label, *(name for name, value in item.labels.items() if value == 1)}
+    if labels & classes or {*item.conditions} & (names - classes):
         return NORMAL
     known = item.label or any(value != UNKNOWN for value in item.labels.values())
     return ABNORMAL if known else ""

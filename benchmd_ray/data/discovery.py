@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmd_ray.data.binary import in_two_classes
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import dataset_of
-from benchmd_ray.data.holding_out import held_out
+from benchmd_ray.data.holding_out import conditions_in, held_out
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, inside
 from benchmd_ray.errors import BenchmdError, count_of, unknown_name
 
@@ -31,9 +31,7 @@ def discovered(
             unknown.
     """
     choices = chosen(card, policy, split_table, options, hold_out, two_classes)
-    if not raw.is_dir():
-        raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
-    found = dataset_of(card).discover(raw, card, choices)
+    found = _listed(card, raw, choices)
     for item in found.items:
         inside(item.path, raw)
     found = _unique(found, listed=card.files is not None)
@@ -41,6 +39,25 @@ def discovered(
         _require_own_splits(found, card)
     found, card = held_out(found, card, choices.hold_out)
     return choices, *in_two_classes(found, card, choices.two_classes)
+
+
+def conditions_there(
+    card: DatasetCard, raw: Path, options: Mapping[str, str], names: Sequence[str]
+) -> tuple[str, ...]:
+    """Those of some conditions that a record of a raw folder has, under the policy ``clean``.
+
+    Raises:
+        BenchmdError: See `discovered`.
+    """
+    found = _listed(card, raw, chosen(card, "clean", None, options, names))
+    stated = conditions_in(found.items) | {*found.states.values()}
+    return tuple(name for name in names if name in stated)
+
+
+def _listed(card: DatasetCard, raw: Path, choices: Choices) -> Discovery:
+    if not raw.is_dir():
+        raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
+    return dataset_of(card).discover(raw, card, choices)
 
 
 def chosen(

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood.calibrate import FEWEST, calibrated, calibration_draws
-from benchmd_ray.benchmarks.ood.cards import use_cases
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
@@ -26,7 +25,14 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 )
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer
-from benchmd_ray.benchmarks.ood.sets import Inside, OutSet, Records, inside, out_sets
+from benchmd_ray.benchmarks.ood.sets import (
+    Inside,
+    OutSet,
+    Records,
+    inside,
+    normal_classes,
+    out_sets,
+)
 from benchmd_ray.benchmarks.ood.table import IN, KEYS, SKIPPED, THRESHOLDS
 
 PIXEL_RECORDS = 5000
@@ -73,8 +79,7 @@ def detected(asked: Asked) -> pa.Table:
     own = inside(asked.catalog)
     asking = _fitted(Observer.of(network, asked.settings), own)
     sets = list(out_sets(asked.catalog, own, asked.also))
-    normal = use_cases(asked.catalog.card.name).normal
-    abnormal = own.abnormal(normal)
+    abnormal = own.abnormal(normal_classes(asked.catalog.card))
     blocks = [
         *_inside_blocks(asking, abnormal),
         *(_block(asking, one) for one in sets),

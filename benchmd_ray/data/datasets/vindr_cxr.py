@@ -52,7 +52,6 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             group_id=hashed_patient(card.name, name),
             split=TARGET_SPLIT[choices.policy],
             labels=cxr.labels(row, card, choices, f"{path}, record {number}"),
-            conditions=choices.conditions(cxr.findings_without_class(row, card)),
         )
         items.append(item)
     excluded[NO_ROW] = len(found.keys() - {row["image_id"] for row in rows})
