@@ -78,7 +78,9 @@ def held_out(
             f"with {', '.join(names)} held out, no record of {card.name} is {what}: hold out fewer "
             "conditions."
         )
-    return replace(found, items=items, excluded=dict(+excluded)), _without(card, chosen)
+    twice = len(items) - len({item.record_id for item in items})
+    made = replace(found, items=items, excluded=dict(+excluded), twice=twice)
+    return made, _without(card, chosen)
 
 
 def _divided(

@@ -101,11 +101,13 @@ class Discovery:
     """Records that are listed only to be held out, by id: why they are excluded otherwise."""
     states: Mapping[str, str] = field(default_factory=dict)
     """Conditions of parts of a file that only reading tells, by the file's own codes."""
+    twice: int = 0
+    """Files that are listed once more, for their parts that are held out."""
 
     @property
     def total(self) -> int:
         """Raw records, read or excluded, each counted once."""
-        listed = len({item.record_id for item in self.items})  # states list a file twice
+        listed = len(self.items) - self.twice
         return listed + sum(self.excluded.values()) - self.excluded.get(DUPLICATE, 0)
 
 

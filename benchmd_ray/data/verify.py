@@ -141,7 +141,7 @@ def cautions(catalog: Catalog) -> list[str]:
     counts = splits.get(HELD_OUT, {}).get("conditions", {})
     found += [
         f"no record with {name} is held out: all are of patients who train, or excluded"
-        for name in catalog.held_out
+        for name in catalog.manifest.get("held_out", ())
         if name not in counts
     ]
     known = {name for held in splits.values() for name, count in held["classes"].items() if count}
