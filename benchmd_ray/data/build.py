@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.cluster import connected, ray_data
-from benchmd_ray.data import holding_out
+from benchmd_ray.data import binary, holding_out
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.chunks import PARTS, Chunk, as_row, build_row, items_digest
@@ -66,6 +66,7 @@ def build(
     split_table: Path | None = None,
     options: Mapping[str, str] | None = None,
     hold_out: Sequence[str] = (),
+    two_classes: Sequence[str] = (),
     allow_missing: bool = False,
     max_quarantined: float = 0.01,
     address: str | None = None,
@@ -82,6 +83,8 @@ def build(
         split_table: Split table that BenchMD released, for ``released`` where there is one.
         options: Values of the card's options; the card's defaults otherwise.
         hold_out: Conditions whose records are kept out of all training; see `data.holding_out`.
+        two_classes: Conditions of normal records: the task is to tell these from all others; see
+            `data.binary`.
         allow_missing: Accept a raw folder that holds another number of records than the card
             expects, or lacks files that its tables name.
         max_quarantined: Largest share of unreadable records that is accepted.
@@ -96,7 +99,9 @@ def build(
         Busy: Another build works on ``out``.
     """
     whole = dataset_card(name)
-    choices, found, card = discovered(whole, raw, policy, split_table, options or {}, hold_out)
+    choices, found, card = discovered(
+        whole, raw, policy, split_table, options or {}, hold_out, two_classes
+    )
     require_complete(found, card, raw, allow_missing)
     plan = _plan(card, choices, found)
     _require_own(out)
@@ -179,8 +184,10 @@ def _decisive(card: DatasetCard) -> dict[str, Any]:
 def _plan(card: DatasetCard, choices: Choices, found: Discovery) -> str:
     """Digest of all that determines the catalog, but the raw files' contents."""
     tables = resource_folder("data_catalog") / "tables"
+    own = {"two classes": binary.VERSION} if choices.two_classes else {}
     return digest(
-        {
+        own
+        | {
             "format": FORMAT,
             "versions": versions_of(card),
             "card": [_decisive(card), choices.policy, dict(choices.options)],

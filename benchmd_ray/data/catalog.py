@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmd_ray.data.binary import normal_names
 from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.data.manifest_form import KINDS, SHARDS, described
 from benchmd_ray.data.records import schema
@@ -126,11 +127,16 @@ class Catalog:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of the build that are not the card's defaults, and what it held out."""
+        """Options of the build that are not the card's defaults; what it held out; normal records.
+
+        These are the conditions by which a task of two classes tells normal from abnormal.
+        """
         chosen: dict[str, str] = self.manifest["options"]
         policy, options = str(self.manifest["policy"]), self.card.options
         own = {k: v for k, v in chosen.items() if v != options[k].default_under(policy)}
-        return own | ({"hold-out": ", ".join(self.held_out)} if self.held_out else {})
+        own |= {"hold-out": ", ".join(self.held_out)} if self.held_out else {}
+        normal = ", ".join(normal_names(self.card))
+        return own | ({"two-classes": normal} if normal else {})
 
     @property
     def held_out(self) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmd_ray.data.binary import in_two_classes
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import dataset_of
-from benchmd_ray.data.holding_out import held_out
+from benchmd_ray.data.holding_out import conditions_in, held_out
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, inside
 from benchmd_ray.errors import BenchmdError, count_of, unknown_name
 
@@ -21,6 +22,7 @@ def discovered(
     split_table: Path | None,
     options: Mapping[str, str],
     hold_out: Sequence[str] = (),
+    two_classes: Sequence[str] = (),
 ) -> tuple[Choices, Discovery, DatasetCard]:
     """What a raw folder holds, under the arguments of `build`, and the card of its catalog.
 
@@ -28,16 +30,34 @@ def discovered(
         BenchmdError: It is missing or of another layout, names files elsewhere, or a choice is
             unknown.
     """
-    choices = chosen(card, policy, split_table, options, hold_out)
-    if not raw.is_dir():
-        raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
-    found = dataset_of(card).discover(raw, card, choices)
+    choices = chosen(card, policy, split_table, options, hold_out, two_classes)
+    found = _listed(card, raw, choices)
     for item in found.items:
         inside(item.path, raw)
     found = _unique(found, listed=card.files is not None)
     if choices.policy == "clean" or card.files is not None:
         _require_own_splits(found, card)
-    return choices, *held_out(found, card, choices.hold_out)
+    found, card = held_out(found, card, choices.hold_out)
+    return choices, *in_two_classes(found, card, choices.two_classes)
+
+
+def conditions_there(
+    card: DatasetCard, raw: Path, options: Mapping[str, str], names: Sequence[str]
+) -> tuple[str, ...]:
+    """Those of some conditions that a record of a raw folder has, under the policy ``clean``.
+
+    Raises:
+        BenchmdError: See `discovered`.
+    """
+    found = _listed(card, raw, chosen(card, "clean", None, options, names))
+    stated = conditions_in(found.items) | {*found.states.values()}
+    return tuple(name for name in names if name in stated)
+
+
+def _listed(card: DatasetCard, raw: Path, choices: Choices) -> Discovery:
+    if not raw.is_dir():
+        raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
+    return dataset_of(card).discover(raw, card, choices)
 
 
 def chosen(
@@ -46,6 +66,7 @@ def chosen(
     split_table: Path | None,
     options: Mapping[str, str],
     hold_out: Sequence[str] = (),
+    two_classes: Sequence[str] = (),
 ) -> Choices:
     """The choices with a value for each of the card's options.
 
@@ -67,7 +88,8 @@ def chosen(
             "leave it out."
         )
     defaults = {name: option.default_under(policy) for name, option in card.options.items()}
-    return Choices(policy, split_table, defaults | dict(options), tuple(sorted({*hold_out})))
+    held, normal = (tuple(sorted({*names})) for names in (hold_out, two_classes))
+    return Choices(policy, split_table, defaults | dict(options), held, normal)
 
 
 def _truth(item: RawItem) -> tuple[object, ...]:

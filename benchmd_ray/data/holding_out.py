@@ -1,16 +1,20 @@
 """Conditions that a catalog keeps out of all training: records for out-of-distribution detection.
 
 A condition is what the source states of a record: a class, a finding without a class, a code, a
-view, a noise flag. All records of a patient with a held-out condition leave every other split, so
-that neither pretraining nor normalisation nor validation meets them. Those with the condition are
-the split `HELD_OUT`, the patient's others are excluded; held-out classes are no longer classes of
-the task.
+view, a noise flag, a sleep stage. All records of a patient with a held-out condition leave every
+other split, so that neither pretraining nor normalisation nor validation meets them. Those with the
+condition are the split `HELD_OUT`, the patient's others are excluded; held-out classes are no
+longer classes of the task.
+
+Every patient has all views and states, so that nobody would be left: of these (`BY_RECORD`) the
+records leave, not the patients. Those of patients who train are excluded, those of others are held
+out. So training does not meet them, and no patient of the training split has a held-out record.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from benchmd_ray.data.cards import DatasetCard
@@ -18,9 +22,16 @@ from benchmd_ray.data.raw import Discovery, RawItem
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR
 from benchmd_ray.errors import BenchmdError, FieldError, unknown_name
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the same names hold out other records."""
 OTHERS = "another record of its patient is held out"
+TRAINS = "its view or state is held out, and its patient is in the training split"
+BY_RECORD = {
+    "cxr": frozenset({"lateral"}),
+    "eeg": frozenset({"wake", "n1", "n2", "n3", "rem", "movement", "unscored", "flat"}),
+    "mammo": frozenset({"CC", "MLO"}),
+}
+"""By modality, the views and states of which records are held out and not patients."""
 
 
 def conditions_of(item: RawItem) -> set[str]:
@@ -29,10 +40,23 @@ def conditions_of(item: RawItem) -> set[str]:
     return positive | set(item.conditions) | ({item.label} if item.label else set())
 
 
+def conditions_in(items: Iterable[RawItem]) -> set[str]:
+    """What the source states of any of some records."""
+    return {name for item in items for name in conditions_of(item)}
+
+
+def by_record(card: DatasetCard, names: Iterable[str]) -> set[str]:
+    """Those of some conditions of which records are held out and not patients."""
+    return {*names} & BY_RECORD.get(card.modality.name, frozenset())
+
+
 def held_out(
     found: Discovery, card: DatasetCard, names: Sequence[str]
 ) -> tuple[Discovery, DatasetCard]:
     """A raw folder's records with these conditions held out, and the card without their classes.
+
+    Of files whose parts have states, readers get those that are held out by code, in ``details``. A
+    file whose patient does not train is listed once more in the split `HELD_OUT`, for these parts.
 
     Raises:
         BenchmdError: No record has one of the conditions; the message lists those that there are.
@@ -40,29 +64,58 @@ def held_out(
     """
     if not names:
         return found, card
-    stated = Counter(name for item in found.items for name in conditions_of(item))
+    stated = conditions_in(found.items) | {*found.states.values()}
     for name in names:
         if name not in stated:
             raise unknown_name(f"condition of {card.name}", name, sorted(stated))
     chosen = {*names}
-    patients = {item.group_id for item in found.items if conditions_of(item) & chosen}
-    items, others = [], 0
+    items, excluded = _divided(found, chosen, chosen - by_record(card, chosen))
+    splits = {item.split for item in found.items}
+    left = {item.split for item in items} - {HELD_OUT}
+    if not left or "train" in splits - left:
+        what = "left to train on" if "train" in splits else "left"
+        raise BenchmdError(
+            f"with {', '.join(names)} held out, no record of {card.name} is {what}: hold out fewer "
+            "conditions."
+        )
+    twice = len(items) - len({item.record_id for item in items})
+    made = replace(found, items=items, excluded=dict(+excluded), twice=twice)
+    return made, _without(card, chosen)
+
+
+def _divided(
+    found: Discovery, chosen: set[str], by_patient: set[str]
+) -> tuple[list[RawItem], Counter[str]]:
+    """Records in their splits or held out, and why the others are excluded.
+
+    Args:
+        found: What the raw folder holds.
+        chosen: Conditions to hold out.
+        by_patient: Those whose patients leave.
+    """
+    leaving = {item.group_id for item in found.items if conditions_of(item) & by_patient}
+    training = {item.group_id for item in found.items if item.split == "train"} - leaving
+    states = {code: name for code, name in found.states.items() if name in chosen}
+    items: list[RawItem] = []
+    excluded = Counter(found.excluded)
     for item in found.items:
-        own = conditions_of(item) & chosen
-        if own:
+        own, trains = conditions_of(item) & chosen, item.group_id in training
+        if states:
+            item = replace(item, details=item.details | {"states": states})
+        if own and not trains:
             items.append(_held(item, own))
-        elif item.group_id in patients:
-            others += 1
+        elif item.record_id in found.only_held_out:
+            excluded[found.only_held_out[item.record_id]] += 1
+        elif own:
+            excluded[TRAINS] += 1
+        elif item.group_id in leaving:
+            excluded[OTHERS] += 1
         else:
             kept = {name: value for name, value in item.labels.items() if name not in chosen}
             items.append(replace(item, labels=kept))
-    if not any(item.split == "train" for item in items):
-        raise BenchmdError(
-            f"with {', '.join(names)} held out, no record of {card.name} is left to train on: hold "
-            "out fewer conditions."
-        )
-    excluded = Counter(found.excluded) + Counter({OTHERS: others})
-    return replace(found, items=items, excluded=dict(excluded)), _without(card, chosen)
+            if states and not trains:
+                items.append(replace(item, split=HELD_OUT))
+    return items, excluded
 
 
 def _held(item: RawItem, conditions: set[str]) -> RawItem:

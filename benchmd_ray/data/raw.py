@@ -38,6 +38,13 @@ class Choices:
     """A value for each of the card's options."""
     hold_out: tuple[str, ...] = ()
     """Conditions whose records nothing is trained on; see `data.holding_out`."""
+    two_classes: tuple[str, ...] = ()
+    """Conditions of normal records, where the task is to tell these from all others; see
+    `data.binary`."""
+
+    def conditions(self, stated: Iterable[str]) -> tuple[str, ...]:
+        """Conditions of an item: none where no choice asks for any, so that no digest changes."""
+        return tuple(sorted({*stated})) if self.hold_out or self.two_classes else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +97,18 @@ class Discovery:
     """Records that are excluded before reading, by reason."""
     grouped_by: GroupedBy = "patient"
     """What a group stands for where the source names no patients."""
+    only_held_out: Mapping[str, str] = field(default_factory=dict)
+    """Records that are listed only to be held out, by id: why they are excluded otherwise."""
+    states: Mapping[str, str] = field(default_factory=dict)
+    """Conditions of parts of a file that only reading tells, by the file's own codes."""
+    twice: int = 0
+    """Files that are listed once more, for their parts that are held out."""
 
     @property
     def total(self) -> int:
         """Raw records, read or excluded, each counted once."""
-        return len(self.items) + sum(self.excluded.values()) - self.excluded.get(DUPLICATE, 0)
+        listed = len(self.items) - self.twice
+        return listed + sum(self.excluded.values()) - self.excluded.get(DUPLICATE, 0)
 
 
 @dataclass

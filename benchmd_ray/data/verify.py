@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from benchmd_ray.data.catalog import MANIFEST, REBUILD, REMEDY, Catalog, Shard
+from benchmd_ray.data.holding_out import by_record
 from benchmd_ray.data.manifest_form import SHARDS
-from benchmd_ray.data.records import HELD_OUT, decode_targets, positives_per_unit
+from benchmd_ray.data.records import HELD_OUT, SEPARATOR, decode_targets, positives_per_unit
 from benchmd_ray.errors import count_of
 from benchmd_ray.integrity import Damaged
 from benchmd_ray.storage.location import entries
@@ -34,14 +35,17 @@ def verify(catalog: Catalog) -> Verification:
     present = {f"{SHARDS}/{name}" for name in entries(catalog.path / SHARDS)[0]}
     faults += [f"{file}: not named in {MANIFEST}; remove it" for file in sorted(present - named)]
     groups: dict[str, set[str]] = {}
+    leaving: set[str] = set()
     counts: dict[str, np.ndarray[Any, Any]] = {}
     for split in catalog.manifest["splits"]:
         for shard in catalog.shards(split):
             if fault := _shard_fault(shard, split, groups, counts):
                 faults.append(f"{SHARDS}/{shard.path.name}: {fault}. {REMEDY}")
+            elif split == HELD_OUT:
+                leaving |= _leaving(shard, catalog)
     if not faults:
         faults += _count_faults(catalog, groups, counts)
-    shared = _shared_patients(groups)
+    shared = _shared_patients(groups, leaving)
     if catalog.manifest["policy"] == "clean":
         faults += [f"{both}. {REBUILD}" for both in shared]
     return Verification(tuple(faults), tuple(_notes(catalog) + shared if not faults else ()))
@@ -68,6 +72,17 @@ def _shard_fault(
     return None
 
 
+def _leaving(shard: Shard, catalog: Catalog) -> set[str]:
+    """Patients of held-out records who may be in no other split; see `data.holding_out`."""
+    rows = shard.table(["group_id", "held_out"]).to_pydict()
+    states = by_record(catalog.card, catalog.held_out)
+    return {
+        group
+        for group, text in zip(rows["group_id"], rows["held_out"], strict=True)
+        if not text or {*text.split(SEPARATOR)} - states
+    }
+
+
 def _count_faults(
     catalog: Catalog, groups: dict[str, set[str]], counts: dict[str, np.ndarray[Any, Any]]
 ) -> list[str]:
@@ -87,14 +102,25 @@ def _count_faults(
     return faults
 
 
-def _shared_patients(groups: dict[str, set[str]]) -> list[str]:
+def _shared_patients(groups: dict[str, set[str]], leaving: set[str]) -> list[str]:
+    """Pairs of splits with the same patients.
+
+    Those with held-out views or states may be in other splits than the training split.
+
+    Args:
+        groups: Patients of each split.
+        leaving: Of those of held-out records, who may be in no other split.
+    """
     names = sorted(groups)
-    return [
-        f"{first} and {second} share {count_of(len(both), 'patient')}"
-        for i, first in enumerate(names)
-        for second in names[i + 1 :]
-        if (both := groups[first] & groups[second])
-    ]
+    shared = []
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            both = groups[first] & groups[second]
+            if HELD_OUT in (first, second) and "train" not in (first, second):
+                both &= leaving
+            if both:
+                shared.append(f"{first} and {second} share {count_of(len(both), 'patient')}")
+    return shared
 
 
 def cautions(catalog: Catalog) -> list[str]:
@@ -111,6 +137,12 @@ def cautions(catalog: Catalog) -> list[str]:
         "states the splits, would give it some"
         for split in needed
         if split not in splits
+    ]
+    counts = splits.get(HELD_OUT, {}).get("conditions", {})
+    found += [
+        f"no record with {name} is held out: all are of patients who train, or excluded"
+        for name in catalog.manifest.get("held_out", ())
+        if name not in counts
     ]
     known = {name for held in splits.values() for name, count in held["classes"].items() if count}
     if card.role == "source":

@@ -32,6 +32,9 @@ class UseCases:
     normal: tuple[str, ...] = ()
     """Classes of records that are not abnormal: those that are, are compared apart with unseen
     conditions. None: a record without any label is normal."""
+    two_classes: tuple[str, ...] = ()
+    """Conditions of normal records for a task of two classes, normal and abnormal; none: `normal`.
+    See `data.binary`."""
     hold_out: dict[UseCase, tuple[str, ...]] = field(default_factory=dict)
     """Conditions of its own records that are kept out of all training; see `data.holding_out`."""
     unrelated: tuple[str, ...] = ()

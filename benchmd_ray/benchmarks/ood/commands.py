@@ -10,7 +10,7 @@ import click
 from benchmd_ray.cli.allowed import Command
 from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CATALOG, FILE, FOLDER, assigned, complete_dataset
-from benchmd_ray.errors import count_of
+from benchmd_ray.errors import BenchmdError, count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -59,8 +59,18 @@ def ood_detectors() -> None:
 @click.option("--out", type=CATALOG, required=True, help="Folder of the catalog, or s3://….")
 @click.option("--allow-missing", is_flag=True, help="Accept an incomplete download.")
 @click.option("--option", "options", multiple=True, callback=assigned, metavar="NAME=VALUE")
+@click.option(
+    "--two-classes",
+    is_flag=True,
+    help="Tell normal from abnormal records, as the paper does, instead of the dataset's classes.",
+)
 def ood_build(
-    name: str, raw: Path, out: Location, allow_missing: bool, options: dict[str, str]
+    name: str,
+    raw: Path,
+    out: Location,
+    allow_missing: bool,
+    options: dict[str, str],
+    two_classes: bool,
 ) -> None:
     """Build a catalog of NAME that holds out the conditions of its use-cases (`benchmd ood list`).
 
@@ -68,10 +78,29 @@ def ood_build(
     """
     from benchmd_ray.benchmarks.ood.cards import use_cases
     from benchmd_ray.data.build import build
+    from benchmd_ray.data.cards import dataset_card
+    from benchmd_ray.data.discovery import conditions_there
     from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
 
-    names = tuple(use_cases(name).conditions)
-    made = build(name, raw, out, hold_out=names, allow_missing=allow_missing, options=options)
+    own = use_cases(name)
+    normal = own.two_classes or own.normal
+    if two_classes and not normal:
+        raise BenchmdError(
+            f"the use-cases of {name} do not say which of its records are normal: leave out "
+            "--two-classes, or add two_classes: [CONDITION] to its card of use-cases."
+        )
+    there = conditions_there(dataset_card(name), raw, options, tuple(own.conditions))
+    if absent := [condition for condition in own.conditions if condition not in there]:
+        click.echo(f"not held out, as no record in {raw} is known to have it: {', '.join(absent)}")
+    made = build(
+        name,
+        raw,
+        out,
+        hold_out=there,
+        two_classes=normal if two_classes else (),
+        allow_missing=allow_missing,
+        options=options,
+    )
     click.echo(describe_catalog(made))
 
 

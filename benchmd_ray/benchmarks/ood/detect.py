@@ -11,14 +11,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmd_ray.benchmarks.evaluation import Asked
-from benchmd_ray.benchmarks.ood.cards import use_cases
 from benchmd_ray.benchmarks.ood.conform import coarse
 from benchmd_ray.benchmarks.ood.detectors import Detectors, prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL
 from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, Seen
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer
-from benchmd_ray.benchmarks.ood.sets import Inside, OutSet, Records, inside, out_sets
+from benchmd_ray.benchmarks.ood.sets import (
+    Inside,
+    OutSet,
+    Records,
+    inside,
+    normal_classes,
+    out_sets,
+)
 from benchmd_ray.benchmarks.ood.table import ABOUT, IN, KEYS, THRESHOLDS
 
 GALLERY = 3
@@ -52,19 +58,28 @@ def detected(
     own = inside(asked.catalog)
     sets = list(out_sets(asked.catalog, own, asked.also))
     found = prepared(Observer.of(network, asked.settings), own, sets, methods)
-    return scored_table(found, own, sets, asked.catalog.card.name, sources or {})
+    return scored_table(found, own, sets, normal_classes(asked.catalog.card), sources or {})
 
 
 def scored_table(
     found: Detectors,
     own: Inside,
     sets: Sequence[OutSet],
-    card: str,
+    normal: Sequence[str],
     sources: Mapping[str, str],
     trials: Sequence[Mapping[str, Any]] = (),
 ) -> pa.Table:
-    """Scores of all sets by detectors that have learned all that they will; trials are kept."""
-    abnormal = own.abnormal(use_cases(card).normal)
+    """Scores of all sets by detectors that have learned all that they will.
+
+    Args:
+        found: The detectors.
+        own: In-distribution records.
+        sets: The others.
+        normal: Classes of records that are not abnormal.
+        sources: SHA-256 of the source of those that are not the package's.
+        trials: Of a search, which the table keeps.
+    """
+    abnormal = own.abnormal(normal)
     test = found.seen(own.scored)
     blocks = [
         _inside_block(found, own.calibrating, "calibration", None),

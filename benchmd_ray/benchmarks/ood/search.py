@@ -32,7 +32,7 @@ from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Seen
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer
-from benchmd_ray.benchmarks.ood.sets import OutSet, inside, out_sets
+from benchmd_ray.benchmarks.ood.sets import OutSet, inside, normal_classes, out_sets
 from benchmd_ray.cluster import connected
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.plain_yaml import read_yaml_file
@@ -135,8 +135,8 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
     given = Given(found.bank, found.seen(own.calibrating), seen)
     made = run_trials(given, [*found.methods], trials)
     found = _tuned(found, given, kinds, made)
-    card = asked.catalog.card.name
-    return scored_table(found, own, sets, card, {}, trials=[vars(each) for each in made])
+    normal, kept = normal_classes(asked.catalog.card), [vars(each) for each in made]
+    return scored_table(found, own, sets, normal, {}, trials=kept)
 
 
 def _require_own_process() -> None:

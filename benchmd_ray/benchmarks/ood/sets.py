@@ -6,7 +6,7 @@ from the split, or where there is only one from a hash of the patient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,8 @@ import pyarrow as pa
 from benchmd_ray.benchmarks.ood.cards import UseCase, use_case_of, use_cases
 from benchmd_ray.benchmarks.ood.conform import coarser, require_conformable
 from benchmd_ray.benchmarks.ood.faults import Fault, faults_of
+from benchmd_ray.data.binary import NORMAL, normal_names
+from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR, decode_targets
 from benchmd_ray.data.resident import split_table
@@ -64,9 +66,14 @@ class Records:
         places = np.flatnonzero(chosen)
         return replace(self, rows=self.rows[places], table=self.table.take(places))
 
-    def halves(self) -> tuple[Records, Records]:
-        """Those that calibrate and those that are scored, by a hash of the patient."""
-        chosen = np.array([calibrates(patient) for patient in self.patients], bool)
+    def halves(self, known: Mapping[str, bool] | None = None) -> tuple[Records, Records]:
+        """Those that calibrate and those that are scored, by a hash of the patient.
+
+        Args:
+            known: Whether a patient calibrates, where that is known already.
+        """
+        held = known or {}
+        chosen = np.array([held.get(one, calibrates(one)) for one in self.patients], bool)
         return self.at(chosen), self.at(~chosen)
 
 
@@ -122,6 +129,11 @@ class Inside:
             counted = np.array([name not in normal for name in classes])
             parts.append((records.targets == 1)[:, counted].any(axis=1))
         return np.concatenate(parts)
+
+
+def normal_classes(card: DatasetCard) -> tuple[str, ...]:
+    """Classes of records that are not abnormal; see `UseCases.normal`."""
+    return (NORMAL,) if normal_names(card) else use_cases(card.name).normal
 
 
 def records_of(catalog: Catalog, split: str) -> Records:
@@ -193,22 +205,29 @@ def out_sets(catalog: Catalog, own: Inside, also: Sequence[Catalog]) -> Iterator
             case: UseCase = "unrelated" if fault.name == "white-noise" else "faulty"
             yield OutSet(name, case, own.calibrating, own.scored, fault, severity)
     if catalog.rows(HELD_OUT):
-        yield from _held_out(catalog)
+        yield from _held_out(catalog, own)
     kept = (own.trained, *own.calibrating, *own.scored)
     patients = {patient for records in kept for patient in records.patients}
     for other in also:
         yield _of_catalog(catalog, other, {name.partition("/")[2] for name in patients})
 
 
-def _held_out(catalog: Catalog) -> Iterator[OutSet]:
-    """A set for each condition, and for each use-case one of all that have one of its own."""
+def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
+    """A set for each condition of which there are records.
+
+    Patients with held-out views or states are also in distribution, and calibrate or not as there.
+    """
     records, cases = records_of(catalog, HELD_OUT), use_cases(catalog.card.name).conditions
     stated = [text.split(SEPARATOR) for text in records.table["held_out"].to_pylist()]
     if not (records.targets == UNKNOWN).all():
         raise BenchmdError(f"{catalog.path} knows classes of held-out records: build it again.")
+    kept = {patient: False for part in own.scored for patient in part.patients}
+    kept |= {patient: True for part in own.calibrating for patient in part.patients}
     for name in catalog.held_out:
-        first, second = records.at(np.array([name in names for names in stated])).halves()
-        yield OutSet(name, cases.get(name, "unseen"), (first,), (second,))
+        chosen = records.at(np.array([name in names for names in stated]))
+        if len(chosen):
+            first, second = chosen.halves(kept)
+            yield OutSet(name, cases.get(name, "unseen"), (first,), (second,))
 
 
 def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:

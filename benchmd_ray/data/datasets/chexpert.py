@@ -47,6 +47,7 @@ PARTS = (
 class _Row:
     labels: dict[str, int]
     metadata: dict[str, float | str | None]
+    conditions: tuple[str, ...]
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
@@ -74,7 +75,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 excluded[cxr.UNLABELLED] += 1
             else:
                 path = images[key].relative_to(root).as_posix()
-                items.append(_item(path, key, row, TARGET_SPLIT[choices.policy]))
+                items.append(_item(path, key, row, choices))
         there = {*images, *map(_study, images)}
         missing += [f"image {record_id(key)}" for key in sorted(rows.keys() - there)]
     return Discovery("stanford", items, missing, dict(+excluded))
@@ -130,18 +131,21 @@ def _rows(path: Path, card: DatasetCard, choices: Choices) -> tuple[dict[str, _R
             "view": row.get("AP/PA") or None,
         }
         key = "/".join(parts[start:])
-        duplicates += cxr.add_row(rows, key, _Row(found, metadata), where)
+        conditions = choices.conditions(cxr.findings_without_class(row, card))
+        duplicates += cxr.add_row(rows, key, _Row(found, metadata, conditions), where)
     return rows, duplicates
 
 
-def _item(path: str, key: str, row: _Row, split: str) -> RawItem:
+def _item(path: str, key: str, row: _Row, choices: Choices) -> RawItem:
+    lateral = [cxr.LATERAL] if _view(key) == cxr.LATERAL else []
     return RawItem(
         path=path,
         record_id=record_id(key),
         group_id=hashed_patient("chexpert", _patient(key)),
-        split=split,
+        split=TARGET_SPLIT[choices.policy],
         labels=row.labels,
         metadata=row.metadata | {"view": row.metadata["view"] or _view(key)},
+        conditions=choices.conditions([*row.conditions, *lateral]),
     )
 
 
@@ -162,4 +166,4 @@ def _study(key: str) -> str:
 def _view(key: str) -> str | None:
     """What a file's name says: ``view1_frontal``."""
     name = PurePosixPath(key).stem.rpartition("_")[2]
-    return name if name in ("frontal", "lateral") else None
+    return name if name in ("frontal", cxr.LATERAL) else None

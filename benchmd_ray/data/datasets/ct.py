@@ -48,6 +48,9 @@ def scan_windows(
     slices = np.empty((volume.shape[0], size, size), np.int16)
     for number, values in enumerate(volume.slices()):
         slices[number] = resized_slice(values, size)
+    targets = window_targets(positive, window, least)
+    if item.metadata.get("held_out"):
+        targets = [item.target(card)] * len(targets)
     records = [
         Record(
             record_id=f"{item.record_id}-{number:02d}",
@@ -56,10 +59,12 @@ def scan_windows(
             signal=padded_window(slices, start, window, AIR)[None],
             scale=1.0,
             valid_size=(min(window, len(slices)), size, size),
-            target=(positive[start : start + window].sum(axis=0) >= least).astype(int).tolist(),
+            target=target,
             metadata=item.metadata,
         )
-        for number, start in enumerate(window_starts(len(slices), window))
+        for number, (start, target) in enumerate(
+            zip(window_starts(len(slices), window), targets, strict=True)
+        )
     ]
     warnings = Counter(volume.warnings)
     if len(slices) < window:
@@ -67,6 +72,20 @@ def scan_windows(
     if volume.shape[1] != volume.shape[2]:
         warnings["its slices are not square and are stretched"] += 1
     return Reading(records, warnings=warnings)
+
+
+def window_targets(positive: Labels, window: int, least: int) -> list[list[int]]:
+    """Target of each window of a scan.
+
+    Args:
+        positive: Which slices are positive for each class.
+        window: Slices of a window.
+        least: Positive slices that make a window positive.
+    """
+    return [
+        (positive[start : start + window].sum(axis=0) >= least).astype(int).tolist()
+        for start in window_starts(len(positive), window)
+    ]
 
 
 def scan_metadata(volume: Volume) -> dict[str, float | str | None]:

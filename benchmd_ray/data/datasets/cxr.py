@@ -22,6 +22,8 @@ NO_FINDING = "No Finding"
 """Column that says whether the report names no finding at all."""
 UNLABELLED = "none of its labels is known"
 """Why an image is excluded that neither trains nor scores anything."""
+LATERAL = "lateral"
+"""The view, and the condition of an image of that view."""
 
 UNCERTAIN = {"masked": UNKNOWN, "negative": 0, "positive": 1}
 """Target value of a finding that a report leaves open, by the card's option ``uncertain``."""
@@ -57,6 +59,12 @@ def labels(
         name: _value(row[column], clear, card, choices, f"{where}: {column}")
         for column, name in finding_columns(card).items()
     }
+
+
+def findings_without_class(row: Mapping[str, str], card: DatasetCard) -> list[str]:
+    """Columns without a class that are 1 in a table's row, `NO_FINDING` among them."""
+    mapping = card.class_mapping.items()
+    return [column for column, name in mapping if not name and row.get(column) in ("1", "1.0")]
 
 
 def _value(text: str, clear: bool, card: DatasetCard, choices: Choices, where: str) -> int:

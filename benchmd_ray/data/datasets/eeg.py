@@ -14,7 +14,7 @@ import numpy.typing as npt
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.edf import Annotation, Recording, plain, read_edf, read_header
-from benchmd_ray.data.records import Record, RecordError, shown_names
+from benchmd_ray.data.records import HELD_OUT, SEPARATOR, Record, RecordError, shown_names
 from benchmd_ray.data.transforms import quantise, resample
 from benchmd_ray.modalities import modality
 
@@ -35,6 +35,11 @@ Montage = Mapping[str, Sequence[Derivation]]
 
 UNSTAGED = {"6": "an epoch of movement", "9": "an epoch that is not scored"}
 """Why an epoch with that code is excluded."""
+FAULTS = {"6": "movement", "9": "unscored"}
+"""Conditions of such epochs, which are excluded unless they are held out."""
+CONSTANT, FLAT_STATE = "constant", "flat"
+"""Key, in the place of a code, and condition of epochs whose channels are both constant."""
+OF_STATE = "an epoch of a held-out state, of a patient in the training split"
 UNKNOWN_STAGE = "an epoch with a stage that the card does not name"
 NO_STAGE = "an epoch without a stage"
 NO_SIGNAL = "a stage without signal"
@@ -57,6 +62,12 @@ STAGE_TEXTS = {
 https://www.edfplus.info/specs/edftexts.html for both scoring manuals."""
 
 
+def states(card: DatasetCard) -> dict[str, str]:
+    """Conditions of epochs by code: stages, and why epochs are excluded that nobody holds out."""
+    found = {code: name or FAULTS.get(code, "") for code, name in card.class_mapping.items()}
+    return {code: name for code, name in found.items() if name} | {CONSTANT: FLAT_STATE}
+
+
 def read_night(
     root: Path, item: RawItem, card: DatasetCard, *, montage: Montage, codes: Sequence[str]
 ) -> Reading:
@@ -65,6 +76,10 @@ def read_night(
     The whole night is resampled before it is cut. Signal and stages count from the start of the
     recording; what one has more than the other is excluded and counted. Epochs without a class
     and epochs whose two channels are constant are excluded and counted.
+
+    The item's details may name held-out states by code (see `data.holding_out`). Epochs of these
+    are given of an item of the split `HELD_OUT`, which gives no others unless all of the night is
+    held out; of a night that trains they are excluded and counted.
 
     Args:
         root: Raw folder.
@@ -81,18 +96,46 @@ def read_night(
     epochs = min(signals.shape[1] // length, len(flat))
     excluded = Counter({NO_STAGE: epochs - len(codes), NO_SIGNAL: len(codes) - epochs})
     reading = Reading([], excluded=+excluded)  # the positive one of both
+    chosen = item.details.get("states", {})
+    held_out, whole = item.split == HELD_OUT, bool(item.metadata.get("held_out"))
     for epoch, code in enumerate(codes[:epochs]):
-        label = card.class_mapping.get(code, "")
-        if not label:
-            reading.excluded[UNSTAGED.get(code, UNKNOWN_STAGE)] += 1
-        elif flat[epoch]:
-            reading.excluded[FLAT] += 1
-        else:
+        constant = bool(flat[epoch])
+        state, reason = _state(code, constant, chosen), _reason(code, constant, chosen, card)
+        if state and not held_out:
+            reading.excluded[reason or OF_STATE] += item.split == "train"
+        elif state or not (reason or (held_out and not whole)):
+            own = _held(item, state) if state else item
+            own = replace(own, label=card.class_mapping.get(code))
             signal = signals[:, epoch * length :][:, :length]
-            reading.records.append(_record(signal, epoch, replace(item, label=label), card))
+            reading.records.append(_record(signal, epoch, own, card))
+        elif reason:
+            reading.excluded[reason] += 1
+    if held_out and not whole:
+        reading.excluded.clear()  # they are counted where the night is read for its own split
+    reading.excluded = +reading.excluded
     if reading.records:
         reading.warnings.update(dict.fromkeys(warnings, len(reading.records)))
     return reading
+
+
+def _state(code: str, constant: bool, states: Mapping[str, str]) -> str:
+    """The state for which an epoch is held out, empty where none is; a flat one shows no stage."""
+    own = "" if constant and code not in UNSTAGED else states.get(code, "")
+    return own or (states.get(CONSTANT, "") if constant else "")
+
+
+def _reason(code: str, constant: bool, states: Mapping[str, str], card: DatasetCard) -> str:
+    """Why an epoch is excluded, empty where it is not."""
+    if not card.class_mapping.get(code) and (code in UNSTAGED or code not in states):
+        return UNSTAGED.get(code, UNKNOWN_STAGE)
+    return FLAT if constant else ""
+
+
+def _held(item: RawItem, state: str) -> RawItem:
+    """A night as an epoch of a held-out state has it, in addition to what all of it has."""
+    names = filter(None, [item.metadata.get("held_out"), state])
+    metadata = {**item.metadata, "held_out": SEPARATOR.join(map(str, names))}
+    return replace(item, metadata=metadata)
 
 
 def _record(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.eeg import Montage, read_night
+from benchmd_ray.data.datasets.eeg import Montage, read_night, states
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError, hashed_patient
@@ -73,7 +73,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if night.subgroup in asked
     ]
     alone = {night.subgroup for night in nights} <= {1}
-    return Discovery("subgroup-1" if alone else "subgroups", items, missing, dict(excluded))
+    layout = "subgroup-1" if alone else "subgroups"
+    return Discovery(layout, items, missing, dict(excluded), states=states(card))
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

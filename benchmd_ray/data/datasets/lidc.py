@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.ct import Labels, scan_metadata, scan_windows, size_class
+from benchmd_ray.data.datasets.ct import (
+    Labels,
+    scan_metadata,
+    scan_windows,
+    size_class,
+    window_targets,
+)
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, walk
 from benchmd_ray.data.readers.volume import Volume, read_series, series_header
 from benchmd_ray.data.readers.xml import children, name, read_xml, text
@@ -92,7 +98,9 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             }
             path = folder.relative_to(root).as_posix()
             name, group = (hashed_patient(card.name, text) for text in (series, patient))
-            items.append(RawItem(path, name, group, split, details=details))
+            item = RawItem(path, name, group, split, details=details)
+            sizes = _sizes(root, item, card) if choices.hold_out else ()
+            items.append(replace(item, conditions=sizes))
     names = [hashed_patient(card.name, series) for series in annotations.keys() - seen]
     missing = [f"the scan of annotation {name}" for name in sorted(names)]
     missing += ["an annotation file that can be read"] * unreadable
@@ -113,6 +121,27 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     if unplaced:
         reading.warnings["a mark lies on none of its slices and is not used"] += 1
     return reading
+
+
+def _sizes(root: Path, item: RawItem, card: DatasetCard) -> tuple[str, ...]:
+    """Classes of a scan: those of any of its windows.
+
+    The annotation and the headers of all slices are read. A scan that cannot be read has none, and
+    is quarantined when it is read as a whole.
+    """
+    try:
+        annotation = read_annotation(root / item.details["annotation"])
+        volume = read_series(root / item.path, item.details["series"])
+    except RecordError:
+        return ()
+    agreement = int(item.details["readers"])
+    positive, _ = positive_slices(annotation, volume, agreement, card)
+    targets = window_targets(positive, card.signal.stored_shape[1], POSITIVE_SLICES)
+    return tuple(
+        name
+        for name, values in zip(card.classes, zip(*targets, strict=True), strict=True)
+        if any(values)
+    )
 
 
 def positive_slices(
@@ -139,6 +168,8 @@ def positive_slices(
     for reader, nodules in enumerate(annotation.readers):
         for outlines in nodules:
             diameter = max(extent(outline.points, volume.spacing[1:]) for outline in outlines)
+            if size_class(diameter) not in card.classes:
+                continue  # that class is held out
             column = card.classes.index(size_class(diameter))
             for outline in outlines:
                 place = places.get(outline.uid)

@@ -21,6 +21,8 @@ GRADES = "messidor_data.csv"
 PAIRS = "messidor-2.csv"
 FOLDER = "IMAGES"
 UNPAIRED = "its pair of eyes is not known"
+UNGRADABLE = "ungradable"
+"""Condition of an image that is excluded unless it is held out."""
 COLUMNS = ("image_id", "adjudicated_dr_grade", "adjudicated_gradable")
 
 
@@ -32,7 +34,9 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         name = row["image_id"]
         pair = pairs.get(Path(name).stem.lower(), "")
         excluded = "" if pair or choices.policy == "released" else UNPAIRED
+        condition = ""
         if row["adjudicated_gradable"] in ("0", "0.0"):
+            condition = "" if excluded else UNGRADABLE  # of whom it is has to be known
             excluded = "it is not gradable"
         photographs.append(
             Photograph(
@@ -40,6 +44,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 label=row["adjudicated_dr_grade"].removesuffix(".0"),
                 group=pair,
                 excluded=excluded,
+                condition=condition,
                 metadata={"site": "Brest"} if name.upper().startswith("IM") else {},
             )
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +39,17 @@ SHARES = {
     "released": {"train": 0.8, "validation": 0.2},
 }
 """Share of each split in a draw; the paper trains on 8,000 of 10,000."""
-VIEWS = {"LATERAL": "lateral", "LL": "lateral"}
+VIEWS = {"LATERAL": cxr.LATERAL, "LL": cxr.LATERAL}
 """How views are written here; the others keep their name."""
 UNDRAWN = "it is not among the images drawn (option images)"
+
+
+@dataclass(frozen=True)
+class _Findings:
+    """What the table of labels says of a study."""
+
+    labels: dict[str, int]
+    conditions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class _Image:
     subject: str
     study: str
     split: str
-    labels: dict[str, int]
+    findings: _Findings
 
     @property
     def path(self) -> str:
@@ -76,14 +84,21 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             record_id=image.dicom,
             group_id=hashed_patient(card.name, image.subject),
             split=image.split,
-            labels=image.labels,
+            labels=image.findings.labels,
             metadata={"view": views.get(image.dicom)},
+            conditions=choices.conditions(_conditions(image, views)),
         )
         for image in drawn
         if image.path in there
     ]
     missing = [f"image {image.dicom}" for image in drawn if image.path not in there]
     return Discovery("physionet", items, missing, dict(+excluded))
+
+
+def _conditions(image: _Image, views: Mapping[str, str]) -> tuple[str, ...]:
+    """Findings without a class, and the lateral view."""
+    lateral = (cxr.LATERAL,) if views.get(image.dicom) == cxr.LATERAL else ()
+    return image.findings.conditions + lateral
 
 
 def files_to_fetch(root: Path, card: DatasetCard, choices: Choices) -> list[str]:
@@ -133,7 +148,7 @@ def _labelled(
         found = studies.get((row["subject_id"], row["study_id"]))
         if found is None:
             excluded["its study is not in the table of labels"] += 1
-        elif not cxr.is_labelled(found):
+        elif not cxr.is_labelled(found.labels):
             excluded[cxr.UNLABELLED] += 1
         else:
             split = splits[row["split"]]
@@ -145,15 +160,16 @@ def _labelled(
 
 def _studies(
     root: Path, card: DatasetCard, choices: Choices
-) -> tuple[dict[tuple[str, str], dict[str, int]], int]:
-    """Labels by patient and study, and how many rows repeat an earlier one."""
+) -> tuple[dict[tuple[str, str], _Findings], int]:
+    """Findings by patient and study, and how many rows repeat an earlier one."""
     path = root / LABEL_TABLE
     columns = ("subject_id", "study_id", *cxr.finding_columns(card))
-    studies: dict[tuple[str, str], dict[str, int]] = {}
+    studies: dict[tuple[str, str], _Findings] = {}
     duplicates = 0
     for number, row in enumerate(read_rows(path, columns, "MIMIC-CXR-JPG 2.1.0"), 1):
         where = f"{path}, record {number}"
-        found = cxr.labels(row, card, choices, where)
+        conditions = choices.conditions(cxr.findings_without_class(row, card))
+        found = _Findings(cxr.labels(row, card, choices, where), conditions)
         duplicates += cxr.add_row(studies, (row["subject_id"], row["study_id"]), found, where)
     return studies, duplicates
 

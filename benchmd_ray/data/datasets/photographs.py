@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
@@ -43,6 +43,8 @@ class Photograph:
     """The official split, where there is one."""
     excluded: str = ""
     """Why it is excluded, whatever its label."""
+    condition: str = ""
+    """The condition that excludes it: it can be held out."""
     metadata: dict[str, float | str | None] = field(default_factory=dict)
 
     @property
@@ -121,20 +123,34 @@ def listing(
     released = by_class(card, photographs, rounding) if choices.policy == "released" else {}
     found, duplicates = by_key(paths, lambda path: path.stem.lower())
     items, missing, excluded = [], [], Counter({DUPLICATE: duplicates})
+    only_held_out = {}
     for photograph in photographs:
         label, reason = class_of(card, photograph.label)
         reason = photograph.excluded or reason
         path = found.get(photograph.name.lower())
+        if reason and photograph.condition and path and choices.hold_out:
+            only_held_out[_record_id(card, photograph)] = reason
+            reason = ""
         if reason:
             excluded[reason] += 1
         elif path is None:
             missing.append(_shown(card, photograph))
         else:
             split = released.get(photograph.name, _clean_split(card, photograph))
-            items.append(_item(card, photograph, path.relative_to(root), split, label))
+            item = _item(card, photograph, path.relative_to(root), split, label)
+            items.append(
+                replace(item, conditions=choices.conditions(_conditions(card, photograph)))
+            )
     named = {photograph.name.lower() for photograph in photographs}
     excluded[NO_ROW] = len(found.keys() - named)
-    return Discovery(layout, items, missing, dict(+excluded), grouped_by)
+    return Discovery(layout, items, missing, dict(+excluded), grouped_by, only_held_out)
+
+
+def _conditions(card: DatasetCard, photograph: Photograph) -> set[str]:
+    """The condition that excludes it, and its label where a class has several."""
+    label, mapping = photograph.label, card.class_mapping
+    several = list(mapping.values()).count(mapping.get(label, "")) > 1
+    return {photograph.condition, label if several else ""} - {""}
 
 
 def _clean_split(card: DatasetCard, photograph: Photograph) -> str:

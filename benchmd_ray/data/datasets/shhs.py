@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.eeg import EPOCH, Montage, read_night
+from benchmd_ray.data.datasets.eeg import EPOCH, Montage, read_night, states
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.xml import children, read_xml
 from benchmd_ray.data.records import RecordError, hashed_patient
@@ -31,6 +32,17 @@ STAGING = re.compile(r"shhs1-(\d+)-profusion\.xml", re.IGNORECASE)
 TABLE = "shhs1-dataset-*.csv"
 COLUMNS = ("nsrrid", "age_s1", "gender")
 SEXES = {"1": "male", "2": "female"}
+APNOEAS = "ahi_a0h3"
+"""Column of apnoeas, and hypopnoeas with a desaturation of 3 %, an hour; it may be missing."""
+SEVERE = 30.0
+"""Of these, from which sleep apnoea is severe."""
+SEVERE_APNOEA = "severe apnoea"
+
+
+@dataclass(frozen=True)
+class _Person:
+    metadata: dict[str, float | str | None] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
@@ -43,14 +55,15 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if person not in stagings:
             excluded["it has no Profusion staging"] += 1
             continue
-        patient = hashed_patient(card.name, person)
+        patient, known = hashed_patient(card.name, person), people.get(person, _Person())
         items.append(
             RawItem(
                 path=path.relative_to(root).as_posix(),
                 record_id=patient,
                 group_id=patient,
                 split=hashed_split(card.name, person),
-                metadata=people.get(person, {}),
+                metadata=known.metadata,
+                conditions=choices.conditions(known.conditions),
                 details={"stages": stagings[person].relative_to(root).as_posix()},
             )
         )
@@ -58,7 +71,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         f"the EDF file of patient {hashed_patient(card.name, person)}"
         for person in sorted(stagings.keys() - nights.keys())
     ]
-    return Discovery("nsrr", items, missing, dict(excluded))
+    return Discovery("nsrr", items, missing, dict(excluded), states=states(card))
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
@@ -101,8 +114,8 @@ def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> tuple[dict[st
     return dict(sorted(found.items(), key=lambda pair: int(pair[0]))), duplicates
 
 
-def _people(root: Path) -> dict[str, dict[str, float | str | None]]:
-    """Age and sex by the person's number, from the newest table there is; empty without one.
+def _people(root: Path) -> dict[str, _Person]:
+    """What is known of each person, by number, from the newest table there is; empty without one.
 
     Raises:
         BenchmdError: The table lacks a column.
@@ -112,7 +125,15 @@ def _people(root: Path) -> dict[str, dict[str, float | str | None]]:
         return {}
     rows = read_rows(tables[-1], COLUMNS, "SHHS-1", encoding="latin-1")  # what is used is ASCII
     return {
-        row["nsrrid"]: {"age": age(row["age_s1"]), "sex": SEXES.get(row["gender"])}
+        row["nsrrid"]: _Person(
+            {"age": age(row["age_s1"]), "sex": SEXES.get(row["gender"])},
+            (SEVERE_APNOEA,) if _severe(row.get(APNOEAS, "")) else (),
+        )
         for row in rows
         if row["nsrrid"]
     }
+
+
+def _severe(index: str) -> bool:
+    """Whether apnoeas and hypopnoeas an hour are those of severe apnoea; not where unknown."""
+    return re.fullmatch(r"\d+(\.\d+)?", index, re.ASCII) is not None and float(index) >= SEVERE

@@ -7,6 +7,7 @@ Source: https://physionet.org/content/vindr-mammo/1.0.0/.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,11 @@ COLUMNS = (
 )  # fmt: skip
 HEADERS = "metadata.csv"
 """Values of the DICOM headers, by image; it may be missing."""
+FINDINGS = "finding_annotations.csv"
+"""What was found where; it may be missing, and is read only where conditions are asked for."""
+FINDING = re.compile(r"(['\"])(.+?)\1")
+"""One of the column ``finding_categories``: ``['Mass', 'Skin Retraction']``."""
+NO_FINDING = "No Finding"
 SPLITS = {"training": "train", "test": "validation"}
 """Under both policies: the paper takes the official split too."""
 
@@ -36,6 +42,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     rows = read_rows(root / TABLE, COLUMNS, "VinDr-Mammo 1.0.0")
     headers = _headers(root / HEADERS)
     splits = _splits(rows, root / TABLE)
+    findings = _findings(root / FINDINGS) if choices.hold_out or choices.two_classes else {}
     items, missing, excluded = [], [], Counter[str]()
     for row in rows:
         path = _path(row)
@@ -52,6 +59,9 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 split=splits[row["study_id"]],
                 label=label,
                 metadata=_metadata(row, headers.get(row["image_id"], {})),
+                conditions=choices.conditions(
+                    [row["view_position"], *findings.get(row["image_id"], ())]
+                ),
             )
             items.append(item)
     excluded[NO_ROW] = len(found - {_path(row) for row in rows})
@@ -90,6 +100,16 @@ def _headers(path: Path) -> dict[str, dict[str, str]]:
         return {}
     rows = read_rows(path, ("SOP Instance UID",), "VinDr-Mammo 1.0.0")
     return {row["SOP Instance UID"]: row for row in rows}
+
+
+def _findings(path: Path) -> dict[str, set[str]]:
+    """Findings of each image; none where the table is missing."""
+    found: dict[str, set[str]] = {}
+    columns = ("image_id", "finding_categories")
+    for row in read_rows(path, columns, "VinDr-Mammo 1.0.0") if path.is_file() else ():
+        named = {match[2] for match in FINDING.finditer(row["finding_categories"])}
+        found.setdefault(row["image_id"], set()).update(named - {NO_FINDING})
+    return found
 
 
 def _metadata(row: Mapping[str, str], header: Mapping[str, str]) -> dict[str, float | str | None]:
