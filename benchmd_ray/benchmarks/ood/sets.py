@@ -202,8 +202,7 @@ def out_sets(catalog: Catalog, own: Inside, also: Sequence[Catalog]) -> Iterator
     for fault in faults_of(catalog.signal).values():
         for severity in fault.severities:
             name = fault.name if len(fault.severities) == 1 else f"{fault.name} {severity}"
-            case: UseCase = "unrelated" if fault.name == "white-noise" else "faulty"
-            yield OutSet(name, case, own.calibrating, own.scored, fault, severity)
+            yield OutSet(name, fault.use_case, own.calibrating, own.scored, fault, severity)
     if catalog.rows(HELD_OUT):
         yield from _held_out(catalog, own)
     kept = (own.trained, *own.calibrating, *own.scored)

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.faults import images, traces, volumes
-from benchmd_ray.benchmarks.ood.faults.fault import SEVERITIES, Fault, Recorded, Values
+from benchmd_ray.benchmarks.ood.faults.fault import SEVERITIES, Fault, Recorded, Values, controls
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.signals import Signal
 
@@ -18,7 +18,8 @@ _KINDS = {2: traces.faults_of, 3: images.faults_of, 4: volumes.faults_of}
 
 def faults_of(signal: Signal) -> dict[str, Fault]:
     """Faults that a signal can have, by name."""
-    return {fault.name: fault for fault in _KINDS[len(signal.axes)](signal)}
+    found = (*_KINDS[len(signal.axes)](signal), *controls(signal))
+    return {fault.name: fault for fault in found}
 
 
 def made(record: Recorded, fault: Fault, severity: int, record_id: str, seed: int) -> Values:

@@ -1,30 +1,33 @@
-"""Faults of images: views, exposure, optics, transfer and files.
-
-No fault here is removed by a normalisation with the source's statistics, so there is no negative
-control but the random half of the in-distribution records.
-"""
+"""Faults of images: views, exposure, optics, transfer and files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
+from string import ascii_letters
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
-from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values
-from benchmd_ray.signals import Signal, valid_area
+from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values, spread, valid_values
+from benchmd_ray.signals import Signal
 
 Change = Callable[[Values, int, np.random.Generator], Values]
 """From (channels, y, x) within 0 and 1, a severity and random numbers to the same."""
 LARGEST = 255.0
+LETTER, PAGE = (6, 11), 80
+"""Width and height of a letter of Pillow's font in pixels, and the extent of images
+that they fit: twice as large letters from twice the extent, and so on."""
+BLOCKS = 64
+"""Pixels along y and x that an image has at least for JPEG's blocks of 8 to be parts of it."""
 
 
 def _within(change: Change) -> Callable[[Recorded, int, np.random.Generator], Values]:
     """A change of the valid pixels, which leaves padding as it is."""
 
     def make(record: Recorded, severity: int, draw: np.random.Generator) -> Values:
-        area = (slice(None), *valid_area(record.signal.stored_shape[1:], record.valid_size))
-        changed = record.values.copy()
+        area, changed = valid_values(record), record.values.copy()
         seen = change(changed[area] / np.float32(LARGEST), severity, draw)
         changed[area] = np.clip(np.round(seen * LARGEST), 0, LARGEST)
         return changed
@@ -43,6 +46,17 @@ def resized(x: Values, shape: tuple[int, ...]) -> Values:
     )
     found = [ndimage.map_coordinates(each, grid, order=1, mode="nearest") for each in smooth]
     return np.stack(found).astype(np.float32)
+
+
+def smooth_noise(shape: tuple[int, ...], draw: np.random.Generator) -> Values:
+    """(channels, …) of noise whose power is 1 / frequency², of mean 0 and spread 1."""
+    axes = tuple(range(1, len(shape)))
+    spectrum = np.fft.rfftn(draw.standard_normal(shape), axes=axes)
+    along = [*(np.fft.fftfreq(extent) for extent in shape[1:-1]), np.fft.rfftfreq(shape[-1])]
+    frequency = np.linalg.norm(np.meshgrid(*along, indexing="ij"), axis=0)
+    frequency[(0,) * len(axes)] = np.inf  # the mean
+    noise = np.fft.irfftn(spectrum / frequency, shape[1:], axes=axes)
+    return np.asarray(noise / max(float(noise.std()), 1e-12), np.float32)
 
 
 def inverted(x: Values, _: int, __: np.random.Generator) -> Values:
@@ -122,6 +136,53 @@ def white_noise(x: Values, _: int, draw: np.random.Generator) -> Values:
     return draw.random(x.shape, np.float32)
 
 
+def brown_noise(x: Values, _: int, draw: np.random.Generator) -> Values:
+    """Nothing but smooth noise, of the record's mean and spread."""
+    return np.asarray(x.mean() + np.float32(spread(x, 0.2)) * smooth_noise(x.shape, draw))
+
+
+def text(x: Values, _: int, draw: np.random.Generator) -> Values:
+    """Lines of random letters 11 pixels high or a multiple, black on white or white on black."""
+    times = max(1, min(x.shape[1:]) // PAGE)
+    high, wide = (-(-extent // times) for extent in x.shape[1:])
+    across, down = LETTER
+    page, font = Image.new("L", (wide, high)), ImageFont.load_default_imagefont()
+    rows = draw.choice(list(ascii_letters), (-(-high // down), -(-wide // across)))
+    for row, letters in enumerate(rows):
+        ImageDraw.Draw(page).text((0, row * down), "".join(letters), 255, font)
+    seen = np.asarray(page, np.float32) / np.float32(LARGEST)
+    seen = seen.repeat(times, 0).repeat(times, 1)[: x.shape[1], : x.shape[2]]
+    return np.broadcast_to(seen if draw.random() < 0.5 else 1 - seen, x.shape).copy()
+
+
+def compressed(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """JPEG of quality 30, 15 and 5."""
+    pixels = np.round(x * LARGEST).astype(np.uint8).transpose(1, 2, 0)
+    file = BytesIO()
+    image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if len(x) == 1 else pixels))
+    image.save(file, "jpeg", quality={1: 30, 2: 15, 3: 5}[severity])
+    back = np.asarray(Image.open(file), np.float32).reshape(pixels.shape)
+    return back.transpose(2, 0, 1) / np.float32(LARGEST)
+
+
+def chest_wall_lost(x: Values, severity: int, _: np.random.Generator) -> Values:
+    """10, 20 and 40 % lost at the brighter side, where a breast begins; black at the other."""
+    lost = max(1, round({1: 0.1, 2: 0.2, 3: 0.4}[severity] * x.shape[2]))
+    half, made = x.shape[2] // 2, np.zeros_like(x)
+    if x[:, :, :half].sum() >= x[:, :, x.shape[2] - half :].sum():
+        made[:, :, :-lost] = x[:, :, lost:]
+    else:
+        made[:, :, lost:] = x[:, :, :-lost]
+    return made
+
+
+def two_films(x: Values, _: int, __: np.random.Generator) -> Values:
+    """The picture twice side by side, squeezed to the same extent."""
+    _, high, wide = x.shape
+    narrow = resized(x, (high, -(-wide // 2)))
+    return np.concatenate([narrow, narrow], axis=2)[:, :, :wide]
+
+
 def framed(x: Values, severity: int, _: np.random.Generator) -> Values:
     """A black frame of 5, 10 and 20 % on all sides."""
     for axis, extent in enumerate(x.shape[1:], 1):
@@ -170,12 +231,25 @@ def hairs(x: Values, severity: int, draw: np.random.Generator) -> Values:
     return x
 
 
+def ruler(x: Values, severity: int, draw: np.random.Generator) -> Values:
+    """A light ruler with dark ticks along one side, of 5, 10 and 20 % of the extent."""
+    side = np.rot90(x, int(draw.integers(4)), axes=(1, 2))  # a view
+    width = max(2, round({1: 0.05, 2: 0.1, 3: 0.2}[severity] * side.shape[1]))
+    side[:, :width] = 0.9
+    side[:, : width // 2, :: max(4, side.shape[2] // 20)] = 0.1
+    return x
+
+
 def _once(name: str, title: str, change: Change) -> Fault:
     return Fault(name, title, _within(change), (1,))
 
 
 def _graded(name: str, title: str, change: Change) -> Fault:
     return Fault(name, title, _within(change))
+
+
+def _unrelated(name: str, title: str, change: Change) -> Fault:
+    return Fault(name, title, _within(change), (1,), use_case="unrelated")
 
 
 ANY = (
@@ -192,7 +266,13 @@ ANY = (
     _graded("low-resolution", "low resolution", low_resolution),
     _graded("noisy", "noise", noisy),
     _graded("framed", "black frame", framed),
-    _once("white-noise", "nothing but noise (positive control)", white_noise),
+    _unrelated("white-noise", "nothing but noise (positive control)", white_noise),
+    _unrelated("brown-noise", "nothing but smooth noise", brown_noise),
+    _unrelated("text", "letters", text),
+)
+GREY = (
+    _graded("pectoral-cut-off", "side of the chest wall lost", chest_wall_lost),
+    _once("two-films", "two films in one", two_films),
 )
 COLOUR = (
     _once("channels-reversed", "red and blue exchanged", channels_reversed),
@@ -200,9 +280,14 @@ COLOUR = (
     _graded("half-dark", "one side dark", half_dark),
     _graded("flare", "lens flare", flare),
     _graded("hairs", "hairs", hairs),
+    _graded("ruler", "ruler along one side", ruler),
 )
+BY_CHANNELS = {1: GREY, 3: COLOUR}
+COMPRESSED = _graded("compressed", "JPEG blocks", compressed)
 
 
 def faults_of(signal: Signal) -> tuple[Fault, ...]:
     """Faults that an image can have."""
-    return (*ANY, *COLOUR) if signal.stored_shape[0] == 3 else ANY
+    channels, *extents = signal.stored_shape
+    found = (*ANY, *BY_CHANNELS.get(channels, ()))
+    return (*found, COMPRESSED) if channels in BY_CHANNELS and min(extents) >= BLOCKS else found

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values
-from benchmd_ray.signals import Signal, valid_area
+from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values, spread, valid_values
+from benchmd_ray.signals import Signal
 
 LIMB = ("I", "II", "III", "aVR", "aVL", "aVF")
 CHEST = tuple(f"V{number}" for number in range(1, 7))
@@ -18,17 +19,11 @@ def _within(change: Change) -> Callable[[Recorded, int, np.random.Generator], Va
     """A change of (channels, valid samples), which leaves padding as it is."""
 
     def make(record: Recorded, severity: int, draw: np.random.Generator) -> Values:
-        (area,) = valid_area(record.signal.stored_shape[1:], record.valid_size)
-        changed = record.values.copy()
-        changed[:, area] = change(changed[:, area].copy(), record, severity, draw)
+        area, changed = valid_values(record), record.values.copy()
+        changed[area] = change(changed[area].copy(), record, severity, draw)
         return changed
 
     return make
-
-
-def _spread(x: Values) -> float:
-    """Standard deviation of a record, so that faults fit its amplitude; 1 of a flat one."""
-    return float(x.std()) or 1.0
 
 
 def _rate(record: Recorded) -> float:
@@ -99,11 +94,21 @@ def wrong_rate(x: Values, _: Recorded, severity: int, __: np.random.Generator) -
     return np.stack([np.interp(places, own, row) for row in x]).astype(np.float32)
 
 
+def higher_rate(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
+    """A file of a higher rate read as if it had the signal's: the first part takes all the time.
+
+    Of 1.25, 1.6 and 2 times more samples a second.
+    """
+    own = np.arange(x.shape[1])
+    places = own / {1: 1.25, 2: 1.6, 3: 2.0}[severity]
+    return np.stack([np.interp(places, own, row) for row in x]).astype(np.float32)
+
+
 def mains(hertz: float) -> Change:
     """Interference of the mains, of a tenth, a half and twice the record's spread."""
 
     def change(x: Values, record: Recorded, severity: int, draw: np.random.Generator) -> Values:
-        size = {1: 0.1, 2: 0.5, 3: 2.0}[severity] * _spread(x)
+        size = {1: 0.1, 2: 0.5, 3: 2.0}[severity] * spread(x)
         time = np.arange(x.shape[1]) / _rate(record)
         wave = np.sin(2 * np.pi * (hertz * time + draw.random()))
         gains = draw.uniform(0.5, 1.0, (len(x), 1))
@@ -114,7 +119,7 @@ def mains(hertz: float) -> Change:
 
 def wander(x: Values, record: Recorded, severity: int, draw: np.random.Generator) -> Values:
     """A baseline that moves at 0.05 to 0.4 Hz, by 1, 3 and 8 times the record's spread."""
-    size = {1: 1.0, 2: 3.0, 3: 8.0}[severity] * _spread(x)
+    size = {1: 1.0, 2: 3.0, 3: 8.0}[severity] * spread(x)
     time = np.arange(x.shape[1]) / _rate(record)
     waves = [
         np.sin(2 * np.pi * (draw.uniform(0.05, 0.4) * time + draw.random(len(x))[:, None]))
@@ -136,7 +141,7 @@ def motion(x: Values, record: Recorded, severity: int, draw: np.random.Generator
     decay = np.exp(-np.arange(samples) / max(1.0, 0.5 * _rate(record)))
     for channel in draw.permutation(len(x))[: max(1, len(x) // 3)]:
         for start in draw.integers(0, samples, count):
-            step = size * _spread(x) * draw.choice([-1.0, 1.0])
+            step = size * spread(x) * draw.choice([-1.0, 1.0])
             x[channel, start:] += (step * decay[: samples - start]).astype(np.float32)
     return x
 
@@ -147,13 +152,37 @@ def muscle(x: Values, record: Recorded, severity: int, draw: np.random.Generator
     spectrum = np.fft.rfft(noise, axis=1)
     spectrum[:, np.fft.rfftfreq(x.shape[1], 1 / _rate(record)) < 20] = 0
     noise = np.fft.irfft(spectrum, x.shape[1], axis=1)
-    size = {1: 0.3, 2: 1.0, 3: 3.0}[severity] * _spread(x)
+    size = {1: 0.3, 2: 1.0, 3: 3.0}[severity] * spread(x)
     return (x + size * noise / max(float(noise.std()), 1e-12)).astype(np.float32)
 
 
 def white_noise(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
     """Nothing but noise, of the record's spread."""
-    return (draw.standard_normal(x.shape) * _spread(x)).astype(np.float32)
+    return (draw.standard_normal(x.shape) * spread(x)).astype(np.float32)
+
+
+def _phases(x: Values, draw: np.random.Generator) -> npt.NDArray[np.float64]:
+    """(channels, samples) of waves that take 50 to 500 samples each, in radians."""
+    periods, starts = draw.uniform(50, 500, (len(x), 1)), draw.random((len(x), 1))
+    return np.asarray(2 * np.pi * (np.arange(x.shape[1]) / periods + starts))
+
+
+def sine(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
+    """A sine in each channel, of 50 to 500 samples a period, of the record's spread."""
+    return np.asarray(np.sqrt(2) * spread(x) * np.sin(_phases(x, draw)), np.float32)
+
+
+def square(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
+    """A square wave in each channel, of 50 to 500 samples a period, of the record's spread."""
+    return (spread(x) * np.where(np.sin(_phases(x, draw)) >= 0, 1, -1)).astype(np.float32)
+
+
+def brown_noise(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
+    """Integrated white noise in each channel, of the record's spread."""
+    walk = draw.standard_normal(x.shape).cumsum(axis=1)
+    walk -= walk.mean(axis=1, keepdims=True)
+    size = np.maximum(walk.std(axis=1, keepdims=True), 1e-12)
+    return np.asarray(spread(x) * walk / size, np.float32)
 
 
 def gain(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
@@ -167,7 +196,7 @@ def electrode_lost(x: Values, record: Recorded, severity: int, draw: np.random.G
     length = {1: samples // 3, 2: 2 * samples // 3, 3: samples}[severity]
     start = int(draw.integers(0, samples - length + 1))
     channel = int(draw.integers(0, len(x)))
-    noise = draw.standard_normal(length) * 0.02 * _spread(x)
+    noise = draw.standard_normal(length) * 0.02 * spread(x)
     x[channel, start : start + length] = noise.astype(np.float32)
     return x
 
@@ -205,15 +234,23 @@ def _graded(name: str, title: str, change: Change) -> Fault:
     return Fault(name, title, _within(change))
 
 
+def _unrelated(name: str, title: str, change: Change) -> Fault:
+    return Fault(name, title, _within(change), (1,), use_case="unrelated")
+
+
 ANY = (
     _once("inverted", "wrong sign", inverted),
     _graded("clipped", "amplifier saturates", clipped),
     _graded("baseline-wander", "baseline wanders", wander),
     _once("time-reversed", "time reversed", reversed_time),
     _graded("wrong-rate", "lower rate read as the usual one", wrong_rate),
+    _graded("higher-rate", "higher rate read as the usual one", higher_rate),
     _graded("muscle-noise", "muscle noise", muscle),
     _graded("electrode-pops", "electrodes move", motion),
-    _once("white-noise", "nothing but noise (positive control)", white_noise),
+    _unrelated("white-noise", "nothing but noise (positive control)", white_noise),
+    _unrelated("sine", "a sine in each channel", sine),
+    _unrelated("square", "a square wave in each channel", square),
+    _unrelated("brown-noise", "nothing but integrated noise", brown_noise),
 )
 ECG = (
     _once("arm-reversal", "arm electrodes exchanged", arm_reversal),

@@ -6,9 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values
-from benchmd_ray.benchmarks.ood.faults.images import LARGEST, resized
-from benchmd_ray.signals import Signal, Window, valid_area
+from benchmd_ray.benchmarks.ood.faults.fault import (
+    LIMITS,
+    Fault,
+    Recorded,
+    Values,
+    spread,
+    valid_values,
+)
+from benchmd_ray.benchmarks.ood.faults.images import LARGEST, resized, smooth_noise
+from benchmd_ray.signals import Signal, Window
 
 AIR = -1000.0
 """HU."""
@@ -20,11 +27,9 @@ def _within(change: Change) -> Callable[[Recorded, int, np.random.Generator], Va
     """A change of the valid voxels, which leaves padding as it is."""
 
     def make(record: Recorded, severity: int, draw: np.random.Generator) -> Values:
-        area = (slice(None), *valid_area(record.signal.stored_shape[1:], record.valid_size))
-        changed, step = record.values.copy(), np.float32(record.step)
+        area, changed, step = valid_values(record), record.values.copy(), np.float32(record.step)
         seen = np.round(change(changed[area] * step, record, severity, draw) / step)
-        lowest, largest = (0, LARGEST) if record.signal.dtype == "uint8" else (-(2**15), 2**15 - 1)
-        changed[area] = np.clip(seen, lowest, largest)
+        changed[area] = np.clip(seen, *LIMITS[record.signal.dtype])
         return changed
 
     return make
@@ -36,8 +41,8 @@ def without_intercept(x: Values, _: Recorded, __: int, ___: np.random.Generator)
 
 
 def window_applied(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
-    """Exported through a window of lung, soft tissue or bone: what is beyond is lost."""
-    low, high = {1: (-1200, 0), 2: (-160, 240), 3: (-200, 1300)}[severity]
+    """Exported through a window of lung, bone or soft tissue: what is beyond is lost."""
+    low, high = {1: (-1200, 0), 2: (-200, 1300), 3: (-160, 240)}[severity]
     return np.clip(x, low, high)
 
 
@@ -112,20 +117,21 @@ def white_noise(x: Values, record: Recorded, _: int, draw: np.random.Generator) 
     return (low + (high - low) * draw.random(x.shape)).astype(np.float32)
 
 
-def beyond_window(x: Values, record: Recorded, _: int, __: np.random.Generator) -> Values:
-    """What lies beyond the window moved further out, as of another filling of the air outside."""
-    shown = record.signal.normaliser_parameters()
-    assert isinstance(shown, Window)
-    made = np.where(x < shown.range.low, x - 500, x)
-    return np.where(x > shown.range.high, x + 500, made).astype(np.float32)
+def brown_noise(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
+    """Nothing but smooth noise, of the record's mean and spread; of a flat one of spread 50."""
+    return np.asarray(x.mean() + np.float32(spread(x, 50.0)) * smooth_noise(x.shape, draw))
 
 
-def _once(name: str, title: str, change: Change, *, control: bool = False) -> Fault:
-    return Fault(name, title, _within(change), (1,), control)
+def _once(name: str, title: str, change: Change) -> Fault:
+    return Fault(name, title, _within(change), (1,))
 
 
 def _graded(name: str, title: str, change: Change) -> Fault:
     return Fault(name, title, _within(change))
+
+
+def _unrelated(name: str, title: str, change: Change) -> Fault:
+    return Fault(name, title, _within(change), (1,), use_case="unrelated")
 
 
 ANY = (
@@ -136,7 +142,8 @@ ANY = (
     _once("half-lost", "half of the slices lost", half_lost),
     _once("slices-doubled", "slices too thick", slices_doubled),
     _graded("noisy", "noise", noisy),
-    _once("white-noise", "nothing but noise (positive control)", white_noise),
+    _unrelated("white-noise", "nothing but noise (positive control)", white_noise),
+    _unrelated("brown-noise", "nothing but smooth noise", brown_noise),
 )
 HOUNSFIELD = (
     _once("without-intercept", "rescale intercept not applied", without_intercept),
@@ -145,10 +152,8 @@ HOUNSFIELD = (
     _once("air", "nothing but air", air),
 )
 GREY = (_once("inverted", "light and dark exchanged", inverted),)
-WINDOW = _once("beyond-window", "beyond the window (negative control)", beyond_window, control=True)
 
 
 def faults_of(signal: Signal) -> tuple[Fault, ...]:
     """Faults that a volume can have."""
-    found = [*ANY, *(HOUNSFIELD if signal.unit == "HU" else GREY)]
-    return (*found, WINDOW) if signal.normaliser == "window" else tuple(found)
+    return (*ANY, *(HOUNSFIELD if signal.unit == "HU" else GREY))
