@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.stats import spearmanr
 from threadpoolctl import threadpool_limits
 
@@ -114,12 +115,13 @@ class Pair:
         Raises:
             AssertionError: The scores should be the same and are not.
         """
-        few = self.seen.at(slice(CHECKED))
+        few = self.peer.comparable(self.seen.at(slice(CHECKED)))
         ours, theirs = self.ours(few), self.theirs.scores(few) * self.peer.factor(self.bank)
         found = difference(ours, theirs)
         if not self.peer.differs and not found < self.peer.tolerance:
             raise AssertionError(f"{self.name}: scores differ by {found:.2g} standard deviations")
-        said = {"same_scores": not self.peer.differs, "peer": self.peer.theirs}
+        said: dict[str, Any] = {"peer": self.peer.theirs, "same_scores": not self.peer.differs}
+        said["records_compared"] = len(few)
         said |= {key: value for key in ("note", "differs") if (value := getattr(self.peer, key))}
         said["rank_correlation"] = round(float(spearmanr(ours, theirs).statistic), 6)
         if not self.peer.differs:
@@ -196,6 +198,8 @@ def resident(field: str) -> int:
 
 def memory_of(name: str, chosen: argparse.Namespace) -> dict[str, float]:
     """Memory and seconds of one of our detectors; to be called in a process of its own."""
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
     problem, method = Problem(chosen.width, chosen.classes, chosen.seed), METHODS[name]
     with threadpool_limits(chosen.threads):
         bank = problem.bank(chosen.memory_records)
@@ -226,9 +230,10 @@ def memory(chosen: argparse.Namespace) -> None:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             found[name] = process.submit(memory_of, name, chosen).result()
         print(name, found[name], file=sys.stderr, flush=True)
+    used = ("memory", "memory_records", "memory_queries", "width", "classes", "threads", "seed")
     result = {
         "benchmark": "detectors",
-        "settings": vars(chosen),
+        "settings": {key: getattr(chosen, key) for key in used},
         "machine": measure.machine(),
         "memory": found,
     }

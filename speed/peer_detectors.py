@@ -99,6 +99,15 @@ class Peer:
     differs: str = ""
     """Why they do not score the same; empty where they do."""
     tolerance: float = TOLERANCE
+    clips: bool = False
+    """Whether it clips probabilities at 1e-7, so that it scores sure records otherwise."""
+
+    def comparable(self, seen: Seen) -> Seen:
+        """Records that it is compared on: all but those that are clipped, or nearly so."""
+        if not self.clips:
+            return seen
+        p = torch.from_numpy(seen.logits).double().softmax(dim=1).numpy()
+        return seen.at(np.flatnonzero((p.min(axis=1) > 2e-7) & (p.max(axis=1) < 0.999)))
 
 
 def tensors(bank: Bank) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,6 +241,7 @@ def _best_temperature(detector: Any, state: State) -> None:
 
 
 SHRUNK = "ours shrinks the covariance (Ledoit and Wolf); theirs is the scatter with a ridge of 1e-6"
+CLIPPED = "theirs clips probabilities at 1e-7: compared on records that it does not clip"
 PEERS = {
     "msp": Peer("MaxSoftmax", _of_logits("MaxSoftmax")),
     "temperature": Peer(
@@ -242,14 +252,13 @@ PEERS = {
     ),
     "max-logit": Peer("MaxLogit", _of_logits("MaxLogit")),
     "energy": Peer("EnergyBased", _of_logits("EnergyBased")),
-    "entropy": Peer(
-        "Entropy", _of_logits("Entropy"), note="probabilities below 1e-7 count as 1e-7 in theirs"
-    ),
+    "entropy": Peer("Entropy", _of_logits("Entropy"), note=CLIPPED, clips=True),
     "gen": Peer(
         "GEN",
         _of_logits("GEN", M=100),
         lambda bank: float(min(100, len(bank.head.weight))),
-        note="theirs is the mean, ours the sum; probabilities below 1e-7 count as 1e-7 in theirs",
+        note=f"theirs is the mean, ours the sum; {CLIPPED}",
+        clips=True,
     ),
     "kl-matching": Peer("KLMatching", _of_logits("KLMatching", learns=True)),
     "openmax": Peer(
