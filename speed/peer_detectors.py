@@ -12,7 +12,6 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -178,13 +177,8 @@ def _weights(bank: Bank) -> dict[str, Any]:
 
 
 def _cut(percentile: int) -> Options:
-    """The share below a percentile as NumPy counts it; theirs rounds its number of features."""
-
-    def options(bank: Bank) -> dict[str, Any]:
-        width = bank.seen.features.shape[1]
-        return {"percentile": ceil(percentile * (width - 1) / 100) / width}
-
-    return options
+    """The share below a percentile."""
+    return lambda bank: {"percentile": percentile / 100}
 
 
 def _dice(bank: Bank) -> dict[str, Any]:
@@ -273,11 +267,7 @@ PEERS = {
     "react": Peer("ReAct", _of_maps("ReAct", learns=True)),
     "dice": Peer("DICE", _of_features("DICE", _dice)),
     "ash": Peer("ASH", _of_maps("ASH", _cut(ash.PERCENTILE))),
-    "scale": Peer(
-        "SCALE",
-        _of_maps("SCALE", _cut(scale.PERCENTILE)),
-        note="told to keep as many features as ours: by its own rounding it may keep one less",
-    ),
+    "scale": Peer("SCALE", _of_maps("SCALE", _cut(scale.PERCENTILE))),
     "knn": Peer("KNN", _of_features("KNN", _knn)),
     "mahalanobis": Peer("Mahalanobis", _of_features("Mahalanobis"), differs=SHRUNK),
     "rmd": Peer("RMD", _of_features("RMD"), differs=SHRUNK),

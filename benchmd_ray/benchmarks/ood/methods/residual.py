@@ -10,6 +10,9 @@ import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
 
+FLAT = 1e-6
+"""Of the largest singular value of a head: weights in float32 say nothing below that."""
+
 
 def dimensions(width: int, records: int) -> int:
     """Of the principal space, as in the paper; half of the width of narrow features."""
@@ -25,7 +28,7 @@ def fit(bank: Bank, *, share: float | None = None) -> State:
         share: Of the width, that the principal space takes; None takes `dimensions`.
     """
     head = bank.head
-    origin = -np.linalg.pinv(head.weight) @ head.bias
+    origin = -np.linalg.pinv(head.weight, rcond=FLAT) @ head.bias
     moved = np.asarray(bank.seen.features, np.float64) - origin
     _, vectors = np.linalg.eigh(moved.T @ moved / len(moved))
     width = len(origin)
