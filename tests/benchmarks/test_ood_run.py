@@ -520,7 +520,7 @@ def test_the_guards_command_writes_verdicts_that_no_spreadsheet_executes(
     data.mkdir()
     np.save(data / "=1+1.npy", np.random.default_rng(0).normal(size=(12, 5000)))
     out = tmp_path / "verdicts.csv"
-    arguments = ["ood", "guard", str(runs[0].folder), "--data", str(data), "--out", str(out)]
+    arguments = ["guard", str(runs[0].folder), "--data", str(data), "--out", str(out)]
     more = ["--catalog", str(place["ptb-xl"].path), "--detector", "mahalanobis"]
     said = CliRunner().invoke(main, [*arguments, *more])
     assert said.exit_code == 0, said.output

@@ -77,12 +77,14 @@ def space() -> dict[str, tuple[Parameter, ...]]:
     where = f"the search space {path.name}"
     found = typed(dict[str, dict[str, Entry]], read_yaml_file(path, where), where)
     return {
-        name: tuple(
-            Parameter(f"{name}.{key}", e.kind, e.default, e.low, e.high, values=e.values)
-            for key, e in entries.items()
-        )
+        name: tuple(_parameter(f"{name}.{key}", entry) for key, entry in entries.items())
         for name, entries in found.items()
     }
+
+
+def _parameter(name: str, entry: Entry) -> Parameter:
+    default = int(entry.default) if entry.kind.endswith("int") else entry.default
+    return Parameter(name, entry.kind, default, entry.low, entry.high, values=entry.values)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _require_own_process() -> None:
 
 
 def run_trials(given: Given, names: Sequence[str], trials: int) -> list[Trial]:
-    """Trials by Ray Tune: the defaults, and then what a quasi-random sequence proposes.
+    """Trials by Ray Tune: the defaults, and then values drawn at random.
 
     Args:
         given: What they read.
@@ -176,7 +178,7 @@ def _tune(given: Given, parameters: Sequence[Parameter], trials: int, folder: st
 
     defaults = {each.name: each.default for each in parameters}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.QMCSampler(seed=0, warn_independent_sampling=False)
+    sampler = optuna.samplers.RandomSampler(seed=0)
     search = OptunaSearch(
         partial(_suggest, parameters),
         metric="mean",
