@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -289,21 +291,14 @@ def test_a_search_chooses_without_records_that_are_scored(run, place, ray_cluste
     np.testing.assert_allclose(rows["nnguide"], expected, rtol=1e-6)
 
 
-def outside_detector():
-    """A detector of another package."""
-    return methods.method.Method(
-        "first-feature",
-        "first feature",
-        methods.method.nothing,
-        lambda state, seen, head: np.asarray(seen.features[:, 0], np.float64),
-        "a test",
-    )
-
-
 @pytest.mark.slow
-def test_an_installed_package_brings_a_detector(run, place, monkeypatch):
-    path = f"{__name__}:outside_detector"
-    entry = EntryPoint("first-feature", path, plugins.GROUPS["detector"])
+def test_an_installed_package_brings_a_detector(run, place, monkeypatch, tmp_path):
+    """That of docs/ood.md."""
+    text = (Path(__file__).parents[2] / "docs" / "ood.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "first_feature.py").write_text(block)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = EntryPoint("first-feature", "first_feature:detector", plugins.GROUPS["detector"])
 
     def entries(group):
         return EntryPoints([entry] if group == plugins.GROUPS["detector"] else [])
