@@ -539,6 +539,15 @@ def test_every_detector_is_finite_and_blind_to_the_order(name, positive):
     assert np.isfinite(method.score(method.fit(odd), seen, bank.head)).all()
 
 
+@pytest.mark.parametrize("name", ALONE)
+def test_records_of_one_class_only_are_no_fault(name, positive):
+    bank, seen = positive
+    one = np.zeros_like(bank.targets)
+    one[:, 0] = 1
+    only = Bank(bank.seen, one, bank.head, bank.validation, bank.validation_targets)
+    assert np.isfinite(METHODS[name].score(METHODS[name].fit(only), seen, bank.head)).all()
+
+
 @pytest.mark.parametrize("name", FEATURES)
 def test_what_is_far_away_is_more_out(name, classes):
     bank, seen = classes
