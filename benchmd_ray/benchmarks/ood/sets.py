@@ -233,6 +233,8 @@ def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
         if chosen.any():
             found.setdefault(cases.get(name, "unseen"), {})[name] = chosen
     for case, conditions in found.items():
+        # What has two conditions calibrates for neither: it would tell of one to find the other.
+        once = np.sum([*conditions.values()], axis=0) == 1
         largest = max(int(chosen.sum()) for chosen in conditions.values())
         if largest < FEWEST and len(conditions) > 1:
             conditions[ALL_TOGETHER] = np.any([*conditions.values()], axis=0)
@@ -241,9 +243,9 @@ def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
             some = records.at(chosen)
             if largest < 2 * FEWEST and apart:
                 yield OutSet(name, case, (), (some,))
-            else:
-                first, second = some.halves(kept)
-                yield OutSet(name, case, (first,), (second,))
+                continue
+            first, second = records.at(chosen & once).halves(kept)[0], some.halves(kept)[1]
+            yield OutSet(name, case, () if name == ALL_TOGETHER else (first,), (second,))
 
 
 def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:

@@ -8,6 +8,7 @@ the squared one, or of images the cross-entropy of values within 0 and 1.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -140,8 +141,19 @@ def _trained(pictures: npt.NDArray[np.float32], kind: Kind) -> State:
     if key not in _TRAINED:
         if len(_TRAINED) >= len(KINDS):
             _TRAINED.clear()
+        start = time.perf_counter()
         _TRAINED[key] = _train(pictures, kind)
+        _SECONDS[kind.name] = time.perf_counter() - start
     return dict(_TRAINED[key])
+
+
+_SECONDS: dict[str, float] = {}
+"""That the last training of each kind took."""
+
+
+def shared(_: Bank, *, kind: Kind) -> float:
+    """Seconds that the last training took."""
+    return _SECONDS.get(kind.name, 0.0)
 
 
 def _train(pictures: npt.NDArray[np.float32], kind: Kind) -> State:
@@ -236,6 +248,7 @@ METHODS = (
             partial(score, kind=kind),
             kind.source,
             images_only=kind.crossed,
+            shared=partial(shared, kind=kind),
             needs=("pixels",),
         )
         for kind in KINDS
@@ -248,6 +261,7 @@ METHODS = (
             partial(distance, kind=kind, k=k),
             "Cao et al., arXiv 2007.04250",
             images_only=kind.crossed,
+            shared=partial(shared, kind=kind),
             needs=("pixels",),
         )
         for kind in KINDS
