@@ -27,6 +27,7 @@ from benchmd_ray.benchmarks.ood.sets import (
     out_sets,
 )
 from benchmd_ray.benchmarks.ood.table import ABOUT, IN, KEYS, THRESHOLDS
+from benchmd_ray.errors import count_of
 
 GALLERY = 3
 """Records of a set that are shown: the most and as many of the least suspicious."""
@@ -111,11 +112,15 @@ def scored_table(
 
 
 def _without_records(sets: Sequence[OutSet]) -> dict[str, str]:
-    return {
-        one.name: "all of its records calibrate, none is left to score"
-        for one in sets
-        if not sum(map(len, one.scored))
-    }
+    """Sets that lack records, and why."""
+    found = {}
+    for one in sets:
+        if one.excluded:
+            count = count_of(one.excluded, "record")
+            found[one.name] = f"{count} of patients that are in distribution: excluded"
+        if not sum(map(len, one.scored)):
+            found[one.name] = "all of its records calibrate, none is there to score"
+    return found
 
 
 def _keys(records: Sequence[Records]) -> dict[str, list[Any]]:
@@ -159,7 +164,7 @@ def _extent(one: OutSet) -> str:
 def _coarse_blocks(found: Detectors, own: Inside, sets: Sequence[OutSet]) -> Iterator[Block]:
     """In-distribution records as coarse as sets that are coarser: each extent once."""
     for extent in dict.fromkeys(one.extent for one in sets if one.extent):
-        alike = OutSet("", "shifted", (), own.scored, coarse(extent), 1, extent)
+        alike = OutSet("", "shifted", (), own.scored, coarse(extent), 1)
         keys, seen = _keys(own.scored), found.seen(own.scored, alike)
         scores = _uncalibrated(found, seen, keys["record_id"])
         where = {"part": "test", "set": IN, "regime": "none", "alike": _extent(alike)}
