@@ -84,6 +84,7 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
             )
         axes.axvline(0.5, color=FAINT, linewidth=1, zorder=0)
         axes.set_yticks(range(len(order)), [title_of(name) for name in order], fontsize=SMALL)
+        axes.set_ylim(-1, len(order))
         axes.set_xlim(0, 1.02)
         axes.set_xlabel("AUROC")
         axes.set_title(f"{case} ({_sets(own)})", fontsize=9)
