@@ -273,8 +273,19 @@ def test_small_conditions_are_scored_whole_and_together(place, monkeypatch):
     few = {one.name: one for one in out_sets(catalog, inside(catalog), [])}
     monkeypatch.setattr(sets, "FEWEST", 1)
     many = {one.name: one for one in out_sets(catalog, inside(catalog), [])}
-    whole = {name: sum(map(len, (*many[name].calibrating, *many[name].scored))) for name in HELD}
+    stated = [
+        set(conditions.split("; "))
+        for t in catalog.tables("heldout", ["held_out"])
+        for conditions in t["held_out"].to_pylist()
+    ]
+    whole = {name: sum(name in own for own in stated) for name in HELD}
     assert {name: sum(map(len, few[name].scored)) for name in HELD} == whole
+    both = sets.records_of(catalog, "heldout")
+    pairs = zip(both.names, stated, strict=True)
+    twice = {name for name, own in pairs if len(own & {*HELD[:2]}) > 1}
+    for name in HELD[:2]:  # what has two conditions calibrates for neither
+        calibrating = {record for part in many[name].calibrating for record in part.names}
+        assert not twice & calibrating
     assert not any(few[name].calibrating for name in HELD)
     together = {record for name in HELD[:2] for part in few[name].scored for record in part.names}
     (part,) = few["all together"].scored
