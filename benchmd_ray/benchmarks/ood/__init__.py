@@ -7,7 +7,7 @@ Source: Cao et al., A Benchmark of Medical Out of Distribution Detection
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -130,36 +130,31 @@ def _scores(predictions: Predictions, resamples: int) -> pd.DataFrame:
     return score_rows(predictions, resamples)
 
 
-DETECTION = Evaluation(
-    Form("ood", 2, _fault),
-    _compute,
-    _scores,
-    roles=("source",),
-    also=_also,
-    passes=60.0,
-    current=_current,
-)
-AS_RELEASED = Evaluation(
-    Form("ood-released", 1, _fault),
-    _compute_released,
-    _scores,
-    roles=("source",),
-    also=_also,
-    passes=60.0,
-    planned=False,
-    current=_of_cards,
-)
+def _declared(
+    name: str,
+    version: int,
+    compute: Callable[[Asked], pa.Table],
+    current: Callable[[pa.Schema], bool],
+    *,
+    planned: bool = False,
+) -> Evaluation:
+    """An evaluation of detectors: they differ by how detectors are calibrated."""
+    return Evaluation(
+        Form(name, version, _fault),
+        compute,
+        _scores,
+        roles=("source",),
+        also=_also,
+        passes=60.0,
+        planned=planned,
+        current=current,
+    )
+
+
+DETECTION = _declared("ood", 2, _compute, _current, planned=True)
+AS_RELEASED = _declared("ood-released", 1, _compute_released, _of_cards)
 """The paper's detectors as its code calibrates and scores them."""
-TUNED = Evaluation(
-    Form("ood-tuned", 1, _fault),
-    _compute_tuned,
-    _scores,
-    roles=("source",),
-    also=_also,
-    passes=60.0,
-    planned=False,
-    current=_of_cards,
-)
+TUNED = _declared("ood-tuned", 1, _compute_tuned, _of_cards)
 """Detectors with hyperparameters that a search found, next to those with the papers'."""
 EVALUATIONS = {one.name: one for one in (DETECTION, AS_RELEASED, TUNED)}
 BENCHMARK = Benchmark(

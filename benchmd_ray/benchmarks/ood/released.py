@@ -202,20 +202,14 @@ def _with_head(
             for number in range(first.shape[1])
         ]
         number = int(np.argmax([accuracy for _, accuracy in found]))
-        weights = found[number][0].state_dict().items()
-        own_head = {HEAD + key: value.numpy().copy() for key, value in weights}
-        return {**state, **own_head, "variant": np.array(number)}
+        weights = autoencoder.weights_of(found[number][0], HEAD)
+        return {**state, **weights, "variant": np.array(number)}
 
     def score(state: State, seen: Seen, _: Head) -> Floats:
         values = torch.from_numpy(read(seen)[:, int(state["variant"])])
         with torch.random.fork_rng():
             head = recipe.head(values[:2], torch.tensor([0.0, 1.0][: len(values[:2])]))
-        weights = {
-            key.removeprefix(HEAD): torch.from_numpy(np.array(value))
-            for key, value in state.items()
-            if key.startswith(HEAD)
-        }
-        head.load_state_dict(weights)
+        autoencoder.with_weights(head, state, HEAD)
         with torch.no_grad():
             scores: Floats = head.eval()(values).double().numpy()
         return scores

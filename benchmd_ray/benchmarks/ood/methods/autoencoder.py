@@ -176,18 +176,18 @@ def _train(pictures: npt.NDArray[np.float32], kind: Kind) -> State:
     return state | weights_of(network)
 
 
-def weights_of(network: nn.Module) -> State:
-    """Weights of a network, as a state has them."""
-    return {PREFIX + name: value.numpy() for name, value in network.state_dict().items()}
+def weights_of(network: nn.Module, prefix: str = PREFIX) -> State:
+    """A copy of the weights of a network, as a state has them."""
+    return {prefix + name: value.numpy().copy() for name, value in network.state_dict().items()}
 
 
-def with_weights(network: nn.Module, state: State) -> None:
+def with_weights(network: nn.Module, state: State, prefix: str = PREFIX) -> None:
     """Give a network the weights of a state."""
     network.load_state_dict(
         {
-            name.removeprefix(PREFIX): torch.from_numpy(np.array(value))
+            name.removeprefix(prefix): torch.from_numpy(np.array(value))
             for name, value in state.items()
-            if name.startswith(PREFIX)
+            if name.startswith(prefix)
         }
     )
 
