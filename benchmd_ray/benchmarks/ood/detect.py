@@ -88,6 +88,8 @@ def scored_table(
     ]
     blocks += _calibrated_inside(found, own, test, abnormal)
     for one in sets:
+        if not any(map(len, one.scored)):
+            continue  # all its patients calibrate
         seen = found.seen(one.scored, one)
         blocks += [_block(found, one, seen), *_calibrated_outside(found, one, seen)]
     about = {

@@ -168,7 +168,7 @@ def _time(found: Detectors, own: Inside) -> None:
     seen = found.seen([few])
     some = next(iter(found.learned.values()), {})
     for name, method in found.methods.items():
-        state = some[name].state if method.calibrate else found.states[name]
+        state = some[name].state if method.calibrate and some else found.states[name]
 
         def work(method: Method = method, state: State = state) -> object:
             return method.score(state, _asked_anew(found, method, state, seen), found.bank.head)
