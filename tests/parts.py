@@ -22,6 +22,17 @@ from benchmd_ray.parts import PARTS, Part
 
 PACKAGE = Path(benchmd_ray.__file__).parent
 RECORDED = Path(__file__).with_name("parts.json")
+_SCORE_NOTHING = (
+    *("__init__.py", "commands.py", "demo.py", "guard.py", "report.py", "report_figures.py"),
+    "scores.py",
+)
+_OOD = tuple(
+    sorted(
+        path.relative_to(PACKAGE).as_posix()
+        for path in (PACKAGE / "benchmarks" / "ood").rglob("*.py")
+        if path.name not in _SCORE_NOTHING
+    )
+)
 EVALUATED = {
     "classification": (
         "training/predict.py",
@@ -30,13 +41,9 @@ EVALUATED = {
         "training/augmentation.py",
         "scores/metrics.py",
     ),
-    "ood": tuple(
-        sorted(
-            path.relative_to(PACKAGE).as_posix()
-            for path in (PACKAGE / "benchmarks" / "ood").rglob("*.py")
-            if path.name not in ("commands.py", "report.py", "scores.py", "__init__.py")
-        )
-    ),
+    "ood": tuple(name for name in _OOD if Path(name).name not in ("released.py", "search.py")),
+    "ood-released": _OOD,
+    "ood-tuned": _OOD,
 }
 """Sources of evaluations, whose versions are in their predictions."""
 

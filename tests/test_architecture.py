@@ -36,7 +36,9 @@ ROOMS = {
     "training": FOUNDATION | {"cluster", "data", "models", "scores", "ssl", "training"},
     "tuning": FOUNDATION
     | {"cluster", "data", "models", "scores.metrics", "ssl", "training", "tuning"},
-    "benchmarks": FOUNDATION | {"benchmarks", "data", "models", "scores", "ssl", "training"},
+    "benchmarks": FOUNDATION
+    | {"benchmarks", "data", "models", "scores", "ssl", "training"}
+    | {"tuning.independent", "tuning.parameters"},
     "results": FOUNDATION
     | {"benchmarks", "data", "results", "scores", "training.predictions", "tuning.records"},
     "service": FOUNDATION

@@ -281,6 +281,23 @@ def test_detectors_that_learn_never_calibrate_on_what_they_are_scored_on(place, 
             assert not (regime and (one.control or one.use_case == "shifted"))
 
 
+def test_small_conditions_are_scored_whole_and_together(place, monkeypatch):
+    catalog = place["ptb-xl"]
+    monkeypatch.setattr(sets, "FEWEST", 1000)
+    few = {one.name: one for one in out_sets(catalog, inside(catalog), [])}
+    monkeypatch.setattr(sets, "FEWEST", 1)
+    many = {one.name: one for one in out_sets(catalog, inside(catalog), [])}
+    whole = {name: sum(map(len, (*many[name].calibrating, *many[name].scored))) for name in HELD}
+    assert {name: sum(map(len, few[name].scored)) for name in HELD} == whole
+    assert not any(few[name].calibrating for name in HELD)
+    together = {record for name in HELD[:2] for part in few[name].scored for record in part.names}
+    (part,) = few["all together"].scored
+    assert set(part.names) == together
+    assert few["all together"].use_case == "unseen"
+    assert "all together" not in many
+    assert not any(draw.sets[0].use_case == "unseen" for draw in calibration_draws([*few.values()]))
+
+
 def test_nothing_that_is_scored_is_read_before_detectors_have_learned(runs, place, monkeypatch):
     """As searches cannot open targets: rows that are scored are unreadable until then."""
     from benchmd_ray.benchmarks.ood import detectors, observe
@@ -551,7 +568,7 @@ def test_the_guards_command_writes_verdicts_that_no_spreadsheet_executes(
     data.mkdir()
     np.save(data / "=1+1.npy", np.random.default_rng(0).normal(size=(12, 5000)))
     out = tmp_path / "verdicts.csv"
-    arguments = ["ood", "guard", str(runs[0].folder), "--data", str(data), "--out", str(out)]
+    arguments = ["guard", str(runs[0].folder), "--data", str(data), "--out", str(out)]
     more = ["--catalog", str(place["ptb-xl"].path), "--detector", "mahalanobis"]
     said = CliRunner().invoke(main, [*arguments, *more])
     assert said.exit_code == 0, said.output

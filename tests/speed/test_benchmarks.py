@@ -15,6 +15,7 @@ import torch
 from in_process import build_in_process
 
 from benchmd_ray.data import build as building
+from speed.peer_detectors import MISSING, PEERS, installed
 
 PROJECT = Path(__file__).resolve().parents[2]
 COMMON = {
@@ -276,3 +277,62 @@ def test_bootstrap_compares_with_scikit_learn(metric: str, tmp_path: Path) -> No
     assert result["largest_difference_of_values"] < 1e-9
     for name, seconds in result["wall_seconds"].items():
         assert result["rates"][name]["least"] == pytest.approx(20 / seconds["most"], rel=1e-3)
+
+
+@pytest.mark.skipif(not installed(), reason=MISSING)
+def test_detectors_compare_with_those_of_pytorch_ood(tmp_path: Path) -> None:
+    small = ["--records", "600", "--bank", "300", "--width", "16", "--classes", "4"]
+    result = benchmark("detectors", tmp_path, *small)
+    assert result["detectors"].keys() == PEERS.keys()
+    alike = {name: d for name, d in result["detectors"].items() if d["same_scores"]}
+    assert len(PEERS) - len(alike) == 3
+    for name, detector in result["detectors"].items():
+        assert ("ratio" in detector) == (name in alike)
+        assert bool(detector.get("differs")) == (name not in alike)
+    parts = {
+        side: [d["seconds"][f"{side}_score"] for d in alike.values()] for side in ("ours", "peer")
+    }
+    for side, seconds in parts.items():
+        assert result["wall_seconds"][f"{side}_score"]["median"] == pytest.approx(
+            sum(seconds), rel=0.5
+        )
+    assert result["rates"]["ours"]["least"] == pytest.approx(
+        600 * len(alike) / result["wall_seconds"]["ours"]["most"], rel=1e-3
+    )
+
+
+def test_detectors_say_how_to_install_their_peer(tmp_path: Path) -> None:
+    code = (
+        "import importlib.util as u, sys; find = u.find_spec; "
+        "u.find_spec = lambda name, *more: None if name == 'pytorch_ood' else find(name, *more); "
+        "from speed.detectors import main; main([])"
+    )
+    environment = os.environ | {"BENCHMD_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [MISSING]
+
+
+def test_detectors_give_the_memory_beyond_the_bank(tmp_path: Path) -> None:
+    small = ["--memory-records", "20000", "--memory-queries", "20", "--width", "64"]
+    result = run(["-m", "speed.detectors", "--memory", "--threads", "1", *small], tmp_path)
+    assert result["memory"].keys() == {"knn", "mahalanobis"}
+    for figures in result["memory"].values():
+        assert figures["bank_mib"] == pytest.approx(20000 * 64 * 4 / 2**20, rel=1e-3)
+        assert 0 <= figures["over_bank_mib_of_fitting"] <= figures["over_bank_mib"]
+        assert figures["over_bank_in_banks"] == pytest.approx(
+            figures["over_bank_mib"] / figures["bank_mib"], rel=1e-3, abs=1e-3
+        )
+        assert figures["seconds_of_fitting"] > 0
+        assert figures["seconds_of_scoring"] > 0
+    assert result["memory"]["knn"]["state_mib"] == pytest.approx(4.883, rel=1e-3)
+    assert "/" not in json.dumps(result["settings"])

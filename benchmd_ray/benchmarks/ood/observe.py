@@ -21,6 +21,7 @@ from benchmd_ray.benchmarks.ood.methods.method import Method, Seen, State, drawn
 from benchmd_ray.benchmarks.ood.network import Network, small, visible
 from benchmd_ray.benchmarks.ood.sets import OutSet, Records
 from benchmd_ray.data.resident import resident_signals
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import cache_folder
 from benchmd_ray.settings import EncoderSettings, Settings, updated
 from benchmd_ray.signals import Signal
@@ -58,7 +59,9 @@ class Observer:
             self._kept(each, fault, severity, network.quantities, about, network.values)
             for each in records
         ]
-        return network.seen(np.concatenate(parts))
+        found = np.concatenate(parts)
+        _require_finite(found, records)
+        return network.seen(found)
 
     def pixels(
         self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
@@ -185,6 +188,22 @@ def pictures(
     """Small pictures of records as a network sees them; arguments as of `Network.quantities`."""
     shown = network.normalised(values, scales, sizes).float()
     return np.asarray(small(shown).cpu().numpy(), np.float32)
+
+
+def _require_finite(found: npt.NDArray[np.float32], records: Sequence[Records]) -> None:
+    """Refuse a network whose features of a record are no numbers.
+
+    Raises:
+        BenchmdError: Of one they are not; the message names the first.
+    """
+    wrong = np.flatnonzero(~np.isfinite(found).all(axis=1))
+    if len(wrong):
+        name = [name for each in records for name in each.names][wrong[0]]
+        raise BenchmdError(
+            f"the network gives NaN or infinite features for {count_of(len(wrong), 'record')}, the "
+            f"first is {name}: detectors cannot be fitted or asked. Check the run's training, and "
+            "the record."
+        )
 
 
 def median_seconds(work: Callable[[], object]) -> float:

@@ -8,13 +8,10 @@ only then, and fixed and tuned detectors are compared on them.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,17 +30,11 @@ from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Seen
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer
 from benchmd_ray.benchmarks.ood.sets import OutSet, inside, normal_classes, out_sets
-from benchmd_ray.cluster import connected
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.tuning.independent import tried
 from benchmd_ray.tuning.parameters import Kind, Parameter
-from benchmd_ray.tuning.search import quiet_tune
 from benchmd_ray.typed import typed
-
-RESULT = "result"
-"""Metric with the whole of a trial, as JSON."""
-if TYPE_CHECKING:
-    from optuna.trial import BaseTrial
 
 TRIALS = 20
 """Of a search, the defaults among them."""
@@ -77,12 +68,14 @@ def space() -> dict[str, tuple[Parameter, ...]]:
     where = f"the search space {path.name}"
     found = typed(dict[str, dict[str, Entry]], read_yaml_file(path, where), where)
     return {
-        name: tuple(
-            Parameter(f"{name}.{key}", e.kind, e.default, e.low, e.high, values=e.values)
-            for key, e in entries.items()
-        )
+        name: tuple(_parameter(f"{name}.{key}", entry) for key, entry in entries.items())
         for name, entries in found.items()
     }
+
+
+def _parameter(name: str, entry: Entry) -> Parameter:
+    default = int(entry.default) if entry.kind.endswith("int") else entry.default
+    return Parameter(name, entry.kind, default, entry.low, entry.high, values=entry.values)
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,6 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
     Raises:
         BenchmdError: This is a Ray task, in which a search has no room, or nothing calibrates.
     """
-    _require_own_process()
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
     own = inside(asked.catalog)
     sets = list(out_sets(asked.catalog, own, asked.also))
@@ -139,18 +131,8 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
     return scored_table(found, own, sets, normal, {}, trials=kept)
 
 
-def _require_own_process() -> None:
-    import ray
-
-    if ray.is_initialized() and ray.get_runtime_context().get_task_id() is not None:
-        raise BenchmdError(
-            "detectors are searched by `benchmd ood tune`, not as a part of a plan: a task has no "
-            "room for trials."
-        )
-
-
 def run_trials(given: Given, names: Sequence[str], trials: int) -> list[Trial]:
-    """Trials by Ray Tune: the defaults, and then what a quasi-random sequence proposes.
+    """Trials by Ray Tune: the defaults, and then values drawn at random.
 
     Args:
         given: What they read.
@@ -158,59 +140,15 @@ def run_trials(given: Given, names: Sequence[str], trials: int) -> list[Trial]:
         trials: How many.
 
     Raises:
-        BenchmdError: All trials failed; the message has the first one's reason.
+        BenchmdError: This is a Ray task, in which trials have no room, or all of them failed.
     """
     parameters = [each for name, own in space().items() if name in names for each in own]
-    with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
-        results = _tune(given, parameters, trials, folder)
-    if not results:
-        raise BenchmdError("no trial of the search ended: see Ray's log for the reason.")
-    return results
+    return [Trial(**each) for each in tried(one_trial, given, parameters, trials)]
 
 
-def _tune(given: Given, parameters: Sequence[Parameter], trials: int, folder: str) -> list[Trial]:
-    import optuna
-    from ray import tune
-    from ray.tune.search import ConcurrencyLimiter
-    from ray.tune.search.optuna import OptunaSearch
-
-    defaults = {each.name: each.default for each in parameters}
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.QMCSampler(seed=0, warn_independent_sampling=False)
-    search = OptunaSearch(
-        partial(_suggest, parameters),
-        metric="mean",
-        mode="max",
-        sampler=sampler,
-        points_to_evaluate=[defaults],
-    )
-    results = tune.Tuner(
-        tune.with_resources(tune.with_parameters(trial_loop, given=given), {"cpu": 1}),
-        tune_config=tune.TuneConfig(
-            search_alg=ConcurrencyLimiter(search, max_concurrent=2),
-            num_samples=trials,
-            reuse_actors=True,
-        ),
-        run_config=tune.RunConfig(name="detectors", storage_path=folder, verbose=0),
-    ).fit()
-    made = [each.metrics for each in results if each.metrics and RESULT in each.metrics]
-    found = [Trial(**json.loads(metrics[RESULT])) for metrics in made]
-    found.sort(key=lambda trial: trial.values != by_detector(defaults))  # the defaults first
-    return found
-
-
-def _suggest(parameters: Sequence[Parameter], trial: BaseTrial) -> None:
-    for each in parameters:
-        each.suggest(trial)
-
-
-def trial_loop(config: Mapping[str, Any], given: Given) -> None:
-    """One trial, in a process of Ray Tune."""
-    from ray import tune
-
-    made = given.trial(by_detector(config))
-    values = [value for own in made.aurocs.values() for value in own.values()]
-    tune.report({"mean": float(np.mean(values)), RESULT: json.dumps(vars(made))})
+def one_trial(config: Mapping[str, Any], given: Given) -> dict[str, Any]:
+    """A trial with values by name, such as ``knn.neighbours``."""
+    return vars(given.trial(by_detector(config)))
 
 
 def by_detector(config: Mapping[str, Any]) -> Values:

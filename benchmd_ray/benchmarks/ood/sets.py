@@ -26,6 +26,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.tasks import UNKNOWN
 
 COLUMNS = ("record_id", "unit_id", "group_id", "target", "held_out", "scale", "valid_size")
+ALL_TOGETHER = "all together"
+"""Name of the set of all conditions of a use-case, where each by itself is too small."""
 FEWEST = 20
 """Records of a kind that calibration takes, and that a set has that counts in a mean."""
 MOST = 2000
@@ -215,6 +217,9 @@ def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
     """A set for each condition of which there are records.
 
     Patients with held-out views or states are also in distribution, and calibrate or not as there.
+    Where no condition of a use-case has so many records that a detector could learn from a half of
+    them, all are scored; where none has so many that it counts in a mean, there is also one set of
+    all together.
     """
     records, cases = records_of(catalog, HELD_OUT), use_cases(catalog.card.name).conditions
     stated = [text.split(SEPARATOR) for text in records.table["held_out"].to_pylist()]
@@ -222,11 +227,23 @@ def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
         raise BenchmdError(f"{catalog.path} knows classes of held-out records: build it again.")
     kept = {patient: False for part in own.scored for patient in part.patients}
     kept |= {patient: True for part in own.calibrating for patient in part.patients}
+    found: dict[UseCase, dict[str, npt.NDArray[np.bool_]]] = {}
     for name in catalog.held_out:
-        chosen = records.at(np.array([name in names for names in stated]))
-        if len(chosen):
-            first, second = chosen.halves(kept)
-            yield OutSet(name, cases.get(name, "unseen"), (first,), (second,))
+        chosen = np.array([name in names for names in stated])
+        if chosen.any():
+            found.setdefault(cases.get(name, "unseen"), {})[name] = chosen
+    for case, conditions in found.items():
+        largest = max(int(chosen.sum()) for chosen in conditions.values())
+        if largest < FEWEST and len(conditions) > 1:
+            conditions[ALL_TOGETHER] = np.any([*conditions.values()], axis=0)
+        apart = not kept.keys() & set(records.at(np.any([*conditions.values()], axis=0)).patients)
+        for name, chosen in conditions.items():
+            some = records.at(chosen)
+            if largest < 2 * FEWEST and apart:
+                yield OutSet(name, case, (), (some,))
+            else:
+                first, second = some.halves(kept)
+                yield OutSet(name, case, (first,), (second,))
 
 
 def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:

@@ -11,6 +11,7 @@ from benchmd_ray.benchmarks.ood.methods.method import (
     Method,
     Seen,
     State,
+    cut,
     free_energy,
 )
 
@@ -26,7 +27,7 @@ def fit(_: Bank, *, percentile: float = PERCENTILE) -> State:
 def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,)."""
     f = np.asarray(seen.features, np.float64)
-    kept = np.where(f >= np.percentile(f, state["percentile"], axis=1, keepdims=True), f, 0.0)
+    kept = np.where(f >= cut(f, float(state["percentile"])), f, 0.0)
     whole, active = f.sum(axis=1, keepdims=True), kept.sum(axis=1, keepdims=True)
     share = whole / np.where(active == 0, 1, active)
     logits = (kept * np.exp(share)) @ head.weight.T + head.bias

@@ -17,7 +17,7 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     f, z = np.asarray(seen.features, np.float64), np.asarray(seen.logits, np.float64)
     best = z.argmax(axis=1)
     gaps = np.abs(z[np.arange(len(z)), best][:, None] - z)
-    between = np.linalg.norm(head.weight[best][:, None] - head.weight[None], axis=2)
+    between = np.linalg.norm(head.weight[:, None] - head.weight[None], axis=2)[best]
     apart = gaps / np.where(between == 0, 1, between)
     others = z.shape[1] - 1
     away = np.linalg.norm(f - state["mean"], axis=1)

@@ -168,6 +168,15 @@ def unit(features: npt.ArrayLike) -> Floats:
     return np.asarray(f / np.where(norm == 0, 1, norm))
 
 
+def cut(features: Floats, percentile: float) -> Floats:
+    """Of each record the least of its features that count as active: (records, 1).
+
+    As in the code of ASH and SCALE, of n features n − round(n · percentile / 100) are.
+    """
+    place = min(round(features.shape[1] * percentile / 100), features.shape[1] - 1)
+    return np.asarray(np.partition(features, place, axis=1)[:, place, None])
+
+
 def auroc(inside: Floats, outside: Floats) -> float:
     """Share of pairs in which the out record scores more; ties count a half."""
     ranks = rankdata(np.concatenate([inside, outside]))[len(inside) :]

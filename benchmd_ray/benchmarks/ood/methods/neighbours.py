@@ -10,8 +10,8 @@ from benchmd_ray.benchmarks.ood.methods.method import Floats
 
 QUERIES, BANK = 512, 32768
 """Records of a block; a block of distances has 64 MB, and twice as many in float64."""
-GAPS = 2**25
-"""Values of exact differences that are held at once: 256 MB."""
+EXACT = 16
+"""Queries whose exact distances are computed together: few fit the processor's cache."""
 SPARE = 8
 """Candidates beyond those that are wanted: rounding may change the order of near ones."""
 ROUNDING = 8 * float(np.finfo(np.float32).eps)
@@ -38,17 +38,13 @@ def nearest(bank: npt.ArrayLike, queries: npt.ArrayLike, k: int) -> Floats:
         torch.from_numpy(own[start : start + BANK]).to(device) for start in range(0, len(own), BANK)
     ]
     centre = own.mean(axis=0)  # products of small numbers lose less
-    found = np.empty((len(asked), k))
-    step = max(1, min(QUERIES, GAPS // (count * max(1, own.shape[1]))))
-    for start in range(0, len(asked), step):
-        some, place = asked[start : start + step], found[start : start + step]
-        rows, limit = _candidates(blocks, some, centre, count, torch.float32)
-        place[:] = _distances(own, some, rows)[:, :k]
-        if count < len(own):
-            unsure = _hidden(some - centre, limit, place[:, -1])
-            if len(unsure):
-                rows, _ = _candidates(blocks, some[unsure], centre, count, torch.float64)
-                place[unsure] = _distances(own, some[unsure], rows)[:, :k]
+    rows, limit = _candidates(blocks, asked, centre, count, torch.float32)
+    found = _distances(own, asked, rows)[:, :k]
+    if count < len(own):
+        unsure = _hidden(asked - centre, limit, found[:, -1])
+        if len(unsure):
+            rows, _ = _candidates(blocks, asked[unsure], centre, count, torch.float64)
+            found[unsure] = _distances(own, asked[unsure], rows)[:, :k]
     return found
 
 
@@ -56,8 +52,15 @@ def _distances(
     own: npt.NDArray[np.float32], asked: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
 ) -> Floats:
     """Exact ones of each query to its candidates, ascending."""
-    gap = own[rows].astype(np.float64) - asked[:, None]
-    return np.asarray(np.sort(np.sqrt((gap**2).sum(axis=2)), axis=1))
+    found = np.empty(rows.shape)
+    for start in range(0, len(asked), EXACT):
+        part = slice(start, start + EXACT)
+        gap = own[rows[part]].astype(np.float64)
+        gap -= asked[part, None]
+        gap *= gap
+        found[part] = np.sqrt(gap.sum(axis=2))
+    found.sort(axis=1)
+    return found
 
 
 def _hidden(
@@ -97,12 +100,16 @@ def _candidates(
     rows = torch.empty(len(asked), 0, dtype=torch.int64, device=device)
     for number, block in enumerate(blocks):
         moved = block.to(precision) - middle
-        distance = (moved**2).sum(dim=1) - 2 * queries @ moved.T
-        least, place = distance.topk(min(count, len(moved)), dim=1, largest=False)
-        near, rows = (
-            torch.cat([near, least], dim=1),
-            torch.cat([rows, place + number * BANK], dim=1),
-        )
+        lengths = (moved**2).sum(dim=1)
+        kept = min(count, len(moved))
+        least = torch.empty(len(asked), kept, dtype=precision, device=device)
+        place = torch.empty(len(asked), kept, dtype=torch.int64, device=device)
+        for start in range(0, len(asked), QUERIES):
+            part = slice(start, start + QUERIES)
+            distance = lengths - 2 * queries[part] @ moved.T
+            least[part], place[part] = distance.topk(kept, dim=1, largest=False)
+        near = torch.cat([near, least], dim=1)
+        rows = torch.cat([rows, place + number * BANK], dim=1)
         near, chosen = near.topk(min(count, near.shape[1]), dim=1, largest=False)
         rows = rows.gather(1, chosen)
     limit = near[:, -1].cpu().numpy()  # ascending

@@ -10,6 +10,9 @@ import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
 
+FLAT = 1e-6
+"""Of the largest singular value of a head: weights in float32 say nothing below that."""
+
 
 def dimensions(width: int, records: int) -> int:
     """Of the principal space, as in the paper; half of the width of narrow features."""
@@ -17,19 +20,19 @@ def dimensions(width: int, records: int) -> int:
     return max(1, min(paper, records // 2))
 
 
-def fit(bank: Bank, *, share: float | None = None) -> State:
+def fit(bank: Bank, *, share: float = 1.0) -> State:
     """The origin (width,), and a basis of the residual space (width, dimensions).
 
     Args:
         bank: The records.
-        share: Of the width, that the principal space takes; None takes `dimensions`.
+        share: What the principal space has, in units of `dimensions`.
     """
     head = bank.head
-    origin = -np.linalg.pinv(head.weight) @ head.bias
+    origin = -np.linalg.pinv(head.weight, rcond=FLAT) @ head.bias
     moved = np.asarray(bank.seen.features, np.float64) - origin
     _, vectors = np.linalg.eigh(moved.T @ moved / len(moved))
     width = len(origin)
-    kept = dimensions(width, len(moved)) if share is None else max(1, round(share * width))
+    kept = max(1, round(share * dimensions(width, len(moved))))
     return {"origin": origin, "basis": vectors[:, : max(1, width - kept)]}
 
 

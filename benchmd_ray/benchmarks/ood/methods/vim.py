@@ -19,7 +19,7 @@ LEAST = 1e-6
 """Of a mean residual, as a share of the mean length: rounding leaves one of a flat space, too."""
 
 
-def fit(bank: Bank, *, share: float | None = None) -> State:
+def fit(bank: Bank, *, share: float = 1.0) -> State:
     """The residual's state, and what scales it: mean largest logit by mean residual."""
     state = residual.fit(bank, share=share)
     length = float(residual.score(state, bank.seen, bank.head).mean())

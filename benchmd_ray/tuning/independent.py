@@ -1,0 +1,97 @@
+"""Trials that need no training and no study: values drawn at random, tried by Ray Tune.
+
+For what takes seconds, such as a detector that is fitted to stored features. Nothing is proposed by
+earlier results, so that what is chosen for one set of data was not shaped by another.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from benchmd_ray.cluster import connected
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.tuning.parameters import Parameter
+from benchmd_ray.tuning.search import quiet_tune
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+RESULT = "result"
+"""Metric with all that a trial gave, as JSON."""
+Work = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
+"""From values by name, and what all trials read, to plain values."""
+
+
+def tried(
+    work: Work, given: Any, parameters: Sequence[Parameter], trials: int
+) -> list[dict[str, Any]]:
+    """What each trial gave; the first has the parameters' defaults.
+
+    Args:
+        work: A function of a module, which other processes import.
+        given: What all trials read.
+        parameters: What they vary.
+        trials: How many.
+
+    Raises:
+        BenchmdError: This is a Ray task, in which trials have no room, or all of them failed.
+    """
+    import ray
+
+    if ray.is_initialized() and ray.get_runtime_context().get_task_id() is not None:
+        raise BenchmdError(
+            "trials have no room in a task of a plan: search by the benchmark's own command, not "
+            "with --evaluate."
+        )
+    with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
+        found = _tune(work, given, parameters, trials, folder)
+    if not found:
+        raise BenchmdError("no trial of the search ended: see Ray's log for the reason.")
+    return found
+
+
+def _tune(
+    work: Work, given: Any, parameters: Sequence[Parameter], trials: int, folder: str
+) -> list[dict[str, Any]]:
+    import optuna
+    from ray import tune
+    from ray.tune.search import ConcurrencyLimiter
+    from ray.tune.search.optuna import OptunaSearch
+
+    defaults = {each.name: each.default for each in parameters}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    search = OptunaSearch(
+        partial(_suggest, parameters),
+        metric="number",
+        mode="max",
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        points_to_evaluate=[defaults],
+    )
+    results = tune.Tuner(
+        tune.with_resources(tune.with_parameters(_trial, work=work, given=given), {"cpu": 1}),
+        tune_config=tune.TuneConfig(
+            search_alg=ConcurrencyLimiter(search, max_concurrent=2),
+            num_samples=trials,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(name="trials", storage_path=folder, verbose=0),
+    ).fit()
+    made = [each.metrics for each in results if each.metrics and RESULT in each.metrics]
+    made.sort(key=lambda metrics: metrics["config"] != defaults)
+    return [json.loads(metrics[RESULT]) for metrics in made]
+
+
+def _suggest(parameters: Sequence[Parameter], trial: BaseTrial) -> None:
+    for each in parameters:
+        each.suggest(trial)
+
+
+def _trial(config: dict[str, Any], work: Work, given: Any) -> None:
+    """One trial, in a process of Ray Tune."""
+    from ray import tune
+
+    tune.report({"number": 0.0, RESULT: json.dumps(work(config, given))})
