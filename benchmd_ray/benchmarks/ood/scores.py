@@ -321,11 +321,15 @@ def _means(each: Sequence[Scored]) -> Iterator[Scored]:
 
 
 def _units(predictions: Predictions) -> pd.DataFrame:
-    """A row for each unit: of a scan with several windows their highest scores."""
+    """A row for each unit: of a scan with several windows their highest scores.
+
+    A scan is abnormal where one of its windows is.
+    """
     columns = [name for name in predictions.table.column_names if name not in ("logits", "picture")]
     table: pd.DataFrame = predictions.table.select(columns).to_pandas()
     if not (table["unit_id"] == table["record_id"]).all():
-        keys = [name for name in columns if name in KEYS and name != "record_id"]
+        keys = [name for name in columns if name in KEYS.keys() - {"record_id", "abnormal"}]
+        table["abnormal"] = table["abnormal"].astype(float)
         whole = table.groupby(keys, dropna=False, sort=False).max(numeric_only=True)
         table = pd.DataFrame(whole.reset_index())
     else:
