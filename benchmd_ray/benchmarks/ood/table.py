@@ -110,13 +110,13 @@ def _fault_of_metadata(predictions: Predictions) -> str:
         for value in predictions.table["picture"].drop_null().to_pylist():
             if len(value) != size:
                 raise ValueError("a picture is of another size")
-        regimes = set(predictions.table["calibrated_on"].drop_null().to_pylist())
+        regimes = set(predictions.table["calibrated_on"].drop_null().unique().to_pylist())
         for name in set(predictions.table.column_names) - KEYS.keys():
             limits = thresholds(predictions, name)
             if not all(type(limit) is float for limit in limits.values()):
                 raise ValueError(f"a threshold of {name} is not a number")
-            learned = predictions.table.filter(predictions.table[name].is_valid())
-            on = set(learned["calibrated_on"].drop_null().to_pylist()) & regimes
+            learned = predictions.table["calibrated_on"].filter(predictions.table[name].is_valid())
+            on = set(learned.unique().to_pylist()) & regimes
             if on - limits.keys():
                 raise ValueError(f"{name} has no threshold of {min(on - limits.keys())}")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
