@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,16 +56,13 @@ def demo(
     Raises:
         BenchmdError: A modality does not exist, or a catalog could not be built.
     """
-    chosen = list(modalities or WRITERS)
-    for name in chosen:
-        if name not in WRITERS:
-            raise unknown_name("modality", name, WRITERS)
+    chosen = known(modalities)
     cpus = own_cpus() if embedded(address) else None
     with connected(address, cpus=3):
         catalogs: list[Catalog] = []
         for number, name in enumerate(chosen, 1):
             say(f"{number}/{len(chosen)} {name}: synthetic raw data, catalogs by Ray Data")
-            catalogs += _catalogs(name, folder, say)
+            catalogs += catalogs_of(name, folder, say)
         plan = demo_plan(catalogs)
         say(f"{count_of(len(plan.items), 'run')}, several at a time: pretrain, transfer, evaluate")
         if any((item.modality, item.technique) == ON_RAY for item in plan.items):
@@ -98,17 +95,48 @@ def _on_two_workers(item: Item) -> Item:
     return replace(item, cpus=2.0, settings=replace(item.settings, execution=execution))
 
 
-def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[Catalog]:
-    """Catalogs of a modality's datasets, the source first."""
+def known(modalities: Sequence[str]) -> list[str]:
+    """The modalities, each once; all that have synthetic data where none is named.
+
+    Raises:
+        BenchmdError: One of them has none.
+    """
+    for name in modalities:
+        if name not in WRITERS:
+            raise unknown_name("modality", name, WRITERS)
+    return list(dict.fromkeys(modalities or WRITERS))
+
+
+def catalogs_of(
+    modality: str,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    hold_out: Callable[[str, Path], Sequence[str]] | None = None,
+) -> list[Catalog]:
+    """Catalogs of a modality's synthetic datasets, the source first; what is built stays.
+
+    Args:
+        modality: Its name.
+        folder: Raw data go to ``raw`` below it, catalogs to ``catalogs``.
+        say: Takes a line for each catalog that is built.
+        sizes: What its writer is given; by default it decides.
+        hold_out: From the source's name and raw folder to the conditions that its catalog holds
+            out; None holds out none.
+    """
     out = folder / "catalogs"
     listed = out / f"{modality}.txt"  # written when all are built
     if listed.is_file():
         return [open_catalog(out / name) for name in listed.read_text("utf-8").split()]
-    found = []
-    for name, raw in WRITERS[modality](folder / "raw").items():
-        catalog = build(name, raw, out / name, allow_missing=True, max_quarantined=0.1)
+    found: list[Catalog] = []
+    for name, raw in WRITERS[modality](folder / "raw", **(sizes or {})).items():
+        held = hold_out(name, raw) if hold_out and not found else ()
+        catalog = build(
+            name, raw, out / name, hold_out=held, allow_missing=True, max_quarantined=0.1
+        )
         splits = catalog.manifest["splits"].items()
-        counts = ", ".join(f"{split} {held['records']}" for split, held in splits)
+        counts = ", ".join(f"{split} {own['records']}" for split, own in splits)
         say(f"    {name}: {counts}, {len(catalog.manifest['quarantined'])} quarantined")
         found.append(catalog)
     listed.write_text("\n".join(catalog.path.name for catalog in found), "utf-8")

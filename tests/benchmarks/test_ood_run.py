@@ -19,6 +19,9 @@ from benchmd_ray.benchmarks.ood import DETECTION, sets
 from benchmd_ray.benchmarks.ood import guard as guards
 from benchmd_ray.benchmarks.ood import scores as scores_module
 from benchmd_ray.benchmarks.ood.calibrate import calibration_draws
+from benchmd_ray.benchmarks.ood.detect import scored_table
+from benchmd_ray.benchmarks.ood.detectors import prepared
+from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods.odin import STEPS, TEMPERATURES
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer
@@ -156,6 +159,34 @@ def test_all_detectors_and_seeds_see_the_same_records(runs, place, table):
     alone = table[table["regime"] == "none"]
     assert alone[["energy", "mahalanobis", "knn", "pixel-knn-1"]].notna().all(axis=None)
     assert (other["mahalanobis"] != table["mahalanobis"]).any()
+
+
+def test_a_set_whose_patients_all_calibrate_is_not_scored(runs, place, cache):
+    network = Network.of(runs[0].folder, Worker(), "float32")
+    own = inside(place["ptb-xl"])
+    one = next(each for each in out_sets(place["ptb-xl"], own, ()) if each.name == "static_noise")
+    nobody = tuple(records.at(np.zeros(len(records), bool)) for records in one.scored)
+    sets = [one, replace(one, name="burst_noise", scored=nobody)]
+    methods = {name: METHODS[name] for name in ("pixel-knn-1", "mahalanobis-layers")}
+    found = prepared(Observer.of(network, SMALL), own, sets, methods)
+    table = scored_table(found, own, sets, (), {})
+    assert set(table["set"].to_pylist()) == {IN, "static_noise"}
+
+
+def test_without_records_to_calibrate_with_the_other_detectors_are_asked(
+    runs, place, cache, monkeypatch
+):
+    monkeypatch.setattr(sets, "FEWEST", 1000)
+    network = Network.of(runs[0].folder, Worker(), "float32")
+    own = inside(place["ptb-xl"])
+    some = [each for each in out_sets(place["ptb-xl"], own, ()) if each.name == "static_noise"]
+    methods = {name: METHODS[name] for name in ("binary-classifier", "pixel-knn-1")}
+    found = prepared(Observer.of(network, SMALL), own, some, methods)
+    assert found.learned == {}
+    assert "score" not in found.costs["binary-classifier"]
+    table = scored_table(found, own, some, (), {})
+    assert table["binary-classifier"].null_count == len(table)
+    assert table["pixel-knn-1"].null_count == 0
 
 
 def test_other_sets_are_other_predictions(runs, place, predictions):

@@ -116,8 +116,8 @@ def _fault_of_metadata(predictions: Predictions) -> str:
             limits = thresholds(predictions, name)
             if not all(_is_number(limit) for limit in limits.values()):
                 raise ValueError(f"a threshold of {name} is not a number")
-            learned = table.filter(table[name].is_valid())
-            if lacking := set(learned["calibrated_on"].drop_null().to_pylist()) - limits.keys():
+            on = table["calibrated_on"].filter(table[name].is_valid()).drop_null()
+            if lacking := set(on.unique().to_pylist()) - limits.keys():
                 raise ValueError(f"{name} has no threshold of {min(lacking)}")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         return f"what it says of its rows cannot be used ({type(error).__name__}: {error})"

@@ -122,27 +122,28 @@ class Autoencoder(nn.Module):
         return error + divergence / prod(pictures.shape[1:])
 
 
-def fit(bank: Bank, *, kind: Kind, codes: bool = False) -> State:
+def fit(bank: Bank, *, kind: Kind, codes: bool = False, steps: int = STEPS) -> State:
     """Weights, what standardises pictures, and for distances the codes of some records."""
     pictures = bank.seen.more["pixels"]
-    state = _trained(pictures, kind)
+    state = _trained(pictures, kind, steps)
     if codes:
         rows = drawn(len(pictures), MOST)
         state = state | {"codes": codes_of(state, pictures[rows], kind)}
     return state
 
 
-_TRAINED: dict[tuple[str, str], State] = {}
+_TRAINED: dict[tuple[str, str, int], State] = {}
 """Of the last pictures: three detectors share one network."""
 
 
-def _trained(pictures: npt.NDArray[np.float32], kind: Kind) -> State:
-    key = (hashlib.sha256(np.ascontiguousarray(pictures).tobytes()).hexdigest(), kind.name)
+def _trained(pictures: npt.NDArray[np.float32], kind: Kind, steps: int) -> State:
+    digest = hashlib.sha256(np.ascontiguousarray(pictures).tobytes()).hexdigest()
+    key = (digest, kind.name, steps)
     if key not in _TRAINED:
         if len(_TRAINED) >= len(KINDS):
             _TRAINED.clear()
         start = time.perf_counter()
-        _TRAINED[key] = _train(pictures, kind)
+        _TRAINED[key] = _train(pictures, kind, steps)
         _SECONDS[kind.name] = time.perf_counter() - start
     return dict(_TRAINED[key])
 
@@ -156,7 +157,7 @@ def shared(_: Bank, *, kind: Kind) -> float:
     return _SECONDS.get(kind.name, 0.0)
 
 
-def _train(pictures: npt.NDArray[np.float32], kind: Kind) -> State:
+def _train(pictures: npt.NDArray[np.float32], kind: Kind, steps: int) -> State:
     if kind.crossed:
         centre, spread = float(pictures.min()), float(np.ptp(pictures)) or 1.0
     else:
@@ -167,7 +168,7 @@ def _train(pictures: npt.NDArray[np.float32], kind: Kind) -> State:
         torch.manual_seed(0)
         network = _network_of(pictures, kind)
         optimiser = torch.optim.Adam(network.parameters(), RATE)
-        for _ in range(STEPS):
+        for _ in range(steps):
             batch = given[order.integers(0, len(given), min(BATCH, len(given)))]
             loss = network.losses(batch, torch.randn(len(batch), CODE)).mean()
             optimiser.zero_grad()

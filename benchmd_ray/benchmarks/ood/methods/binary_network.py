@@ -60,8 +60,10 @@ def fit(bank: Bank) -> State:
     return {"centre": np.array(float(pictures.mean())), "spread": np.array(spread)}
 
 
-def calibrate(state: State, given: Calibration, other: Calibration, head: Head) -> State:
-    """Train the network; others choose the epoch."""
+def calibrate(
+    state: State, given: Calibration, other: Calibration, head: Head, *, steps: int = STEPS
+) -> State:
+    """Train the network, so many steps in an epoch; others choose the epoch."""
     pictures = _given(state, given.seen.more["pixels"])
     order, kinds = np.random.default_rng(0), [np.flatnonzero(given.out == k) for k in (False, True)]
     target = torch.from_numpy(np.repeat([0.0, 1.0], BATCH // 2)).float()
@@ -71,7 +73,7 @@ def calibrate(state: State, given: Calibration, other: Calibration, head: Head) 
         network = Network(tuple(pictures.shape[1:]))
         optimiser = torch.optim.Adam(network.parameters(), RATE)
         for _ in range(EPOCHS):
-            for _ in range(STEPS):
+            for _ in range(steps):
                 rows = np.concatenate([order.choice(kind, BATCH // 2) for kind in kinds])
                 logits = network(pictures[rows])
                 loss = functional.binary_cross_entropy_with_logits(logits, target)

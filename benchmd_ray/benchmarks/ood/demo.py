@@ -1,0 +1,293 @@
+"""The demo of detection: the whole way on small synthetic data, with controls that must hold.
+
+Runs go the way of all others; only detectors that train a network of their own train it briefly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute
+
+from benchmd_ray.benchmarks.evaluation import Asked
+from benchmd_ray.benchmarks.ood import DETECTION
+from benchmd_ray.benchmarks.ood.cards import USE_CASES, use_cases
+from benchmd_ray.benchmarks.ood.conform import conformable
+from benchmd_ray.benchmarks.ood.detect import detected
+from benchmd_ray.benchmarks.ood.methods import METHODS, autoencoder, binary_network
+from benchmd_ray.benchmarks.ood.methods.method import Method
+from benchmd_ray.benchmarks.ood.scores import score_rows
+from benchmd_ray.cluster import connected, own_cpus
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.discovery import conditions_there
+from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.run_files import predictions_of
+from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.demo import TFLOPS, catalogs_of, known
+from benchmd_ray.service.outcome import Outcome
+from benchmd_ray.service.plan import Item, Plan, make_plan
+from benchmd_ray.service.schedule import run_plan
+from benchmd_ray.service.steps import Evaluate
+from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.training.predictions import read_predictions
+
+SIZES: dict[str, dict[str, int]] = {
+    "ecg": {"source_records": 400, "target_records": 24},
+    "eeg": {"source_records": 20, "target_records": 1, "epochs": 24},
+    "cxr": {"source_records": 240, "target_records": 24},
+    "mammo": {"source_records": 400, "target_records": 24},
+    "derm": {"source_records": 400, "target_records": 24},
+    "fundus": {"source_records": 260, "target_records": 24},
+    "ldct": {"source_records": 180, "target_records": 6},
+}
+"""Of the synthetic data, by modality: small, and enough for several patients that are scored."""
+SETTINGS = (
+    "encoder=tiny",
+    "transfer.epochs=2",
+    "transfer.batch_size=32",
+    "transfer.optimiser.lr=1e-3",
+)
+PATCH = 56
+"""Extent of patches of images and volumes, along y and x: a sixteenth of the usual tokens."""
+STEPS = {"autoencoder": 10, "binary-network": 1}
+"""Of the training of each autoencoder, and of an epoch of the binary classifier's: with the usual
+ones they would take most of the time."""
+RESAMPLES = 200
+SHOWN = ("msp", "energy", "mahalanobis-layers", "pixel-knn-8")
+"""Detectors of the table: the paper's simplest, one of logits, one of layers, one of pictures."""
+NOTICING = ("pixel-knn-1", "pixel-knn-8", "mahalanobis-layers")
+"""Detectors of which one must detect white noise. Small pictures, which need no network, are enough
+for most signals; where they average noise away, over time and in colour, layers are not."""
+HALF, NOISE = "random half", "white-noise"
+DETECTED = 0.9
+"""AUROC that white noise exceeds by one of them."""
+WIDER = 2.0
+"""How many times as wide as its interval of 95 % that of a random half is: of the intervals of
+`SHOWN` for all modalities, one in twenty would exclude 0.5 by chance."""
+ROUGH = 0.4
+"""How far from 0.5 a random half may be that has too few patients for an interval."""
+
+
+def demo(
+    folder: Path, say: Callable[[str], None], modalities: Sequence[str] = ()
+) -> dict[str, pd.DataFrame]:
+    """Write data, build catalogs, train, detect, show a table, and check the controls.
+
+    What is done stays done.
+
+    Args:
+        folder: Everything is written below it; the runs to ``runs``.
+        say: Takes a line for the user at each stage.
+        modalities: Names of modalities; none takes all.
+
+    Returns:
+        Score rows by modality.
+
+    Raises:
+        BenchmdError: A modality does not exist, a catalog could not be built, a run failed, or a
+            control does not hold.
+    """
+    chosen = known(modalities)
+    with connected(None, cpus=own_cpus()):
+        catalogs: dict[str, list[Catalog]] = {}
+        for number, name in enumerate(chosen, 1):
+            say(f"{number}/{len(chosen)} {name}: synthetic raw data, catalogs by Ray Data")
+            catalogs[name] = _catalogs(name, folder, say)
+        plan = demo_plan(catalogs)
+        say(f"{count_of(len(plan.items), 'run')}, several at a time: train, detect")
+        outcome = run_plan(plan, folder / "runs", say=say, cpus=own_cpus())
+    for line in outcome.lines():
+        say(line)
+    if not outcome.whole:
+        raise BenchmdError(
+            "detection was not tried on all modalities: the lines above name what failed. The same "
+            "command resumes."
+        )
+    rows = {item.modality: _scores(item, outcome) for item in plan.items if _detects(item)}
+    say(table_of(rows).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    require_controls(rows)
+    say("All controls hold: what cannot be seen is not detected, and noise is.")
+    return rows
+
+
+def demo_plan(catalogs: Mapping[str, Sequence[Catalog]]) -> Plan:
+    """A network of each source, and all that it is to detect.
+
+    Args:
+        catalogs: By modality, the source first. The others' last target is unrelated to it.
+    """
+    plans = []
+    for name, own in catalogs.items():
+        other, over_time = _unrelated(name, catalogs), len(own[0].signal.axes) == 2
+        choice = Choice(
+            catalogs=tuple(catalog.path for catalog in own),
+            also=() if other is None else (other.path,),
+            techniques=(SCRATCH,),
+            settings=("finetune-full",),
+            assignments=SETTINGS if over_time else (*SETTINGS, f"encoder.patch_size={PATCH}"),
+            evaluated=DETECTION.name,
+        )
+        plans.append(make_plan(choice, tflops=TFLOPS))
+    items = tuple(_brief(item) for plan in plans for item in plan.items)
+    return Plan(items, plans[0].basis, tuple(note for plan in plans for note in plan.notes))
+
+
+def _unrelated(name: str, catalogs: Mapping[str, Sequence[Catalog]]) -> Catalog | None:
+    """The last dataset of the next modality, in turn, whose signals the network can be shown."""
+    names = list(catalogs)
+    place = names.index(name)
+    for other in (*names[place + 1 :], *names[:place]):
+        if conformable(catalogs[other][-1].signal, catalogs[name][0].signal):
+            return catalogs[other][-1]
+    return None
+
+
+def _brief(item: Item) -> Item:
+    return replace(item, step=Evaluate(BRIEF)) if _detects(item) else item
+
+
+def _detects(item: Item) -> bool:
+    return item.step.evaluation.name == DETECTION.name
+
+
+def _compute(asked: Asked) -> pa.Table:
+    return detected(asked, brief_detectors())
+
+
+BRIEF = replace(DETECTION, compute=_compute, current=None)
+"""The evaluation, with `brief_detectors`."""
+
+
+def brief_detectors() -> dict[str, Method]:
+    """The package's detectors, those that train a network with `STEPS`."""
+    found = dict(METHODS)
+    for method in autoencoder.METHODS:
+        fit = partial(method.fit, steps=STEPS["autoencoder"])
+        found[method.name] = replace(method, fit=fit)
+    own = binary_network.METHOD
+    calibrate = partial(binary_network.calibrate, steps=STEPS[own.name])
+    return found | {own.name: replace(own, calibrate=calibrate)}
+
+
+def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[Catalog]:
+    """Catalogs of a modality; the source's holds out the conditions that a record has."""
+
+    def held(name: str, raw: Path) -> tuple[str, ...]:
+        conditions = tuple(use_cases(name).conditions)
+        there = conditions_there(dataset_card(name), raw, {}, conditions)
+        say(f"    {name}: held out {', '.join(there) or 'nothing'}")
+        if absent := [each for each in conditions if each not in there]:
+            say(f"    not held out, as no record has it: {', '.join(absent)}")
+        return there
+
+    found = catalogs_of(modality, folder, say, sizes=SIZES[modality], hold_out=held)
+    if not found[0].held_out:
+        raise BenchmdError(
+            f"the catalog {found[0].path} is not of this demo, as it holds nothing out: choose "
+            "another folder with --out."
+        )
+    return found
+
+
+def _scores(item: Item, outcome: Outcome) -> pd.DataFrame:
+    """AUROC of all detectors that learn of nothing but in-distribution records."""
+    for path in predictions_of(outcome.folders[item.name]):
+        if path.parent.name == DETECTION.name:
+            own = read_predictions(path, DETECTION.form)
+            table = own.table.filter(pa.compute.equal(own.table["regime"], "none"))
+            rows = score_rows(replace(own, table=table), RESAMPLES)
+            return rows[rows["metric"] == "auroc"]
+    raise BenchmdError(f"{outcome.folders[item.name]} has no predictions of {DETECTION.name}.")
+
+
+def table_of(rows: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """AUROC of `SHOWN`: means over the sets of each use-case, and the controls.
+
+    Args:
+        rows: Score rows by modality.
+    """
+    return pd.DataFrame([line for name, own in rows.items() for line in _lines(name, own)])
+
+
+def _lines(modality: str, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    sets = rows[rows["group"] != "all"]
+    control = sets["use_case"] == "control"
+    parts: dict[str, Any] = {case: sets["use_case"] == case for case in USE_CASES}
+    parts["control, cannot be seen"] = control & (sets["group"] != HALF)
+    parts[f"control, {HALF}"] = control & (sets["group"] == HALF)
+    parts[f"control, {NOISE}"] = sets["group"] == NOISE
+    for name, chosen in parts.items():
+        if not chosen.any():
+            continue
+        own = sets[chosen]
+        means = own.groupby("method")["value"].mean()
+        count = len(own[["group", "class"]].drop_duplicates())
+        yield {"modality": modality, "use-case": name, "sets": count, **means.reindex(SHOWN)}
+
+
+def require_controls(rows: Mapping[str, pd.DataFrame]) -> None:
+    """Refuse scores with a control that does not hold.
+
+    Args:
+        rows: Score rows by modality.
+
+    Raises:
+        BenchmdError: A change that the normalisation removes is told from the original, or a half
+            of the in-distribution patients from the other, or white noise is not detected, or
+            a control is missing.
+    """
+    failed = [
+        f"{name}: {line}"
+        for name, own in rows.items()
+        for check in (_invisible, _chance, _noise)
+        for line in check(own)
+    ]
+    if failed:
+        raise BenchmdError(
+            f"{count_of(len(failed), 'control')} of detection failed:\n    " + "\n    ".join(failed)
+        )
+
+
+def _invisible(rows: pd.DataFrame) -> Iterator[str]:
+    """Changes that the normalisation removes: 0.5 exactly by every detector."""
+    own = rows[(rows["use_case"] == "control") & (rows["group"] != HALF)]
+    if own.empty:
+        yield "there is no negative control."
+    for name, group, value in _values(own, "method", "group", "value"):
+        if value != 0.5:
+            yield f"negative control {group}: AUROC {value:.4f} by {name}, expected 0.5."
+
+
+def _chance(rows: pd.DataFrame) -> Iterator[str]:
+    """A half of the in-distribution patients, drawn at random: 0.5 by chance."""
+    own = rows[(rows["group"] == HALF) & rows["method"].isin(SHOWN)]
+    if own.empty:
+        yield f"there is no {HALF}."
+    for name, value, low, high in _values(own, "method", "value", "low", "high"):
+        side = value - low if value > 0.5 else high - value
+        if abs(value - 0.5) > (ROUGH if np.isnan(side) else WIDER * side):
+            ends = "no interval" if np.isnan(side) else f"{low:.3f} to {high:.3f}"
+            yield f"{HALF}: AUROC {value:.3f} ({ends}) by {name}, expected about 0.5."
+
+
+def _noise(rows: pd.DataFrame) -> Iterator[str]:
+    """White noise: detected by one of `NOTICING`."""
+    own = rows[(rows["group"] == NOISE) & rows["method"].isin(NOTICING)]
+    if not (own["value"] > DETECTED).any():
+        said = [f"{value:.3f} by {name}" for name, value in _values(own, "method", "value")]
+        yield (
+            f"positive control {NOISE}: AUROC {', '.join(said) or 'of no detector'}, expected more "
+            f"than {DETECTED} by one of {', '.join(NOTICING)}."
+        )
+
+
+def _values(rows: pd.DataFrame, *columns: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name] for name in columns), strict=True)
