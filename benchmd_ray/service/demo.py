@@ -56,7 +56,7 @@ def demo(
     Raises:
         BenchmdError: A modality does not exist, or a catalog could not be built.
     """
-    chosen = known(modalities)
+    chosen = chosen_modalities(modalities)
     cpus = own_cpus() if embedded(address) else None
     with connected(address, cpus=3):
         catalogs: list[Catalog] = []
@@ -95,7 +95,7 @@ def _on_two_workers(item: Item) -> Item:
     return replace(item, cpus=2.0, settings=replace(item.settings, execution=execution))
 
 
-def known(modalities: Sequence[str]) -> list[str]:
+def chosen_modalities(modalities: Sequence[str]) -> list[str]:
     """The modalities, each once; all that have synthetic data where none is named.
 
     Raises:

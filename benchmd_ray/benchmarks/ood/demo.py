@@ -31,7 +31,7 @@ from benchmd_ray.data.discovery import conditions_there
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.run_files import predictions_of
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.demo import TFLOPS, catalogs_of, known
+from benchmd_ray.service.demo import TFLOPS, catalogs_of, chosen_modalities
 from benchmd_ray.service.outcome import Outcome
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
@@ -44,8 +44,8 @@ SIZES: dict[str, dict[str, int]] = {
     "eeg": {"source_records": 20, "target_records": 1, "epochs": 24},
     "cxr": {"source_records": 240, "target_records": 24},
     "mammo": {"source_records": 400, "target_records": 24},
-    "derm": {"source_records": 400, "target_records": 24},
-    "fundus": {"source_records": 260, "target_records": 24},
+    "derm": {"source_records": 280, "target_records": 24},
+    "fundus": {"source_records": 200, "target_records": 24},
     "ldct": {"source_records": 180, "target_records": 6},
 }
 """Of the synthetic data, by modality: small, and enough for several patients that are scored."""
@@ -56,16 +56,17 @@ SETTINGS = (
     "transfer.optimiser.lr=1e-3",
 )
 PATCH = 56
-"""Extent of patches of images and volumes, along y and x: a sixteenth of the usual tokens."""
+"""Extent of patches of images and volumes, along y and x: a twelfth of the usual tokens."""
 STEPS = {"autoencoder": 10, "binary-network": 1}
 """Of the training of each autoencoder, and of an epoch of the binary classifier's: with the usual
 ones they would take most of the time."""
 RESAMPLES = 200
 SHOWN = ("msp", "energy", "mahalanobis-layers", "pixel-knn-8")
 """Detectors of the table: the paper's simplest, one of logits, one of layers, one of pictures."""
-NOTICING = ("pixel-knn-1", "pixel-knn-8", "mahalanobis-layers")
+NOTICING = ("pixel-knn-1", "pixel-knn-8", "mahalanobis-layers", "residual")
 """Detectors of which one must detect white noise. Small pictures, which need no network, are enough
-for most signals; where they average noise away, over time and in colour, layers are not."""
+for most signals; where they average noise away, over time and in colour, what a network makes of
+records is not."""
 HALF, NOISE = "random half", "white-noise"
 DETECTED = 0.9
 """AUROC that white noise exceeds by one of them."""
@@ -95,7 +96,7 @@ def demo(
         BenchmdError: A modality does not exist, a catalog could not be built, a run failed, or a
             control does not hold.
     """
-    chosen = known(modalities)
+    chosen = chosen_modalities(modalities)
     with connected(None, cpus=own_cpus()):
         catalogs: dict[str, list[Catalog]] = {}
         for number, name in enumerate(chosen, 1):
@@ -180,7 +181,7 @@ def brief_detectors() -> dict[str, Method]:
 def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[Catalog]:
     """Catalogs of a modality; the source's holds out the conditions that a record has."""
 
-    def held(name: str, raw: Path) -> tuple[str, ...]:
+    def hold_out(name: str, raw: Path) -> tuple[str, ...]:
         conditions = tuple(use_cases(name).conditions)
         there = conditions_there(dataset_card(name), raw, {}, conditions)
         say(f"    {name}: held out {', '.join(there) or 'nothing'}")
@@ -188,7 +189,7 @@ def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[C
             say(f"    not held out, as no record has it: {', '.join(absent)}")
         return there
 
-    found = catalogs_of(modality, folder, say, sizes=SIZES[modality], hold_out=held)
+    found = catalogs_of(modality, folder, say, sizes=SIZES[modality], hold_out=hold_out)
     if not found[0].held_out:
         raise BenchmdError(
             f"the catalog {found[0].path} is not of this demo, as it holds nothing out: choose "
@@ -210,6 +211,8 @@ def _scores(item: Item, outcome: Outcome) -> pd.DataFrame:
 
 def table_of(rows: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """AUROC of `SHOWN`: means over the sets of each use-case, and the controls.
+
+    Small sets count, too, which the tables of a report leave out of means.
 
     Args:
         rows: Score rows by modality.
