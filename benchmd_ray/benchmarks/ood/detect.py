@@ -164,7 +164,7 @@ def _extent(one: OutSet) -> str:
 def _coarse_blocks(found: Detectors, own: Inside, sets: Sequence[OutSet]) -> Iterator[Block]:
     """In-distribution records as coarse as sets that are coarser: each extent once."""
     for extent in dict.fromkeys(one.extent for one in sets if one.extent):
-        alike = OutSet("", "shifted", (), own.scored, coarse(extent), 1)
+        alike = OutSet("", "shifted", (), own.scored, coarse(extent), 1, extent=extent)
         keys, seen = _keys(own.scored), found.seen(own.scored, alike)
         scores = _uncalibrated(found, seen, keys["record_id"])
         where = {"part": "test", "set": IN, "regime": "none", "alike": _extent(alike)}
