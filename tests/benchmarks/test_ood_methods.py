@@ -504,7 +504,7 @@ def test_openmax_fits_the_likeliest_weibull_to_the_tail(classes):
 def test_of_few_records_something_is_outside_the_principal_space(records):
     """Else the scale of ViM would be that of rounding."""
     rng = np.random.default_rng(0)
-    width = 1600  # of which the paper keeps 512
+    width = 800  # of which the paper keeps 512
     features = rng.normal(size=(records, width)).astype(np.float32)
     head = Head(rng.normal(size=(2, width)) / 40, np.zeros(2), True)
     logits = (features @ head.weight.T).astype(np.float32)

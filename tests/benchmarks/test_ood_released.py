@@ -317,6 +317,7 @@ def test_an_installed_package_brings_a_detector(run, place, monkeypatch, tmp_pat
     expected = Observer.of(network, SMALL).seen(own).features[:, 0]
     rows = found.to_pandas().query("set == 'in' and part == 'test'")
     np.testing.assert_allclose(rows["first-feature"], expected, rtol=1e-6)
+    found = found.replace_schema_metadata({"dataset": "ptb-xl", "also": "{}"})
     assert DETECTION.current(found.schema)
     monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints([]))
     monkeypatch.setattr(methods, "entry_points", lambda group: EntryPoints([]))

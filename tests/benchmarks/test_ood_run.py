@@ -281,14 +281,42 @@ def test_detectors_that_learn_never_calibrate_on_what_they_are_scored_on(place, 
             assert not (regime and (one.control or one.use_case == "shifted"))
 
 
+def test_patients_in_distribution_are_excluded_from_other_sets(place, monkeypatch):
+    """Fault F3: those that two datasets share, such as films of two views."""
+    catalog, other = place["ptb-xl"], place["georgia"]
+    own = inside(catalog)
+    (before,) = (one for one in out_sets(catalog, own, [other]) if one.name == "georgia")
+    taken = [name.partition("/")[2] for name in before.scored[0].patients[:3]]
+    part = own.scored[0]
+    names = [*taken, *part.table["group_id"].to_pylist()[3:]]
+    column = part.table.column_names.index("group_id")
+    shared = replace(part, table=part.table.set_column(column, "group_id", pa.array(names)))
+    own = replace(own, scored=(shared,))
+    (after,) = (one for one in out_sets(catalog, own, [other]) if one.name == "georgia")
+    left = {name.partition("/")[2] for part in after.scored for name in part.patients}
+    assert left == {n.partition("/")[2] for n in before.scored[0].patients} - set(taken)
+    assert after.excluded == len([n for n in before.scored[0].patients if n.split("/")[1] in taken])
+
+
 def test_small_conditions_are_scored_whole_and_together(place, monkeypatch):
     catalog = place["ptb-xl"]
     monkeypatch.setattr(sets, "FEWEST", 1000)
     few = {one.name: one for one in out_sets(catalog, inside(catalog), [])}
     monkeypatch.setattr(sets, "FEWEST", 1)
     many = {one.name: one for one in out_sets(catalog, inside(catalog), [])}
-    whole = {name: sum(map(len, (*many[name].calibrating, *many[name].scored))) for name in HELD}
+    stated = [
+        set(conditions.split("; "))
+        for t in catalog.tables("heldout", ["held_out"])
+        for conditions in t["held_out"].to_pylist()
+    ]
+    whole = {name: sum(name in own for own in stated) for name in HELD}
     assert {name: sum(map(len, few[name].scored)) for name in HELD} == whole
+    both = sets.records_of(catalog, "heldout")
+    pairs = zip(both.names, stated, strict=True)
+    twice = {name for name, own in pairs if len(own & {*HELD[:2]}) > 1}
+    for name in HELD[:2]:  # what has two conditions calibrates for neither
+        calibrating = {record for part in many[name].calibrating for record in part.names}
+        assert not twice & calibrating
     assert not any(few[name].calibrating for name in HELD)
     together = {record for name in HELD[:2] for part in few[name].scored for record in part.names}
     (part,) = few["all together"].scored

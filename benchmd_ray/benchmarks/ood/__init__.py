@@ -6,7 +6,10 @@ Source: Cao et al., A Benchmark of Medical Out of Distribution Detection
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmd_ray.benchmarks.benchmark import Benchmark, Start
@@ -88,11 +91,31 @@ def _compute_tuned(asked: Asked) -> pa.Table:
 
 
 def _current(schema: pa.Schema) -> bool:
-    """Whether predictions are of the detectors that are installed."""
+    """Whether predictions are of the cards as they are, and of the detectors that are installed."""
     from benchmd_ray.benchmarks.ood.methods import detector_sources
-    from benchmd_ray.benchmarks.ood.table import sources
+    from benchmd_ray.benchmarks.ood.table import about_of
 
-    return sources(schema) == detector_sources()
+    return _of_cards(schema) and about_of(schema)["sources"] == detector_sources()
+
+
+def _of_cards(schema: pa.Schema) -> bool:
+    from benchmd_ray.benchmarks.ood.cards import digest_of_use_cases
+    from benchmd_ray.benchmarks.ood.table import about_of
+
+    stated = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    cards = digest_of_use_cases(stated["dataset"], [*json.loads(stated["also"])])
+    return bool(about_of(schema)["use_cases"] == cards)
+
+
+def tuned_by(trials: int) -> Evaluation:
+    """The evaluation `TUNED` by a search of so many trials."""
+    from benchmd_ray.benchmarks.ood.search import searched
+    from benchmd_ray.benchmarks.ood.table import about_of
+
+    def current(schema: pa.Schema) -> bool:
+        return _of_cards(schema) and len(about_of(schema)["trials"]) == trials
+
+    return replace(TUNED, compute=partial(searched, trials=trials), current=current)
 
 
 def _fault(predictions: Predictions) -> str:
@@ -107,34 +130,31 @@ def _scores(predictions: Predictions, resamples: int) -> pd.DataFrame:
     return score_rows(predictions, resamples)
 
 
-DETECTION = Evaluation(
-    Form("ood", 2, _fault),
-    _compute,
-    _scores,
-    roles=("source",),
-    also=_also,
-    passes=60.0,
-    current=_current,
-)
-AS_RELEASED = Evaluation(
-    Form("ood-released", 1, _fault),
-    _compute_released,
-    _scores,
-    roles=("source",),
-    also=_also,
-    passes=60.0,
-    planned=False,
-)
+def _declared(
+    name: str,
+    version: int,
+    compute: Callable[[Asked], pa.Table],
+    current: Callable[[pa.Schema], bool],
+    *,
+    planned: bool = False,
+) -> Evaluation:
+    """An evaluation of detectors: they differ by how detectors are calibrated."""
+    return Evaluation(
+        Form(name, version, _fault),
+        compute,
+        _scores,
+        roles=("source",),
+        also=_also,
+        passes=60.0,
+        planned=planned,
+        current=current,
+    )
+
+
+DETECTION = _declared("ood", 2, _compute, _current, planned=True)
+AS_RELEASED = _declared("ood-released", 1, _compute_released, _of_cards)
 """The paper's detectors as its code calibrates and scores them."""
-TUNED = Evaluation(
-    Form("ood-tuned", 1, _fault),
-    _compute_tuned,
-    _scores,
-    roles=("source",),
-    also=_also,
-    passes=60.0,
-    planned=False,
-)
+TUNED = _declared("ood-tuned", 1, _compute_tuned, _of_cards)
 """Detectors with hyperparameters that a search found, next to those with the papers'."""
 EVALUATIONS = {one.name: one for one in (DETECTION, AS_RELEASED, TUNED)}
 BENCHMARK = Benchmark(

@@ -20,6 +20,7 @@ from benchmd_ray.benchmarks.ood.methods.method import (
     Method,
     State,
     auroc,
+    finite,
 )
 from benchmd_ray.benchmarks.ood.sets import OutSet
 from benchmd_ray.benchmarks.ood.table import JOINED
@@ -127,7 +128,8 @@ def calibrated(
         learned = method.calibrate(state, first, other, bank.head)
     if method.threshold is not None:
         return learned, method.threshold
-    return learned, best_threshold(method.score(learned, other.seen, bank.head), other.out)
+    scores = finite(method.score(learned, other.seen, bank.head), method.name)
+    return learned, best_threshold(scores, other.out)
 
 
 def combinations_of(method: Method) -> Iterator[dict[str, object]]:
@@ -144,7 +146,7 @@ def _of_grid(method: Method, given: Calibration, bank: Bank) -> State:
 
 def auroc_of(method: Method, state: State, given: Calibration, head: Head) -> float:
     """AUROC of a detector on records that calibrate."""
-    scores = method.score(state, given.seen, head)
+    scores = finite(method.score(state, given.seen, head), method.name)
     return auroc(scores[~given.out], scores[given.out])
 
 

@@ -7,13 +7,15 @@ Folders of cards have a folder ``ood``; each of its files maps datasets to their
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from benchmd_ray.card_folders import card_folders
 from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.files import digest
 from benchmd_ray.modalities import Modality
 from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.typed import typed
@@ -76,6 +78,12 @@ def of_one_origin(one: str, other: str) -> bool:
     return len(pair) == 1 or any(pair <= group for group in _all(card_folders())[1])
 
 
+def digest_of_use_cases(source: str, also: Sequence[str]) -> str:
+    """Of all that cards say of a source and of other datasets: scores of other cards are others."""
+    origins = {name: of_one_origin(source, name) for name in sorted(also)}
+    return digest([asdict(use_cases(source)), origins])
+
+
 def use_case_of(source: str, kind: Modality, name: str, other: Modality) -> UseCase:
     """The use-case of a dataset for a source.
 
@@ -97,7 +105,7 @@ def use_case_of(source: str, kind: Modality, name: str, other: Modality) -> UseC
     if of_one_origin(source, name):
         raise BenchmdError(
             f"{name} and {source} have records of one origin, so neither is out of distribution "
-            f"for the other: leave {name} out of --catalog and --also, or name it as shifted in "
+            f"for the other: exclude {name} from --catalog and --also, or name it as shifted in "
             f"the card of {source}."
         )
     return "shifted" if other.fits(kind) else "unrelated"

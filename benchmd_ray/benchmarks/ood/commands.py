@@ -120,7 +120,7 @@ def ood_build(
     normal = own.two_classes or own.normal
     if two_classes and not normal:
         raise BenchmdError(
-            f"the use-cases of {name} do not say which of its records are normal: leave out "
+            f"the use-cases of {name} do not say which of its records are normal: build without "
             "--two-classes, or add two_classes: [CONDITION] to its card of use-cases."
         )
     there = conditions_there(dataset_card(name), raw, options, tuple(own.conditions))
@@ -158,19 +158,16 @@ def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: i
     \b
     benchmd ood tune runs/RUN --catalog in/ptb-xl --also catalogs/georgia
     """
-    from dataclasses import replace
-    from functools import partial
-
-    from benchmd_ray.benchmarks.ood import TUNED
+    from benchmd_ray.benchmarks.ood import TUNED, tuned_by
     from benchmd_ray.benchmarks.ood.report import tuned_frame
-    from benchmd_ray.benchmarks.ood.search import searched
     from benchmd_ray.results.store import read_run
     from benchmd_ray.service.execute import evaluate_run
     from benchmd_ray.settings import Settings
     from benchmd_ray.training.predictions import read_predictions
 
-    evaluation = replace(TUNED, compute=partial(searched, trials=trials))
-    path = evaluate_run(read_run(run), catalog, Settings(), evaluation=evaluation, also=also)
+    opened, asked = read_run(run), tuned_by(trials)
+    # In this process: trials are what goes to the cluster.
+    path = evaluate_run(opened, catalog, Settings(), evaluation=asked, also=also, within=True)
     rows = tuned_frame(read_predictions(path, TUNED.form))
     click.echo(rows.to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     click.echo(f"written: {path}")
@@ -230,8 +227,10 @@ def guard(
         is_file = isinstance(path, Path) and path.is_file()
         if not is_file and MANIFEST in entries(path)[0]:
             verdicts += guards.of_catalog(own, open_catalog(path))
+        elif isinstance(path, Path):
+            verdicts += guards.of_files(own, path)
         else:
-            verdicts += guards.of_files(own, Path(str(path)))
+            raise BenchmdError(f"{path} is no catalog: files are read from local folders only.")
     rows = [
         {
             "record": one.record,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmd_ray.benchmarks.evaluation import Asked
+from benchmd_ray.benchmarks.ood.cards import digest_of_use_cases
 from benchmd_ray.benchmarks.ood.conform import coarse
 from benchmd_ray.benchmarks.ood.detectors import Detectors, prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL
@@ -26,6 +27,7 @@ from benchmd_ray.benchmarks.ood.sets import (
     out_sets,
 )
 from benchmd_ray.benchmarks.ood.table import ABOUT, IN, KEYS, THRESHOLDS
+from benchmd_ray.errors import count_of
 
 GALLERY = 3
 """Records of a set that are shown: the most and as many of the least suspicious."""
@@ -57,16 +59,16 @@ def detected(
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
     own = inside(asked.catalog)
     sets = list(out_sets(asked.catalog, own, asked.also))
-    found = prepared(Observer.of(network, asked.settings), own, sets, methods)
-    return scored_table(found, own, sets, normal_classes(asked.catalog.card), sources or {})
+    observer = Observer.of(network, asked.settings, sources or {})
+    found = prepared(observer, own, sets, methods)
+    return scored_table(found, own, sets, asked)
 
 
 def scored_table(
     found: Detectors,
     own: Inside,
     sets: Sequence[OutSet],
-    normal: Sequence[str],
-    sources: Mapping[str, str],
+    asked: Asked,
     trials: Sequence[Mapping[str, Any]] = (),
 ) -> pa.Table:
     """Scores of all sets by detectors that have learned all that they will.
@@ -75,11 +77,10 @@ def scored_table(
         found: The detectors.
         own: In-distribution records.
         sets: The others.
-        normal: Classes of records that are not abnormal.
-        sources: SHA-256 of the source of those that are not the package's.
+        asked: The catalogs.
         trials: Of a search, which the table keeps.
     """
-    abnormal = own.abnormal(normal)
+    abnormal = own.abnormal(normal_classes(asked.catalog.card))
     test = found.seen(own.scored)
     blocks = [
         _inside_block(found, own.calibrating, "calibration", None),
@@ -88,13 +89,16 @@ def scored_table(
     ]
     blocks += _calibrated_inside(found, own, test, abnormal)
     for one in sets:
-        if not any(map(len, one.scored)):
-            continue  # all its patients calibrate
+        if not sum(map(len, one.scored)):
+            continue
         seen = found.seen(one.scored, one)
         blocks += [_block(found, one, seen), *_calibrated_outside(found, one, seen)]
     about = {
-        "skipped": found.skipped,
-        "sources": dict(sources),
+        "skipped": found.skipped | _without_records(sets),
+        "sources": dict(found.observer.sources),
+        "use_cases": digest_of_use_cases(
+            asked.catalog.dataset, [other.dataset for other in asked.also]
+        ),
         "trials": list(trials),
         "costs": found.costs,
         "coarse": {one.name: _extent(one) for one in sets if one.extent},
@@ -107,6 +111,18 @@ def scored_table(
     return _table(blocks, limits, about)
 
 
+def _without_records(sets: Sequence[OutSet]) -> dict[str, str]:
+    """Sets that lack records, and why."""
+    found = {}
+    for one in sets:
+        if one.excluded:
+            count = count_of(one.excluded, "record")
+            found[one.name] = f"{count} of patients that are in distribution: excluded"
+        if not sum(map(len, one.scored)):
+            found[one.name] = "all of its records calibrate, none is there to score"
+    return found
+
+
 def _keys(records: Sequence[Records]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {"record_id": [], "unit_id": [], "group_id": []}
     for each in records:
@@ -117,8 +133,8 @@ def _keys(records: Sequence[Records]) -> dict[str, list[Any]]:
     return columns
 
 
-def _alone(found: Detectors, seen: Seen, ids: Sequence[str]) -> dict[str, Floats]:
-    return {name: found.scores(name, found.states[name], seen, ids) for name in found.alone}
+def _uncalibrated(found: Detectors, seen: Seen, ids: Sequence[str]) -> dict[str, Floats]:
+    return {name: found.scores(name, found.states[name], seen, ids) for name in found.uncalibrated}
 
 
 def _inside_block(
@@ -128,7 +144,7 @@ def _inside_block(
     abnormal: npt.NDArray[np.bool_] | None,
 ) -> Block:
     keys, seen = _keys(records), found.seen(records)
-    scores = _alone(found, seen, keys["record_id"])
+    scores = _uncalibrated(found, seen, keys["record_id"])
     return {
         **keys,
         "part": part,
@@ -148,16 +164,16 @@ def _extent(one: OutSet) -> str:
 def _coarse_blocks(found: Detectors, own: Inside, sets: Sequence[OutSet]) -> Iterator[Block]:
     """In-distribution records as coarse as sets that are coarser: each extent once."""
     for extent in dict.fromkeys(one.extent for one in sets if one.extent):
-        alike = OutSet("", "shifted", (), own.scored, coarse(extent), 1, extent)
+        alike = OutSet("", "shifted", (), own.scored, coarse(extent), 1)
         keys, seen = _keys(own.scored), found.seen(own.scored, alike)
-        scores = _alone(found, seen, keys["record_id"])
+        scores = _uncalibrated(found, seen, keys["record_id"])
         where = {"part": "test", "set": IN, "regime": "none", "alike": _extent(alike)}
         yield {**keys, **where, **scores}
 
 
 def _block(found: Detectors, one: OutSet, seen: Seen) -> Block:
     keys = _keys(one.scored)
-    scores = _alone(found, seen, keys["record_id"])
+    scores = _uncalibrated(found, seen, keys["record_id"])
     last = one.fault is None or one.severity == one.fault.severities[-1]
     return {
         **keys,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Detectors:
     """Seconds by detector: ``setup``, and for each record ``network`` and ``score``."""
 
     @property
-    def alone(self) -> list[str]:
+    def uncalibrated(self) -> list[str]:
         """Those that need no records of the other kind."""
         return [name for name, method in self.methods.items() if method.calibrate is None]
 
@@ -126,7 +127,9 @@ def prepared(
             continue
         start = time.perf_counter()
         states[name] = method.fit(bank)
-        costs[name] = {"setup": time.perf_counter() - start}
+        spent = time.perf_counter() - start
+        shared = 0.0 if method.shared is None else method.shared(bank)
+        costs[name] = {"setup": max(spent, shared)}
     fitting = {name: methods[name] for name in states}
     found = Detectors(observer, fitting, banks[False], states, skipped, [], {}, costs)
     draws = calibration_draws(sets) if found.learning and calibrates else []
@@ -166,29 +169,31 @@ def _calibrations(
 
 def _time(found: Detectors, own: Inside) -> None:
     """Add to the costs what a record takes: of the network, and then of each detector."""
-    network = found.observer.costs(own.trained)
+    asking = {
+        name: (method, found.states[name])
+        for name, method in found.methods.items()
+        if method.asks is not None
+    }
+    network = found.observer.costs(own.trained, asking)
     records = own.calibrating[0]
     few = records.at(np.isin(np.arange(len(records)), drawn(len(records), TIMED)))
     seen = found.seen([few])
     some = next(iter(found.learned.values()), {})
     for name, method in found.methods.items():
-        state = some[name].state if method.calibrate and some else found.states[name]
-
-        def work(method: Method = method, state: State = state) -> object:
-            return method.score(state, _asked_anew(found, method, state, seen), found.bank.head)
-
         if method.calibrate is None or some:
+            state = some[name].state if method.calibrate else found.states[name]
+            work = partial(_scored_anew, found, method, state, seen)
             found.costs[name]["score"] = median_seconds(work) / len(few)
-        parts = [part for part in network if part.startswith(method.needs)] if method.needs else []
+        parts = [part for part in network if part.startswith((*method.needs, name))]
         found.costs[name]["network"] = network["features"] + sum(network[part] for part in parts)
 
 
-def _asked_anew(found: Detectors, method: Method, state: State, seen: Seen) -> Seen:
-    """The records, with what is computed once for all calibrations computed again."""
-    if method.once is None:
-        return seen
-    once = method.once(state, seen, found.bank.head)
-    return replace(seen, more={**seen.more, method.name: once})
+def _scored_anew(found: Detectors, method: Method, state: State, seen: Seen) -> Floats:
+    """Scores, with what is computed once for all calibrations computed again."""
+    if method.once is not None:
+        once = method.once(state, seen, found.bank.head)
+        seen = replace(seen, more={**seen.more, method.name: once})
+    return method.score(state, seen, found.bank.head)
 
 
 def pictured(observer: Observer, records: Sequence[Records], of: OutSet | None = None) -> Seen:

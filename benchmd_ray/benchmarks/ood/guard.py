@@ -6,6 +6,7 @@ what it was fitted on in ``guard/<detector>.json``; both are compared with their
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +14,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood.detectors import bank_of, pictured, unfit
-from benchmd_ray.benchmarks.ood.methods import USUAL, detectors
+from benchmd_ray.benchmarks.ood.methods import USUAL, detector_sources, detectors
 from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, State, finite
+from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer, pictures
 from benchmd_ray.benchmarks.ood.scores import threshold_of
@@ -47,6 +51,7 @@ STATED: Kinds = {
     "records": int,
     "catalog": str,
     "network": str,
+    "source": str,
     "state": str,
 }
 REMEDY = "Remove it and fit the detector again with --catalog."
@@ -101,20 +106,31 @@ def chosen_detector(network: Network, named: str) -> str:
         BenchmdError: There is none of that name, it learns of records of both kinds, which a guard
             does not have, or it does not fit the network.
     """
-    alone = {name: method for name, method in detectors().items() if method.calibrate is None}
-    if named and named not in alone:
-        raise unknown_name("detector of a guard", named, alone)
+    fitting = {name: method for name, method in detectors().items() if _is_simple(method)}
+    if named and named not in fitting:
+        raise unknown_name("detector of a guard", named, fitting)
     available = {*network.shapes, "pixels"}
     for name in (named,) if named else USUAL:
-        why = unfit(alone[name], network, available)
+        why = unfit(fitting[name], network, available)
         if not why:
             return name
     raise BenchmdError(f"the detector {named} does not fit this network: {why}.")
 
 
 def _asking(network: Network, method: Method) -> Network:
-    """The network, which computes only what a detector reads."""
-    return replace(network, needs=method.needs)
+    """The network, which has and computes only what a detector reads."""
+    return replace(
+        network,
+        needs=method.needs,
+        pretrained=network.pretrained if PRETRAINED in method.needs else None,
+        mae=network.mae if "mae loss" in method.needs else None,
+    )
+
+
+def _is_simple(method: Method) -> bool:
+    """Whether a detector needs no records of the other kind, and scores each by itself."""
+    apart = "dropout logits" not in method.needs  # masks of dropout are those of a place in a batch
+    return method.calibrate is None and method.asks is None and method.once is None and apart
 
 
 def fit(asked: Asked, detector: str) -> Guard:
@@ -140,7 +156,9 @@ def fit(asked: Asked, detector: str) -> Guard:
     state = method.fit(bank)
     records = own.calibrating  # as in the benchmark, whose false alarms are then the guard's
     seen = pictured(observer, records) if "pixels" in method.needs else observer.seen(records)
-    scores = finite(method.score(state, seen, network.head), name)
+    units = [name for part in records for name in part.table["unit_id"].to_pylist()]
+    whole = pd.Series(finite(method.score(state, seen, network.head), name)).groupby(units).max()
+    scores = np.asarray(whole, np.float64)
     guard = Guard(name, state, threshold_of(scores), network)
     _write(asked.run, guard, asked.catalog, len(scores))
     return guard
@@ -160,6 +178,7 @@ def _write(run: Path, guard: Guard, catalog: Catalog, records: int) -> None:
             "records": records,
             "catalog": catalog.digest,
             "network": guard.network.digest,
+            "source": detector_sources().get(guard.detector, ""),
             "state": sha256(weights),
         },
     )
@@ -179,14 +198,31 @@ def read_guard(asked_run: Path, network: Network, detector: str) -> Guard:
             "with --catalog, once."
         )
     about = read_hashed_json(path, REMEDY, STATED)
+    network = _asking(network, detectors()[name])
     if about["network"] != network.digest or about["detector"] != name:
         raise Damaged(path, "it is of another network or detector", REMEDY)
+    if about["source"] != detector_sources().get(name, ""):
+        raise Damaged(path, "the source of the detector has changed", REMEDY)
+    if not math.isfinite(about["threshold"]):
+        raise Damaged(path, "its threshold is NaN or infinite", REMEDY)
     require_sha256(weights, about["state"], REMEDY)
     try:
         state: State = dict(load_file(weights))
     except (OSError, SafetensorError) as error:
         raise Damaged(weights, f"it is not a safetensors file ({error})", REMEDY) from error
-    return Guard(name, state, about["threshold"], _asking(network, detectors()[name]))
+    guard = Guard(name, state, about["threshold"], network)
+    try:
+        _scores(guard, *_zeros(network))
+    except (KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise Damaged(weights, f"its arrays are of another detector ({error})", REMEDY) from error
+    return guard
+
+
+def _zeros(network: Network) -> tuple[npt.NDArray[np.generic], pa.Table]:
+    """A record of zeros, to try a detector on."""
+    shape = network.signal.stored_shape
+    columns = {"scale": pa.array([1.0], pa.float32()), "valid_size": [list(shape[1:])]}
+    return np.zeros((1, *shape), network.signal.dtype), pa.table(columns)
 
 
 def of_files(guard: Guard, path: Path) -> Iterator[Verdict]:
@@ -210,7 +246,7 @@ def of_files(guard: Guard, path: Path) -> Iterator[Verdict]:
 
 
 def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
-    """What a guard says of all records of a catalog.
+    """What a guard says of all units of a catalog: records, or scans by their windows' highest.
 
     Raises:
         BenchmdError: It is of another signal than the model.
@@ -221,14 +257,17 @@ def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
             f"{guard.network.signal.name}: name data of the same signal."
         )
     size = evaluation_batch(guard.network.model.encoder)
+    highest: dict[str, float] = {}
     for split in catalog.manifest["splits"]:
         for table in catalog.tables(split):
             for start in range(0, len(table), size):
                 part = table.slice(start, size).combine_chunks()
                 signals = decode_signals(part["signal"], catalog.signal)
                 scores = _scores(guard, signals, part)
-                for name, score in zip(part["record_id"].to_pylist(), scores, strict=True):
-                    yield Verdict(str(name), float(score), bool(score <= guard.threshold))
+                for name, score in zip(part["unit_id"].to_pylist(), scores, strict=True):
+                    highest[name] = max(float(score), highest.get(name, -math.inf))
+    for name, score in highest.items():
+        yield Verdict(name, score, score <= guard.threshold)
 
 
 def _scores(guard: Guard, signals: npt.NDArray[np.generic], table: Any) -> Floats:

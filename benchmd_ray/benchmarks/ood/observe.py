@@ -6,7 +6,7 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,15 @@ class Observer:
     network: Network
     settings: Settings
     folder: Path
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the sources of detectors that are not the package's."""
 
     @classmethod
-    def of(cls, network: Network, settings: Settings) -> Observer:
+    def of(
+        cls, network: Network, settings: Settings, sources: Mapping[str, str] | None = None
+    ) -> Observer:
         """One that keeps what the network says in this node's cache."""
-        return cls(network, settings, cache_folder() / "ood")
+        return cls(network, settings, cache_folder() / "ood", sources or {})
 
     def seen(
         self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
@@ -93,7 +97,8 @@ class Observer:
             found = method.asks(network, state, network.normalised(*batch))
             return np.asarray(found.float().cpu().numpy(), np.float32).reshape(len(batch[0]), -1)
 
-        about = {"detector": method.name, "state": digest_of(state)}
+        source = self.sources.get(method.name, "")
+        about = {"detector": method.name, "state": digest_of(state), "source": source}
         parts = [
             self._kept(each, fault, severity, ask, about, int(np.prod(shape))) for each in records
         ]
@@ -114,8 +119,13 @@ class Observer:
                 grey = (picture - low) / (high - low) if high > low else np.zeros_like(picture)
                 yield np.round(grey * 255).astype(np.uint8).tobytes()
 
-    def costs(self, records: Records) -> dict[str, float]:
-        """Seconds that a record takes, by part of the network; ``pixels`` are small pictures."""
+    def costs(
+        self, records: Records, asking: Mapping[str, tuple[Method, State]]
+    ) -> dict[str, float]:
+        """Seconds that a record takes, by part of the network or detector that asks it.
+
+        ``pixels`` are small pictures.
+        """
         few = records.at(np.isin(np.arange(len(records)), drawn(len(records), TIMED)))
         batch = next(_batches(few, self.network.signal, None, 0, TIMED))
         signals = self.network.normalised(*batch)
@@ -123,6 +133,9 @@ class Observer:
             name: partial(part, signals) for name, part in self.network.parts.items()
         }
         work["pixels"] = partial(pictures, self.network, *batch)
+        for name, (method, state) in asking.items():
+            assert method.asks is not None
+            work[name] = partial(method.asks, self.network, state, signals)
         return {name: median_seconds(each) / len(few) for name, each in work.items()}
 
     def _picture_shape(self) -> tuple[int, ...]:
@@ -191,7 +204,7 @@ def pictures(
 
 
 def _require_finite(found: npt.NDArray[np.float32], records: Sequence[Records]) -> None:
-    """Refuse a network whose features of a record are no numbers.
+    """Refuse a network whose features of a record are NaN or infinite.
 
     Raises:
         BenchmdError: Of one they are not; the message names the first.

@@ -3,7 +3,7 @@
 Heads learn from records of both kinds. Heads, losses, optimisers, epochs and the choice of the
 epoch by accuracy are those of the released code; its faults are not: records that calibrate are of
 other patients than those that are scored, and an epoch is chosen by other patients than the head
-learns from. ALI is left out. Steps of the input are in standard deviations of a record, of the grid
+learns from. ALI is excluded. Steps of the input are in standard deviations of a record, of the grid
 of `methods.odin`.
 Source: https://arxiv.org/abs/2007.04250 and its code.
 """
@@ -195,26 +195,21 @@ def _with_head(
         return values if values.ndim == 3 else values[:, None]
 
     def calibrate(state: State, own: Calibration, other: Calibration, _: Head) -> State:
+        own, other = even(own), even(other)
         first, second = read(own.seen), read(other.seen)
         found = [
             recipe.trained((first[:, number], own.out), (second[:, number], other.out))
             for number in range(first.shape[1])
         ]
         number = int(np.argmax([accuracy for _, accuracy in found]))
-        weights = found[number][0].state_dict().items()
-        own_head = {HEAD + key: value.numpy().copy() for key, value in weights}
-        return {**state, **own_head, "variant": np.array(number)}
+        weights = autoencoder.weights_of(found[number][0], HEAD)
+        return {**state, **weights, "variant": np.array(number)}
 
     def score(state: State, seen: Seen, _: Head) -> Floats:
         values = torch.from_numpy(read(seen)[:, int(state["variant"])])
         with torch.random.fork_rng():
             head = recipe.head(values[:2], torch.tensor([0.0, 1.0][: len(values[:2])]))
-        weights = {
-            key.removeprefix(HEAD): torch.from_numpy(np.array(value))
-            for key, value in state.items()
-            if key.startswith(HEAD)
-        }
-        head.load_state_dict(weights)
+        autoencoder.with_weights(head, state, HEAD)
         with torch.no_grad():
             scores: Floats = head.eval()(values).double().numpy()
         return scores
@@ -243,7 +238,8 @@ def _column(score: Callable[[State, Seen, Head], Floats]) -> Callable[[State, Se
 
 def _odin(state: State, seen: Seen, head: Head) -> Values:
     """All temperatures and steps: (records, variants, 1)."""
-    return seen.more["odin"].reshape(len(seen), -1, 1)
+    grid = seen.more["odin"]
+    return grid.reshape(len(seen), grid.shape[1] * grid.shape[2], 1)
 
 
 def _pixels(state: State, seen: Seen, head: Head, *, k: int) -> Values:
@@ -370,6 +366,14 @@ def _released() -> tuple[Method, ...]:
 
 RELEASED: dict[str, Method] = {method.name: method for method in _released()}
 """By name, in the tables' order."""
+
+
+def even(given: Calibration) -> Calibration:
+    """As many records of either kind, drawn by a fixed seed."""
+    kinds = [np.flatnonzero(given.out == kind) for kind in (False, True)]
+    count = min(map(len, kinds))
+    rows = np.sort(np.concatenate([kind[drawn(len(kind), count)] for kind in kinds]))
+    return Calibration(given.seen.at(rows), given.out[rows])
 
 
 def balanced(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,11 +18,22 @@ import pandas as pd
 from benchmd_ray.benchmarks.ood import EVALUATIONS, TUNED
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.released import RELEASED
-from benchmd_ray.benchmarks.ood.scores import ALL, ENSEMBLE, Scored, ensemble, resamples_of, scored
+from benchmd_ray.benchmarks.ood.scores import (
+    ALL,
+    ENSEMBLE,
+    Scored,
+    Where,
+    ensemble,
+    mean_of,
+    resamples_of,
+    scored,
+)
+from benchmd_ray.benchmarks.ood.sets import FEWEST
 from benchmd_ray.benchmarks.ood.table import about
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of, key_columns, table_of
+from benchmd_ray.results.report.protocols import comparable_with
 from benchmd_ray.results.report.table import Column, Table
 from benchmd_ray.results.report.tables import Declared
 from benchmd_ray.run_files import predictions_of
@@ -54,6 +65,8 @@ class Network:
     """Of each seed, by `WHERE`."""
     predictions: dict[int, Predictions]
     """By seed."""
+    also: str = ""
+    """The other catalogs that were read: networks with others are not compared."""
 
     @cached_property
     def together(self) -> dict[tuple[Any, ...], Scored]:
@@ -61,7 +74,11 @@ class Network:
         if len(self.predictions) < 2:
             return {}
         seeds = [each for _, each in sorted(self.predictions.items())]
-        return {_key(one): one for one in scored(ensemble(seeds), resamples_of(seeds[0]))}
+        try:
+            made = ensemble(seeds)
+        except BenchmdError:  # such as seeds of catalogs that were built again in between
+            return {}
+        return {_key(one): one for one in scored(made, resamples_of(seeds[0]))}
 
     def of(self, key: tuple[Any, ...]) -> dict[int, Scored]:
         """Of each seed that has it; the ensemble counts for each of its seeds."""
@@ -127,7 +144,6 @@ def _networks(analysis: Analysis) -> list[Network]:
         *key, seed, run = values
         form = EVALUATIONS[str(key[-1])].form
         names = dict(zip(STUDY, key, strict=True))
-        network = found.setdefault(tuple(key), Network(names, {}, {}))
         for path in predictions_of(folders[run]):
             if path.parent.name != form.evaluation:
                 continue
@@ -135,6 +151,8 @@ def _networks(analysis: Analysis) -> list[Network]:
                 predictions = read_predictions(path, form)
             except BenchmdError:  # the rows' notes name it
                 continue
+            also = predictions.description["also"]
+            network = found.setdefault((*key, also), Network(names, {}, {}, also))
             network.predictions[int(seed)] = predictions
             network.seeds[int(seed)] = {_key(one): one for one in scored(predictions)}
     return [network for network in found.values() if network.seeds]
@@ -216,9 +234,9 @@ def detectors(analysis: Analysis) -> Table | None:
     caption = (
         "Detectors, mean over the sets of each use-case with 20 out-of-distribution records or "
         "more; larger is better but for FPR. 0.5 is chance; a value below it says that a detector "
-        "takes what is out for more in. Calibrated on: none, a threshold that accepts 95 % of "
-        "in-distribution records; other-sources, sets that are not scored; same-source, other "
-        "patients of the very set, an upper bound."
+        "scores out-of-distribution records lower than in-distribution ones. Calibrated on: none, "
+        "a threshold that accepts 95 % of in-distribution records; other-sources, sets that are "
+        "not scored; same-source, other patients of the very set, an upper bound."
     )
     return table_of(caption, columns, rows)
 
@@ -365,6 +383,13 @@ def compared(analysis: Analysis) -> pd.DataFrame:
     return _with_holm(rows)
 
 
+def _alike(one: Network, other: Network) -> bool:
+    """Whether two networks differ by their technique only."""
+    names = [name for name in STUDY if name not in ("technique", "protocol")]
+    same = all(one.names[name] == other.names[name] for name in names) and one.also == other.also
+    return same and comparable_with(one.names["protocol"], other.names["protocol"])
+
+
 def techniques(analysis: Analysis) -> pd.DataFrame:
     """Each pretraining minus scratch, of the same detector on the same records."""
     rows = []
@@ -375,7 +400,8 @@ def techniques(analysis: Analysis) -> pd.DataFrame:
             (
                 each
                 for each in every
-                if each.names == {**network.names, "technique": SCRATCH}
+                if _alike(each, network)
+                and each.names["technique"] == SCRATCH
                 and network.names["technique"] != SCRATCH
             ),
             None,
@@ -384,41 +410,63 @@ def techniques(analysis: Analysis) -> pd.DataFrame:
             continue
         own, others = _by_seed(network), _by_seed(base)
         for key, one in own.items():
-            if key in others and (difference := _difference(one, others[key])) is not None:
+            if key not in others:
+                continue
+            pair = one, others[key]
+            if key in network.together:  # one result of all seeds
+                pair = tuple({0: next(iter(each.values()))} for each in pair)  # type: ignore[assignment]
+            if (difference := _difference(*pair)) is not None:
                 names = {**place, "technique": network.names["technique"]}
                 rows.append({**names, **dict(zip(WHERE, key, strict=True)), **difference})
     return _with_holm(rows)
 
 
-def _of_tuned(rows: dict[tuple[Any, ...], dict[int, Scored]]) -> Iterator[dict[str, Any]]:
+def _means_of_both(
+    found: Mapping[tuple[Any, ...], Scored],
+) -> Iterator[tuple[Where, Scored, Scored]]:
+    """Fixed and tuned detectors by use-case, means over the sets that have both."""
+    pairs: dict[tuple[str, str], list[tuple[Scored, Scored]]] = {}
+    for one in found.values():
+        where = one.where
+        fixed = found.get(_key(replace(one, where=replace(where, regime="none"))))
+        counted = where.group != ALL and one.positives >= FEWEST
+        if where.regime == "other-sources" and counted and fixed is not None:
+            pairs.setdefault((where.method, where.use_case), []).append((fixed, one))
+    for (method, case), held in pairs.items():
+        where = Where(method, "other-sources", case, ALL)
+        fixed, one = (mean_of([pair[place] for pair in held], where) for place in (0, 1))
+        yield where, fixed, one
+
+
+def _of_tuned(network: Network) -> Iterator[dict[str, Any]]:
     """Each tuned detector minus itself with the papers' hyperparameters, by use-case."""
-    place = WHERE.index("regime")
-    for key, one in rows.items():
-        fixed = rows.get((*key[:place], "none", *key[place + 1 :]))
-        if key[place] != "other-sources" or fixed is None:
-            continue
-        if (difference := _difference(one, fixed)) is not None:
+    both: dict[Where, tuple[dict[int, Scored], dict[int, Scored]]] = {}
+    for seed, found in network.seeds.items():
+        for where, fixed, one in _means_of_both(found):
+            held = both.setdefault(where, ({}, {}))
+            held[0][seed], held[1][seed] = fixed, one
+    for where, (before, after) in both.items():
+        if (difference := _difference(after, before)) is not None:
             values = {
                 name: float(np.mean([each.values["auroc"] for each in held.values()]))
-                for name, held in (("fixed", fixed), ("tuned", one))
+                for name, held in zip(TUNED_COLUMNS, (before, after), strict=True)
             }
-            yield {**dict(zip(WHERE, key, strict=True)), **values, **difference}
+            names = {name: getattr(where, name) for name in WHERE}
+            yield {**network.names, **names, **values, **difference}
 
 
 def tuned_frame(predictions: Predictions) -> pd.DataFrame:
     """What a search of detectors gained, by use-case, of one run."""
     own = {_key(one): one for one in scored(predictions)}
     network = Network(dict.fromkeys(STUDY, ""), {0: own}, {0: predictions})
-    rows = _with_holm([{**network.names, **row} for row in _of_tuned(_by_seed(network))])
     columns = ["use_case", "method", *TUNED_COLUMNS, "difference", "low", "high", "p_holm"]
-    return rows[columns]
+    return _with_holm([*_of_tuned(network)])[columns]
 
 
 def tuned(analysis: Analysis) -> pd.DataFrame:
     """Each tuned detector minus itself with the papers' hyperparameters, on the same records."""
     every = [each for each in networks(analysis) if each.names["evaluation"] == TUNED.name]
-    found = [{**network.names, **row} for network in every for row in _of_tuned(_by_seed(network))]
-    return _with_holm(found)
+    return _with_holm([row for network in every for row in _of_tuned(network)])
 
 
 def tuned_table(analysis: Analysis) -> Table | None:

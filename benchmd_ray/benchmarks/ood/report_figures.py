@@ -52,8 +52,8 @@ def draw(report: Report) -> Iterator[Drawn]:
 
 def _slug(names: Mapping[str, str]) -> str:
     """For names of files."""
-    parts = (names[name] for name in ("source", "technique", "setting", "protocol", "evaluation"))
-    return "-".join(parts).replace(" ", "-")
+    parts = ("source", "policy", "technique", "setting", "protocol", "evaluation")
+    return "-".join(names[name] for name in parts).replace(" ", "-")
 
 
 def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
@@ -61,10 +61,10 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     cases = [case for case in CASES if case in set(means["use_case"])]
     if not cases:
         return
-    alone = means[means["regime"] == "none"]
-    order = alone.groupby("method")["auroc"].mean().sort_values().index.tolist()
+    uncalibrated = means[means["regime"] == "none"]
+    order = uncalibrated.groupby("method")["auroc"].mean().sort_values().index.tolist()
     order += sorted(set(means["method"]) - set(order))
-    title = f"{label}: {_best(alone, cases)}"
+    title = f"{label}: {_best(uncalibrated, cases)}"
     figure, panels = grid(title, len(cases), columns=3, row=0.17 * len(order) + 0.9)
     for axes, case in zip(panels, cases, strict=True):
         own = means[means["use_case"] == case]
@@ -84,6 +84,7 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
             )
         axes.axvline(0.5, color=FAINT, linewidth=1, zorder=0)
         axes.set_yticks(range(len(order)), [title_of(name) for name in order], fontsize=SMALL)
+        axes.set_ylim(-1, len(order))
         axes.set_xlim(0, 1.02)
         axes.set_xlabel("AUROC")
         axes.set_title(f"{case} ({_sets(own)})", fontsize=9)
@@ -93,17 +94,17 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     )
     caption = (
         "Mean over the sets of each use-case, with 95 % intervals over patients and seeds where "
-        "there are enough patients; the line is chance. Points left of it are detectors that take "
-        "what is out for more in."
+        "there are enough patients; the line is chance. Points left of it are detectors that "
+        "score out-of-distribution records lower than in-distribution ones."
     )
     yield Titled(f"detectors-{slug}", HEADING, title, caption, figure)
 
 
-def _best(alone: pd.DataFrame, cases: list[str]) -> str:
+def _best(rows: pd.DataFrame, cases: list[str]) -> str:
     """The highest mean of each use-case, as a sentence."""
     found = []
     for case in cases:
-        own = alone[alone["use_case"] == case]
+        own = rows[rows["use_case"] == case]
         if len(own):
             best = own.sort_values("auroc").iloc[-1]
             found.append(f"{case} {title_of(str(best['method']))} {float(best['auroc']):.2f}")
@@ -134,7 +135,10 @@ def _heat(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     )
     axes.grid(visible=False)
     figure.colorbar(shown, ax=axes, label="AUROC", fraction=0.02)
-    caption = "Blue is detected, white chance, red taken for more in than what is in; seeds pooled."
+    caption = (
+        "Blue is detected, white chance, red scored lower than in-distribution records; seeds "
+        "pooled."
+    )
     yield Titled(f"detectors-sets-{slug}", HEADING, title, caption, figure)
 
 
@@ -172,16 +176,19 @@ def _gallery(network: Network) -> Iterator[Drawn]:
     detector = next((name for name in USUAL if name in columns), None)
     if detector is None:
         return
-    names = ["set", "use_case", "part", "alike", detector, "picture"]
+    names = ["set", "use_case", "control", "part", "alike", detector, "picture"]
     table = predictions.table.filter(predictions.table["regime"].to_pandas().eq("none").to_numpy())
     rows: pd.DataFrame = table.select(names).to_pandas()
     own = rows[(rows["set"] == IN) & (rows["part"] == "test") & rows["alike"].isna()]
     levels = np.sort(own[detector].to_numpy())
+    rows.loc[rows["control"].fillna(False).astype(bool), "use_case"] = "control"
     shown = rows[rows["picture"].notna()].sort_values(detector)
     count = 2 if len(shape) == 2 else 3
     groups = [("in distribution", shown[shown["set"] == IN])]
     groups += [(case, shown[shown["use_case"] == case]) for case in CASES]
     groups = [(name, group) for name, group in groups if len(group) >= 2 * count]
+    if not groups:
+        return
     label = f"{network.names['source']}, {network.names['technique']}, {network.names['setting']}"
     title = f"{label}: what {title_of(detector)} finds least and most suspicious"
     figure, panels = grid(title, 2 * count * len(groups), columns=2 * count, row=1.5)
@@ -245,7 +252,7 @@ def _pretrainings(rows: pd.DataFrame, report: Report) -> Iterator[Drawn]:
             "where there are enough patients; one detector, which was not chosen by its results. "
             "Differences are tested in the table of pretrainings."
         )
-        slug = f"{key[1]}-{key[3]}-{key[4]}".replace(" ", "-")
+        slug = "-".join(map(str, key[1:])).replace(" ", "-")
         yield Titled(f"detectors-pretraining-{slug}", HEADING, title, caption, figure)
 
 

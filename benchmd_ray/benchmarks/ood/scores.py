@@ -305,31 +305,34 @@ def _means(each: Sequence[Scored]) -> Iterator[Scored]:
         if where.use_case != "control" and one.positives >= FEWEST:
             parts.setdefault((where.method, where.regime, where.use_case), []).append(one)
     for key, sets in parts.items():
-        shared = [name for name in sets[0].values if all(name in one.values for one in sets)]
-        values = {name: float(np.mean([one.values[name] for one in sets])) for name in shared}
-        drawn = all(len(one.draws) for one in sets)
-        yield Scored(
-            Where(*key, ALL),
-            values,
-            np.mean([one.draws for one in sets], axis=0) if drawn else np.empty(0),
-            min((one.basis for one in sets), key=lambda basis: basis.fewest),
-            records=sum(one.records for one in sets),
-            patients=max(one.patients for one in sets),
-            positives=sum(one.positives for one in sets),
-            sets=len(sets),
-        )
+        yield mean_of(sets, Where(*key, ALL))
+
+
+def mean_of(sets: Sequence[Scored], where: Where) -> Scored:
+    """Mean over sets, of which each and each severity counts the same."""
+    shared = [name for name in sets[0].values if all(name in one.values for one in sets)]
+    values = {name: float(np.mean([one.values[name] for one in sets])) for name in shared}
+    drawn = all(len(one.draws) for one in sets)
+    return Scored(
+        where,
+        values,
+        np.mean([one.draws for one in sets], axis=0) if drawn else np.empty(0),
+        min((one.basis for one in sets), key=lambda basis: basis.fewest),
+        records=sum(one.records for one in sets),
+        patients=max(one.patients for one in sets),
+        positives=sum(one.positives for one in sets),
+        sets=len(sets),
+    )
 
 
 def _units(predictions: Predictions) -> pd.DataFrame:
-    """A row for each unit: of a scan with several windows their highest scores.
-
-    A scan is abnormal where one of its windows is.
-    """
+    """A row for each unit: of a scan with several windows their highest scores."""
     columns = [name for name in predictions.table.column_names if name not in ("logits", "picture")]
     table: pd.DataFrame = predictions.table.select(columns).to_pandas()
     if not (table["unit_id"] == table["record_id"]).all():
+        # Windows of a scan differ in what they show: a scan is abnormal where one of them is.
+        table["abnormal"] = table["abnormal"].astype("float64")
         keys = [name for name in columns if name in KEYS.keys() - {"record_id", "abnormal"}]
-        table["abnormal"] = table["abnormal"].astype(float)
         whole = table.groupby(keys, dropna=False, sort=False).max(numeric_only=True)
         table = pd.DataFrame(whole.reset_index())
     else:
@@ -383,8 +386,8 @@ def _with_calibration(table: pd.DataFrame, name: str, limits: Mapping[str, float
 
 
 def _group(name: object, severity: object) -> str:
-    """The set without its severity, which is a column of its own."""
-    return str(name).removesuffix(f" {severity}")
+    """The set without its severity, which is another column."""
+    return str(name).removesuffix(f" {severity}") if severity else str(name)
 
 
 def _as_released(compared: Sequence[Compared]) -> dict[str, float]:

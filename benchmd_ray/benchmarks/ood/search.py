@@ -29,7 +29,7 @@ from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Seen
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer
-from benchmd_ray.benchmarks.ood.sets import OutSet, inside, normal_classes, out_sets
+from benchmd_ray.benchmarks.ood.sets import OutSet, inside, out_sets
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.tuning.independent import tried
@@ -127,8 +127,7 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
     given = Given(found.bank, found.seen(own.calibrating), seen)
     made = run_trials(given, [*found.methods], trials)
     found = _tuned(found, given, kinds, made)
-    normal, kept = normal_classes(asked.catalog.card), [vars(each) for each in made]
-    return scored_table(found, own, sets, normal, {}, trials=kept)
+    return scored_table(found, own, sets, asked, trials=[vars(each) for each in made])
 
 
 def run_trials(given: Given, names: Sequence[str], trials: int) -> list[Trial]:

@@ -91,6 +91,8 @@ class OutSet:
     fault: Fault | None = None
     """What is made wrong with them first."""
     severity: int = 0
+    excluded: int = 0
+    """Records that are not among them, for their patients are in distribution."""
     extent: tuple[int, ...] = ()
     """Extent of its signals where that is below the network's: the fit made them coarse."""
 
@@ -199,7 +201,7 @@ def out_sets(catalog: Catalog, own: Inside, also: Sequence[Catalog]) -> Iterator
 
     Raises:
         BenchmdError: One of them is of the same origin or of a kind of signal that cannot be shown
-            to the network, or shares patients with the source.
+            to the network, or has no other patients than the source.
     """
     for fault in faults_of(catalog.signal).values():
         for severity in fault.severities:
@@ -233,6 +235,8 @@ def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
         if chosen.any():
             found.setdefault(cases.get(name, "unseen"), {})[name] = chosen
     for case, conditions in found.items():
+        # What has two conditions calibrates for neither: it would tell of one to find the other.
+        once = np.sum([*conditions.values()], axis=0) == 1
         largest = max(int(chosen.sum()) for chosen in conditions.values())
         if largest < FEWEST and len(conditions) > 1:
             conditions[ALL_TOGETHER] = np.any([*conditions.values()], axis=0)
@@ -241,9 +245,9 @@ def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
             some = records.at(chosen)
             if largest < 2 * FEWEST and apart:
                 yield OutSet(name, case, (), (some,))
-            else:
-                first, second = some.halves(kept)
-                yield OutSet(name, case, (first,), (second,))
+                continue
+            first, second = records.at(chosen & once).halves(kept)[0], some.halves(kept)[1]
+            yield OutSet(name, case, () if name == ALL_TOGETHER else (first,), (second,))
 
 
 def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
@@ -254,13 +258,25 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
     parts = tuple(_few(records_of(other, split)) for split in splits)
     if not parts:
         raise BenchmdError(f"{other.path} has no record: leave it out.")
-    shared = patients & {name for part in parts for name in part.table["group_id"].to_pylist()}
-    if shared:
+    own = [np.array([name not in patients for name in _groups(part)], bool) for part in parts]
+    kept = [part.at(chosen) for part, chosen in zip(parts, own, strict=True)]
+    if not sum(map(len, kept)):
         raise BenchmdError(
-            f"{other.dataset} has {len(shared):,} patients of {catalog.dataset}, so it cannot be "
-            "told from it: build it without them, or leave it out."
+            f"all patients of {other.dataset} are patients of {catalog.dataset}, so the two cannot "
+            "be distinguished: exclude it from --also."
         )
-    halves = [part.halves() for part in parts]
-    extent = coarser(other.signal, catalog.signal)
+    halves = [part.halves() for part in kept]
     first, second = (tuple(half[place] for half in halves) for place in (0, 1))
-    return OutSet(other.dataset, case, first, second, extent=extent)
+    return OutSet(
+        other.dataset,
+        case,
+        first,
+        second,
+        extent=coarser(other.signal, catalog.signal),
+        excluded=sum(int((~chosen).sum()) for chosen in own),
+    )
+
+
+def _groups(records: Records) -> list[str]:
+    """Patients without their dataset: of two datasets of one origin they may be the same."""
+    return [str(name) for name in records.table["group_id"].to_pylist()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,22 +38,23 @@ ABOUT = "about"
 ABOUT_KEYS: dict[str, type] = {
     "skipped": dict,
     "sources": dict,
+    "use_cases": str,
     "trials": list,
     "costs": dict,
     "coarse": dict,
     "shape": list,
 }
-"""Of `ABOUT`: detectors that were skipped, and why; SHA-256 of the sources of those that are not
-the package's; trials of a search; seconds that each took; sets that are coarser than the network's
-signal, with their extent; shape of a picture."""
+"""Of `ABOUT`: detectors and sets that were skipped, and why; SHA-256 of the sources of detectors
+that are not the package's; digest of the cards of use-cases; trials of a search; seconds that each
+detector took; sets that are coarser than the network's signal, with their extent; shape of a
+picture."""
 THRESHOLDS = "thresholds"
 """Metadata of a detector's column: thresholds by ``calibrated_on``."""
 
 
 def about(predictions: Predictions) -> dict[str, Any]:
     """What a table says of all its rows, by `ABOUT_KEYS`."""
-    found: dict[str, Any] = json.loads(_metadata(predictions.table.schema, "set")[ABOUT])
-    return found
+    return about_of(predictions.table.schema)
 
 
 def thresholds(predictions: Predictions, name: str) -> dict[str, float]:
@@ -60,13 +63,13 @@ def thresholds(predictions: Predictions, name: str) -> dict[str, float]:
     return found
 
 
-def sources(schema: pa.Schema) -> dict[str, str]:
-    """SHA-256 of the sources of detectors that are not the package's, whether they fitted or not.
+def about_of(schema: pa.Schema) -> dict[str, Any]:
+    """What `about` gives, of columns.
 
     Raises:
         ValueError: The table does not say; so does a KeyError.
     """
-    found: dict[str, str] = json.loads(_metadata(schema, "set")[ABOUT])["sources"]
+    found: dict[str, Any] = json.loads(_metadata(schema, "set")[ABOUT])
     return found
 
 
@@ -98,27 +101,46 @@ def fault(predictions: Predictions) -> str:
 
 
 def _fault_of_metadata(predictions: Predictions) -> str:
+    table = predictions.table
     try:
         held = about(predictions)
         for name, kind in ABOUT_KEYS.items():
             if not isinstance(held[name], kind):
                 raise ValueError(f"{name} is of another type")
-        shape = held["shape"]
-        if not all(type(extent) is int and 0 < extent < 10_000 for extent in shape):
-            raise ValueError("shape is not one of a picture")
-        size = int(np.prod(shape))
-        for value in predictions.table["picture"].drop_null().to_pylist():
-            if len(value) != size:
-                raise ValueError("a picture is of another size")
-        regimes = set(predictions.table["calibrated_on"].drop_null().unique().to_pylist())
-        for name in set(predictions.table.column_names) - KEYS.keys():
+        for spent in held["costs"].values():
+            if not all(_is_number(seconds) for seconds in spent.values()):
+                raise ValueError("a cost is not a number")
+        _require_pictures(table["picture"], held["shape"])
+        _require_logits(table["logits"], len(predictions.task.classes))
+        for name in set(table.column_names) - KEYS.keys():
             limits = thresholds(predictions, name)
-            if not all(type(limit) is float for limit in limits.values()):
+            if not all(_is_number(limit) for limit in limits.values()):
                 raise ValueError(f"a threshold of {name} is not a number")
-            learned = predictions.table["calibrated_on"].filter(predictions.table[name].is_valid())
-            on = set(learned.unique().to_pylist()) & regimes
-            if on - limits.keys():
-                raise ValueError(f"{name} has no threshold of {min(on - limits.keys())}")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+            on = table["calibrated_on"].filter(table[name].is_valid()).drop_null()
+            if lacking := set(on.unique().to_pylist()) - limits.keys():
+                raise ValueError(f"{name} has no threshold of {min(lacking)}")
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         return f"what it says of its rows cannot be used ({type(error).__name__}: {error})"
     return ""
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
+def _require_pictures(pictures: pa.ChunkedArray, shape: Sequence[object]) -> None:
+    if len(shape) not in (2, 3) or not all(
+        type(extent) is int and 0 < extent < 10_000 for extent in shape
+    ):
+        raise ValueError("shape is not one of a picture")
+    size = math.prod(int(str(extent)) for extent in shape)
+    if any(len(value) != size for value in pictures.drop_null().to_pylist()):
+        raise ValueError("a picture is of another size")
+
+
+def _require_logits(logits: pa.ChunkedArray, classes: int) -> None:
+    held = logits.drop_null().combine_chunks()
+    values = held.flatten().to_numpy(zero_copy_only=False)
+    lengths = np.diff(held.offsets.to_numpy()) if len(held) else np.empty(0)
+    if (lengths != classes).any() or not np.isfinite(values).all():
+        raise ValueError("logits are not those of the classes")

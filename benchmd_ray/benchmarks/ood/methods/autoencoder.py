@@ -8,6 +8,7 @@ the squared one, or of images the cross-entropy of values within 0 and 1.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -141,8 +142,19 @@ def _trained(pictures: npt.NDArray[np.float32], kind: Kind, steps: int) -> State
     if key not in _TRAINED:
         if len(_TRAINED) >= len(KINDS):
             _TRAINED.clear()
+        start = time.perf_counter()
         _TRAINED[key] = _train(pictures, kind, steps)
+        _SECONDS[kind.name] = time.perf_counter() - start
     return dict(_TRAINED[key])
+
+
+_SECONDS: dict[str, float] = {}
+"""That the last training of each kind took."""
+
+
+def shared(_: Bank, *, kind: Kind) -> float:
+    """Seconds that the last training took."""
+    return _SECONDS.get(kind.name, 0.0)
 
 
 def _train(pictures: npt.NDArray[np.float32], kind: Kind, steps: int) -> State:
@@ -165,18 +177,18 @@ def _train(pictures: npt.NDArray[np.float32], kind: Kind, steps: int) -> State:
     return state | weights_of(network)
 
 
-def weights_of(network: nn.Module) -> State:
-    """Weights of a network, as a state has them."""
-    return {PREFIX + name: value.numpy() for name, value in network.state_dict().items()}
+def weights_of(network: nn.Module, prefix: str = PREFIX) -> State:
+    """A copy of the weights of a network, as a state has them."""
+    return {prefix + name: value.numpy().copy() for name, value in network.state_dict().items()}
 
 
-def with_weights(network: nn.Module, state: State) -> None:
+def with_weights(network: nn.Module, state: State, prefix: str = PREFIX) -> None:
     """Give a network the weights of a state."""
     network.load_state_dict(
         {
-            name.removeprefix(PREFIX): torch.from_numpy(np.array(value))
+            name.removeprefix(prefix): torch.from_numpy(np.array(value))
             for name, value in state.items()
-            if name.startswith(PREFIX)
+            if name.startswith(prefix)
         }
     )
 
@@ -237,6 +249,7 @@ METHODS = (
             partial(score, kind=kind),
             kind.source,
             images_only=kind.crossed,
+            shared=partial(shared, kind=kind),
             needs=("pixels",),
         )
         for kind in KINDS
@@ -249,6 +262,7 @@ METHODS = (
             partial(distance, kind=kind, k=k),
             "Cao et al., arXiv 2007.04250",
             images_only=kind.crossed,
+            shared=partial(shared, kind=kind),
             needs=("pixels",),
         )
         for kind in KINDS

@@ -80,7 +80,7 @@ def calibrate(
                 optimiser.zero_grad()
                 torch.autograd.backward(loss)
                 optimiser.step()
-            weights = {name: value.copy() for name, value in weights_of(network).items()}
+            weights = weights_of(network)
             scores = score(state | weights, other.seen, head)
             value = auroc(scores[~other.out], scores[other.out])
             if value > best:

@@ -24,5 +24,4 @@ METHOD = Method(
     nothing,
     score,
     "Liu et al., NeurIPS 2020; of labels: Wang et al., NeurIPS 2021",
-    head_only=True,
 )

@@ -23,6 +23,4 @@ def score(_: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(each.sum(axis=1))
 
 
-METHOD = Method(
-    "entropy", "entropy", nothing, score, "Hendrycks and Gimpel, ICLR 2017", head_only=True
-)
+METHOD = Method("entropy", "entropy", nothing, score, "Hendrycks and Gimpel, ICLR 2017")

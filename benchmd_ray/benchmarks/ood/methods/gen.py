@@ -36,5 +36,4 @@ METHOD = Method(
     score,
     "Liu, Lochman and Zach, CVPR 2023",
     exclusive_only=True,
-    head_only=True,
 )

@@ -39,5 +39,4 @@ METHOD = Method(
     score,
     "Hendrycks et al., ICML 2022",
     exclusive_only=True,
-    head_only=True,
 )

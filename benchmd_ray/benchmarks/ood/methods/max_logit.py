@@ -12,6 +12,4 @@ def score(_: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(-np.asarray(seen.logits, np.float64).max(axis=1))
 
 
-METHOD = Method(
-    "max-logit", "max logit", nothing, score, "Hendrycks et al., ICML 2022", head_only=True
-)
+METHOD = Method("max-logit", "max logit", nothing, score, "Hendrycks et al., ICML 2022")

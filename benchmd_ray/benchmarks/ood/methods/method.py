@@ -113,6 +113,8 @@ class Method:
     once: Callable[[State, Seen, Head], npt.NDArray[np.float32]] | None = None
     """What calibrations and scores read of records, computed once for all of them; it is in
     `Seen.more` under the detector's name."""
+    shared: Callable[[Bank], float] | None = None
+    """Seconds of a training that several detectors share: the fit of all but one finds it done."""
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values of hyperparameters of which a calibration takes those with the highest AUROC."""
     threshold: float | None = None
@@ -121,8 +123,6 @@ class Method:
     """Whether it needs a softmax: it is left out where a record may have several labels."""
     non_negative: bool = False
     """Whether it assumes features that are never negative."""
-    head_only: bool = False
-    """Whether it reads logits and head alone."""
     images_only: bool = False
     """Whether it takes values within 0 and 1, as images have: it is skipped for other signals."""
     needs: tuple[str, ...] = ()

@@ -31,5 +31,4 @@ METHOD = Method(
     nothing,
     score,
     "Hendrycks and Gimpel, ICLR 2017",
-    head_only=True,
 )

@@ -83,5 +83,4 @@ METHOD = Method(
     score,
     "Bendale and Boult, CVPR 2016",
     exclusive_only=True,
-    head_only=True,
 )

@@ -34,5 +34,4 @@ METHOD = Method(
     score,
     "Shafaei et al., BMVC 2019",
     calibrate=calibrate,
-    head_only=True,
 )

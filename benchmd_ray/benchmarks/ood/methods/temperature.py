@@ -45,5 +45,4 @@ METHOD = Method(
     fit,
     score,
     "Guo et al., ICML 2017",
-    head_only=True,
 )
