@@ -44,7 +44,7 @@ SIZES: dict[str, dict[str, int]] = {
     "eeg": {"source_records": 20, "target_records": 1, "epochs": 24},
     "cxr": {"source_records": 240, "target_records": 24},
     "mammo": {"source_records": 400, "target_records": 24},
-    "derm": {"source_records": 280, "target_records": 24},
+    "derm": {"source_records": 400, "target_records": 24},
     "fundus": {"source_records": 200, "target_records": 24},
     "ldct": {"source_records": 180, "target_records": 6},
 }
@@ -123,14 +123,15 @@ def demo_plan(catalogs: Mapping[str, Sequence[Catalog]]) -> Plan:
     """A network of each source, and all that it is to detect.
 
     Args:
-        catalogs: By modality, the source first. The others' last target is unrelated to it.
+        catalogs: By modality, the source first. Its targets, whose classes it may hold out, are
+            given as what is to be detected, and another's last target is unrelated to it.
     """
     plans = []
     for name, own in catalogs.items():
-        other, over_time = _unrelated(name, catalogs), len(own[0].signal.axes) == 2
+        source, over_time = own[0], len(own[0].signal.axes) == 2
         choice = Choice(
-            catalogs=tuple(catalog.path for catalog in own),
-            also=() if other is None else (other.path,),
+            catalogs=(source.path,),
+            also=tuple(catalog.path for catalog in (*own[1:], *_unrelated(name, catalogs))),
             techniques=(SCRATCH,),
             settings=("finetune-full",),
             assignments=SETTINGS if over_time else (*SETTINGS, f"encoder.patch_size={PATCH}"),
@@ -141,14 +142,12 @@ def demo_plan(catalogs: Mapping[str, Sequence[Catalog]]) -> Plan:
     return Plan(items, plans[0].basis, tuple(note for plan in plans for note in plan.notes))
 
 
-def _unrelated(name: str, catalogs: Mapping[str, Sequence[Catalog]]) -> Catalog | None:
+def _unrelated(name: str, catalogs: Mapping[str, Sequence[Catalog]]) -> list[Catalog]:
     """The last dataset of the next modality, in turn, whose signals the network can be shown."""
     names = list(catalogs)
     place = names.index(name)
-    for other in (*names[place + 1 :], *names[:place]):
-        if conformable(catalogs[other][-1].signal, catalogs[name][0].signal):
-            return catalogs[other][-1]
-    return None
+    others = (catalogs[other][-1] for other in (*names[place + 1 :], *names[:place]))
+    return [each for each in others if conformable(each.signal, catalogs[name][0].signal)][:1]
 
 
 def _brief(item: Item) -> Item:
