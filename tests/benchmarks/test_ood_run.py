@@ -169,7 +169,8 @@ def test_a_set_whose_patients_all_calibrate_is_not_scored(runs, place, cache):
     sets = [one, replace(one, name="burst_noise", scored=nobody)]
     methods = {name: METHODS[name] for name in ("pixel-knn-1", "mahalanobis-layers")}
     found = prepared(Observer.of(network, SMALL), own, sets, methods)
-    table = scored_table(found, own, sets, (), {})
+    asked = Asked(runs[0].folder, place["ptb-xl"], SMALL, Worker())
+    table = scored_table(found, own, sets, asked)
     assert set(table["set"].to_pylist()) == {IN, "static_noise"}
 
 
@@ -184,7 +185,8 @@ def test_without_records_to_calibrate_with_the_other_detectors_are_asked(
     found = prepared(Observer.of(network, SMALL), own, some, methods)
     assert found.learned == {}
     assert "score" not in found.costs["binary-classifier"]
-    table = scored_table(found, own, some, (), {})
+    asked = Asked(runs[0].folder, place["ptb-xl"], SMALL, Worker())
+    table = scored_table(found, own, some, asked)
     assert table["binary-classifier"].null_count == len(table)
     assert table["pixel-knn-1"].null_count == 0
 
