@@ -47,7 +47,7 @@ ROOMS = {
     "demo": FOUNDATION | {"data", "demo"},
 }
 RAY = {"cluster.py", "telemetry.py", "training/launch.py", "training/ray_train.py"}
-ON_TOP = ("commands.py", "demo.py", "files.py", "report.py", "report_figures.py")
+ON_TOP = ("commands.py", "demo.py", "files.py", "report.py", "report_figures.py", "report_rows.py")
 """Of a benchmark's folder: its commands, what they do, and its sections of reports."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FOLDER, complete_modality
+from benchmd_ray.cli.options import FOLDER, MODALITY
 from benchmd_ray.cli.report import print_report
 
 
@@ -16,13 +16,7 @@ from benchmd_ray.cli.report import print_report
 @click.option(
     "--out", type=FOLDER, default=Path("demo"), show_default=True, help="Folder for everything."
 )
-@click.option(
-    "--modality",
-    "modalities",
-    multiple=True,
-    shell_complete=complete_modality,
-    help="Only this modality (repeatable); all seven otherwise.",
-)
+@MODALITY
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
 def demo(out: Path, modalities: tuple[str, ...], address: str | None) -> None:
     """Run the whole benchmark on small synthetic data, in some minutes on two cores.

@@ -550,8 +550,9 @@ def test_new_data_that_is_not_there_is_refused(guard, tmp_path):
 
 
 def test_the_report_shows_detectors_controls_and_alarms(runs, place, predictions, tmp_path):
-    from benchmd_ray.benchmarks.ood.report import compared, controls, detectors, shifted
+    from benchmd_ray.benchmarks.ood.report import controls, detectors, shifted
     from benchmd_ray.benchmarks.ood.report_figures import draw
+    from benchmd_ray.benchmarks.ood.report_rows import compared
     from benchmd_ray.results.canvas import styled
     from benchmd_ray.results.report.analysis import analyse
     from benchmd_ray.results.report.figures_parts import Report

@@ -13,9 +13,9 @@ from benchmd_ray.cli.options import (
     CATALOG,
     FILE,
     FOLDER,
+    MODALITY,
     assigned,
     complete_dataset,
-    complete_modality,
 )
 from benchmd_ray.errors import BenchmdError, count_of
 
@@ -64,13 +64,7 @@ def ood_detectors() -> None:
 @click.option(
     "--out", type=FOLDER, default=Path("ood-demo"), show_default=True, help="Folder for everything."
 )
-@click.option(
-    "--modality",
-    "modalities",
-    multiple=True,
-    shell_complete=complete_modality,
-    help="Only this modality (repeatable); all seven otherwise.",
-)
+@MODALITY
 def ood_demo(out: Path, modalities: tuple[str, ...]) -> None:
     """Detect on small synthetic data of all modalities, in some minutes on two cores.
 
@@ -159,7 +153,7 @@ def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: i
     benchmd ood tune runs/RUN --catalog in/ptb-xl --also catalogs/georgia
     """
     from benchmd_ray.benchmarks.ood import TUNED, tuned_by
-    from benchmd_ray.benchmarks.ood.report import tuned_frame
+    from benchmd_ray.benchmarks.ood.report_rows import tuned_frame
     from benchmd_ray.results.store import read_run
     from benchmd_ray.service.execute import evaluate_run
     from benchmd_ray.settings import Settings

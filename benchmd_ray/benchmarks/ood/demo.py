@@ -1,6 +1,6 @@
 """The demo of detection: the whole way on small synthetic data, with controls that must hold.
 
-Runs go the way of all others; only detectors that train a network of their own train it briefly.
+Runs go the way of all others; only detectors that train a network do so briefly.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ def demo(
     rows = {item.modality: _scores(item, outcome) for item in plan.items if _detects(item)}
     say(table_of(rows).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     require_controls(rows)
-    say("All controls hold: what cannot be seen is not detected, and noise is.")
+    say(
+        "All controls hold: AUROC 0.500 exactly for what cannot be seen, a random half within "
+        f"twice its interval, white noise above {DETECTED} by one of {', '.join(NOTICING)}."
+    )
     return rows
 
 
@@ -211,7 +214,7 @@ def _scores(item: Item, outcome: Outcome) -> pd.DataFrame:
 def table_of(rows: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """AUROC of `SHOWN`: means over the sets of each use-case, and the controls.
 
-    Small sets count, too, which the tables of a report leave out of means.
+    Small sets count, too, which means in reports exclude.
 
     Args:
         rows: Score rows by modality.

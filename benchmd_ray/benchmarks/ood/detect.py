@@ -28,6 +28,7 @@ from benchmd_ray.benchmarks.ood.sets import (
 )
 from benchmd_ray.benchmarks.ood.table import ABOUT, IN, KEYS, THRESHOLDS
 from benchmd_ray.errors import count_of
+from benchmd_ray.progress import progress
 
 GALLERY = 3
 """Records of a set that are shown: the most and as many of the least suspicious."""
@@ -88,11 +89,13 @@ def scored_table(
         *_coarse_blocks(found, own, sets),
     ]
     blocks += _calibrated_inside(found, own, test, abnormal)
-    for one in sets:
-        if not sum(map(len, one.scored)):
-            continue
-        seen = found.seen(one.scored, one)
-        blocks += [_block(found, one, seen), *_calibrated_outside(found, one, seen)]
+    shown = progress("asking detectors", len(sets), "sets")
+    for number, one in enumerate(sets, 1):
+        if sum(map(len, one.scored)):
+            seen = found.seen(one.scored, one)
+            blocks += [_block(found, one, seen), *_calibrated_outside(found, one, seen)]
+        shown.update(number)
+    shown.close()
     about = {
         "skipped": found.skipped | _without_records(sets),
         "sources": dict(found.observer.sources),

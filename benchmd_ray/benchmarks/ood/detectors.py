@@ -23,6 +23,7 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer, median_seconds
 from benchmd_ray.benchmarks.ood.sets import Inside, OutSet, Records
+from benchmd_ray.progress import progress
 
 PIXEL_RECORDS = 5000
 """Training records whose pictures detectors are fitted on, drawn by a fixed seed."""
@@ -146,7 +147,9 @@ def _calibrations(
     patients = [name for records in own.calibrating for name in records.patients]
     seen: dict[str, Seen] = {}
     learned: dict[str, dict[str, Learned]] = {}
-    for draw in draws:
+    shown = progress("calibrating detectors", len(draws), "draws")
+    for number, draw in enumerate(draws):
+        shown.update(number)
         for each in draw.sets:
             if each.name not in seen:
                 seen[each.name] = found.seen(each.calibrating, each)
@@ -164,6 +167,8 @@ def _calibrations(
             learned[draw.name][name] = Learned(*made)
             took = (time.perf_counter() - start) / len(draws)
             found.costs[name]["setup"] += took  # of one calibration, on average
+    shown.update(len(draws))
+    shown.close()
     return learned
 
 
@@ -184,7 +189,7 @@ def _time(found: Detectors, own: Inside) -> None:
             state = some[name].state if method.calibrate else found.states[name]
             work = partial(_scored_anew, found, method, state, seen)
             found.costs[name]["score"] = median_seconds(work) / len(few)
-        parts = [part for part in network if part.startswith((*method.needs, name))]
+        parts = [part for part in network if part == name or part.startswith(method.needs)]
         found.costs[name]["network"] = network["features"] + sum(network[part] for part in parts)
 
 

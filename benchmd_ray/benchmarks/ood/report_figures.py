@@ -14,15 +14,8 @@ from matplotlib.axes import Axes
 
 from benchmd_ray.benchmarks.ood import DETECTION
 from benchmd_ray.benchmarks.ood.methods import USUAL
-from benchmd_ray.benchmarks.ood.report import (
-    CASES,
-    HEADING,
-    STUDY,
-    Network,
-    frame,
-    networks,
-    title_of,
-)
+from benchmd_ray.benchmarks.ood.report import HEADING, title_of
+from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, Network, frame, networks
 from benchmd_ray.benchmarks.ood.scores import ALL
 from benchmd_ray.benchmarks.ood.table import IN, about
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid

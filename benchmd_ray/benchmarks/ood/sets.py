@@ -257,7 +257,7 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
     splits = sorted(set(other.manifest["splits"]) - {HELD_OUT})
     parts = tuple(_few(records_of(other, split)) for split in splits)
     if not parts:
-        raise BenchmdError(f"{other.path} has no record: leave it out.")
+        raise BenchmdError(f"{other.path} has no record: exclude it from --also.")
     own = [np.array([name not in patients for name in _groups(part)], bool) for part in parts]
     kept = [part.at(chosen) for part, chosen in zip(parts, own, strict=True)]
     if not sum(map(len, kept)):

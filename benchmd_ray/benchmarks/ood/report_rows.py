@@ -1,0 +1,339 @@
+"""Rows of detectors for reports, of stored scores: seeds pooled, and differences in pairs.
+
+Detectors, and pretrainings, are compared on the same records, with Holm's correction over all that
+are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.benchmarks.ood import EVALUATIONS, TUNED
+from benchmd_ray.benchmarks.ood.scores import (
+    ALL,
+    Scored,
+    Where,
+    ensemble,
+    mean_of,
+    resamples_of,
+    scored,
+)
+from benchmd_ray.benchmarks.ood.sets import FEWEST
+from benchmd_ray.benchmarks.ood.table import about
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.results.report.analysis import Analysis
+from benchmd_ray.results.report.protocols import comparable_with
+from benchmd_ray.run_files import predictions_of
+from benchmd_ray.scores.comparison import holm
+from benchmd_ray.scores.seeds import difference_over_seeds, pooled_seeds
+from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.training.predictions import Predictions, read_predictions
+
+STUDY = ("modality", "source", "policy", "setting", "technique", "protocol", "evaluation")
+"""What names a network and how it was asked; runs that share it differ by their seeds."""
+WHERE = ("method", "regime", "use_case", "group", "severity")
+TUNED_COLUMNS = ("fixed", "tuned")
+"""AUROC with the papers' hyperparameters, and with those of a search."""
+COSTS = ("setup", "network", "score")
+"""Seconds: once, and for each record of the network and of the detector."""
+REFERENCE = "msp"
+"""Detector that others are compared with: the paper's simplest."""
+CASES = ("unrelated", "faulty", "unseen", "shifted", "control")
+
+
+@dataclass(frozen=True)
+class Network:
+    """All seeds of a network, and what was scored of each."""
+
+    names: dict[str, str]
+    """By the columns of `STUDY`."""
+    seeds: dict[int, dict[tuple[Any, ...], Scored]]
+    """Of each seed, by `WHERE`."""
+    predictions: dict[int, Predictions]
+    """By seed."""
+    also: str = ""
+    """The other catalogs that were read: networks with others are not compared."""
+
+    @cached_property
+    def together(self) -> dict[tuple[Any, ...], Scored]:
+        """Of the deep ensemble of all seeds, by `WHERE`; empty of one seed."""
+        if len(self.predictions) < 2:
+            return {}
+        seeds = [each for _, each in sorted(self.predictions.items())]
+        try:
+            made = ensemble(seeds)
+        except BenchmdError:  # such as seeds of catalogs that were built again in between
+            return {}
+        return {_key(one): one for one in scored(made, resamples_of(seeds[0]))}
+
+    def of(self, key: tuple[Any, ...]) -> dict[int, Scored]:
+        """Of each seed that has it; the ensemble counts for each of its seeds."""
+        if key in self.together:
+            return dict.fromkeys(self.seeds, self.together[key])
+        return {seed: found[key] for seed, found in self.seeds.items() if key in found}
+
+    @property
+    def keys(self) -> list[tuple[Any, ...]]:
+        """All that was scored, by `WHERE`."""
+        every = (found for found in (*self.seeds.values(), self.together))
+        return list(dict.fromkeys(key for found in every for key in found))
+
+    def pooled(self) -> Iterator[dict[str, Any]]:
+        """A row for each detector and set, seeds pooled."""
+        for key in self.keys:
+            own = [self.together[key]] if key in self.together else [*self.of(key).values()]
+            drawn = all(len(one.draws) for one in own)
+            first = own[0]
+            pooled = pooled_seeds(
+                [one.values["auroc"] for one in own],
+                [one.draws if drawn else np.empty(0) for one in own],
+                first.basis,
+            )
+            others = {
+                name: float(np.mean([one.values[name] for one in own]))
+                for name in first.values
+                if name != "auroc"
+            }
+            yield {
+                **self.names,
+                **dict(zip(WHERE, key, strict=True)),
+                "auroc": pooled.mean,
+                "low": pooled.low,
+                "high": pooled.high,
+                "sd": pooled.sd,
+                **others,
+                "sets": first.sets,
+                "out": first.positives,
+                "records": first.records,
+                "patients": first.patients,
+                "seeds": len(self.of(key)),
+                "caution": pooled.caution,
+            }
+
+
+_LAST: list[tuple[Analysis, list[Network]]] = []
+"""The last analysis that was asked for: tables and figures ask for the same."""
+
+
+def networks(analysis: Analysis) -> list[Network]:
+    """The networks of an analysis whose predictions were scored for detection."""
+    if not _LAST or _LAST[0][0] is not analysis:
+        _LAST[:] = [(analysis, _networks(analysis))]
+    return _LAST[0][1]
+
+
+def _networks(analysis: Analysis) -> list[Network]:
+    rows = analysis.rows[analysis.rows["evaluation"].isin(list(EVALUATIONS))]
+    found: dict[tuple[str, ...], Network] = {}
+    folders = {run.folder.name: run.folder for run in analysis.runs}
+    for values in rows[[*STUDY, "seed", "run"]].drop_duplicates().itertuples(index=False):
+        *key, seed, run = values
+        form = EVALUATIONS[str(key[-1])].form
+        names = dict(zip(STUDY, key, strict=True))
+        for path in predictions_of(folders[run]):
+            if path.parent.name != form.evaluation:
+                continue
+            try:
+                predictions = read_predictions(path, form)
+            except BenchmdError:  # the rows' notes name it
+                continue
+            also = predictions.description["also"]
+            network = found.setdefault((*key, also), Network(names, {}, {}, also))
+            network.predictions[int(seed)] = predictions
+            network.seeds[int(seed)] = {_key(one): one for one in scored(predictions)}
+    return [network for network in found.values() if network.seeds]
+
+
+def _key(one: Scored) -> tuple[Any, ...]:
+    return tuple(getattr(one.where, name) for name in WHERE)
+
+
+def frame(analysis: Analysis) -> pd.DataFrame:
+    """All detectors on all sets, seeds pooled; ``group`` is ``all`` for means over sets."""
+    rows = [row for network in networks(analysis) for row in network.pooled()]
+    made = pd.DataFrame(rows, columns=None if rows else [*STUDY, *WHERE, "auroc", "low", "high"])
+    return _sorted(made)
+
+
+def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
+    order = {name: place for place, name in enumerate(CASES)}
+    if rows.empty:
+        return rows
+    keys = rows.assign(
+        place=rows["use_case"].map(order), group_place=(rows["group"] != ALL).astype(int)
+    )
+    by = [*STUDY, "place", "group_place", "group", "severity", "regime", "auroc"]
+    down = [name != "auroc" for name in by]
+    kept = keys.sort_values(by, ascending=down, kind="stable")
+    return kept.drop(columns=["place", "group_place"]).reset_index(drop=True)
+
+
+def costs(analysis: Analysis) -> pd.DataFrame:
+    """Seconds that each detector took, means over seeds."""
+    rows = []
+    for network in networks(analysis):
+        found = [about(each)["costs"] for each in network.predictions.values()]
+        where = json.loads(next(iter(network.predictions.values())).description["hardware"])
+        for name in found[0]:
+            own = [each[name] for each in found if name in each]
+            spent = {
+                part: float(np.mean([each.get(part, np.nan) for each in own])) for part in COSTS
+            }
+            device = str(where.get("model", ""))
+            rows.append({**network.names, "method": name, **spent, "device": device})
+    return pd.DataFrame(rows, columns=[*STUDY, "method", *COSTS, "device"])
+
+
+def _difference(one: Mapping[int, Scored], other: Mapping[int, Scored]) -> dict[str, Any] | None:
+    """AUROC of one minus that of the other, of the seeds that both have."""
+    seeds = sorted(one.keys() & other.keys())
+    if not seeds:
+        return None
+    pairs = [(one[seed], other[seed]) for seed in seeds]
+    drawn = all(len(a.draws) and len(b.draws) for a, b in pairs)
+    found = difference_over_seeds(
+        [a.values["auroc"] - b.values["auroc"] for a, b in pairs],
+        [a.draws - b.draws if drawn else np.empty(0) for a, b in pairs],
+        pairs[0][0].basis,
+    )
+    return {
+        "difference": found.value,
+        "low": found.low,
+        "high": found.high,
+        "p": found.p,
+        "seeds": len(seeds),
+        "caution": found.caution,
+    }
+
+
+def _by_seed(network: Network) -> dict[tuple[Any, ...], dict[int, Scored]]:
+    """Means over sets of each detector and use-case, by seed."""
+    place, case = WHERE.index("group"), WHERE.index("use_case")
+    keys = [key for key in network.keys if key[place] == ALL and key[case] != "shifted"]
+    return {key: network.of(key) for key in keys}
+
+
+def _with_holm(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows with p adjusted over all detectors of a network, use-case and regime."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        together = tuple(row[name] for name in (*STUDY, "use_case", "regime"))
+        groups.setdefault(together, []).append(row)
+    for members in groups.values():
+        tested = [row for row in members if not np.isnan(row["p"])]
+        adjusted = holm([row["p"] for row in tested]) if tested else ()
+        for row in members:
+            row["p_holm"] = np.nan
+        for row, p in zip(tested, adjusted, strict=True):
+            row["p_holm"] = float(p)
+    more = [name for name in TUNED_COLUMNS if rows and name in rows[0]]
+    changes = ["difference", "low", "high", "p", "p_holm", "seeds", "caution"]
+    return pd.DataFrame(rows, columns=[*STUDY, *WHERE, *more, *changes])
+
+
+def compared(analysis: Analysis) -> pd.DataFrame:
+    """Each detector minus the probability threshold, on the same records."""
+    rows = []
+    for network in networks(analysis):
+        found = _by_seed(network)
+        for key, one in found.items():
+            where = dict(zip(WHERE, key, strict=True))
+            base = found.get((REFERENCE, "none", where["use_case"], ALL, 0))
+            if where["method"] == REFERENCE or where["regime"] != "none" or base is None:
+                continue
+            if (difference := _difference(one, base)) is not None:
+                rows.append({**network.names, **where, **difference})
+    return _with_holm(rows)
+
+
+def _alike(one: Network, other: Network) -> bool:
+    """Whether two networks differ by their technique only."""
+    names = [name for name in STUDY if name not in ("technique", "protocol")]
+    same = all(one.names[name] == other.names[name] for name in names) and one.also == other.also
+    return same and comparable_with(one.names["protocol"], other.names["protocol"])
+
+
+def techniques(analysis: Analysis) -> pd.DataFrame:
+    """Each pretraining minus scratch, of the same detector on the same records."""
+    rows = []
+    every = networks(analysis)
+    for network in every:
+        place = {name: network.names[name] for name in STUDY if name != "technique"}
+        base = next(
+            (
+                each
+                for each in every
+                if _alike(each, network)
+                and each.names["technique"] == SCRATCH
+                and network.names["technique"] != SCRATCH
+            ),
+            None,
+        )
+        if base is None:
+            continue
+        own, others = _by_seed(network), _by_seed(base)
+        for key, one in own.items():
+            if key not in others:
+                continue
+            pair = one, others[key]
+            if key in network.together:  # one result of all seeds
+                pair = tuple({0: next(iter(each.values()))} for each in pair)  # type: ignore[assignment]
+            if (difference := _difference(*pair)) is not None:
+                names = {**place, "technique": network.names["technique"]}
+                rows.append({**names, **dict(zip(WHERE, key, strict=True)), **difference})
+    return _with_holm(rows)
+
+
+def _means_of_both(
+    found: Mapping[tuple[Any, ...], Scored],
+) -> Iterator[tuple[Where, Scored, Scored]]:
+    """Fixed and tuned detectors by use-case, means over the sets that have both."""
+    pairs: dict[tuple[str, str], list[tuple[Scored, Scored]]] = {}
+    for one in found.values():
+        where = one.where
+        fixed = found.get(_key(replace(one, where=replace(where, regime="none"))))
+        counted = where.group != ALL and one.positives >= FEWEST
+        if where.regime == "other-sources" and counted and fixed is not None:
+            pairs.setdefault((where.method, where.use_case), []).append((fixed, one))
+    for (method, case), held in pairs.items():
+        where = Where(method, "other-sources", case, ALL)
+        fixed, one = (mean_of([pair[place] for pair in held], where) for place in (0, 1))
+        yield where, fixed, one
+
+
+def _of_tuned(network: Network) -> Iterator[dict[str, Any]]:
+    """Each tuned detector minus itself with the papers' hyperparameters, by use-case."""
+    both: dict[Where, tuple[dict[int, Scored], dict[int, Scored]]] = {}
+    for seed, found in network.seeds.items():
+        for where, fixed, one in _means_of_both(found):
+            held = both.setdefault(where, ({}, {}))
+            held[0][seed], held[1][seed] = fixed, one
+    for where, (before, after) in both.items():
+        if (difference := _difference(after, before)) is not None:
+            values = {
+                name: float(np.mean([each.values["auroc"] for each in held.values()]))
+                for name, held in zip(TUNED_COLUMNS, (before, after), strict=True)
+            }
+            names = {name: getattr(where, name) for name in WHERE}
+            yield {**network.names, **names, **values, **difference}
+
+
+def tuned_frame(predictions: Predictions) -> pd.DataFrame:
+    """What a search of detectors gained, by use-case, of one run."""
+    own = {_key(one): one for one in scored(predictions)}
+    network = Network(dict.fromkeys(STUDY, ""), {0: own}, {0: predictions})
+    columns = ["use_case", "method", *TUNED_COLUMNS, "difference", "low", "high", "p_holm"]
+    return _with_holm([*_of_tuned(network)])[columns]
+
+
+def tuned(analysis: Analysis) -> pd.DataFrame:
+    """Each tuned detector minus itself with the papers' hyperparameters, on the same records."""
+    every = [each for each in networks(analysis) if each.names["evaluation"] == TUNED.name]
+    return _with_holm([row for network in every for row in _of_tuned(network)])
