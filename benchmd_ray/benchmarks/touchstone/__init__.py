@@ -30,6 +30,7 @@ BENCHMARK = Benchmark(
     title="Touchstone: segmentations scored from files, and whole algorithms compared",
     datasets=_datasets,
     starts=(Start("unet", "a small UNet of MONAI", _settings, _like),),
+    commands={"segment": "benchmd_ray.benchmarks.touchstone.commands:segment"},
     about="Bassi, Li et al., Touchstone Benchmark: Are We on the Right Way for Evaluating AI "
     "Algorithms for Medical Segmentation? (https://arxiv.org/abs/2411.03670).",
 )
