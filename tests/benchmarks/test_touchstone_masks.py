@@ -437,7 +437,7 @@ def test_labels_on_real_dicom_slices_are_those_of_the_nifti_but_for_turned_axes(
     headers.sort(key=lambda header: header.ImagePositionPatient[2])
     series, slices = generate_uid(), tmp_path / "series"
     for number, (header, plane) in enumerate(zip(headers, labels, strict=True)):
-        header.SeriesInstanceUID, header.SOPInstanceUID = series, generate_uid()
+        header.SeriesInstanceUID, header.SOPClassUID = series, "1.2.840.10008.5.1.4.1.1.2"
         header.PixelData = plane[::-1].astype(np.uint16).tobytes()  # the file runs to the front
         header.RescaleIntercept, header.RescaleSlope = 0, 1
         file_of(slices / f"CT.{number}", header)
