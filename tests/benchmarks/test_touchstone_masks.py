@@ -16,7 +16,7 @@ from benchmd_ray.benchmarks.touchstone.layouts import cases_of, files_of
 from benchmd_ray.benchmarks.touchstone.masks import (
     Labels,
     axes_of,
-    claimed_voxels,
+    claimed,
     read_labels,
     resampled,
 )
@@ -199,7 +199,7 @@ def test_overlapping_masks_are_counted_and_scored_each_from_its_own_file(tmp_pat
 
 def test_masks_of_one_case_on_different_grids_are_refused(tmp_path, pair):
     folder = write_masks(tmp_path / "case", boxes(shift=1))
-    write(folder / "segmentations" / "far.nii.gz", boxes(), spacing=(3, 1, 1))
+    write(folder / "segmentations" / "far.nii.gz", boxes() // 2, spacing=(3, 1, 1))
     with pytest.raises(RecordError, match=r"far\.nii\.gz has another grid.*as near\.nii\.gz"):
         scores(tmp_path, pair[0], folder)
 
@@ -267,14 +267,15 @@ def test_a_nrrd_header_does_not_reach_for_other_files(tmp_path):
         read_labels(tmp_path / "x.nrrd")
 
 
-def test_voxels_are_known_from_headers(tmp_path):
+def test_sizes_are_known_from_headers(tmp_path):
     expected = boxes().size
     for name in ("a.nii.gz", "a.nii", "a.nrrd"):
-        assert claimed_voxels(write(tmp_path / name, boxes())) == expected
-    assert claimed_voxels(dicom_series(tmp_path / "series", boxes())) == expected
-    assert claimed_voxels(segmentation(tmp_path / "x.dcm", boxes())) > 0
+        assert claimed(write(tmp_path / name, boxes())) == (expected, 1)
+        assert claimed(write(tmp_path / name, boxes().astype(np.float64))) == (expected, 8)
+    assert claimed(dicom_series(tmp_path / "series", boxes())) == (expected, 8)
+    assert claimed(segmentation(tmp_path / "x.dcm", boxes()))[0] > 0
     (tmp_path / "broken.nii.gz").write_bytes(b"no file")
-    assert claimed_voxels(tmp_path / "broken.nii.gz") == 0
+    assert claimed(tmp_path / "broken.nii.gz") == (0, 0)
 
 
 def test_axes_are_named_by_where_they_point():

@@ -169,7 +169,8 @@ def test_memory_is_asked_for_by_the_voxels_of_headers(tmp_path, here, monkeypatc
     calls = []
     monkeypatch.setattr(files, "each", lambda given, *_, **__: calls.extend(given) or iter(()))
     run(tmp_path, predictions, labels)
-    small, large = (files.PROCESS_BYTES + files.VOXEL_BYTES * n for n in (12 * 14 * 16, 120_000))
+    per_voxel = files.COPIES + files.VOXEL_BYTES  # of bytes
+    small, large = (files.PROCESS_BYTES + per_voxel * n for n in (12 * 14 * 16, 120_000))
     assert [(call.name, call.memory) for call in calls] == [("case001", large), ("case000", small)]
 
 

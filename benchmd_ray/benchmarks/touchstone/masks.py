@@ -22,7 +22,7 @@ import SimpleITK
 
 from benchmd_ray.data.readers.bounded import ANY, BoundedFile, read_bounded
 from benchmd_ray.data.readers.dicom import numbers, open_dicom
-from benchmd_ray.data.readers.nifti import HEADER_BYTES, MAX_BYTES, require_nifti
+from benchmd_ray.data.readers.nifti import HEADER_BYTES, MAX_BYTES, TYPES, require_nifti
 from benchmd_ray.data.readers.volume import MAX_VOXELS, SAME, read_series
 from benchmd_ray.data.records import RecordError
 
@@ -45,6 +45,8 @@ NRRD_TYPES = {
     "double": 8,
 }
 """Bytes of a voxel, by its type."""
+RESCALED_BYTES = 8
+"""Of a voxel of a DICOM series, whose slope makes it a float."""
 NRRD_ENCODINGS = ("raw", "gzip", "gz")
 
 Array = npt.NDArray[np.generic]
@@ -161,18 +163,24 @@ def resampled(labels: Labels, geometry: Geometry) -> Labels:
     return Labels(result.astype(labels.values.dtype, copy=False), geometry)
 
 
-def claimed_voxels(path: Path) -> int:
-    """Voxels that a header claims; 0 where it cannot be read, which reading will say."""
+def claimed(path: Path) -> tuple[int, int]:
+    """Voxels that a header claims, and bytes of each; 0 where it cannot be read.
+
+    Reading will say why.
+    """
     try:
         if path.is_dir():
             files = slices_of(path)
-            return len(files) * _frames(files[0]) if files else 0
+            return (len(files) * _frames(files[0]), RESCALED_BYTES) if files else (0, 0)
         suffix = suffix_of(path)
         if suffix in NIFTI:
-            return _nifti_voxels(path, packed=suffix == NIFTI[0])
-        return _frames(path) if suffix in DICOM else math.prod(_nrrd(path)[0])
+            return _of_nifti(path, packed=suffix == NIFTI[0])
+        if suffix in DICOM:
+            return _frames(path), 1
+        sizes, fields = _nrrd(path)
+        return math.prod(sizes), NRRD_TYPES.get(fields.get("type", "").lower(), 0)
     except (RecordError, OSError, EOFError, ValueError, zlib.error, struct.error):
-        return 0
+        return 0, 0
 
 
 def axes_of(direction: tuple[float, ...]) -> str:
@@ -249,12 +257,13 @@ def _frames(path: Path) -> int:
     return int(math.prod((size or (1.0,))[0] for size in sizes))
 
 
-def _nifti_voxels(path: Path, *, packed: bool) -> int:
+def _of_nifti(path: Path, *, packed: bool) -> tuple[int, int]:
     with BoundedFile(path, ANY) as file:
         stream: Any = gzip.GzipFile(fileobj=file) if packed else file
         header = stream.read(HEADER_BYTES)
     order = "<" if header[:4] == struct.pack("<i", HEADER_BYTES) else ">"
-    return math.prod(struct.unpack(f"{order}3h", header[42:48]))
+    (kind,) = struct.unpack(f"{order}h", header[70:72])
+    return math.prod(struct.unpack(f"{order}3h", header[42:48])), TYPES.get(kind, 0)
 
 
 def _require_nrrd(path: Path) -> None:
