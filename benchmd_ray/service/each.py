@@ -14,7 +14,7 @@ from typing import Any
 from benchmd_ray.errors import first_line
 from benchmd_ray.interrupts import stopping
 
-TRIES = 2
+TRIES = 3
 """Calls of one item whose worker is lost; then the item may be the reason."""
 NODE_LOSSES = 20
 """How often an item's node may go away, which is no try of its own."""
@@ -77,7 +77,7 @@ def each(
                     call = running.pop(reference)
                     result = _result(reference, tries.setdefault(call.name, [0, 0]))
                     if result is _AGAIN:
-                        waiting.appendleft(call)
+                        waiting.append(call)  # last: it may take the next worker along, too
                     else:
                         yield call.name, result
     finally:
