@@ -128,7 +128,7 @@ def calibrated(
         learned = method.calibrate(state, first, other, bank.head)
     if method.threshold is not None:
         return learned, method.threshold
-    scores = finite(method.score(learned, other.seen, bank.head), method.name)
+    scores = finite(method.scores(learned, other.seen, bank.head), method.name)
     return learned, best_threshold(scores, other.out)
 
 
@@ -146,7 +146,7 @@ def _of_grid(method: Method, given: Calibration, bank: Bank) -> State:
 
 def auroc_of(method: Method, state: State, given: Calibration, head: Head) -> float:
     """AUROC of a detector on records that calibrate."""
-    scores = finite(method.score(state, given.seen, head), method.name)
+    scores = finite(method.scores(state, given.seen, head), method.name)
     return auroc(scores[~given.out], scores[given.out])
 
 

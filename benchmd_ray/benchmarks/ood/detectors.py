@@ -27,8 +27,6 @@ from benchmd_ray.progress import progress
 
 PIXEL_RECORDS = 5000
 """Training records whose pictures detectors are fitted on, drawn by a fixed seed."""
-BLOCK = 4096
-"""Records that are scored together."""
 TIMED = 256
 """Records whose scores are timed."""
 
@@ -92,9 +90,8 @@ class Detectors:
         Raises:
             BenchmdError: One is NaN or infinite; the message names the record.
         """
-        score, blocks = self.methods[name].score, range(0, len(seen), BLOCK)
-        parts = [score(state, seen.at(slice(s, s + BLOCK)), self.bank.head) for s in blocks]
-        return finite(np.concatenate(parts) if parts else np.empty(0), name, np.array(ids))
+        found = self.methods[name].scores(state, seen, self.bank.head)
+        return finite(found, name, np.array(ids))
 
 
 def prepared(
