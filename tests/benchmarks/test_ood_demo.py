@@ -10,7 +10,6 @@ from scipy.stats import mannwhitneyu
 
 from benchmd_ray.benchmarks.ood.demo import (
     HALF,
-    LEVEL,
     NOISE,
     SHOWN,
     STEPS,
@@ -22,6 +21,7 @@ from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL, autoencoder
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Head, Seen
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.scores.comparison import LEVEL
 
 PATIENTS = 20
 

@@ -550,7 +550,7 @@ def test_new_data_that_is_not_there_is_refused(guard, tmp_path):
 
 
 def test_the_report_shows_detectors_controls_and_alarms(runs, place, predictions, tmp_path):
-    from benchmd_ray.benchmarks.ood.report import controls, detectors, shifted
+    from benchmd_ray.benchmarks.ood.report import compared_table, controls, detectors, shifted
     from benchmd_ray.benchmarks.ood.report_figures import draw
     from benchmd_ray.benchmarks.ood.report_rows import compared
     from benchmd_ray.results.canvas import styled
@@ -573,6 +573,15 @@ def test_the_report_shows_detectors_controls_and_alarms(runs, place, predictions
         figures = list(draw(Report(analysis, {}, (), 50)))
     assert [one.name.split("-")[1] for one in figures] == ["ptb", "sets", "alarms", "gallery"]
     assert len(own) in (0, 1)
+    for _, family in differences.groupby("use_case"):
+        tested = family["p"].notna().sum()
+        least = min(1, tested * 2 / (50 + 1))
+        assert np.allclose(family["p_least"], least if tested else np.nan, equal_nan=True)
+        assert not (family["p_holm"] < least).any()
+    table = compared_table(analysis)
+    assert table is not None
+    many = f"below {differences['p_least'].max():.2g}: report with "
+    assert (many in table.caption) == (differences["p_least"].max() >= 0.05)
 
 
 def test_the_objective_of_the_pretraining_is_a_detector(place, cache, tmp_path):

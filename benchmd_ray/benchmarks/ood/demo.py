@@ -31,7 +31,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.discovery import conditions_there
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.run_files import predictions_of
-from benchmd_ray.scores.comparison import holm
+from benchmd_ray.scores.comparison import LEVEL, holm
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.demo import TFLOPS, catalogs_of, chosen_modalities
 from benchmd_ray.service.outcome import Outcome
@@ -68,8 +68,6 @@ SHOWN = ("msp", "energy", "mahalanobis-layers", "pixel-knn-8")
 HALF, NOISE = "random half", "white-noise"
 DETECTED = 0.9
 """AUROC that white noise exceeds by the detector that is taken where none is named."""
-LEVEL = 0.05
-"""At which a random half would be told from the other, over all modalities and `SHOWN`."""
 
 
 def demo(

@@ -22,6 +22,7 @@ from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of, key_columns, table_of
 from benchmd_ray.results.report.table import Column, Table
 from benchmd_ray.results.report.tables import Declared
+from benchmd_ray.scores.comparison import LEVEL
 
 HEADING = "Out-of-distribution detection"
 
@@ -166,7 +167,7 @@ def tuned_table(analysis: Analysis) -> Table | None:
         "search found on the other sets of the use-case, on records that no trial saw; p adjusted "
         "over all detectors of a use-case."
     )
-    return table_of(caption, columns, rows)
+    return table_of(caption + _least(rows), columns, rows)
 
 
 def _change_table(rows: pd.DataFrame, title: str, caption: str) -> Table | None:
@@ -178,7 +179,18 @@ def _change_table(rows: pd.DataFrame, title: str, caption: str) -> Table | None:
         column_of("p (Holm)", rows["p_holm"], "p"),
         column_of("seeds", rows["seeds"], "integer"),
     )
-    return table_of(caption, columns, rows)
+    return table_of(caption + _least(rows), columns, rows)
+
+
+def _least(rows: pd.DataFrame) -> str:
+    """Of a caption: that too few resamples were drawn for a difference to be significant."""
+    least = rows["p_least"].max()
+    if not least >= LEVEL:
+        return ""
+    return (
+        f" With so few resamples no p of so many detectors can be below {least:.2g}: report with "
+        f"{least / LEVEL:.1f} times as many (--resamples) for one that could be below {LEVEL}."
+    )
 
 
 def compared_table(analysis: Analysis) -> Table | None:

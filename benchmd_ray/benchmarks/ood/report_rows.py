@@ -208,6 +208,7 @@ def _difference(one: Mapping[int, Scored], other: Mapping[int, Scored]) -> dict[
         "low": found.low,
         "high": found.high,
         "p": found.p,
+        "p_least": 2 / (len(pairs[0][0].draws) + 1),
         "seeds": len(seeds),
         "caution": found.caution,
     }
@@ -221,7 +222,10 @@ def _by_seed(network: Network) -> dict[tuple[Any, ...], dict[int, Scored]]:
 
 
 def _with_holm(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows with p adjusted over all detectors of a network, use-case and regime."""
+    """Rows with p adjusted over all detectors of a network, use-case and regime.
+
+    ``p_least`` is the smallest that the resamples can give, adjusted likewise.
+    """
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         together = tuple(row[name] for name in (*STUDY, "use_case", "regime"))
@@ -231,10 +235,11 @@ def _with_holm(rows: list[dict[str, Any]]) -> pd.DataFrame:
         adjusted = holm([row["p"] for row in tested]) if tested else ()
         for row in members:
             row["p_holm"] = np.nan
+            row["p_least"] = min(1.0, row["p_least"] * len(tested)) if tested else np.nan
         for row, p in zip(tested, adjusted, strict=True):
             row["p_holm"] = float(p)
     more = [name for name in TUNED_COLUMNS if rows and name in rows[0]]
-    changes = ["difference", "low", "high", "p", "p_holm", "seeds", "caution"]
+    changes = ["difference", "low", "high", "p", "p_holm", "p_least", "seeds", "caution"]
     return pd.DataFrame(rows, columns=[*STUDY, *WHERE, *more, *changes])
 
 
