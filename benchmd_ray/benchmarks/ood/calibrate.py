@@ -56,10 +56,9 @@ class Draw:
             return ""
         if self.only_for:
             return "other-sources" if one.kind == self.only_for else ""
-        kinds = {each.kind for each in self.sets}
-        if one.kind not in kinds:
+        if one.origin not in {each.origin for each in self.sets}:
             return "other-sources" if self.shared else ""
-        return "same-source" if len(kinds) == 1 else ""
+        return "same-source" if {each.kind for each in self.sets} == {one.kind} else ""
 
 
 def calibration_draws(sets: Sequence[OutSet]) -> list[Draw]:

@@ -14,10 +14,12 @@ from benchmd_ray.benchmarks.ood.report_rows import (
     compared,
     costs,
     frame,
+    networks,
     techniques,
     tuned,
 )
-from benchmd_ray.benchmarks.ood.scores import ALL, ENSEMBLE
+from benchmd_ray.benchmarks.ood.scores import ENSEMBLE
+from benchmd_ray.benchmarks.ood.table import ALL, HALF, about
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of, key_columns, table_of
 from benchmd_ray.results.report.table import Column, Table
@@ -82,8 +84,17 @@ def detectors(analysis: Analysis) -> Table | None:
         "scores out-of-distribution records lower than in-distribution ones. Calibrated on: none, "
         "a threshold that accepts 95 % of in-distribution records; other-sources, sets that are "
         "not scored; same-source, other patients of the very set, an upper bound."
+        f"{_skipped(analysis)}"
     )
     return table_of(caption, columns, rows)
+
+
+def _skipped(analysis: Analysis) -> str:
+    """Of a caption: detectors that a network lacks and records that were excluded, and why."""
+    every = [each for network in networks(analysis) for each in network.predictions.values()]
+    reasons = {name: why for each in every for name, why in about(each)["skipped"].items()}
+    said = "; ".join(f"{title_of(name)}: {why}" for name, why in reasons.items())
+    return f" Skipped or excluded in at least one network: {said}." if said else ""
 
 
 def shifted(analysis: Analysis) -> Table | None:
@@ -97,7 +108,7 @@ def shifted(analysis: Analysis) -> Table | None:
         column_of("dataset", rows["group"], "text"),
         column_of("false alarms", rows["rejected"], "number"),
         interval_of("AUROC [95 %]", rows, "auroc"),
-        column_of("records", rows["out"], "integer"),
+        column_of("shifted records", rows["out"], "integer"),
         column_of("seeds", rows["seeds"], "integer"),
     )
     caption = (
@@ -117,12 +128,13 @@ def controls(analysis: Analysis) -> Table | None:
         *_detector_columns(rows),
         column_of("control", rows["group"], "text"),
         interval_of("AUROC [95 %]", rows, "auroc"),
-        column_of("records", rows["out"], "integer"),
+        column_of("out records", rows["out"], "integer"),
         column_of("seeds", rows["seeds"], "integer"),
     )
+    unseen = "a change that the normalisation removes has an AUROC of 0.500 exactly, "
     caption = (
-        "Controls: a change that the normalisation removes has an AUROC of 0.500 exactly, a random "
-        "half of the in-distribution patients one within chance."
+        f"Controls: {unseen if (rows['group'] != HALF).any() else ''}a random half of the "
+        "in-distribution patients one within chance, which one interval in twenty excludes."
     )
     return table_of(caption, columns, rows)
 

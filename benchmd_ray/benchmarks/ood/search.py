@@ -173,7 +173,7 @@ def _tuned(
     draws, learned = [], {}
     for one in kinds:
         others = tuple(
-            each for each in kinds if each.use_case == one.use_case and each.kind != one.kind
+            each for each in kinds if each.use_case == one.use_case and each.origin != one.origin
         )
         if not others:
             continue

@@ -72,11 +72,17 @@ class Bank:
         """Rows of each class, by its number; of a multi-label task of each label, and ``none``.
 
         Those of fewer than two records are left out.
+
+        Raises:
+            BenchmdError: All are.
         """
         rows = {str(k): np.flatnonzero(column == 1) for k, column in enumerate(self.targets.T)}
         if not self.head.exclusive:
             rows["none"] = np.flatnonzero((self.targets == 0).all(axis=1))
-        return {name: held for name, held in rows.items() if len(held) >= 2}
+        kept = {name: held for name, held in rows.items() if len(held) >= 2}
+        if not kept:
+            raise BenchmdError("no class has two training records: detectors cannot be fitted.")
+        return kept
 
 
 @dataclass(frozen=True)
