@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 from click.testing import CliRunner
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -18,7 +19,7 @@ from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood import DETECTION, sets
 from benchmd_ray.benchmarks.ood import guard as guards
 from benchmd_ray.benchmarks.ood import scores as scores_module
-from benchmd_ray.benchmarks.ood.calibrate import calibration_draws
+from benchmd_ray.benchmarks.ood.calibrate import Draw, calibration_draws
 from benchmd_ray.benchmarks.ood.detect import scored_table
 from benchmd_ray.benchmarks.ood.detectors import prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS
@@ -300,6 +301,41 @@ def test_patients_in_distribution_are_excluded_from_other_sets(place, monkeypatc
     assert after.excluded == len([n for n in before.scored[0].patients if n.split("/")[1] in taken])
 
 
+@pytest.mark.parametrize("name", ["in", "all", "random half", "white-noise", "hypertrophy"])
+def test_a_dataset_named_like_something_else_is_refused(place, name):
+    other = replace(place["georgia"], card=replace(place["georgia"].card, name=name))
+    with pytest.raises(BenchmdError, match=f"two sets .* would be named {name}: exclude"):
+        out_sets(place["ptb-xl"], inside(place["ptb-xl"]), [other])
+
+
+def test_datasets_of_one_origin_do_not_calibrate_for_each_other(place, cache, monkeypatch):
+    own = inside(place["ptb-xl"])
+    monkeypatch.setattr(sets, "use_case_of", lambda *_: "unrelated")
+    monkeypatch.setattr(sets, "of_one_origin", lambda *pair: {*pair} == {"georgia", "isruc"})
+    made = out_sets(place["ptb-xl"], own, [place["georgia"], place["isruc"]])
+    first, second = (next(each for each in made if each.name == n) for n in ("georgia", "isruc"))
+    draws = calibration_draws(made)
+    assert any(first in draw.sets and draw.shared for draw in draws)
+    for draw in draws:
+        for one, other in ((first, second), (second, first)):
+            if other in draw.sets:
+                assert draw.regime(one) == ""
+    assert Draw((first,), False).regime(first) == "same-source"
+
+
+def test_of_many_windows_whole_scans_are_chosen(place, monkeypatch):
+    records = sets.records_of(place["isruc"], "test")
+    units = np.array(records.table["group_id"].to_pylist())
+    whole = records.table.set_column(
+        records.table.column_names.index("unit_id"), "unit_id", records.table["group_id"]
+    )
+    monkeypatch.setattr(sets, "MOST", len(records) // 2)
+    kept = sets._few(replace(records, table=whole))
+    assert 0 < len(kept) < len(records)
+    chosen = {*kept.table["group_id"].to_pylist()}
+    assert len(kept) == np.isin(units, sorted(chosen)).sum()
+
+
 def test_small_conditions_are_scored_whole_and_together(place, monkeypatch):
     catalog = place["ptb-xl"]
     monkeypatch.setattr(sets, "FEWEST", 1000)
@@ -449,6 +485,15 @@ def test_signals_over_time_are_no_images(runs, place, build_once, synthetic_cxr,
         )
 
 
+def with_values(table, name, where, chosen, value):
+    """The table with another value in a column, where another one has the chosen value."""
+    place = table.column_names.index(name)
+    field = table.schema.field(name)
+    chosen = pa.compute.fill_null(pa.compute.equal(where, chosen), False)
+    changed = pa.compute.if_else(chosen, pa.scalar(value, field.type), table[name])
+    return table.set_column(place, field, changed)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -464,6 +509,23 @@ def test_signals_over_time_are_no_images(runs, place, build_once, synthetic_cxr,
                 t.column_names.index("set"), "set", pa.nulls(len(t), pa.string())
             ),
             "its column set has missing values",
+        ),
+        (lambda t: pa.concat_tables([t, t.slice(0, 1)]), "a record is there twice"),
+        (
+            lambda t: with_values(t, "use_case", t["set"], "in", "unseen"),
+            "an in-distribution record has a use-case",
+        ),
+        (
+            lambda t: with_values(t, "use_case", t["use_case"], "unseen", "rare"),
+            "it has the use-case 'rare'",
+        ),
+        (
+            lambda t: with_values(t, "control", t["set"], "white-noise", None),
+            "its column control has missing values of sets that are scored",
+        ),
+        (
+            lambda t: with_values(t, "energy", t["set"], "white-noise", None),
+            "its column energy lacks scores of some records",
         ),
     ],
 )
@@ -550,7 +612,7 @@ def test_new_data_that_is_not_there_is_refused(guard, tmp_path):
 
 
 def test_the_report_shows_detectors_controls_and_alarms(runs, place, predictions, tmp_path):
-    from benchmd_ray.benchmarks.ood.report import controls, detectors, shifted
+    from benchmd_ray.benchmarks.ood.report import compared_table, controls, detectors, shifted
     from benchmd_ray.benchmarks.ood.report_figures import draw
     from benchmd_ray.benchmarks.ood.report_rows import compared
     from benchmd_ray.results.canvas import styled
@@ -573,6 +635,15 @@ def test_the_report_shows_detectors_controls_and_alarms(runs, place, predictions
         figures = list(draw(Report(analysis, {}, (), 50)))
     assert [one.name.split("-")[1] for one in figures] == ["ptb", "sets", "alarms", "gallery"]
     assert len(own) in (0, 1)
+    for _, family in differences.groupby("use_case"):
+        tested = family["p"].notna().sum()
+        least = min(1, tested * 2 / (50 + 1))
+        assert np.allclose(family["p_least"], least if tested else np.nan, equal_nan=True)
+        assert not (family["p_holm"] < least).any()
+    table = compared_table(analysis)
+    assert table is not None
+    many = f"below {differences['p_least'].max():.2g}: report with "
+    assert (many in table.caption) == (differences["p_least"].max() >= 0.05)
 
 
 def test_the_objective_of_the_pretraining_is_a_detector(place, cache, tmp_path):

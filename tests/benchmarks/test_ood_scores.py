@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from sklearn.metrics import roc_auc_score
 
-from benchmd_ray.benchmarks.ood.scores import score_rows
-from benchmd_ray.benchmarks.ood.table import ABOUT, ABOUT_KEYS, IN, KEYS, THRESHOLDS
+from benchmd_ray.benchmarks.ood import scores
+from benchmd_ray.benchmarks.ood.scores import chance_p, score_rows, threshold_of
+from benchmd_ray.benchmarks.ood.table import ABOUT, ABOUT_KEYS, HALF, IN, KEYS, THRESHOLDS
 from benchmd_ray.training.predictions import Predictions
 
 
@@ -29,13 +33,18 @@ def predictions():
             )
             if name != IN:
                 rows[-1] |= {"use_case": "unseen", "severity": 1, "control": True}
+    return made_up(rows, "made-up scans")
+
+
+def made_up(rows, name):
+    """Predictions of rows by one detector."""
     about = {name: kind() for name, kind in ABOUT_KEYS.items()}
     fields = [
         pa.field(name, kind, metadata={ABOUT: json.dumps(about)} if name == "set" else None)
         for name, kind in KEYS.items()
     ]
     fields.append(pa.field("detector", pa.float64(), metadata={THRESHOLDS: "{}"}))
-    return Predictions(pa.Table.from_pylist(rows, pa.schema(fields)), {"of": "made-up scans"})
+    return Predictions(pa.Table.from_pylist(rows, pa.schema(fields)), {"of": name})
 
 
 def test_a_scan_whose_windows_are_not_all_abnormal_counts_once(predictions):
@@ -56,3 +65,81 @@ def test_a_scan_with_an_abnormal_window_is_abnormal(predictions):
     assert own["auroc"] == 0.5
     # Only the first scan is left of those in distribution, with the score of its other window.
     assert own["auroc, abnormal"] == pytest.approx((0.5 + 0 + 0) / 3)
+
+
+def of_patients(sizes, scores_of):
+    """In-distribution records of patients, with a score for each."""
+    rows = []
+    for patient, (size, own) in enumerate(zip(sizes, scores_of, strict=True)):
+        for record in range(size):
+            name = f"{patient}/{record}"
+            keys = {"record_id": name, "unit_id": name, "group_id": f"{patient:03}"}
+            values = {"part": "test", "set": IN, "regime": "none", "detector": float(own[record])}
+            rows.append(dict.fromkeys(KEYS) | keys | values)
+    return made_up(rows, "made-up patients")
+
+
+def test_the_random_half_is_one_of_all_halves(monkeypatch):
+    """With all halves counted once the p-value is a share of them."""
+    rng = np.random.default_rng(0)
+    sizes = [1, 2, 3, 1, 4, 2]
+    values = [rng.normal(size=size) for size in sizes]
+    halves = [np.array(each) for each in combinations(range(6), 3)]
+    drawn = iter([halves[4], *halves])
+    monkeypatch.setattr(scores, "HALVES", len(halves))
+    monkeypatch.setattr(scores, "_half", lambda rng, patients: next(drawn))
+    away = []
+    for half in halves:
+        out = np.repeat(np.isin(range(6), half), sizes)
+        away.append(abs(roc_auc_score(out, np.concatenate(values)) - 0.5))
+    expected = (1 + sum(each >= away[4] - 1e-9 for each in away)) / (len(halves) + 1)
+    assert chance_p(of_patients(sizes, values), "detector") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 20, [50] + [1] * 19, [1, 2, 4, 8, 16] * 4])
+def test_the_control_of_chance_holds_its_level_whatever_patients_have(sizes, monkeypatch):
+    """Records of a patient are nearly alike, and patients have unequal numbers of them."""
+    monkeypatch.setattr(scores, "HALVES", 99)
+    rejected = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        values = [rng.normal() + 0.01 * rng.normal(size=size) for size in sizes]
+        rejected += chance_p(of_patients(sizes, values), "detector") <= 0.05
+    assert rejected <= 20  # of 10 that are expected, by more than three standard deviations
+
+
+def test_the_control_of_chance_is_that_of_the_table():
+    rng = np.random.default_rng(1)
+    own = of_patients([2] * 12, rng.normal(size=(12, 2)))
+    rows = [*own.table.to_pylist()]
+    rows += [row | {"part": "calibration", "group_id": "c"} for row in rows]
+    both = made_up(rows, "made-up halves")
+    found = score_rows(both, 20)
+    value = found[(found["group"] == HALF) & (found["metric"] == "auroc")]["value"].item()
+    half = scores._half(np.random.default_rng(0), np.unique(own.table["group_id"].to_numpy()))
+    frame = own.table.to_pandas()
+    assert value == roc_auc_score(frame["group_id"].isin(half), frame["detector"])
+    assert 0 < chance_p(both, "detector") <= 1
+
+
+def test_predictions_of_other_scores_are_scored_anew():
+    """Even where all that they say of themselves is the same."""
+    values = np.random.default_rng(2).normal(size=(8, 1))
+    found = []
+    for sign in (1, -1):
+        rows = of_patients([1] * 8, sign * values).table.to_pylist()
+        rows += [row | {"part": "calibration", "group_id": "c"} for row in rows]
+        scored = score_rows(made_up(rows, "made-up signs"), 20)
+        found.append(scored[scored["metric"] == "auroc"]["value"].item())
+    assert found[0] == 1 - found[1] != 0.5
+
+
+def test_the_threshold_accepts_new_records_on_average():
+    rng = np.random.default_rng(0)
+    for count in (19, 40, 200):
+        accepted = [
+            rng.normal(size=2000) <= threshold_of(rng.normal(size=count)) for _ in range(400)
+        ]
+        assert 0.945 <= np.mean(accepted) <= 0.965 + 1 / count
+    assert threshold_of(np.arange(5.0)) == 4
+    assert (threshold_of(np.arange(19.0)), threshold_of(np.arange(39.0))) == (18, 37)

@@ -56,10 +56,9 @@ class Draw:
             return ""
         if self.only_for:
             return "other-sources" if one.kind == self.only_for else ""
-        kinds = {each.kind for each in self.sets}
-        if one.kind not in kinds:
+        if one.origin not in {each.origin for each in self.sets}:
             return "other-sources" if self.shared else ""
-        return "same-source" if len(kinds) == 1 else ""
+        return "same-source" if {each.kind for each in self.sets} == {one.kind} else ""
 
 
 def calibration_draws(sets: Sequence[OutSet]) -> list[Draw]:
@@ -128,7 +127,7 @@ def calibrated(
         learned = method.calibrate(state, first, other, bank.head)
     if method.threshold is not None:
         return learned, method.threshold
-    scores = finite(method.score(learned, other.seen, bank.head), method.name)
+    scores = finite(method.scores(learned, other.seen, bank.head), method.name)
     return learned, best_threshold(scores, other.out)
 
 
@@ -146,7 +145,7 @@ def _of_grid(method: Method, given: Calibration, bank: Bank) -> State:
 
 def auroc_of(method: Method, state: State, given: Calibration, head: Head) -> float:
     """AUROC of a detector on records that calibrate."""
-    scores = finite(method.score(state, given.seen, head), method.name)
+    scores = finite(method.scores(state, given.seen, head), method.name)
     return auroc(scores[~given.out], scores[given.out])
 
 

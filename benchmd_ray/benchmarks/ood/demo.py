@@ -11,11 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute
-from scipy.stats import norm
 
 from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood import DETECTION
@@ -24,14 +22,15 @@ from benchmd_ray.benchmarks.ood.conform import conformable
 from benchmd_ray.benchmarks.ood.detect import detected
 from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL, autoencoder, binary_network
 from benchmd_ray.benchmarks.ood.methods.method import Method
-from benchmd_ray.benchmarks.ood.scores import score_rows
+from benchmd_ray.benchmarks.ood.scores import chance_p, score_rows
+from benchmd_ray.benchmarks.ood.table import HALF
 from benchmd_ray.cluster import connected, own_cpus
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.discovery import conditions_there
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.run_files import predictions_of
-from benchmd_ray.scores.comparison import holm
+from benchmd_ray.scores.comparison import LEVEL, holm
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.demo import TFLOPS, catalogs_of, chosen_modalities
 from benchmd_ray.service.outcome import Outcome
@@ -65,11 +64,9 @@ ones they would take most of the time."""
 RESAMPLES = 200
 SHOWN = ("msp", "energy", "mahalanobis-layers", "pixel-knn-8")
 """Detectors of the table: the paper's simplest, one of logits, one of layers, one of pictures."""
-HALF, NOISE = "random half", "white-noise"
+NOISE = "white-noise"
 DETECTED = 0.9
 """AUROC that white noise exceeds by the detector that is taken where none is named."""
-LEVEL = 0.05
-"""At which a random half would be told from the other, over all modalities and `SHOWN`."""
 
 
 def demo(
@@ -196,13 +193,18 @@ def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[C
 
 
 def _scores(item: Item, outcome: Outcome) -> pd.DataFrame:
-    """AUROC of all detectors that learn of nothing but in-distribution records."""
+    """AUROC of all detectors that learn of nothing but in-distribution records.
+
+    ``chance`` is the p-value of the random half, of the detectors `SHOWN`.
+    """
     for path in predictions_of(outcome.folders[item.name]):
         if path.parent.name == DETECTION.name:
             own = read_predictions(path, DETECTION.form)
             table = own.table.filter(pa.compute.equal(own.table["regime"], "none"))
             rows = score_rows(replace(own, table=table), RESAMPLES)
-            return rows[rows["metric"] == "auroc"]
+            rows = rows[rows["metric"] == "auroc"]
+            chance = {name: chance_p(own, name) for name in SHOWN}
+            return rows.assign(chance=rows["method"].map(chance).where(rows["group"] == HALF))
     raise BenchmdError(f"{outcome.folders[item.name]} has no predictions of {DETECTION.name}.")
 
 
@@ -267,25 +269,15 @@ def _invisible(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _chance(rows: Mapping[str, pd.DataFrame]) -> Iterator[str]:
-    """A half of the in-distribution patients, drawn at random: 0.5 by chance, Holm's correction.
-
-    The test is Mann and Whitney's of one score a patient. Records of a patient that differ make it
-    reject more seldom.
-    """
+    """A half of the in-distribution patients, drawn at random: 0.5 by chance, Holm's correction."""
     tested: list[tuple[str, str, float, float]] = []
     for modality, all_rows in rows.items():
         own = all_rows[(all_rows["group"] == HALF) & all_rows["method"].isin(SHOWN)]
         if own.empty:
             yield f"{modality}: there is no {HALF}."
-        for name, value, patients in _values(own, "method", "value", "patients"):
-            outside = patients // 2
-            inside = patients - outside
-            deviation = np.sqrt((patients + 1) / (12 * inside * outside))
-            p = 2 * norm.sf(abs(value - 0.5) / deviation)
-            tested.append((modality, name, value, float(p)))
-    for (modality, name, value, _), p in zip(
-        tested, holm([each[3] for each in tested]), strict=True
-    ):
+        tested += [(modality, *each) for each in _values(own, "method", "value", "chance")]
+    adjusted = holm([each[3] for each in tested])
+    for (modality, name, value, _), p in zip(tested, adjusted, strict=True):
         if p < LEVEL:
             stated = f"AUROC {value:.3f} by {name} (p {p:.2g})"
             yield f"{modality}: {HALF}: {stated}, expected about 0.5."

@@ -22,13 +22,12 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 )
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer, median_seconds
-from benchmd_ray.benchmarks.ood.sets import Inside, OutSet, Records
+from benchmd_ray.benchmarks.ood.sets import FEWEST, Inside, OutSet, Records
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.progress import progress
 
 PIXEL_RECORDS = 5000
 """Training records whose pictures detectors are fitted on, drawn by a fixed seed."""
-BLOCK = 4096
-"""Records that are scored together."""
 TIMED = 256
 """Records whose scores are timed."""
 
@@ -92,9 +91,8 @@ class Detectors:
         Raises:
             BenchmdError: One is NaN or infinite; the message names the record.
         """
-        score, blocks = self.methods[name].score, range(0, len(seen), BLOCK)
-        parts = [score(state, seen.at(slice(s, s + BLOCK)), self.bank.head) for s in blocks]
-        return finite(np.concatenate(parts) if parts else np.empty(0), name, np.array(ids))
+        found = self.methods[name].scores(state, seen, self.bank.head)
+        return finite(found, name, np.array(ids))
 
 
 def prepared(
@@ -143,10 +141,12 @@ def prepared(
 def _calibrations(
     found: Detectors, own: Inside, draws: Sequence[Draw], banks: Mapping[bool, Bank]
 ) -> dict[str, dict[str, Learned]]:
-    inside = found.seen(own.calibrating)
-    patients = [name for records in own.calibrating for name in records.patients]
     seen: dict[str, Seen] = {}
     learned: dict[str, dict[str, Learned]] = {}
+    if not draws:
+        return learned
+    inside = found.seen(own.calibrating)
+    patients = [name for records in own.calibrating for name in records.patients]
     shown = progress("calibrating detectors", len(draws), "draws")
     for number, draw in enumerate(draws):
         shown.update(number)
@@ -215,7 +215,15 @@ def bank_of(observer: Observer, own: Inside, *, pixels: bool) -> Bank:
         observer: Asks the network.
         own: In-distribution records.
         pixels: With the records' pictures, and then of `PIXEL_RECORDS` of them at most.
+
+    Raises:
+        BenchmdError: There are fewer training records than calibration takes of either kind.
     """
+    if len(own.trained) < FEWEST:
+        raise BenchmdError(
+            f"{own.trained.catalog.path} has {count_of(len(own.trained), 'training record')}: "
+            f"detectors learn from at least {FEWEST}."
+        )
     trained, head = own.trained, observer.network.head
     seen = observer.seen([trained])
     if pixels:

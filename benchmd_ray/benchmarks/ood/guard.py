@@ -157,7 +157,7 @@ def fit(asked: Asked, detector: str) -> Guard:
     records = own.calibrating  # as in the benchmark, whose false alarms are then the guard's
     seen = pictured(observer, records) if "pixels" in method.needs else observer.seen(records)
     units = [name for part in records for name in part.table["unit_id"].to_pylist()]
-    whole = pd.Series(finite(method.score(state, seen, network.head), name)).groupby(units).max()
+    whole = pd.Series(finite(method.scores(state, seen, network.head), name)).groupby(units).max()
     scores = np.asarray(whole, np.float64)
     guard = Guard(name, state, threshold_of(scores), network)
     _write(asked.run, guard, asked.catalog, len(scores))
@@ -278,7 +278,7 @@ def _scores(guard: Guard, signals: npt.NDArray[np.generic], table: Any) -> Float
     seen = network.seen(network.quantities(*given))
     if "pixels" in method.needs:
         seen = replace(seen, more={**seen.more, "pixels": pictures(network, *given)})
-    return finite(method.score(guard.state, seen, network.head), guard.detector)
+    return finite(method.scores(guard.state, seen, network.head), guard.detector)
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, int]:

@@ -14,14 +14,17 @@ from benchmd_ray.benchmarks.ood.report_rows import (
     compared,
     costs,
     frame,
+    networks,
     techniques,
     tuned,
 )
-from benchmd_ray.benchmarks.ood.scores import ALL, ENSEMBLE
+from benchmd_ray.benchmarks.ood.scores import ENSEMBLE
+from benchmd_ray.benchmarks.ood.table import ALL, HALF, about
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of, key_columns, table_of
 from benchmd_ray.results.report.table import Column, Table
 from benchmd_ray.results.report.tables import Declared
+from benchmd_ray.scores.comparison import LEVEL
 
 HEADING = "Out-of-distribution detection"
 
@@ -81,8 +84,17 @@ def detectors(analysis: Analysis) -> Table | None:
         "scores out-of-distribution records lower than in-distribution ones. Calibrated on: none, "
         "a threshold that accepts 95 % of in-distribution records; other-sources, sets that are "
         "not scored; same-source, other patients of the very set, an upper bound."
+        f"{_skipped(analysis)}"
     )
     return table_of(caption, columns, rows)
+
+
+def _skipped(analysis: Analysis) -> str:
+    """Of a caption: detectors that a network lacks and records that were excluded, and why."""
+    every = [each for network in networks(analysis) for each in network.predictions.values()]
+    reasons = {name: why for each in every for name, why in about(each)["skipped"].items()}
+    said = "; ".join(f"{title_of(name)}: {why}" for name, why in reasons.items())
+    return f" Skipped or excluded in at least one network: {said}." if said else ""
 
 
 def shifted(analysis: Analysis) -> Table | None:
@@ -96,7 +108,7 @@ def shifted(analysis: Analysis) -> Table | None:
         column_of("dataset", rows["group"], "text"),
         column_of("false alarms", rows["rejected"], "number"),
         interval_of("AUROC [95 %]", rows, "auroc"),
-        column_of("records", rows["out"], "integer"),
+        column_of("shifted records", rows["out"], "integer"),
         column_of("seeds", rows["seeds"], "integer"),
     )
     caption = (
@@ -116,12 +128,13 @@ def controls(analysis: Analysis) -> Table | None:
         *_detector_columns(rows),
         column_of("control", rows["group"], "text"),
         interval_of("AUROC [95 %]", rows, "auroc"),
-        column_of("records", rows["out"], "integer"),
+        column_of("out records", rows["out"], "integer"),
         column_of("seeds", rows["seeds"], "integer"),
     )
+    unseen = "a change that the normalisation removes has an AUROC of 0.500 exactly, "
     caption = (
-        "Controls: a change that the normalisation removes has an AUROC of 0.500 exactly, a random "
-        "half of the in-distribution patients one within chance."
+        f"Controls: {unseen if (rows['group'] != HALF).any() else ''}a random half of the "
+        "in-distribution patients one within chance, which one interval in twenty excludes."
     )
     return table_of(caption, columns, rows)
 
@@ -166,7 +179,7 @@ def tuned_table(analysis: Analysis) -> Table | None:
         "search found on the other sets of the use-case, on records that no trial saw; p adjusted "
         "over all detectors of a use-case."
     )
-    return table_of(caption, columns, rows)
+    return table_of(caption + _least(rows), columns, rows)
 
 
 def _change_table(rows: pd.DataFrame, title: str, caption: str) -> Table | None:
@@ -178,7 +191,18 @@ def _change_table(rows: pd.DataFrame, title: str, caption: str) -> Table | None:
         column_of("p (Holm)", rows["p_holm"], "p"),
         column_of("seeds", rows["seeds"], "integer"),
     )
-    return table_of(caption, columns, rows)
+    return table_of(caption + _least(rows), columns, rows)
+
+
+def _least(rows: pd.DataFrame) -> str:
+    """Of a caption: that too few resamples were drawn for a difference to be significant."""
+    least = rows["p_least"].max()
+    if not least >= LEVEL:
+        return ""
+    return (
+        f" With so few resamples no p of so many detectors can be below {least:.2g}: report with "
+        f"{least / LEVEL:.1f} times as many (--resamples) for one that could be below {LEVEL}."
+    )
 
 
 def compared_table(analysis: Analysis) -> Table | None:

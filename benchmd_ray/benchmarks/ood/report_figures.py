@@ -16,13 +16,14 @@ from benchmd_ray.benchmarks.ood import DETECTION
 from benchmd_ray.benchmarks.ood.methods import USUAL
 from benchmd_ray.benchmarks.ood.report import HEADING, title_of
 from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, Network, frame, networks
-from benchmd_ray.benchmarks.ood.scores import ALL
-from benchmd_ray.benchmarks.ood.table import IN, about
+from benchmd_ray.benchmarks.ood.table import ALL, IN, about
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled, techniques_of
 
 COLOURS = {"none": "#0072B2", "other-sources": "#D55E00", "same-source": "#999999"}
 MARKERS = {"none": "o", "other-sources": "s", "same-source": "^"}
+APART = {"none": 0.0, "other-sources": 0.15, "same-source": -0.15}
+"""Where intervals of a detector are on its line, so that none hides another."""
 
 
 def draw(report: Report) -> Iterator[Drawn]:
@@ -63,7 +64,7 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
         own = means[means["use_case"] == case]
         for regime, colour in COLOURS.items():
             some = own[own["regime"] == regime]
-            places = [order.index(name) for name in some["method"]]
+            places = [order.index(name) + APART[regime] for name in some["method"]]
             ends = np.stack([some["auroc"] - some["low"], some["high"] - some["auroc"]])
             axes.errorbar(
                 some["auroc"],
@@ -100,7 +101,7 @@ def _best(rows: pd.DataFrame, cases: list[str]) -> str:
         own = rows[rows["use_case"] == case]
         if len(own):
             best = own.sort_values("auroc").iloc[-1]
-            found.append(f"{case} {title_of(str(best['method']))} {float(best['auroc']):.2f}")
+            found.append(f"{case} {title_of(str(best['method']))} {float(best['auroc']):.3f}")
     return "highest AUROC without calibration: " + ", ".join(found)
 
 

@@ -7,7 +7,7 @@ are compared.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,6 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.ood import EVALUATIONS, TUNED
 from benchmd_ray.benchmarks.ood.scores import (
-    ALL,
     Scored,
     Where,
     ensemble,
@@ -26,7 +25,7 @@ from benchmd_ray.benchmarks.ood.scores import (
     scored,
 )
 from benchmd_ray.benchmarks.ood.sets import FEWEST
-from benchmd_ray.benchmarks.ood.table import about
+from benchmd_ray.benchmarks.ood.table import ALL, about
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.protocols import comparable_with
@@ -208,6 +207,7 @@ def _difference(one: Mapping[int, Scored], other: Mapping[int, Scored]) -> dict[
         "low": found.low,
         "high": found.high,
         "p": found.p,
+        "p_least": 2 / (len(pairs[0][0].draws) + 1),
         "seeds": len(seeds),
         "caution": found.caution,
     }
@@ -220,8 +220,11 @@ def _by_seed(network: Network) -> dict[tuple[Any, ...], dict[int, Scored]]:
     return {key: network.of(key) for key in keys}
 
 
-def _with_holm(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows with p adjusted over all detectors of a network, use-case and regime."""
+def _with_holm(rows: list[dict[str, Any]], more: Sequence[str] = ()) -> pd.DataFrame:
+    """Rows with p adjusted over all detectors of a network, use-case and regime.
+
+    ``p_least`` is the smallest that the resamples can give, adjusted likewise.
+    """
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         together = tuple(row[name] for name in (*STUDY, "use_case", "regime"))
@@ -231,10 +234,10 @@ def _with_holm(rows: list[dict[str, Any]]) -> pd.DataFrame:
         adjusted = holm([row["p"] for row in tested]) if tested else ()
         for row in members:
             row["p_holm"] = np.nan
+            row["p_least"] = min(1.0, row["p_least"] * len(tested)) if tested else np.nan
         for row, p in zip(tested, adjusted, strict=True):
             row["p_holm"] = float(p)
-    more = [name for name in TUNED_COLUMNS if rows and name in rows[0]]
-    changes = ["difference", "low", "high", "p", "p_holm", "seeds", "caution"]
+    changes = ["difference", "low", "high", "p", "p_holm", "p_least", "seeds", "caution"]
     return pd.DataFrame(rows, columns=[*STUDY, *WHERE, *more, *changes])
 
 
@@ -330,10 +333,10 @@ def tuned_frame(predictions: Predictions) -> pd.DataFrame:
     own = {_key(one): one for one in scored(predictions)}
     network = Network(dict.fromkeys(STUDY, ""), {0: own}, {0: predictions})
     columns = ["use_case", "method", *TUNED_COLUMNS, "difference", "low", "high", "p_holm"]
-    return _with_holm([*_of_tuned(network)])[columns]
+    return _with_holm([*_of_tuned(network)], TUNED_COLUMNS)[columns]
 
 
 def tuned(analysis: Analysis) -> pd.DataFrame:
     """Each tuned detector minus itself with the papers' hyperparameters, on the same records."""
     every = [each for each in networks(analysis) if each.names["evaluation"] == TUNED.name]
-    return _with_holm([row for network in every for row in _of_tuned(network)])
+    return _with_holm([row for network in every for row in _of_tuned(network)], TUNED_COLUMNS)

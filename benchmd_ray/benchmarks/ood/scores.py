@@ -7,6 +7,7 @@ average precision weighs each kind a half.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,11 +17,12 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 from scipy.special import entr
+from scipy.stats import rankdata
 
 from benchmd_ray.benchmarks.ood.methods.method import auroc, probabilities
 from benchmd_ray.benchmarks.ood.released import balanced
 from benchmd_ray.benchmarks.ood.sets import FEWEST
-from benchmd_ray.benchmarks.ood.table import IN, KEYS, THRESHOLDS, about, thresholds
+from benchmd_ray.benchmarks.ood.table import ALL, HALF, IN, KEYS, THRESHOLDS, about, thresholds
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.ranking import rank, weighted_auroc
 from benchmd_ray.scores.resampling import group_multiplicities
@@ -33,8 +35,8 @@ RELEASED = "ood-released"
 """The evaluation that is scored as the released code does, too."""
 ENSEMBLE = "deep-ensemble"
 """Name of what the seeds of a network say together."""
-ALL = "all"
-"""Group of means over sets."""
+HALVES, ROUNDING = 4999, 1e-12
+"""Random halves of `chance_p`, and what differs by less is equal."""
 RESAMPLES = 1000
 """Of the bootstrap, where nobody says."""
 ACCEPTED = 0.95
@@ -132,8 +134,13 @@ def _average_precision(kind: npt.NDArray[np.int_], scores: Floats, weights: Floa
 
 
 def threshold_of(calibrating: Floats) -> float:
-    """The score that 95 % of in-distribution records that are not scored do not exceed."""
-    return float(np.sort(calibrating)[int(np.ceil(ACCEPTED * len(calibrating))) - 1])
+    """The score that 95 % of new in-distribution records do not exceed, on average.
+
+    Of n records that calibrate the ⌈0.95 (n + 1)⌉-th least (Vovk et al. 2005, conformal
+    prediction), the largest where n is below 19.
+    """
+    place = int(np.ceil(ACCEPTED * (len(calibrating) + 1)))
+    return float(np.sort(calibrating)[min(place, len(calibrating)) - 1])
 
 
 def resampled_auroc(compared: Compared, resamples: int) -> Floats:
@@ -243,8 +250,16 @@ _KNOWN: dict[tuple[str, ...], tuple[int, tuple[Scored, ...]]] = {}
 
 
 def _name(predictions: Predictions) -> tuple[str, ...]:
+    """What scores follow from: what the table says of itself, and its content but for pictures."""
+    hashed = hashlib.sha256()
+    for name in (name for name in predictions.table.column_names if name != "picture"):
+        for chunk in predictions.table[name].chunks:
+            hashed.update(f"{name} {chunk.offset} {len(chunk)}\n".encode())
+            for buffer in filter(None, chunk.buffers()):
+                hashed.update(buffer)
     stated = predictions.description
-    return tuple(stated.get(key, "") for key in ("of", "dataset", "catalog", "also", "evaluation"))
+    keys = ("of", "dataset", "catalog", "also", "evaluation")
+    return (*(stated.get(key, "") for key in keys), hashed.hexdigest())
 
 
 def resamples_of(predictions: Predictions) -> int | None:
@@ -354,12 +369,10 @@ def _without_calibration(table: pd.DataFrame, name: str, coarse: Mapping[str, st
     own = table[(table["set"] == IN) & table["alike"].isna()]
     threshold = threshold_of(own.loc[own["part"] == "calibration", "score"].to_numpy())
     test = own[own["part"] == "test"]
-    patients = np.unique(test["group_id"])
     # The control of chance: half of the in-distribution patients are called out.
-    chosen = np.random.default_rng(0).permutation(patients)[: len(patients) // 2]
-    half = test["group_id"].isin(chosen)
+    half = test["group_id"].isin(_half(np.random.default_rng(0), np.unique(test["group_id"])))
     if half.any() and not half.all():
-        control = Where(name, "none", "control", "random half")
+        control = Where(name, "none", "control", HALF)
         yield control, [Compared(test[~half], test[half], threshold)]
     others = table[(table["set"] != IN) & (table["part"] == "test")]
     by = ["use_case", "set", "severity", "control"]
@@ -369,6 +382,37 @@ def _without_calibration(table: pd.DataFrame, name: str, coarse: Mapping[str, st
         where = Where(name, "none", case, _group(group, severity), severity)
         alike = table[(table["set"] == IN) & (table["alike"] == coarse.get(group, ""))]
         yield where, [Compared(test, rows, threshold, alike if len(alike) else None)]
+
+
+def _half(rng: np.random.Generator, patients: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    return rng.permutation(patients)[: len(patients) // 2]
+
+
+def chance_p(predictions: Predictions, name: str) -> float:
+    """P-value of the control of chance: that a detector tells the random half from the other.
+
+    By the AUROC of other random halves of the patients, of which each is as likely.
+
+    Args:
+        predictions: Of the evaluation ``ood``.
+        name: Of the detector.
+
+    Returns:
+        The share of `HALVES`, and the one seen among them, whose AUROC is as far from 0.5.
+    """
+    table = _units(predictions)
+    own = table[(table["set"] == IN) & (table["part"] == "test") & (table["regime"] == "none")]
+    own = own[own["alike"].isna()]
+    patients, place = np.unique(own["group_id"], return_inverse=True)
+    ranks = np.bincount(place, rankdata(own[name]))
+    records = np.bincount(place)
+    away = []
+    for seed in range(HALVES + 1):  # the first is the control's
+        half = _half(np.random.default_rng(seed), np.arange(len(patients)))
+        count = records[half].sum()
+        won = ranks[half].sum() - count * (count + 1) / 2
+        away.append(abs(won / (count * (len(own) - count)) - 0.5))
+    return float(np.mean(np.array(away) >= away[0] - ROUNDING))
 
 
 def _with_calibration(table: pd.DataFrame, name: str, limits: Mapping[str, float]) -> Found:

@@ -173,7 +173,7 @@ def _tuned(
     draws, learned = [], {}
     for one in kinds:
         others = tuple(
-            each for each in kinds if each.use_case == one.use_case and each.kind != one.kind
+            each for each in kinds if each.use_case == one.use_case and each.origin != one.origin
         )
         if not others:
             continue
@@ -183,7 +183,7 @@ def _tuned(
         for name, method in found.methods.items():
             values = best(trials, name, [each.name for each in others])
             state = method.fit(given.bank, **values)
-            scores = method.score(state, both.seen, given.bank.head)
+            scores = method.scores(state, both.seen, given.bank.head)
             own[name] = Learned(state, best_threshold(scores, both.out))
         draws.append(draw)
         learned[draw.name] = own

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from benchmd_ray.benchmarks.ood.cards import UseCase, use_case_of, use_cases
+from benchmd_ray.benchmarks.ood.cards import UseCase, of_one_origin, use_case_of, use_cases
 from benchmd_ray.benchmarks.ood.conform import coarser, require_conformable
 from benchmd_ray.benchmarks.ood.faults import Fault, faults_of
+from benchmd_ray.benchmarks.ood.table import RESERVED
 from benchmd_ray.data.binary import NORMAL, normal_names
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog
@@ -95,6 +96,8 @@ class OutSet:
     """Records that are not among them, for their patients are in distribution."""
     extent: tuple[int, ...] = ()
     """Extent of its signals where that is below the network's: the fit made them coarse."""
+    family: str = ""
+    """Name of another set with records of the same origin; empty where there is none."""
 
     @property
     def control(self) -> bool:
@@ -103,8 +106,13 @@ class OutSet:
 
     @property
     def kind(self) -> str:
-        """The name without the severity: sets of one kind never calibrate each other."""
+        """The name without the severity."""
         return self.name if self.fault is None else self.fault.name
+
+    @property
+    def origin(self) -> str:
+        """What its records are from: sets of one origin never calibrate each other."""
+        return self.family or self.kind
 
     @property
     def learnable(self) -> bool:
@@ -156,13 +164,14 @@ def calibrates(patient: str) -> bool:
 
 
 def _few(records: Records) -> Records:
-    """At most `MOST`, by a hash of their names."""
+    """At most `MOST` records, of whole units, by a hash of the units' names."""
     if len(records) <= MOST:
         return records
-    order = np.argsort([stable_fraction(f"ood/{name}") for name in records.names])
-    chosen = np.zeros(len(records), bool)
-    chosen[order[:MOST]] = True
-    return records.at(chosen)
+    units = [f"{records.catalog.dataset}/{name}" for name in records.table["unit_id"].to_pylist()]
+    fractions = np.array([stable_fraction(f"ood/{name}") for name in units])
+    least = np.sort(fractions)[MOST]  # of the first unit that is not whole
+    chosen = fractions < least
+    return records.at(chosen if chosen.any() else fractions == least)
 
 
 def inside(catalog: Catalog) -> Inside:
@@ -191,7 +200,7 @@ def inside(catalog: Catalog) -> Inside:
     return Inside(trained, (first,), (second,))
 
 
-def out_sets(catalog: Catalog, own: Inside, also: Sequence[Catalog]) -> Iterator[OutSet]:
+def out_sets(catalog: Catalog, own: Inside, also: Sequence[Catalog]) -> list[OutSet]:
     """All sets that are scored against the in-distribution records of a catalog.
 
     Args:
@@ -201,18 +210,46 @@ def out_sets(catalog: Catalog, own: Inside, also: Sequence[Catalog]) -> Iterator
 
     Raises:
         BenchmdError: One of them is of the same origin or of a kind of signal that cannot be shown
-            to the network, or has no other patients than the source.
+            to the network, or has no other patients than the source, or the name of another set.
     """
+    made = [*_faulty(catalog, own)]
+    if catalog.rows(HELD_OUT):
+        made += _held_out(catalog, own)
+    kept = (own.trained, *own.calibrating, *own.scored)
+    patients = {patient for records in kept for patient in records.patients}
+    names = {name.partition("/")[2] for name in patients}
+    for place, other in enumerate(also):
+        alike = [
+            each.dataset for each in also[:place] if of_one_origin(each.dataset, other.dataset)
+        ]
+        made.append(replace(_of_catalog(catalog, other, names), family=(alike or [""])[0]))
+    _require_distinct(made)
+    return made
+
+
+def _require_distinct(sets: Sequence[OutSet]) -> None:
+    """Refuse sets that could not be told apart by their names.
+
+    Raises:
+        BenchmdError: Two have one name, or one has the name of a fault or one of `RESERVED`.
+    """
+    taken = {*RESERVED, *(each.kind for each in sets if each.fault is not None)}
+    for one in sets:
+        if one.fault is None and one.name != ALL_TOGETHER:  # one of each use-case
+            if one.name in taken:
+                raise BenchmdError(
+                    f"two sets that are out of distribution would be named {one.name}: exclude the "
+                    "dataset or condition of that name, or name it differently in its card."
+                )
+            taken.add(one.name)
+
+
+def _faulty(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
+    """In-distribution records with something wrong, or something else in their place."""
     for fault in faults_of(catalog.signal).values():
         for severity in fault.severities:
             name = fault.name if len(fault.severities) == 1 else f"{fault.name} {severity}"
             yield OutSet(name, fault.use_case, own.calibrating, own.scored, fault, severity)
-    if catalog.rows(HELD_OUT):
-        yield from _held_out(catalog, own)
-    kept = (own.trained, *own.calibrating, *own.scored)
-    patients = {patient for records in kept for patient in records.patients}
-    for other in also:
-        yield _of_catalog(catalog, other, {name.partition("/")[2] for name in patients})
 
 
 def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:

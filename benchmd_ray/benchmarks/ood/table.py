@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
+from benchmd_ray.benchmarks.ood.cards import USE_CASES
+from benchmd_ray.errors import shown
 from benchmd_ray.training.predictions import Predictions
 
-IN = "in"
-"""Name of the in-distribution set."""
+IN, ALL, HALF = "in", "all", "random half"
+"""Names of the in-distribution set, of means over sets, and of the control of chance."""
+RESERVED = (IN, ALL, HALF)
+"""Names that no other set may have."""
 JOINED = " + "
 """Between the names of sets that calibrate together."""
 KEYS: dict[str, pa.DataType] = {
@@ -33,6 +38,8 @@ calibrated detector scored; ``calibrated_on`` is what that learned from. ``alike
 which in-distribution records were made as coarse as others, which are compared with them, too.
 ``logits`` are the network's; ``picture`` is kept of a few records, to be looked at.
 """
+ONCE = ("record_id", "part", "set", "use_case", "severity", "regime", "calibrated_on", "alike")
+"""Columns that tell rows apart."""
 ABOUT = "about"
 """Metadata of the column ``set``, as JSON: what `ABOUT_KEYS` names."""
 ABOUT_KEYS: dict[str, type] = {
@@ -97,7 +104,29 @@ def fault(predictions: Predictions) -> str:
         values = table[field.name].drop_null().to_numpy()
         if not np.isfinite(values).all():
             return f"its column {field.name} has NaN or infinite scores"
-    return _fault_of_metadata(predictions)
+    return _fault_of_rows(table) or _fault_of_metadata(predictions)
+
+
+def _fault_of_rows(table: pa.Table) -> str:
+    """What is wrong with rows: which records they are of, and which scores they lack."""
+    inside = pa.compute.equal(table["set"], IN)
+    own, others = table.filter(inside), table.filter(pa.compute.invert(inside))
+    if own["use_case"].null_count < len(own):
+        return "an in-distribution record has a use-case"
+    for name in ("use_case", "severity", "control"):
+        if others[name].null_count:
+            return f"its column {name} has missing values of sets that are scored"
+    if unknown := set(others["use_case"].unique().to_pylist()) - {*USE_CASES}:
+        return f"it has the use-case {shown(min(unknown))}"
+    named = [name for name in KEYS if name in ONCE]
+    if len(table.group_by(named).aggregate([])) < len(table):
+        return "a record is there twice"
+    alone = pa.compute.equal(table["regime"], "none")
+    for part in (table.filter(alone), table.filter(pa.compute.invert(alone))):
+        for name in (name for name in table.column_names if name not in KEYS):
+            if part[name].null_count not in (0, len(part)):
+                return f"its column {name} lacks scores of some records"
+    return ""
 
 
 def _fault_of_metadata(predictions: Predictions) -> str:

@@ -46,6 +46,7 @@ from benchmd_ray.benchmarks.ood.methods import (
     vim,
 )
 from benchmd_ray.benchmarks.ood.methods.method import Method
+from benchmd_ray.benchmarks.ood.methods.outside import guarded
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.plugins import GROUPS, plugin, plugin_source
 
@@ -102,8 +103,8 @@ def detectors() -> dict[str, Method]:
     """All detectors by name: the package's, and those of installed packages.
 
     Raises:
-        BenchmdError: One of an installed package cannot be imported, is none, or has a name that is
-            taken.
+        BenchmdError: One of an installed package cannot be imported, is none, has a name that is
+            taken, or cannot be used.
     """
     found = dict(METHODS)
     for entry in sorted(entry_points(group=GROUPS[KIND])):
@@ -118,7 +119,7 @@ def detectors() -> dict[str, Method]:
                 f"the detector {entry.name} has the name {made.name}, which is taken: choose "
                 "another name."
             )
-        found[made.name] = made
+        found[made.name] = guarded(made)
     return found
 
 

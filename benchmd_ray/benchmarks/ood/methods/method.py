@@ -18,6 +18,8 @@ from scipy.stats import rankdata
 from benchmd_ray.errors import BenchmdError, require_plain_name
 
 Floats = npt.NDArray[np.float64]
+BLOCK = 4096
+"""Records that are scored at a time: what is computed of them is bounded, and stays in caches."""
 State = dict[str, npt.NDArray[Any]]
 """Arrays by name: all that a fitted detector knows."""
 
@@ -70,11 +72,17 @@ class Bank:
         """Rows of each class, by its number; of a multi-label task of each label, and ``none``.
 
         Those of fewer than two records are left out.
+
+        Raises:
+            BenchmdError: All are.
         """
         rows = {str(k): np.flatnonzero(column == 1) for k, column in enumerate(self.targets.T)}
         if not self.head.exclusive:
             rows["none"] = np.flatnonzero((self.targets == 0).all(axis=1))
-        return {name: held for name, held in rows.items() if len(held) >= 2}
+        kept = {name: held for name, held in rows.items() if len(held) >= 2}
+        if not kept:
+            raise BenchmdError("no class has two training records: detectors cannot be fitted.")
+        return kept
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,12 @@ class Method:
 
     def __post_init__(self) -> None:
         require_plain_name("detector", self.name)
+
+    def scores(self, state: State, seen: Seen, head: Head) -> Floats:
+        """`score` of any number of records, `BLOCK` at a time: (records,)."""
+        blocks = range(0, len(seen), BLOCK)
+        parts = [self.score(state, seen.at(slice(start, start + BLOCK)), head) for start in blocks]
+        return np.concatenate(parts) if parts else np.empty(0)
 
 
 def finite(scores: Floats, method: str, names: npt.NDArray[np.str_] | None = None) -> Floats:

@@ -1,0 +1,119 @@
+"""Detectors from outside the package: what they give is checked, what they are given is not theirs.
+
+A detector of an installed package is run as any code that its user installed; but it may not change
+what other detectors read, and what is wrong with it is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Head, Method, Seen
+from benchmd_ray.benchmarks.ood.table import KEYS
+from benchmd_ray.errors import BenchmdError, first_line
+
+TAKEN = {*KEYS, "features", "logits", "pixels", "deep-ensemble"}
+"""Names that are other columns' or other quantities'."""
+
+
+def guarded(method: Method) -> Method:
+    """A detector whose functions get arrays that they cannot write to, with checked results.
+
+    Raises:
+        BenchmdError: Its name is taken, or its needs or its grid cannot be used.
+    """
+    if method.name in TAKEN:
+        raise BenchmdError(f"a detector cannot be named {method.name}: choose another name.")
+    if isinstance(method.needs, str) or not all(isinstance(each, str) for each in method.needs):
+        raise BenchmdError(
+            f"the detector {method.name} needs {method.needs!r}: expected a tuple of names."
+        )
+    if empty := [name for name, values in method.grid.items() if not len(values)]:
+        raise BenchmdError(
+            f"the detector {method.name} has no value of {empty[0]} in its grid: name some."
+        )
+    checks = {"fit": _state, "score": _score, "calibrate": _state, "asks": None, "once": _rows}
+    changed: dict[str, Any] = {
+        name: partial(_called, method.name, name, getattr(method, name), check)
+        for name, check in checks.items()
+        if getattr(method, name) is not None
+    }
+    return replace(method, **changed)
+
+
+def _called(
+    detector: str,
+    what: str,
+    work: Callable[..., Any],
+    check: Callable[[Any, int], str] | None,
+    *given: Any,
+    **named: Any,
+) -> Any:
+    """What a function of a detector gives.
+
+    Raises:
+        BenchmdError: It raises, or gives something else than it should.
+    """
+    try:
+        found = work(*map(_read_only, given), **named)
+    except BenchmdError:
+        raise
+    except Exception as error:  # whatever code from outside does
+        raise BenchmdError(
+            f"{what} of the detector {detector} fails with {type(error).__name__}: "
+            f"{first_line(error)}. Correct it, or uninstall it."
+        ) from error
+    records = next((len(each) for each in given if isinstance(each, Seen)), 0)
+    if check is not None and (fault := check(found, records)):
+        raise BenchmdError(f"{what} of the detector {detector} gives {fault}.")
+    return found
+
+
+def _read_only(given: Any) -> Any:
+    """The same, with views of its arrays that cannot be written to."""
+    if isinstance(given, np.ndarray):
+        view = given.view()
+        view.flags.writeable = False
+        return view
+    if isinstance(given, dict):
+        return {name: _read_only(each) for name, each in given.items()}
+    if isinstance(given, Seen | Bank | Calibration | Head):
+        own = {each.name: getattr(given, each.name) for each in fields(given)}
+        return replace(given, **{name: _read_only(each) for name, each in own.items()})
+    return given
+
+
+def _state(found: Any, _: int) -> str:
+    """What is wrong with a fitted state; empty where nothing is."""
+    if isinstance(found, dict) and all(
+        isinstance(name, str) and isinstance(each, np.ndarray) and each.dtype.kind in "biuf"
+        for name, each in found.items()
+    ):
+        return ""
+    return f"{_described(found)}, expected a dict of arrays of numbers by name"
+
+
+def _score(found: Any, records: int) -> str:
+    held = found if isinstance(found, np.ndarray) else np.empty(())
+    if held.shape == (records,) and held.dtype.kind == "f":
+        return ""
+    return f"{_described(found)}, expected an array of floating-point numbers of shape ({records},)"
+
+
+def _rows(found: Any, records: int) -> str:
+    held: npt.NDArray[Any] = found if isinstance(found, np.ndarray) else np.empty(())
+    if held.ndim and len(held) == records and held.dtype.kind in "biuf":
+        return ""
+    return f"{_described(found)}, expected an array of numbers of shape ({records}, …)"
+
+
+def _described(found: Any) -> str:
+    if isinstance(found, np.ndarray):
+        return f"an array of {found.dtype} of shape {found.shape}"
+    return f"a value of the type {type(found).__name__}"
