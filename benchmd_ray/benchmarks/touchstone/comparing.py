@@ -229,7 +229,7 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
     return lines
 
 
-def submissions_of(names: Sequence[str], scores: Scores) -> list[str]:
+def earlier_training(names: Sequence[str], scores: Scores) -> list[str]:
     """What was declared of earlier training, for each name; empty where nothing was."""
     held = scores.submissions
     return [", ".join(held[name].pretrained_on) if name in held else "" for name in names]

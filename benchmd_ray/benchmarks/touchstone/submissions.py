@@ -89,7 +89,7 @@ class Scores:
     @cached_property
     def _places(self) -> tuple[npt.NDArray[np.intp], ...]:
         return tuple(
-            pd.Index(names).get_indexer(self.rows[column])
+            pd.Index(names).get_indexer(pd.Index(self.rows[column]))
             for column, names in (
                 ("case", self.cases),
                 ("algorithm", self.algorithms),
