@@ -43,7 +43,7 @@ def read_nifti(path: Path) -> Volume:
     Raises:
         RecordError: It is missing, damaged or too large, or no volume of three axes.
     """
-    _require_header(path)
+    require_nifti(path)
     reader: Any = SimpleITK.ImageFileReader()  # type: ignore[no-untyped-call]
     reader.SetImageIO("NiftiImageIO")
     reader.SetFileName(str(path))
@@ -69,7 +69,7 @@ def read_nifti(path: Path) -> Volume:
     )
 
 
-def _require_header(path: Path) -> None:
+def require_nifti(path: Path) -> None:
     """Refuse what SimpleITK would believe: sizes, types, places, and a file that is cut off.
 
     Raises:

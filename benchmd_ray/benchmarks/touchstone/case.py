@@ -1,0 +1,321 @@
+"""One case: its files are read and scored in a process apart; as a module, it is that process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.benchmarks.touchstone.dicom_masks import (
+    Segments,
+    contained,
+    read_segments,
+    spanning,
+)
+from benchmd_ray.benchmarks.touchstone.layouts import Files, files_from
+from benchmd_ray.benchmarks.touchstone.masks import (
+    DICOM,
+    Geometry,
+    Labels,
+    read_labels,
+    resampled,
+    suffix_of,
+)
+from benchmd_ray.benchmarks.touchstone.tasks import LARGEST_LABEL, Layout, Task
+from benchmd_ray.data.apart import begin, serve
+from benchmd_ray.data.records import RecordError
+from benchmd_ray.scores.overlap import Masks, Segmentation, of_labels
+from benchmd_ray.scores.segmentation import scored
+from benchmd_ray.typed import typed
+
+PARTS_OF_A_CASE = ("the reference", "the prediction", "scoring")
+"""What the process is at, for messages where it dies."""
+RESAMPLE = "--resample puts it on the reference's grid by nearest neighbours"
+Bits = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Notes:
+    """What is unusual about a case and no reason to refuse it."""
+
+    overlapping: int = 0
+    """Voxels of the prediction with more than one class; each class is scored from its own mask."""
+    ignored: list[int] = field(default_factory=list)
+    """Labels of structures that the task excludes."""
+    resampled: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """One side of a case: where its voxels are, and what they say on a grid."""
+
+    geometry: Geometry
+    on: Callable[[Geometry], Segmentation]
+    sparse: bool = False
+    """Whether slices without any class may be absent."""
+
+
+def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Scores of a case.
+
+    Args:
+        request: ``task`` (its content), ``tolerances`` by class, ``reference`` and ``prediction``
+            (`Files`), ``layouts`` (the names of theirs), ``resample``.
+
+    Returns:
+        ``rows``, one for each class, and ``notes``; or ``fault``, why there are none.
+    """
+    try:
+        rows, notes = score_case(request)
+        return {"rows": rows, "notes": asdict(notes)}, b""
+    except MemoryError:
+        raise
+    except RecordError as error:
+        return {"fault": str(error)}, b""
+    except OSError as error:
+        return {"fault": f"a file cannot be opened: {error.strerror}"}, b""
+    except Exception as error:  # a file may be broken in ways that no reader foresees
+        return {"fault": f"{type(error).__name__}: {error}"}, b""
+
+
+def score_case(request: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Notes]:
+    """See `answer`.
+
+    Raises:
+        RecordError: A file is missing, damaged or not what the task expects, or both sides are on
+            different grids.
+    """
+    task: Task = typed(Task, request["task"], "the task")
+    notes = Notes()
+    sides = []
+    for place, side in enumerate(("reference", "prediction")):
+        begin(place)
+        layout = task.layout(request["layouts"][place])
+        resample = request["resample"] and side == "prediction"
+        sides.append(_source(files_from(request[side]), task, layout, resample, notes))
+    reference, prediction = sides
+    grid = _grid(reference, prediction)
+    begin(0)
+    own = reference.on(grid)
+    begin(1)
+    other = prediction.on(grid)
+    notes.overlapping = other.overlapping
+    begin(2)
+    tolerances = [request["tolerances"][name] for name in task.classes]
+    scores = scored(own, other, grid.spacing, tolerances)
+    rows = [
+        {"class": name, "tolerance": tolerance, **asdict(one)}
+        for name, tolerance, one in zip(task.classes, tolerances, scores, strict=True)
+    ]
+    return rows, notes
+
+
+def _grid(reference: Source, prediction: Source) -> Geometry:
+    """The grid of the comparison: the reference's, with slices that only the other side has."""
+    if not reference.sparse:
+        return reference.geometry
+    wider = prediction.geometry
+    if prediction.sparse:
+        wider = spanning(reference.geometry, prediction.geometry)
+    return wider if contained(reference.geometry, wider) else reference.geometry
+
+
+def _source(
+    files: Files, task: Task, layout: Layout | None, resample: bool, notes: Notes
+) -> Source:
+    if files.fault:
+        raise RecordError(files.fault)
+    read = _Reading(task, resample, notes)
+    if files.masks:
+        paths = {name: Path(path) for name, path in files.masks.items()}
+        return read.masks(paths)
+    path = Path(files.labels)
+    if suffix_of(path) in DICOM and path.is_file():
+        return read.segments(path)
+    if layout is None or not layout.ids:
+        raise RecordError(f"{path.name}: no layout says which label is which class")
+    return read.labels(path, layout)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How files become segmentations."""
+
+    task: Task
+    resample: bool
+    notes: Notes
+
+    def labels(self, path: Path, layout: Layout) -> Source:
+        """A file with all classes."""
+        held = [_read(path)]
+
+        def on(grid: Geometry) -> Segmentation:
+            labels = self._fitted(held.pop(), grid, path)
+            values = _whole(labels.values, path)
+            ids = {layout.ids[name]: number for number, name in enumerate(self.task.classes)}
+            self._look(values, {0, *ids}, layout.others, path)
+            return of_labels(values, ids, len(self.task.classes))
+
+        return Source(held[0].geometry, on)
+
+    def masks(self, paths: Mapping[str, Path]) -> Source:
+        """A file for each class."""
+        first = next(iter(paths.values()))
+        held = {first: _read(first)}
+        geometry = held[first].geometry
+
+        def on(grid: Geometry) -> Segmentation:
+            made = Masks(grid.shape, len(paths))
+            for number, path in enumerate(paths.values()):
+                labels = held.pop(path, None) or _read(path)
+                _require_same(labels.geometry, geometry, path, f"as {first.name}")
+                made.add(number, _binary(self._fitted(labels, grid, path).values, path))
+            return made.segmentation()
+
+        return Source(geometry, on)
+
+    def segments(self, path: Path) -> Source:
+        """A DICOM segmentation; segments are classes by their labels."""
+        with _named(path):
+            segments = read_segments(path)
+        owners = _owners(segments, self.task, path)
+
+        def on(grid: Geometry) -> Segmentation:
+            made = Masks(grid.shape, len(self.task.classes))
+            fits = contained(segments.geometry, grid)
+            for segment, number in owners.items():
+                mask = segments.mask(segment, grid if fits else segments.geometry)
+                if not fits:
+                    labels = Labels(mask, segments.geometry)
+                    mask = self._fitted(labels, grid, path).values.astype(bool)
+                made.add(number, mask)
+            return made.segmentation()
+
+        return Source(segments.geometry, on, sparse=True)
+
+    def _fitted(self, labels: Labels, grid: Geometry, path: Path) -> Labels:
+        """Labels on a grid: as they are, or resampled where that was asked for."""
+        if not labels.geometry.differences(grid):
+            return labels
+        if not self.resample:
+            _require_same(labels.geometry, grid, path, f"as the reference has it ({RESAMPLE})")
+        self.notes.resampled = True
+        return resampled(labels, grid)
+
+    def _look(
+        self, values: npt.NDArray[np.generic], own: set[int], others: int, path: Path
+    ) -> None:
+        """Refuse or note labels that are none of the task's."""
+        there = np.zeros(LARGEST_LABEL + 1, bool)
+        for part in values:
+            there[part] = True
+        unknown = [label for label in np.flatnonzero(there).tolist() if label not in own]
+        beyond = [label for label in unknown if label > others]
+        if beyond:
+            raise RecordError(
+                f"{path.name}: labels {', '.join(map(str, beyond[:10]))} are outside the task, whose "
+                f"layout has {', '.join(map(str, sorted(own - {0})))}. Is it of another layout?"
+            )
+        self.notes.ignored = sorted({*self.notes.ignored, *unknown})
+
+
+def _read(path: Path) -> Labels:
+    with _named(path):
+        return read_labels(path)
+
+
+class _named:
+    """Names the file in what reading it raises."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, RecordError):
+            raise RecordError(f"{self._path.name}: {error}") from error
+
+
+def _require_same(own: Geometry, expected: Geometry, path: Path, whose: str) -> None:
+    """Refuse another grid.
+
+    Raises:
+        RecordError: The message says what was found and what expected.
+    """
+    if different := own.differences(expected):
+        raise RecordError(f"{path.name} has another grid: {'; '.join(different)}, {whose}")
+
+
+def _whole(values: npt.NDArray[np.generic], path: Path) -> npt.NDArray[np.generic]:
+    """Labels as unsigned integers.
+
+    Raises:
+        RecordError: They are not whole numbers from 0 to `LARGEST_LABEL`.
+    """
+    if values.dtype == np.uint8 or values.dtype == np.uint16:
+        return values
+    whole = np.empty(values.shape, np.uint16)
+    for own, out in zip(values, whole, strict=True):
+        low, high = float(own.min()), float(own.max())
+        if not (low >= 0 and high <= LARGEST_LABEL):  # also NaN
+            raise RecordError(
+                f"{path.name} has values from {low:g} to {high:g}, expected labels from 0 to "
+                f"{LARGEST_LABEL:,}"
+            )
+        out[:] = own
+        if own.dtype.kind == "f" and (out != own).any():
+            found = own[out != own][0]
+            raise RecordError(f"{path.name} has the value {found:g}, expected whole labels")
+    return whole
+
+
+def _binary(values: npt.NDArray[np.generic], path: Path) -> Bits:
+    """A mask: 0 outside, and one other value inside.
+
+    Raises:
+        RecordError: It has several values, or one that is no whole number.
+    """
+    mask = np.empty(values.shape, bool)
+    inside: set[float] = set()
+    for own, out in zip(values, mask, strict=True):
+        np.not_equal(own, 0, out=out)
+        if out.any():
+            chosen = own[out]
+            inside |= {float(chosen.min()), float(chosen.max())}
+    if len(inside) > 1 or not all(value > 0 and value == int(value) for value in inside):
+        some = ", ".join(f"{value:g}" for value in sorted(inside))
+        raise RecordError(f"{path.name} has the values {some}, expected a mask of 0 and 1")
+    return mask
+
+
+def _owners(segments: Segments, task: Task, path: Path) -> dict[int, int]:
+    """Number of the class of each segment that is of one.
+
+    Raises:
+        RecordError: A class has no segment or several.
+    """
+    named, owners = task.file_names(), {}
+    for segment, label in enumerate(segments.names):
+        name = named.get(label.strip().lower().replace(" ", "_").replace("-", "_"))
+        if name is None:
+            continue
+        number = task.classes.index(name)
+        if number in owners.values():
+            raise RecordError(f"{path.name} has {name} twice")
+        owners[segment] = number
+    if not owners:
+        raise RecordError(f"{path.name} has no segment that is named as a class of {task.name}")
+    return owners
+
+
+if __name__ == "__main__":
+    # Directions that are nearly at right angles, as many files have them, are taken as if they were.
+    os.environ["ITK_NIFTI_SFORM_PERMISSIVE"] = "YES"
+    serve(answer)

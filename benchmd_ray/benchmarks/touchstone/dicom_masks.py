@@ -1,0 +1,167 @@
+"""DICOM segmentations: binary masks of named segments, whose empty slices may be absent.
+
+Format: DICOM PS3.3, A.51 (segmentation IOD) and C.8.20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.benchmarks.touchstone.masks import SPACING_TOLERANCE, Geometry
+from benchmd_ray.data.readers.dicom import numbers, open_dicom, pixels, text
+from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME
+from benchmd_ray.data.records import RecordError
+
+STORAGE = "1.2.840.10008.5.1.4.1.1.66.4"
+"""SOP class of a segmentation."""
+MAX_FRAMES = 2**16
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of a file."""
+
+    names: tuple[str, ...]
+    """Their labels."""
+    planes: tuple[tuple[int, int, npt.NDArray[np.bool_]], ...]
+    """Number of the segment, number of the slice, and (y, x) mask, of each frame."""
+    geometry: Geometry
+    """From the first slice that a frame has to the last."""
+
+    def mask(self, number: int, grid: Geometry) -> npt.NDArray[np.bool_]:
+        """(z, y, x) of a segment on a grid that contains this one's slices, see `contained`."""
+        found = np.zeros(grid.shape, bool)
+        first = _offset(self.geometry, grid)
+        for segment, place, plane in self.planes:
+            if segment == number:
+                found[first + place] |= plane
+        return found
+
+
+def contained(own: Geometry, grid: Geometry) -> bool:
+    """Whether slices are among those of a grid that is the same but for its number of slices."""
+    placed = _moved(own, _offset(own, grid) * -1, grid.shape[0])
+    first = _offset(own, grid)
+    return not placed.differences(grid) and 0 <= first <= grid.shape[0] - own.shape[0]
+
+
+def spanning(own: Geometry, other: Geometry) -> Geometry:
+    """The grid from the first slice of two to the last, where both are of one stack."""
+    first = _offset(other, own)
+    low, high = min(0, first), max(own.shape[0], first + other.shape[0])
+    return _moved(own, low, high - low)
+
+
+def _offset(own: Geometry, grid: Geometry) -> int:
+    """The first slice's number in a grid."""
+    normal = np.array(grid.direction).reshape(3, 3)[:, 2]
+    away = (np.array(own.origin) - np.array(grid.origin)) @ normal
+    return round(float(away / grid.spacing[0]))
+
+
+def _moved(own: Geometry, slices: int, count: int) -> Geometry:
+    """The same stack, beginning so many slices further on."""
+    normal = np.array(own.direction).reshape(3, 3)[:, 2]
+    origin = np.array(own.origin) + slices * own.spacing[0] * normal
+    return Geometry((count, *own.shape[1:]), own.spacing, tuple(origin), own.direction)
+
+
+def read_segments(path: Path) -> Segments:
+    """Read a file of binary segments.
+
+    Raises:
+        RecordError: It is damaged, too large, or not one of binary segments on parallel slices.
+    """
+    dataset = open_dicom(path)
+    if text(dataset, "SOPClassUID") != STORAGE or text(dataset, "SegmentationType") != "BINARY":
+        raise RecordError("expected a DICOM segmentation of the type BINARY")
+    frames = int((numbers(dataset, "NumberOfFrames", 1) or (0,))[0])
+    rows, columns = (int((numbers(dataset, key, 1) or (0,))[0]) for key in ("Rows", "Columns"))
+    if not 0 < frames <= MAX_FRAMES or frames * rows * columns > MAX_VOXELS:
+        raise RecordError(f"it has {frames:,} frames of {columns} × {rows}, which is too much")
+    segments = {
+        int((numbers(one, "SegmentNumber", 1) or (0,))[0]): text(one, "SegmentLabel") or ""
+        for one in _items(dataset, "SegmentSequence")
+    }
+    shared = (_items(dataset, "SharedFunctionalGroupsSequence") or [None])[0]
+    groups = _items(dataset, "PerFrameFunctionalGroupsSequence")
+    if len(groups) != frames:
+        raise RecordError(f"it describes {len(groups):,} frames of {frames:,}")
+    order = {number: place for place, number in enumerate(segments)}
+    owners, origins = [], []
+    for group in groups:
+        named = _within(group, shared, "SegmentIdentificationSequence")
+        number = int((numbers(named, "ReferencedSegmentNumber", 1) or (0,))[0])
+        if number not in order:
+            raise RecordError("a frame is of a segment that is not described")
+        owners.append(order[number])
+        place = numbers(_within(group, shared, "PlanePositionSequence"), "ImagePositionPatient", 3)
+        origins.append(place or (0.0, 0.0, 0.0))
+    geometry, places = _stacked(origins, groups, shared, (rows, columns))
+    planes = tuple(
+        (owner, place, np.asarray(pixels(dataset, frame=number) > 0))
+        for number, (owner, place) in enumerate(zip(owners, places, strict=True))
+    )
+    return Segments(tuple(segments.values()), planes, geometry)
+
+
+def _stacked(
+    origins: Sequence[Sequence[float]], groups: list[Any], shared: Any, size: tuple[int, int]
+) -> tuple[Geometry, list[int]]:
+    """The grid of the frames' slices, and the slice of each frame."""
+    measures = _within(groups[0], shared, "PixelMeasuresSequence")
+    oriented = _within(groups[0], shared, "PlaneOrientationSequence")
+    cosines = numbers(oriented, "ImageOrientationPatient", 6)
+    inplane = numbers(measures, "PixelSpacing", 2)
+    if cosines is None or inplane is None or min(inplane) <= 0:
+        raise RecordError("its frames do not say where they are")
+    for group in groups:
+        if "PlaneOrientationSequence" in group and not np.allclose(
+            numbers(group["PlaneOrientationSequence"][0], "ImageOrientationPatient", 6) or 0,
+            cosines,
+            atol=SPACING_TOLERANCE,
+        ):
+            raise RecordError("its frames are not parallel")
+    row, column = np.array(cosines).reshape(2, 3)
+    normal = np.cross(row, column)
+    normal = normal * np.sign(normal[np.argmax(np.abs(normal))])
+    heights = np.array(origins) @ normal
+    steps = np.diff(np.unique(np.round(heights, 3)))
+    stated = numbers(measures, "SpacingBetweenSlices", 1) or numbers(measures, "SliceThickness", 1)
+    depth = abs(stated[0]) if stated and stated[0] else float(steps.min(initial=np.inf))
+    places = np.rint((heights - heights.min()) / depth)
+    if not np.isfinite(depth) or places.max() >= MAX_SLICES:
+        raise RecordError("the distance between its slices is not known")
+    first = np.array(origins[int(np.argmin(heights))])
+    expected = first + places[:, None] * depth * normal
+    if np.abs(expected - np.array(origins)).max() > max(SAME, 0.1 * depth):
+        raise RecordError("its slices are no regular grid")
+    geometry = Geometry(
+        shape=(int(places.max()) + 1, *size),
+        spacing=(depth, inplane[0], inplane[1]),
+        origin=tuple(first),
+        direction=tuple(np.array([row, column, normal]).T.reshape(-1)),
+    )
+    return geometry, [int(place) for place in places]
+
+
+def _items(dataset: Any, keyword: str) -> list[Any]:
+    return list(dataset.get(keyword) or [])
+
+
+def _within(group: Any, shared: Any, keyword: str) -> Any:
+    """The item of a functional group, of a frame or of all.
+
+    Raises:
+        RecordError: There is none.
+    """
+    for owner in (group, shared):
+        if owner is not None and owner.get(keyword):
+            return owner.get(keyword)[0]
+    raise RecordError(f"{keyword} is missing")

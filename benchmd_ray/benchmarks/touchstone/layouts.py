@@ -1,0 +1,132 @@
+"""Cases in a folder: a file with all classes each, or a folder with a file for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.benchmarks.touchstone.masks import DICOM, SUFFIXES, stem_of, suffix_of
+from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.data.readers.volume import series_files
+from benchmd_ray.errors import BenchmdError
+
+MASKS = "segmentations"
+"""Folder of a case with a file for each class, as AbdomenAtlas and TotalSegmentator have it."""
+IMAGES = ("ct", "mri")
+"""Files of a case's folder that are its image."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the classes of a case are; all empty where nothing can be scored, see `fault`."""
+
+    labels: str = ""
+    """File, or folder of a DICOM series, with all classes."""
+    masks: Mapping[str, str] = field(default_factory=dict)
+    """File with each class, where there is one for each."""
+    fault: str = ""
+    """Why there is nothing to read."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """All of them."""
+        return [Path(path) for path in (self.labels, *self.masks.values()) if path]
+
+    @property
+    def needs_layout(self) -> bool:
+        """Whether only a layout says which label is which class."""
+        return bool(self.labels) and suffix_of(Path(self.labels)) not in DICOM
+
+
+def cases_of(folder: Path, task: Task) -> dict[str, Files]:
+    """The cases of a folder by name, in order of their names.
+
+    Args:
+        folder: With a file or a folder for each case.
+        task: Whose classes files are named by.
+
+    Raises:
+        BenchmdError: There is no case, or two have one name.
+    """
+    if not folder.is_dir():
+        raise BenchmdError(f"{folder} is not a folder with a file or a folder for each case.")
+    found: dict[str, Files] = {}
+    places: dict[str, Path] = {}
+    for path in _entries(folder):
+        name, own = _case(path, task)
+        if own is None:
+            continue
+        if name in places:
+            raise BenchmdError(
+                f"{folder} has the case {name} twice: {places[name].name} and {path.name}. Keep one."
+            )
+        found[name], places[name] = own, path
+    if not found:
+        raise BenchmdError(
+            f"{folder} has no case: expected files {', '.join(SUFFIXES)}, or a folder for each case "
+            f"with {MASKS}/CLASS.nii.gz or one such file."
+        )
+    return dict(sorted(found.items()))
+
+
+def files_of(path: Path, task: Task) -> Files:
+    """The files of one case: of a file itself, or of a folder."""
+    if path.is_dir():
+        return _in_folder(path, task)
+    return Files(str(path)) if suffix_of(path) else Files(fault=f"{path.name} is no such file")
+
+
+def files_from(content: Mapping[str, Any]) -> Files:
+    """The files as `dataclasses.asdict` gives them."""
+    return Files(content["labels"], dict(content["masks"]), content["fault"])
+
+
+def _case(path: Path, task: Task) -> tuple[str, Files | None]:
+    if path.is_dir():
+        return path.name, _in_folder(path, task)
+    return stem_of(path), Files(str(path)) if suffix_of(path) else None
+
+
+def _in_folder(folder: Path, task: Task) -> Files:
+    own = folder / MASKS
+    if own.is_dir():
+        return _masks(own, _entries(own), task)
+    named = task.file_names()
+    files = [path for path in _entries(folder) if suffix_of(path) and path.is_file()]
+    if any(stem_of(path) in named for path in files):
+        return _masks(folder, files, task)
+    if len(series_files(folder)) > 1:
+        return Files(str(folder))
+    files = [path for path in files if stem_of(path) not in IMAGES]
+    if len(files) == 1:
+        return Files(str(files[0]))
+    several = f"{len(files)} files, {', '.join(p.name for p in files[:5])}" if files else "no file"
+    return Files(
+        fault=f"the folder {folder.name} has {several}: expected {MASKS}/, a file for each class, "
+        "or one with all"
+    )
+
+
+def _masks(folder: Path, paths: Iterable[Path], task: Task) -> Files:
+    """A file for each class; others are of other structures."""
+    named, found = task.file_names(), {}
+    for path in paths:
+        name = named.get(stem_of(path)) if suffix_of(path) else None
+        if name in found:
+            first = Path(found[name]).name
+            return Files(fault=f"{name} is there twice: {first} and {path.name}")
+        if name:
+            found[name] = str(path)
+    missing = [name for name in task.classes if name not in found]
+    if missing:
+        return Files(
+            fault=f"{folder.name} has no mask of {', '.join(missing)}: an empty structure is "
+            "expected as an empty mask"
+        )
+    return Files(masks={name: found[name] for name in task.classes})
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))

@@ -1,0 +1,289 @@
+"""Volumes of labels from files, with their place in the patient: NIfTI, NRRD and DICOM.
+
+Files are nobody's word: what a header claims is checked before anything is decoded. Decoders may
+crash all the same, so that `touchstone.case` reads in a process apart.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import SimpleITK
+
+from benchmd_ray.data.readers.bounded import ANY, BoundedFile, read_bounded
+from benchmd_ray.data.readers.dicom import numbers, open_dicom
+from benchmd_ray.data.readers.nifti import HEADER_BYTES, MAX_BYTES, require_nifti
+from benchmd_ray.data.readers.volume import MAX_VOXELS, SAME, read_series, series_files
+from benchmd_ray.data.records import RecordError
+
+NIFTI, NRRD, DICOM = (".nii.gz", ".nii"), (".seg.nrrd", ".nrrd"), (".dcm",)
+SUFFIXES = (*NIFTI, *NRRD, *DICOM)
+"""Of files with labels, the longest first."""
+SPACING_TOLERANCE, DIRECTION_TOLERANCE = 1e-3, 1e-3
+"""Of the spacing between voxels, a share; of a direction's cosines."""
+ORIGIN_TOLERANCE = SAME
+"""mm, of the first voxel's place."""
+NRRD_HEADER_BYTES = 2**16
+NRRD_TYPES = {
+    **dict.fromkeys(("uchar", "unsigned char", "uint8", "uint8_t"), 1),
+    **dict.fromkeys(("signed char", "int8", "int8_t"), 1),
+    **dict.fromkeys(("short", "short int", "signed short", "signed short int"), 2),
+    **dict.fromkeys(("int16", "int16_t", "ushort", "unsigned short", "uint16", "uint16_t"), 2),
+    **dict.fromkeys(("unsigned short int",), 2),
+    **dict.fromkeys(("int", "signed int", "int32", "int32_t", "uint", "unsigned int"), 4),
+    **dict.fromkeys(("uint32", "uint32_t", "float"), 4),
+    "double": 8,
+}
+"""Bytes of a voxel, by its type."""
+NRRD_ENCODINGS = ("raw", "gzip", "gz")
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where the voxels of a volume are; x, y, z point to the patient's left, back and head."""
+
+    shape: tuple[int, int, int]
+    """(z, y, x): slowest to fastest axis of the file."""
+    spacing: tuple[float, float, float]
+    """mm between voxels along these axes."""
+    origin: tuple[float, ...]
+    """(3,) mm: x, y, z of the first voxel."""
+    direction: tuple[float, ...]
+    """(9,): rows of a matrix whose columns are unit vectors along the file's x, y and z."""
+
+    @property
+    def voxel_ml(self) -> float:
+        """Volume of a voxel in mL."""
+        return math.prod(self.spacing) / 1000
+
+    def differences(self, expected: Geometry) -> list[str]:
+        """What differs from another: ``spacing 1 × 1 × 2 mm, expected 1 × 1 × 1 mm``."""
+        said = []
+        if self.shape != expected.shape:
+            said.append(f"shape {_times(self.shape)}, expected {_times(expected.shape)}")
+        scale = np.array(expected.spacing)
+        if (np.abs(np.array(self.spacing) - scale) > SPACING_TOLERANCE * scale).any():
+            own, other = _times(self.spacing), _times(expected.spacing)
+            said.append(f"spacing {own} mm, expected {other} mm")
+        turned = np.abs(np.array(self.direction) - np.array(expected.direction))
+        if turned.max() > DIRECTION_TOLERANCE:
+            own, other = axes_of(self.direction), axes_of(expected.direction)
+            said.append(f"axes {own}, expected {other}")
+        moved = np.abs(np.array(self.origin) - np.array(expected.origin))
+        if moved.max() > ORIGIN_TOLERANCE:
+            own, other = (_listed(each.origin) for each in (self, expected))
+            said.append(f"first voxel at {own} mm, expected {other} mm")
+        return said
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A volume of labels as a file has it."""
+
+    values: Array
+    """(z, y, x), of any type of numbers."""
+    geometry: Geometry
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix of a file with labels; empty for others."""
+    name = path.name.lower()
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+
+
+def stem_of(path: Path) -> str:
+    """The name without that suffix."""
+    return path.name[: len(path.name) - len(suffix_of(path))]
+
+
+def read_labels(path: Path) -> Labels:
+    """Read a volume of labels, its axes as the file has them.
+
+    Args:
+        path: A NIfTI or NRRD file, or a folder with the slices of one DICOM series.
+
+    Raises:
+        RecordError: It is missing, damaged, too large, or no volume of three axes.
+    """
+    if path.is_dir():
+        return _of_series(path)
+    suffix = suffix_of(path)
+    if suffix in NIFTI:
+        require_nifti(path)
+        return _of_image(path, "NiftiImageIO")
+    if suffix in NRRD:
+        _require_nrrd(path)
+        return _of_image(path, "NrrdImageIO")
+    raise RecordError(f"expected a file {', '.join((*NIFTI, *NRRD))}, or a folder of .dcm files")
+
+
+def resampled(labels: Labels, geometry: Geometry) -> Labels:
+    """Labels on another grid, each voxel from the nearest one; background outside."""
+    values = labels.values
+    values = values.astype(np.uint8) if values.dtype == bool else values
+    image, grid = _image(values, labels.geometry), geometry
+    resampler: Any = SimpleITK.ResampleImageFilter()  # type: ignore[no-untyped-call]
+    resampler.SetSize(grid.shape[::-1])
+    resampler.SetOutputSpacing(grid.spacing[::-1])
+    resampler.SetOutputOrigin(grid.origin)
+    resampler.SetOutputDirection(grid.direction)
+    resampler.SetInterpolator(SimpleITK.sitkNearestNeighbor)
+    result = SimpleITK.GetArrayFromImage(resampler.Execute(image))
+    return Labels(result.astype(labels.values.dtype, copy=False), geometry)
+
+
+def claimed_voxels(path: Path) -> int:
+    """Voxels that a header claims; 0 where it cannot be read, which reading will say."""
+    try:
+        if path.is_dir():
+            files = series_files(path)
+            return len(files) * _frames(files[0]) if files else 0
+        suffix = suffix_of(path)
+        if suffix in NIFTI:
+            return _nifti_voxels(path, packed=suffix == NIFTI[0])
+        return _frames(path) if suffix in DICOM else math.prod(_nrrd(path)[0])
+    except (RecordError, OSError, EOFError, ValueError, zlib.error, struct.error):
+        return 0
+
+
+def axes_of(direction: tuple[float, ...]) -> str:
+    """Where axes point, as letters: LPS are the left, the back (posterior) and the head.
+
+    Those that are not along an axis of the patient have their cosines.
+    """
+    columns = np.array(direction).reshape(3, 3).T
+    letters = []
+    for column in columns:
+        along = int(np.argmax(np.abs(column)))
+        letters.append("LPS"[along] if column[along] > 0 else "RAI"[along])
+    straight = (np.abs(columns).max(axis=1) > 1 - DIRECTION_TOLERANCE**2).all()
+    return "".join(letters) + ("" if straight else f" ({_listed(direction, 3)})")
+
+
+def _of_image(path: Path, reads: str) -> Labels:
+    reader: Any = SimpleITK.ImageFileReader()  # type: ignore[no-untyped-call]
+    reader.SetImageIO(reads)
+    reader.SetFileName(str(path))
+    try:
+        image = reader.Execute()
+        if image.GetDimension() == 4:
+            image = image[..., 0]
+    except RuntimeError as error:  # it raises that for whatever it meets, and quotes the path
+        raise RecordError(
+            "it cannot be read: it is damaged, or its directions are not at right angles"
+        ) from error
+    if image.GetDimension() != 3 or image.GetNumberOfComponentsPerPixel() != 1:
+        raise RecordError("expected one number for each voxel of three axes")
+    x, y, z = image.GetSpacing()
+    values = SimpleITK.GetArrayFromImage(image)
+    geometry = Geometry(
+        shape=values.shape,
+        spacing=(z, y, x),
+        origin=tuple(image.GetOrigin()),
+        direction=tuple(image.GetDirection()),
+    )
+    return Labels(values, geometry)
+
+
+def _image(values: Array, geometry: Geometry) -> Any:
+    image: Any = SimpleITK.GetImageFromArray(values)
+    image.SetSpacing(geometry.spacing[::-1])
+    image.SetOrigin(geometry.origin)
+    image.SetDirection(geometry.direction)
+    return image
+
+
+def _of_series(folder: Path) -> Labels:
+    """Slices of one series: each pixel is a label."""
+    volume = read_series(folder, ct=False)
+    if gaps := [why for why in volume.warnings if "thickness" not in why]:
+        raise RecordError(f"its slices are no regular grid: {gaps[0]}")
+    header = open_dicom(series_files(folder)[0], stop_before_pixels=True)
+    cosines = numbers(header, "ImageOrientationPatient", 6) or ()
+    columns = (cosines[:3], cosines[3:], tuple(volume.normal))
+    return Labels(
+        np.stack(list(volume.slices())),
+        Geometry(
+            shape=volume.shape,
+            spacing=volume.spacing,
+            origin=tuple(volume.origins[0]),
+            direction=tuple(np.array(columns).T.reshape(-1)),
+        ),
+    )
+
+
+def _frames(path: Path) -> int:
+    """Pixels of all frames of a DICOM file."""
+    header = open_dicom(path, stop_before_pixels=True)
+    sizes = [numbers(header, key, 1) for key in ("Rows", "Columns", "NumberOfFrames")]
+    return int(math.prod((size or (1.0,))[0] for size in sizes))
+
+
+def _nifti_voxels(path: Path, *, packed: bool) -> int:
+    with BoundedFile(path, ANY) as file:
+        stream: Any = gzip.GzipFile(fileobj=file) if packed else file
+        header = stream.read(HEADER_BYTES)
+    order = "<" if header[:4] == struct.pack("<i", HEADER_BYTES) else ">"
+    return math.prod(struct.unpack(f"{order}3h", header[42:48]))
+
+
+def _require_nrrd(path: Path) -> None:
+    """Refuse what SimpleITK would believe: sizes, types, and samples in other files.
+
+    Raises:
+        RecordError: It is no header of a volume with its samples in the same file.
+    """
+    sizes, fields = _nrrd(path)
+    voxels, kind = math.prod(sizes), fields.get("type", "").lower()
+    if "data file" in fields or "datafile" in fields:
+        raise RecordError("its samples are in another file (data file), expected all in one")
+    if fields.get("encoding", "").lower() not in NRRD_ENCODINGS:
+        raise RecordError(f"its encoding is expected to be {' or '.join(NRRD_ENCODINGS)}")
+    if kind not in NRRD_TYPES:
+        raise RecordError("its type is none of a number")
+    if len(sizes) != 3:
+        raise RecordError(
+            f"it has {len(sizes)} axes, expected 3: write overlapping segments as one file each"
+        )
+    if voxels > MAX_VOXELS or voxels * NRRD_TYPES[kind] > MAX_BYTES:
+        raise RecordError(f"it has the extents {_times(tuple(sizes))}, which are too large")
+
+
+def _nrrd(path: Path) -> tuple[list[int], Mapping[str, str]]:
+    """Sizes and all fields of a NRRD header (https://teem.sourceforge.net/nrrd/format.html)."""
+    begin = read_bounded(path, ANY, "the file", first_bytes=NRRD_HEADER_BYTES)
+    head, end, _ = begin.replace(b"\r\n", b"\n").partition(b"\n\n")
+    lines = head.decode("utf-8", "replace").splitlines()
+    if not end or not lines or not re.fullmatch(r"NRRD000[1-5]", lines[0]):
+        raise RecordError("it is not a NRRD file")
+    fields: dict[str, str] = {}
+    for line in lines[1:]:
+        key, found, value = line.partition(":")
+        if line.startswith("#") or not found or value.startswith("="):  # key/value pairs of others
+            continue
+        if fields.setdefault(key.strip().lower(), value.strip()) != value.strip():
+            raise RecordError(f"its header has the field {key.strip()[:40]!r} twice")
+    sizes = fields.get("sizes", "").split()
+    if not sizes or not all(re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII) for size in sizes):
+        raise RecordError("its sizes are not positive whole numbers")
+    return [int(size) for size in sizes], fields
+
+
+def _times(values: tuple[float, ...]) -> str:
+    return " × ".join(f"{value:.6g}" for value in values)
+
+
+def _listed(values: tuple[float, ...], digits: int = 6) -> str:
+    return "(" + ", ".join(f"{value:.{digits}g}" for value in values) + ")"

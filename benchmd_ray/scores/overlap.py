@@ -1,0 +1,203 @@
+"""Overlap of two segmentations: one joint histogram gives Dice and volumes of all classes.
+
+Dice, Measures of the amount of ecologic association between species (Ecology, 1945), unsmoothed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import ndimage
+
+Box = tuple[slice, slice, slice]
+BLOCK = 2**22
+"""Voxels that are counted at a time: more take memory, and fewer time."""
+MOST_KINDS = 2**12
+"""Sets of classes that voxels of one segmentation may have; nine organs have 512."""
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """Classes of voxels; masks may overlap, so that a voxel may have several classes."""
+
+    kinds: npt.NDArray[np.generic]
+    """(z, y, x) uint8 or uint16: row of `members`; 0 is background."""
+    members: npt.NDArray[np.bool_]
+    """(kinds, classes): which classes a voxel of a kind has; none in row 0."""
+
+    @property
+    def overlapping(self) -> int:
+        """Voxels with more than one class."""
+        several = np.flatnonzero(self.members.sum(axis=1) > 1)
+        if not len(several):
+            return 0
+        return int(np.isin(self.kinds, several.astype(self.kinds.dtype)).sum())
+
+    def mask(self, number: int, box: Box) -> npt.NDArray[np.bool_]:
+        """Where a class is, within a box."""
+        return np.take(self.members[:, number], self.kinds[box])
+
+    def boxes(self) -> list[Box | None]:
+        """The smallest box around each class; None where it is empty."""
+        whole = _foreground(self.kinds)
+        if whole is None:
+            return [None] * self.members.shape[1]
+        found: list[Box | None] = ndimage.find_objects(
+            self.kinds[whole], max_label=len(self.members) - 1
+        )
+        around = []
+        for number in range(self.members.shape[1]):
+            own = [found[kind - 1] for kind in np.flatnonzero(self.members[:, number])]
+            around.append(_union([box for box in own if box is not None], whole))
+        return around
+
+
+def of_labels(
+    labels: npt.NDArray[np.generic], ids: Mapping[int, int], classes: int
+) -> Segmentation:
+    """A segmentation of one label map.
+
+    Args:
+        labels: (z, y, x), whole numbers from 0 on, at most 65,535.
+        ids: Number of the class of each label; voxels of other labels are background.
+        classes: How many there are.
+    """
+    members = np.zeros((classes + 1, classes), bool)
+    members[np.arange(1, classes + 1), np.arange(classes)] = True
+    table = np.zeros(max(int(labels.max(initial=0)), *ids) + 1, _dtype(classes + 1))
+    for label, number in ids.items():
+        table[label] = number + 1
+    kinds = np.empty(labels.shape, table.dtype)
+    for part, out in zip(labels, kinds, strict=True):  # indices are held as int64
+        np.take(table, part, out=out)
+    return Segmentation(kinds, members)
+
+
+class Masks:
+    """A segmentation from binary masks, one after the other."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        """Begin with background, (z, y, x)."""
+        self._kinds: npt.NDArray[np.generic] = np.zeros(shape, np.uint8)
+        self._sets: dict[frozenset[int], int] = {frozenset(): 0}
+        self._classes = classes
+
+    def add(self, number: int, mask: npt.NDArray[np.bool_]) -> None:
+        """Add the mask of a class, (z, y, x).
+
+        Raises:
+            ValueError: Voxels have more than `MOST_KINDS` different sets of classes.
+        """
+        here = self._kinds[mask]
+        there = np.flatnonzero(np.bincount(here, minlength=1))
+        sets = {kind: members for members, kind in self._sets.items()}
+        table = np.zeros(len(sets), np.int64)
+        for kind in map(int, there):
+            with_it = sets[kind] | {number}
+            table[kind] = self._sets.setdefault(with_it, len(self._sets))
+        if len(self._sets) > MOST_KINDS:
+            raise ValueError(f"masks overlap in more than {MOST_KINDS:,} ways")
+        wanted = _dtype(len(self._sets))
+        if self._kinds.dtype != wanted:
+            self._kinds = self._kinds.astype(wanted)
+        self._kinds[mask] = table[here]
+
+    def segmentation(self) -> Segmentation:
+        """What was added."""
+        members = np.zeros((len(self._sets), self._classes), bool)
+        for own, kind in self._sets.items():
+            members[kind, list(own)] = True
+        return Segmentation(self._kinds, members)
+
+
+@dataclass(frozen=True)
+class Voxels:
+    """Counts of voxels, (classes,) each."""
+
+    reference: npt.NDArray[np.int64]
+    prediction: npt.NDArray[np.int64]
+    both: npt.NDArray[np.int64]
+
+    def dice(self) -> npt.NDArray[np.float64]:
+        """(classes,) 2 |A ∩ B| / (|A| + |B|); NaN where both are empty."""
+        total = (self.reference + self.prediction).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(2 * self.both / total)
+
+
+def voxels(reference: Segmentation, prediction: Segmentation) -> Voxels:
+    """Voxels of each class in the reference, in the prediction, and in both.
+
+    Raises:
+        ValueError: They are of different shapes or numbers of classes.
+    """
+    own, other = reference.members.astype(np.int64), prediction.members.astype(np.int64)
+    if reference.kinds.shape != prediction.kinds.shape or own.shape[1] != other.shape[1]:
+        raise ValueError("segmentations of different shapes or classes cannot be compared")
+    joint = joint_histogram(reference.kinds, prediction.kinds, len(own), len(other))
+    return Voxels(
+        reference=joint.sum(axis=1) @ own,
+        prediction=joint.sum(axis=0) @ other,
+        both=np.einsum("kl,kc,lc->c", joint, own, other),
+    )
+
+
+def joint_histogram(
+    first: npt.NDArray[np.generic], second: npt.NDArray[np.generic], rows: int, columns: int
+) -> npt.NDArray[np.int64]:
+    """(rows, columns): voxels with each pair of values, counted in blocks.
+
+    Args:
+        first: (z, y, x), values below ``rows``.
+        second: Of the same shape, values below ``columns``.
+        rows: Of the histogram.
+        columns: Of the histogram.
+    """
+    left, right = first.reshape(-1), second.reshape(-1)
+    joint = np.zeros(rows * columns, np.int64)
+    for start in range(0, left.size, BLOCK):
+        own, other = left[start : start + BLOCK], right[start : start + BLOCK]
+        some = np.flatnonzero(own | other)
+        joint[0] += own.size - some.size
+        # In 64 bits: a product in those of the labels would wrap around.
+        pairs = own[some].astype(np.int64) * columns + other[some]
+        joint += np.bincount(pairs, minlength=joint.size)
+    return joint.reshape(rows, columns)
+
+
+def _dtype(kinds: int) -> type[np.unsignedinteger]:
+    return np.uint8 if kinds <= 2**8 else np.uint16
+
+
+def _foreground(kinds: npt.NDArray[np.generic]) -> Box | None:
+    """The box around all that is not background."""
+    if not kinds.size:
+        return None
+    plane = np.bitwise_or.reduce(kinds, axis=0) > 0
+    along = (
+        np.array([bool(part.any()) for part in kinds]),
+        plane.any(axis=1),
+        plane.any(axis=0),
+    )
+    if not along[0].any():
+        return None
+    ends = [np.flatnonzero(each)[[0, -1]] for each in along]
+    z, y, x = (slice(int(first), int(last) + 1) for first, last in ends)
+    return z, y, x
+
+
+def _union(boxes: list[Box], within: Box) -> Box | None:
+    """The box around some, whose places are relative to ``within``."""
+    if not boxes:
+        return None
+    z, y, x = (
+        slice(
+            within[axis].start + min(box[axis].start for box in boxes),
+            within[axis].start + max(box[axis].stop for box in boxes),
+        )
+        for axis in range(3)
+    )
+    return z, y, x

@@ -1,0 +1,77 @@
+"""Scores of one segmented case against its reference, class by class.
+
+A structure that neither has costs nothing; one that only the reference has scores 0 and an infinite
+distance; for one that only the prediction has there is no overlap to state, but its volume.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmd_ray.scores.overlap import Segmentation, voxels
+from benchmd_ray.scores.surfaces import distances, surface
+
+Presence = Literal["both", "absent", "missed", "spurious"]
+"""Where a class is: in reference and prediction; in neither; in the reference only; in the
+prediction only."""
+PERCENT = 95.0
+"""Of the Hausdorff distance."""
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """Of one class in one case."""
+
+    dsc: float
+    """0 to 1; NaN where the reference is empty."""
+    nsd: float
+    """0 to 1, by area within the tolerance; NaN likewise."""
+    hd95: float
+    """mm; infinite where the class is missed, NaN where the reference is empty."""
+    volume_ref_ml: float
+    volume_pred_ml: float
+    code: Presence
+
+
+def scored(
+    reference: Segmentation,
+    prediction: Segmentation,
+    spacing: Sequence[float],
+    tolerances: Sequence[float],
+) -> list[ClassScores]:
+    """Scores of all classes.
+
+    Args:
+        reference: On the same grid as the prediction.
+        prediction: What is scored.
+        spacing: mm between voxels along (z, y, x).
+        tolerances: mm, of each class.
+
+    Raises:
+        ValueError: Both are of different shapes or numbers of classes.
+    """
+    counts = voxels(reference, prediction)
+    dice = counts.dice().tolist()
+    own, other = reference.boxes(), prediction.boxes()
+    voxel = math.prod(spacing) / 1000
+    found = []
+    for number, tolerance in enumerate(tolerances):
+        there, predicted = own[number], other[number]
+        dsc = nsd = hd95 = math.nan
+        code: Presence = "spurious" if predicted else "absent"
+        if there:
+            code, dsc, nsd, hd95 = "missed", dice[number], 0.0, math.inf
+        if there and predicted:
+            code = "both"
+            surfaces = [
+                surface(each.mask(number, box), spacing, [part.start for part in box])
+                for each, box in ((reference, there), (prediction, predicted))
+            ]
+            apart = distances(*surfaces, spacing)
+            nsd, hd95 = apart.surface_dice(tolerance), apart.hausdorff(PERCENT)
+        volumes = (float(c[number] * voxel) for c in (counts.reference, counts.prediction))
+        found.append(ClassScores(dsc, nsd, hd95, *volumes, code=code))
+    return found
