@@ -30,7 +30,8 @@ def _table(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table
     return Table(f"{caption}{said}", kept)
 
 
-def _class(name: str) -> str:
+def class_title(name: str) -> str:
+    """Of a class, or of the mean over classes."""
     return AVERAGE if name == MEAN else name
 
 
@@ -43,7 +44,7 @@ def _metric_column(one: Comparison, rows: pd.DataFrame) -> Column:
 
 def _class_column(one: Comparison, rows: pd.DataFrame, chosen: str = "") -> Column:
     order = (*one.scores.classes, AVERAGE, CENTRED)
-    names = [_class(name) for name in rows["class"]]
+    names = [class_title(name) for name in rows["class"]]
     return Column("class", names, order=order, filtered=True, chosen=chosen)
 
 
@@ -54,8 +55,10 @@ def _in_percent(rows: pd.DataFrame, *names: str) -> pd.DataFrame:
 def _by_order(one: Comparison, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with the best average first."""
     places = {name: place for place, name in enumerate(one.order)}
-    return rows.assign(_=rows["algorithm"].map(places)).sort_values("_", kind="stable").drop(
-        columns="_"
+    return (
+        rows.assign(_=rows["algorithm"].map(places))
+        .sort_values("_", kind="stable")
+        .drop(columns="_")
     )
 
 
@@ -95,11 +98,14 @@ def headline(one: Comparison) -> Table | None:
         *_where(rows, "pretrained_on", "pretrained on", "text"),
     )
     taus = dict(zip(rows["metric"], rows["tau"], strict=True))
-    said = ", ".join(f"{one.scores.title(name)} {shown(tau, 'number', 2)}" for name, tau in taus.items())
+    said = ", ".join(
+        f"{one.scores.title(name)} {shown(tau, 'number', 2)}" for name, tau in taus.items()
+    )
     count = len(one.scores.classes)
     caption = (
-        f"Mean of the class means on the {int(rows['n'].iloc[0]):,} common cases, in percent, with "
-        f"its interval over cases; the rank's is over {one.resamples:,} resamples of the cases. "
+        f"Mean of the class means on the {int(one.scores.common.sum()):,} common cases, "
+        f"{int(rows['n'].iloc[0]):,} of them with any class, in percent, with its interval over "
+        f"cases; the rank's is over {one.resamples:,} resamples of the cases. "
         f"First: share of the resamples. Level with best: classes of {count} in which an algorithm "
         "has the highest mean or is not significantly below it. Wins: other algorithms that it is "
         "significantly above, over all classes. By case: rank of the mean rank within cases. Own "
@@ -135,7 +141,7 @@ def published(one: Comparison) -> Table | None:
         "Mean ± sd over each algorithm's own cases, in percent, and their number. Average: mean of "
         "the class means ± mean of the class sds, which is not the sd of anything per case; its "
         "number is of cases with any class.",
-        lambda name: _class(name),
+        lambda name: class_title(name),
     )
 
 
@@ -147,7 +153,7 @@ def common(one: Comparison) -> Table | None:
         lambda held: interval_of("", _in_percent(held, "value", "low", "high"), "value", digits=1),
         "Mean over the cases that all algorithms have, in percent, with 95 % intervals over cases; "
         "n is the number of cases whose reference has the class.",
-        lambda name: f"{_class(name)} (n = {counts[name]:,})",
+        lambda name: f"{class_title(name)} (n = {counts[name]:,})",
     )
 
 
@@ -159,7 +165,7 @@ def _wide(
 ) -> Table | None:
     """A column for each class, a row for each algorithm and metric."""
     cells = _by_order(one, one.cells)
-    groups = {name: held for name, held in cells.groupby("class", sort=False)}
+    groups = {str(name): held for name, held in cells.groupby("class", sort=False)}
     first = groups[MEAN]
     columns = [_metric_column(one, first), column_of("algorithm", first["algorithm"], "text")]
     for name in (*one.scores.classes, MEAN):
@@ -206,7 +212,7 @@ def best_frame(one: Comparison) -> pd.DataFrame:
 
 
 def _best(one: Comparison) -> Iterator[dict[str, Any]]:
-    wins = one.pairs.groupby(["metric", "class"])["wins"].sum()
+    wins = one.pairs.groupby(["metric", "class"])["wins"].sum().to_dict()
     for (metric, name), held in one.ranking.groupby(["metric", "class"], sort=False):
         if name == MEAN:
             continue
@@ -358,8 +364,8 @@ def group_tests(one: Comparison) -> Table | None:
         column_of("p (Kruskal)", rows["kruskal_p"], "p"),
     )
     caption = (
-        "Whether groups of scans differ, for each algorithm by itself: Kruskal and Wallis's test of "
-        "the mean over organs, centred per class."
+        "Whether groups of scans differ, for each algorithm by itself: Kruskal and Wallis's test "
+        "of the mean over organs, centred per class."
     )
     return _table(caption, columns, rows)
 
@@ -399,9 +405,12 @@ def worst(one: Comparison) -> Table | None:
             for name in ("best", "worst")
             for column in (
                 column_of(name, rows[name], "text"),
-                column_of(f"its {one.scores.title(one.metrics[0])}"
-                          if name == "best" else "the worst's",
-                          rows[f"{name}_value"], "number", digits=1),
+                column_of(
+                    f"its {one.scores.title(one.metrics[0])}" if name == "best" else "the worst's",
+                    rows[f"{name}_value"],
+                    "number",
+                    digits=1,
+                ),
             )
         ),
         *_where(rows, "volume_ref_ml", "volume (mL)", "number"),
@@ -420,13 +429,15 @@ def distance(one: Comparison) -> Table | None:
         column_of("algorithms", rows["algorithms"], "integer"),
         column_of("pairs known", rows["known"], "integer"),
         column_of("n", rows["n"], "integer"),
-        column_of("n there", rows["other_n"].where(rows["other_n"] > 0).astype("float64"), "integer"),
+        column_of(
+            "n there", rows["other_n"].where(rows["other_n"] > 0).astype("float64"), "integer"
+        ),
     )
     caption = (
-        f"Whether {one.other or 'the other test set'} orders the algorithms alike: Kendall's τ-b of "
-        "the means. The interval holds what pairs of algorithms leave open whose order is not known "
-        "on both sets, by tests of differences of means adjusted by Holm; of published means the "
-        "order is taken as known."
+        f"Whether {one.other or 'the other test set'} orders the algorithms alike: Kendall's τ-b "
+        "of the means. The interval holds what pairs of algorithms leave open whose order is not "
+        "known on both sets, by tests of differences of means adjusted by Holm; of published means "
+        "the order is taken as known."
     )
     return _table(caption, columns, rows)
 
