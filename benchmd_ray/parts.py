@@ -58,6 +58,19 @@ PARTS: Mapping[str, Part] = {
     ),
     "linear evaluation": Part(1, ("training/linear.py", "training/features.py")),
     "augmentation": Part(1, ("training/augmentation.py",)),
+    "segmentation scores": Part(
+        1,
+        (
+            "benchmarks/touchstone/case.py",
+            "benchmarks/touchstone/dicom_masks.py",
+            "benchmarks/touchstone/layouts.py",
+            "benchmarks/touchstone/masks.py",
+            "benchmarks/touchstone/tasks.py",
+            "scores/overlap.py",
+            "scores/segmentation.py",
+            "scores/surfaces.py",
+        ),
+    ),
 }
 """The parts by the names that runs and reports give them."""
 

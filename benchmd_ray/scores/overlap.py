@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
 Box = tuple[slice, slice, slice]
+Kinds = npt.NDArray[np.unsignedinteger[Any]]
 BLOCK = 2**22
 """Voxels that are counted at a time: more take memory, and fewer time."""
 MOST_KINDS = 2**12
@@ -23,7 +25,7 @@ MOST_KINDS = 2**12
 class Segmentation:
     """Classes of voxels; masks may overlap, so that a voxel may have several classes."""
 
-    kinds: npt.NDArray[np.generic]
+    kinds: Kinds
     """(z, y, x) uint8 or uint16: row of `members`; 0 is background."""
     members: npt.NDArray[np.bool_]
     """(kinds, classes): which classes a voxel of a kind has; none in row 0."""
@@ -55,9 +57,7 @@ class Segmentation:
         return around
 
 
-def of_labels(
-    labels: npt.NDArray[np.generic], ids: Mapping[int, int], classes: int
-) -> Segmentation:
+def of_labels(labels: Kinds, ids: Mapping[int, int], classes: int) -> Segmentation:
     """A segmentation of one label map.
 
     Args:
@@ -70,9 +70,9 @@ def of_labels(
     table = np.zeros(max(int(labels.max(initial=0)), *ids) + 1, _dtype(classes + 1))
     for label, number in ids.items():
         table[label] = number + 1
-    kinds = np.empty(labels.shape, table.dtype)
-    for part, out in zip(labels, kinds, strict=True):  # indices are held as int64
-        np.take(table, part, out=out)
+    kinds = np.empty_like(labels, table.dtype)
+    for number, part in enumerate(labels):  # indices are held as int64
+        kinds[number] = np.take(table, part)
     return Segmentation(kinds, members)
 
 
@@ -81,7 +81,7 @@ class Masks:
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         """Begin with background, (z, y, x)."""
-        self._kinds: npt.NDArray[np.generic] = np.zeros(shape, np.uint8)
+        self._kinds: Kinds = np.zeros(shape, np.uint8)
         self._sets: dict[frozenset[int], int] = {frozenset(): 0}
         self._classes = classes
 
@@ -145,9 +145,7 @@ def voxels(reference: Segmentation, prediction: Segmentation) -> Voxels:
     )
 
 
-def joint_histogram(
-    first: npt.NDArray[np.generic], second: npt.NDArray[np.generic], rows: int, columns: int
-) -> npt.NDArray[np.int64]:
+def joint_histogram(first: Kinds, second: Kinds, rows: int, columns: int) -> npt.NDArray[np.int64]:
     """(rows, columns): voxels with each pair of values, counted in blocks.
 
     Args:
@@ -168,11 +166,11 @@ def joint_histogram(
     return joint.reshape(rows, columns)
 
 
-def _dtype(kinds: int) -> type[np.unsignedinteger]:
+def _dtype(kinds: int) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if kinds <= 2**8 else np.uint16
 
 
-def _foreground(kinds: npt.NDArray[np.generic]) -> Box | None:
+def _foreground(kinds: Kinds) -> Box | None:
     """The box around all that is not background."""
     if not kinds.size:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmd_ray.scores.overlap import Segmentation, voxels
+from benchmd_ray.scores.overlap import Box, Segmentation, voxels
 from benchmd_ray.scores.surfaces import distances, surface
 
 Presence = Literal["both", "absent", "missed", "spurious"]
@@ -66,12 +66,16 @@ def scored(
             code, dsc, nsd, hd95 = "missed", dice[number], 0.0, math.inf
         if there and predicted:
             code = "both"
-            surfaces = [
-                surface(each.mask(number, box), spacing, [part.start for part in box])
-                for each, box in ((reference, there), (prediction, predicted))
-            ]
-            apart = distances(*surfaces, spacing)
+            apart = distances(
+                surface(reference.mask(number, there), spacing, _start(there)),
+                surface(prediction.mask(number, predicted), spacing, _start(predicted)),
+                spacing,
+            )
             nsd, hd95 = apart.surface_dice(tolerance), apart.hausdorff(PERCENT)
-        volumes = (float(c[number] * voxel) for c in (counts.reference, counts.prediction))
-        found.append(ClassScores(dsc, nsd, hd95, *volumes, code=code))
+        volumes = [float(each[number] * voxel) for each in (counts.reference, counts.prediction)]
+        found.append(ClassScores(dsc, nsd, hd95, volumes[0], volumes[1], code))
     return found
+
+
+def _start(box: Box) -> tuple[int, int, int]:
+    return box[0].start, box[1].start, box[2].start

@@ -69,9 +69,8 @@ def areas(spacing: Sequence[float]) -> Numbers:
         spacing: mm between voxels along each axis.
     """
     a, b, c = spacing
-    return (
-        np.asarray(np.linalg.norm(_vectors() * np.array([b * c, a * c, a * b]), axis=2)).sum(1) / 8
-    )
+    seen = _vectors() * np.array([b * c, a * c, a * b]) / 8
+    return np.asarray(np.linalg.norm(seen, axis=2).sum(axis=1), np.float64)
 
 
 def codes(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
@@ -80,10 +79,10 @@ def codes(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     Args:
         mask: (z, y, x); outside of it nothing is inside.
     """
-    code = np.pad(mask, 1).view(np.uint8)
-    code = code[:-1] | code[1:] << 1
-    code = code[:, :-1] | code[:, 1:] << 2
-    return np.asarray(code[:, :, :-1] | code[:, :, 1:] << 4)
+    voxel = np.pad(mask, 1).view(np.uint8)
+    pair = voxel[:-1] | voxel[1:] << 1
+    square = pair[:, :-1] | pair[:, 1:] << 2
+    return np.asarray(square[:, :, :-1] | square[:, :, 1:] << 4, np.uint8)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from benchmd_ray.benchmarks.touchstone.masks import (
 from benchmd_ray.benchmarks.touchstone.tasks import LARGEST_LABEL, Layout, Task
 from benchmd_ray.data.apart import begin, serve
 from benchmd_ray.data.records import RecordError
-from benchmd_ray.scores.overlap import Masks, Segmentation, of_labels
+from benchmd_ray.scores.overlap import Kinds, Masks, Segmentation, of_labels
 from benchmd_ray.scores.segmentation import scored
 from benchmd_ray.typed import typed
 
@@ -217,9 +217,12 @@ class _Reading:
         unknown = [label for label in np.flatnonzero(there).tolist() if label not in own]
         beyond = [label for label in unknown if label > others]
         if beyond:
+            found, expected = (
+                ", ".join(map(str, each)) for each in (beyond[:10], sorted(own - {0}))
+            )
             raise RecordError(
-                f"{path.name}: labels {', '.join(map(str, beyond[:10]))} are outside the task, whose "
-                f"layout has {', '.join(map(str, sorted(own - {0})))}. Is it of another layout?"
+                f"{path.name}: labels {found} are outside the task, whose layout has {expected}. "
+                "Is it of another layout?"
             )
         self.notes.ignored = sorted({*self.notes.ignored, *unknown})
 
@@ -253,14 +256,14 @@ def _require_same(own: Geometry, expected: Geometry, path: Path, whose: str) -> 
         raise RecordError(f"{path.name} has another grid: {'; '.join(different)}, {whose}")
 
 
-def _whole(values: npt.NDArray[np.generic], path: Path) -> npt.NDArray[np.generic]:
+def _whole(values: npt.NDArray[np.generic], path: Path) -> Kinds:
     """Labels as unsigned integers.
 
     Raises:
         RecordError: They are not whole numbers from 0 to `LARGEST_LABEL`.
     """
     if values.dtype == np.uint8 or values.dtype == np.uint16:
-        return values
+        return np.asarray(values, values.dtype)
     whole = np.empty(values.shape, np.uint16)
     for own, out in zip(values, whole, strict=True):
         low, high = float(own.min()), float(own.max())
@@ -301,7 +304,8 @@ def _owners(segments: Segments, task: Task, path: Path) -> dict[int, int]:
     Raises:
         RecordError: A class has no segment or several.
     """
-    named, owners = task.file_names(), {}
+    named = task.file_names()
+    owners: dict[int, int] = {}
     for segment, label in enumerate(segments.names):
         name = named.get(label.strip().lower().replace(" ", "_").replace("-", "_"))
         if name is None:
@@ -316,6 +320,6 @@ def _owners(segments: Segments, task: Task, path: Path) -> dict[int, int]:
 
 
 if __name__ == "__main__":
-    # Directions that are nearly at right angles, as many files have them, are taken as if they were.
+    # Directions that are nearly at right angles, as files may have them, are taken as if they were.
     os.environ["ITK_NIFTI_SFORM_PERMISSIVE"] = "YES"
     serve(answer)

@@ -5,13 +5,31 @@ Per-case results of others are read into the same rows (`touchstone.imported`).
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-Presence = Literal["both", "absent", "missed", "spurious"]
-"""Where a class is: in reference and prediction; in neither; in the reference only; in the
-prediction only."""
+from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.files import replacing, sha256, write_json
+from benchmd_ray.integrity import Damaged
+from benchmd_ray.parquet import read_table
+from benchmd_ray.scores.segmentation import Presence
+from benchmd_ray.typed import typed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["SCHEMA", "Manifest", "Presence", "read_manifest", "read_scored", "write_scored"]
+
+FORMAT = 1
+SCORES, MANIFEST, QUARANTINE = "scores.parquet", "manifest.json", "quarantine.json"
+"""Files of a score run; the manifest is written last."""
+MAX_MANIFEST_BYTES = 2**26
 SCHEMA = pa.schema(
     [
         pa.field("algorithm", pa.string()),
@@ -28,3 +46,95 @@ SCHEMA = pa.schema(
     ]
 )
 """Of a table of scores."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a score run says of itself."""
+
+    task: str
+    algorithm: str
+    """Its name in tables."""
+    classes: tuple[str, ...]
+    tolerance: dict[str, float]
+    """mm, of each class's surface Dice."""
+    scorer: str
+    """Digest of the versions of what scores: scores of two are not compared."""
+    identity: str
+    """Digest of the task's card, tolerances, layouts and all else that scores depend on."""
+    predictions: str
+    """Folder of the predictions."""
+    labels: str
+    """Folder of the references."""
+    scores: str
+    """SHA-256 of `SCORES`."""
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What is noted of each case that was scored: `fingerprint` of its files, `overlapping` voxels,
+    `ignored` labels, whether it was `resampled`; of a command, `peak_mib`."""
+    quarantined: int = 0
+    """Cases without scores, see `QUARANTINE`."""
+    unpredicted: tuple[str, ...] = ()
+    """Cases with a reference and no prediction: they have no rows."""
+    unreferenced: tuple[str, ...] = ()
+    """Cases with a prediction and no reference."""
+    network: str = ""
+    """Of a command: whether it ran without network."""
+
+
+def write_scored(folder: Path, rows: Iterable[Mapping[str, Any]], manifest: Manifest) -> None:
+    """Write scores, and then the manifest.
+
+    Args:
+        folder: Of the run.
+        rows: With the columns of `SCHEMA`.
+        manifest: Its `scores` are filled in.
+    """
+    table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
+    with replacing(folder / SCORES) as partial:
+        pq.write_table(table, partial)
+    content = asdict(manifest) | {"scores": sha256(folder / SCORES)}
+    write_json(folder / MANIFEST, {"format": FORMAT, **content})
+
+
+def read_scored(folder: Path) -> pd.DataFrame:
+    """The scores of a finished run, with the columns of `SCHEMA`.
+
+    Raises:
+        BenchmdError: It is no such run, or not finished.
+        Damaged: Its files were changed.
+    """
+    manifest, path = read_manifest(folder), folder / SCORES
+    remedy = f"score anew into another folder, or remove {folder / MANIFEST} and do so again"
+    table = read_table(path, path, remedy, columns=SCHEMA.names)
+    if table.schema.types != SCHEMA.types or sha256(path) != manifest.scores:
+        raise Damaged(path, "it is not what was written", remedy)
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What a finished run says of itself.
+
+    Raises:
+        BenchmdError: It is no such run, or not finished.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise BenchmdError(
+            f"{folder} is not a finished score run, as it has no {MANIFEST}: run `benchmd segment "
+            "score` with this --out again, which resumes."
+        )
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise BenchmdError(f"{path} is larger than any such file: score anew.")
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise BenchmdError(f"{path} cannot be read: {first_line(error)}. Score anew.") from error
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise BenchmdError(f"{path} is of another version: score anew.")
+    manifest: Manifest = typed(Manifest, content | {"cases": {}}, str(path))
+    cases = content.get("cases")
+    if not isinstance(cases, dict) or not all(isinstance(one, dict) for one in cases.values()):
+        raise BenchmdError(f"{path}: cases are expected by name. Score anew.")
+    manifest.cases.update(cases)
+    return manifest

@@ -105,7 +105,7 @@ def read_segments(path: Path) -> Segments:
         origins.append(place or (0.0, 0.0, 0.0))
     geometry, places = _stacked(origins, groups, shared, (rows, columns))
     planes = tuple(
-        (owner, place, np.asarray(pixels(dataset, frame=number) > 0))
+        (owner, place, np.not_equal(pixels(dataset, frame=number), 0))
         for number, (owner, place) in enumerate(zip(owners, places, strict=True))
     )
     return Segments(tuple(segments.values()), planes, geometry)

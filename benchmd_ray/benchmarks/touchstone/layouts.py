@@ -16,6 +16,8 @@ MASKS = "segmentations"
 """Folder of a case with a file for each class, as AbdomenAtlas and TotalSegmentator have it."""
 IMAGES = ("ct", "mri")
 """Files of a case's folder that are its image."""
+CHANNEL = "_0000"
+"""What nnU-Net adds to the name of a case's only image."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,14 @@ def cases_of(folder: Path, task: Task) -> dict[str, Files]:
             continue
         if name in places:
             raise BenchmdError(
-                f"{folder} has the case {name} twice: {places[name].name} and {path.name}. Keep one."
+                f"{folder} has the case {name} twice, {places[name].name} and {path.name}: keep "
+                "one."
             )
         found[name], places[name] = own, path
     if not found:
         raise BenchmdError(
-            f"{folder} has no case: expected files {', '.join(SUFFIXES)}, or a folder for each case "
-            f"with {MASKS}/CLASS.nii.gz or one such file."
+            f"{folder} has no case: expected files {', '.join(SUFFIXES)}, or a folder for each "
+            f"case with {MASKS}/CLASS.nii.gz or one such file."
         )
     return dict(sorted(found.items()))
 
@@ -76,6 +79,38 @@ def files_of(path: Path, task: Task) -> Files:
     if path.is_dir():
         return _in_folder(path, task)
     return Files(str(path)) if suffix_of(path) else Files(fault=f"{path.name} is no such file")
+
+
+def images_of(folder: Path) -> dict[str, Path]:
+    """The image of each case of a folder: a file, ``ct.nii.gz`` in a folder, or a DICOM series.
+
+    Raises:
+        BenchmdError: There is none, or two are of one case.
+    """
+    if not folder.is_dir():
+        raise BenchmdError(f"{folder} is not a folder with an image for each case.")
+    found: dict[str, Path] = {}
+    for path in _entries(folder):
+        image = _image(path) if path.is_dir() else path
+        if image is None or not (image.is_dir() or suffix_of(image)):
+            continue
+        name = path.name if path.is_dir() else stem_of(path).removesuffix(CHANNEL)
+        if name in found:
+            raise BenchmdError(f"{folder} has two images of the case {name}. Keep one.")
+        found[name] = image
+    if not found:
+        raise BenchmdError(
+            f"{folder} has no image: expected files {', '.join(SUFFIXES)}, or a folder for each "
+            "case with ct.nii.gz or a DICOM series."
+        )
+    return found
+
+
+def _image(folder: Path) -> Path | None:
+    for path in _entries(folder):
+        if suffix_of(path) and stem_of(path) in IMAGES:
+            return path
+    return folder if series_files(folder) else None
 
 
 def files_from(content: Mapping[str, Any]) -> Files:
@@ -111,7 +146,8 @@ def _in_folder(folder: Path, task: Task) -> Files:
 
 def _masks(folder: Path, paths: Iterable[Path], task: Task) -> Files:
     """A file for each class; others are of other structures."""
-    named, found = task.file_names(), {}
+    named = task.file_names()
+    found: dict[str, str] = {}
     for path in paths:
         name = named.get(stem_of(path)) if suffix_of(path) else None
         if name in found:

@@ -1,0 +1,339 @@
+"""A score run: the cases of two folders, one Ray task each, resumed where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.benchmarks.touchstone.cases import (
+    MANIFEST,
+    QUARANTINE,
+    SCHEMA,
+    Manifest,
+    read_manifest,
+    read_scored,
+    write_scored,
+)
+from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of, images_of
+from benchmd_ray.benchmarks.touchstone.masks import claimed_voxels, stem_of, suffix_of
+from benchmd_ray.benchmarks.touchstone.scoring import work
+from benchmd_ray.benchmarks.touchstone.submission import Submission, network_can_be_cut
+from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.cluster import connected
+from benchmd_ray.data.readers import dicom, nifti, volume
+from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.files import digest, locked, remove, remove_partial, write_json
+from benchmd_ray.parts import versions_of
+from benchmd_ray.progress import progress
+from benchmd_ray.service.each import Call, Lost, each
+
+PARTS, PLAN, PREDICTIONS, LOGS = "parts", "plan.json", "predictions", "logs"
+"""In a run's folder: results of cases until all are done, what the run is of, and a submission's
+predictions and what it printed."""
+PROCESS_BYTES, VOXEL_BYTES = 2**29, 12
+"""Memory of a case: the libraries, and two volumes as they are read and as classes."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is scored, and how."""
+
+    task: Task
+    predictions: Path
+    """Folder of predictions, or of images where there is a `submission`."""
+    labels: Path
+    out: Path
+    tolerance: str = ""
+    """mm, or a preset of the task; empty for its own."""
+    layouts: tuple[str, str] = ("", "")
+    """Of the labels and the predictions; empty where it is the only one, or none is needed."""
+    resample: bool = False
+    """Whether predictions on other grids are put on the reference's."""
+    name: str = ""
+    """The algorithm's in tables; empty for the folder's."""
+    submission: Submission | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    manifest: Manifest
+    quarantined: dict[str, str]
+    """Reasons, by case."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    name: str
+    reference: Files
+    prediction: Files
+    image: str = ""
+
+    @property
+    def paths(self) -> list[Path]:
+        image = [Path(self.image)] if self.image else []
+        return [*self.reference.paths, *self.prediction.paths, *image]
+
+    def fingerprint(self) -> str:
+        """Of its files' names, sizes and times: another one is scored anew."""
+        states = []
+        for path in self.paths:
+            own = sorted(path.iterdir()) if path.is_dir() else [path]
+            stats = [(one.name, one.stat()) for one in own if one.exists()]
+            states.append([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
+        return digest([states, self.reference.fault, self.prediction.fault])
+
+    def memory(self) -> int:
+        """Bytes that scoring it takes, by what headers claim."""
+        voxels = [claimed_voxels(path) for path in self.paths[:1] + self.paths[-1:]]
+        return PROCESS_BYTES + VOXEL_BYTES * max(voxels, default=0)
+
+
+def score(
+    asked: Asked, *, address: str | None = None, cpus: int = 1, say: Callable[[str], None]
+) -> Outcome:
+    """Score what has no scores yet, and write the run.
+
+    Args:
+        asked: What.
+        address: Ray cluster; None works embedded.
+        cpus: That Ray must offer.
+        say: Takes lines for the user.
+
+    Raises:
+        BenchmdError: The folders have no case in common or two of one name, a layout is missing, or
+            the run's folder has scores of something else.
+        Stopped: A signal asked to stop; the same call resumes.
+    """
+    cases, unpredicted, unreferenced = _paired(asked)
+    _require_layouts(asked, cases)
+    plan = _plan(asked)
+    with locked(asked.out / ".lock", f"the score run {asked.out}"):
+        _require_same(asked.out, plan)
+        remove_partial(asked.out)
+        done = _done(asked.out, cases, complete=(asked.out / MANIFEST).is_file())
+        todo = [one for one in cases.values() if one.name not in done]
+        if todo or not (asked.out / MANIFEST).is_file():
+            _begin(asked.out, plan, done)
+            _run(asked, todo, done, len(cases), address, cpus)
+        quarantined = {name: part["reason"] for name, part in done.items() if "reason" in part}
+        manifest = _manifest(asked, plan, done, unpredicted, unreferenced)
+        write_json(
+            asked.out / QUARANTINE,
+            [{"case": name, "reason": reason} for name, reason in sorted(quarantined.items())],
+        )
+        rows = [row for name in sorted(done) for row in done[name].get("rows", ())]
+        write_scored(asked.out, rows, manifest)
+        remove(asked.out / PARTS)
+    for what, names in (("a prediction", unpredicted), ("a reference", unreferenced)):
+        if names:
+            some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+            say(f"{count_of(len(names), 'case')} without {what}, not scored: {some}")
+    return Outcome(read_manifest(asked.out), quarantined)
+
+
+def _paired(asked: Asked) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str, ...]]:
+    """Cases that both sides have, and the names of those that only one has."""
+    labels, predictions, task = asked.labels, asked.predictions, asked.task
+    single = labels.is_file() and suffix_of(labels)  # a pair needs no common name
+    references = {stem_of(labels): files_of(labels, task)} if single else cases_of(labels, task)
+    images: dict[str, Path] = {}
+    if asked.submission:
+        images = {stem_of(labels): predictions} if single else images_of(predictions)
+        predicted = dict.fromkeys(images, Files())
+    elif single:
+        predicted = {stem_of(labels): files_of(predictions, task)}
+    else:
+        predicted = cases_of(predictions, task)
+    both = sorted(references.keys() & predicted.keys())
+    if not both:
+        raise BenchmdError(
+            f"{predictions} and {labels} have no case in common: {next(iter(predicted))!r} is one "
+            f"of the first, {next(iter(references))!r} of the second. Name files or folders alike."
+        )
+    cases = {
+        name: _Case(name, references[name], predicted[name], str(images.get(name, "")))
+        for name in both
+    }
+    without = (references.keys() - predicted.keys(), predicted.keys() - references.keys())
+    return cases, tuple(sorted(without[0])), tuple(sorted(without[1]))
+
+
+def _require_layouts(asked: Asked, cases: Mapping[str, _Case]) -> None:
+    """Refuse files of labels without the layout that says which is which."""
+    sides = (
+        ("labels", "reference", asked.layouts[0]),
+        ("predictions", "prediction", asked.layouts[1]),
+    )
+    for option, side, name in sides:
+        needed = any(getattr(one, side).needs_layout for one in cases.values())
+        if asked.task.layout(name) is None and needed:
+            raise BenchmdError(
+                f"the {option} are files with labels of all classes, and layouts of "
+                f"{asked.task.name} differ in what a label is: name theirs with --{option}-layout "
+                f"({', '.join(asked.task.layouts)})."
+            )
+
+
+def _plan(asked: Asked) -> dict[str, Any]:
+    """All that scores depend on, but the files themselves."""
+    versions = {name: module.VERSION for name, module in _READERS.items()}
+    return {
+        "algorithm": asked.name or re.sub(r"(\.nii)?\.\w+$", "", asked.predictions.resolve().name),
+        "task": digest(asdict(asked.task)),
+        "tolerance": asked.task.tolerances(asked.tolerance),
+        "layouts": list(asked.layouts),
+        "resample": asked.resample,
+        "submission": asdict(asked.submission) if asked.submission else None,
+        "scorer": digest([versions_of(["segmentation scores"]), versions]),
+    }
+
+
+_READERS: dict[str, Any] = {"dicom": dicom, "nifti": nifti, "volume": volume}
+
+
+def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
+    """Refuse a folder with something else in it."""
+    path = out / PLAN
+    if not path.is_file():
+        others = (
+            [p.name for p in out.iterdir() if not p.name.startswith(".")] if out.is_dir() else []
+        )
+        if others:
+            raise BenchmdError(f"{out} has other files, such as {others[0]}: choose another --out.")
+        return
+    try:
+        before = json.loads(path.read_bytes())
+    except ValueError:
+        before = {}
+    if different := [key for key in plan if before.get(key) != plan[key]]:
+        raise BenchmdError(
+            f"{out} has scores with another {', '.join(different)}: choose another --out."
+        )
+
+
+def _done(out: Path, cases: Mapping[str, _Case], *, complete: bool) -> dict[str, dict[str, Any]]:
+    """Results of cases whose files are as they were; of a finished run, of those with scores."""
+    if complete:
+        noted = read_manifest(out).cases
+        held: dict[str, list[dict[Any, Any]]] = {}
+        for row in read_scored(out).to_dict("records"):
+            held.setdefault(row["case"], []).append(row)
+        parts: dict[str, dict[str, Any]] = {
+            name: {"rows": held.get(name, []), "noted": noted[name]} for name in noted
+        }
+    else:
+        parts = {}
+        for path in sorted((out / PARTS).glob("*.json")):
+            part = json.loads(path.read_bytes())
+            parts[part["case"]] = part
+    return {
+        name: part
+        for name, part in parts.items()
+        if name in cases and part["noted"]["fingerprint"] == cases[name].fingerprint()
+    }
+
+
+def _begin(out: Path, plan: Mapping[str, Any], done: Mapping[str, dict[str, Any]]) -> None:
+    """Make the folder that of a run that is not finished."""
+    write_json(out / PLAN, plan)
+    if (out / MANIFEST).is_file():
+        for name, part in done.items():
+            _keep(out, name, part)
+        remove(out / MANIFEST)
+
+
+def _keep(out: Path, name: str, part: Mapping[str, Any]) -> None:
+    write_json(out / PARTS / f"{digest(name)[:32]}.json", {"case": name, **part})
+
+
+def _run(
+    asked: Asked,
+    todo: list[_Case],
+    done: dict[str, dict[str, Any]],
+    total: int,
+    address: str | None,
+    cpus: int,
+) -> None:
+    """Score cases on Ray, the largest first, and keep each as it ends."""
+    algorithm = _plan(asked)["algorithm"]
+    prints = {one.name: one.fingerprint() for one in todo}
+    calls = sorted((_call(asked, one) for one in todo), key=lambda call: -call.memory)
+    shown = progress(f"scores {algorithm}", total, "cases", len(done))
+    gpus = asked.submission.gpus if asked.submission else 0.0
+    try:
+        with connected(address, cpus=cpus):
+            for name, result in each(calls, work, gpus=gpus):
+                given = {"reason": result.reason} if isinstance(result, Lost) else result
+                done[name] = _part(algorithm, name, given, prints[name])
+                _keep(asked.out, name, done[name])
+                shown.update(len(done))
+    finally:
+        shown.close()
+
+
+def _call(asked: Asked, one: _Case) -> Call:
+    own, out = asked.submission, asked.out.resolve()
+    request = {
+        "task": asdict(asked.task),
+        "tolerances": asked.task.tolerances(asked.tolerance),
+        "reference": asdict(one.reference),
+        "prediction": asdict(one.prediction),
+        "layouts": list(asked.layouts),
+        "resample": asked.resample,
+    }
+    given = {
+        "request": request,
+        "submission": asdict(own) if own else None,
+        "image": one.image,
+        "output": str(out / PREDICTIONS / one.name),
+        "log": str(out / LOGS / f"{one.name}.txt"),
+    }
+    return Call(one.name, given, max(one.memory(), own.memory if own else 0))
+
+
+def _part(algorithm: str, name: str, given: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
+    """What is kept of a case."""
+    noted = {"fingerprint": fingerprint}
+    noted |= {key: given[key] for key in ("peak_mib",) if key in given}
+    if "reason" in given:
+        return {"reason": given["reason"], "noted": noted}
+    seconds = given["seconds"]
+    named = {"algorithm": algorithm, "case": name, "seconds": seconds}
+    rows = [{key: (named | row)[key] for key in SCHEMA.names} for row in given["rows"]]
+    return {"rows": rows, "noted": noted | given["notes"]}
+
+
+def _manifest(
+    asked: Asked,
+    plan: Mapping[str, Any],
+    done: Mapping[str, dict[str, Any]],
+    unpredicted: tuple[str, ...],
+    unreferenced: tuple[str, ...],
+) -> Manifest:
+    scored = {name: part["noted"] for name, part in sorted(done.items()) if "rows" in part}
+    network = ""
+    if asked.submission:
+        network = "cut" if network_can_be_cut() else "not cut: the system does not allow it"
+    predictions = asked.out / PREDICTIONS if asked.submission else asked.predictions
+    return Manifest(
+        task=asked.task.name,
+        algorithm=plan["algorithm"],
+        classes=asked.task.classes,
+        tolerance=plan["tolerance"],
+        scorer=plan["scorer"],
+        identity=digest(plan),
+        predictions=str(predictions.resolve()),
+        labels=str(asked.labels.resolve()),
+        scores="",
+        cases=scored,
+        quarantined=len(done) - len(scored),
+        unpredicted=unpredicted,
+        unreferenced=unreferenced,
+        network=network,
+    )

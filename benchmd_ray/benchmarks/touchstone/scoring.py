@@ -1,0 +1,89 @@
+"""The work on one case, as a Ray worker does it: predicted by a command, or not; and scored."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.benchmarks.touchstone.layouts import files_of
+from benchmd_ray.benchmarks.touchstone.submission import Ran, Submission, predict
+from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.data.apart import Apart, Died
+from benchmd_ray.files import TEMPORARY, remove, without_home
+from benchmd_ray.typed import typed
+
+PROCESS = Apart("benchmd_ray.benchmarks.touchstone.case")
+"""Reads and scores; one for each Ray worker."""
+PARTS = ("the reference", "the prediction", "scoring")
+"""What it may be at when it dies, see `case.score_case`."""
+TRIES = 2
+"""Calls of a process that is ended from outside."""
+
+
+def work(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Predict where that is asked for, and score.
+
+    Args:
+        given: ``request``, as `case.answer` takes it; with a ``submission`` (its fields) also
+            ``image``, ``output``, where its prediction is kept, and ``log``.
+
+    Returns:
+        ``rows`` and ``notes``, or ``reason``, why there are none; ``seconds`` of the prediction,
+        NaN where unknown, and ``peak_mib``.
+    """
+    request, measured = dict(given["request"]), {"seconds": float("nan")}
+    if given["submission"]:
+        ran, output = _predicted(given)
+        measured = {"seconds": ran.seconds, "peak_mib": round(ran.peak / 2**20, 1)}
+        if ran.fault:
+            return measured | {"reason": ran.fault}
+        task: Task = typed(Task, request["task"], "the task")
+        request["prediction"] = asdict(files_of(output, task))
+    return measured | _scored(request)
+
+
+def _scored(request: dict[str, Any]) -> dict[str, Any]:
+    reason = ""
+    for _ in range(TRIES):
+        try:
+            reply, _ = PROCESS.call(request)
+        except Died as death:
+            reason = f"{PARTS[death.place] if death.place >= 0 else 'the case'} {death.how}"
+            if not death.outside:
+                break
+            continue
+        return {"reason": without_home(reply["fault"])} if "fault" in reply else reply
+    return {"reason": without_home(reason)}
+
+
+def _predicted(given: Mapping[str, Any]) -> tuple[Ran, Path]:
+    """How a submission ended, and where its prediction is kept."""
+    kept, own = Path(given["output"]), Submission(**given["submission"])
+    partial = kept.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}"
+    written = partial / f"{kept.name}.nii.gz"
+    try:
+        ran = predict(own, Path(given["image"]), written, Path(given["log"]))
+        if ran.fault:
+            return ran, kept
+        if why := _untaken(written):
+            return Ran(ran.seconds, ran.peak, why), kept
+        if not written.is_dir():
+            kept = kept.with_name(written.name)
+        remove(kept)
+        os.replace(written, kept)
+        return ran, kept
+    finally:
+        remove(partial)
+
+
+def _untaken(written: Path) -> str:
+    """Why an output is not read; empty where it is: a link could name any file."""
+    inside = written.rglob("*") if written.is_dir() else ()
+    for path in (written, *inside):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            return f"its output {path.name} is a link or not a regular file"
+    return ""

@@ -1,0 +1,244 @@
+"""A submission that is a command: it is run on the image of one case, bounded and watched.
+
+It is not trusted: it has no network where the system allows that, only the environment that it
+needs, and limits of time and memory. What it printed is kept; its failure is its own.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from benchmd_ray.errors import BenchmdError, count_of
+
+INPUT, OUTPUT = "{input}", "{output}"
+KEPT_BYTES = 2**15
+"""Of what a command prints: so much of its beginning, and of its end."""
+WATCH_SECONDS = 0.02
+ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+"""Variables that a command is given: others may hold keys."""
+WITHOUT_NETWORK = ("unshare", "--map-root-user", "--net")
+"""Runs a command in a network of its own, which has no other members."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """How a case is predicted."""
+
+    command: str
+    """With `INPUT`, the image, and `OUTPUT`, where its labels are to be written: a NIfTI file, or a
+    folder that the command makes, with a file for each class."""
+    seconds: float = 600.0
+    """That a case may take."""
+    memory: int = 8 * 2**30
+    """Bytes that all its processes may hold."""
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(any(mark in part for part in self.words()) for mark in (INPUT, OUTPUT)):
+            raise BenchmdError(
+                f"--command is {self.command!r}, expected {INPUT} and {OUTPUT} in it, such as "
+                f"'docker run --rm --network none … {INPUT} {OUTPUT}'."
+            )
+
+    def words(self) -> list[str]:
+        """The command's words; no shell reads them.
+
+        Raises:
+            BenchmdError: A quote is not closed.
+        """
+        try:
+            return shlex.split(self.command)
+        except ValueError as error:
+            raise BenchmdError(f"--command cannot be split into words: {error}.") from error
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended on a case."""
+
+    seconds: float
+    peak: int
+    """Bytes that its processes held at once."""
+    fault: str = ""
+    """Why there is no output to score."""
+
+
+def predict(submission: Submission, image: Path, output: Path, log: Path) -> Ran:
+    """Run a submission on an image.
+
+    Args:
+        submission: The command.
+        image: Its input.
+        output: Where its labels go; nothing is there before.
+        log: File for what it printed.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="benchmd-") as scratch:
+        given = {INPUT: str(image), OUTPUT: str(output)}
+        words = [_filled(word, given) for word in submission.words()]
+        prefix = WITHOUT_NETWORK if network_can_be_cut() else ()
+        own = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        start = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                [*prefix, *words],
+                cwd=scratch,
+                env=own | {"TMPDIR": scratch},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=_Limits(submission),
+            )
+        except OSError as error:
+            return Ran(0.0, 0, f"the command cannot be run: {error.strerror}")
+        ran = _watched(process, submission, start, log)
+    if not ran.fault and not output.exists():
+        return Ran(ran.seconds, ran.peak, "the command wrote no output")
+    return ran
+
+
+@cache
+def network_can_be_cut() -> bool:
+    """Whether the system lets this user run a command without network."""
+    with suppress(OSError, subprocess.SubprocessError):
+        tried = subprocess.run([*WITHOUT_NETWORK, "true"], capture_output=True, timeout=10)
+        return tried.returncode == 0
+    return False
+
+
+def _filled(word: str, given: dict[str, str]) -> str:
+    for mark, value in given.items():
+        word = word.replace(mark, value)
+    return word
+
+
+class _Limits:
+    """What the command's first process sets for itself and all that it starts."""
+
+    def __init__(self, submission: Submission) -> None:
+        self._bytes = submission.memory
+
+    def __call__(self) -> None:
+        """Set them."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = self._bytes if most == resource.RLIM_INFINITY else min(self._bytes, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _watched(
+    process: subprocess.Popen[bytes], submission: Submission, start: float, log: Path
+) -> Ran:
+    """Wait for a command's end, or make it."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    printed = [_Kept(process.stdout), _Kept(process.stderr)]
+    tree = _Tree(process.pid)
+    fault, peak = "", 0
+    while process.poll() is None:
+        peak = max(peak, tree.held())
+        if peak > submission.memory:
+            fault = f"it held more than the {submission.memory / 2**30:g} GiB that a case may take"
+        elif time.monotonic() - start > submission.seconds:
+            fault = f"it took more than the {count_of(submission.seconds, 'second')} of a case"
+        if fault:
+            break
+        time.sleep(WATCH_SECONDS)
+    seconds = time.monotonic() - start
+    tree.held()
+    tree.end()
+    process.wait()
+    texts = [each.text() for each in printed]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("--- stdout\n{}\n--- stderr\n{}\n".format(*texts), "utf-8")
+    if not fault and process.returncode:
+        code = process.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        last = (texts[1].strip() or texts[0].strip()).rpartition("\n")[2][:200]
+        fault = f"the command failed ({how}){': ' + last if last else ''}"
+    return Ran(seconds, peak, fault)
+
+
+class _Tree:
+    """A process and all that it started, also those that left its session."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._seen: dict[int, str] = {}
+        """When each process began, by its number: numbers are used again."""
+
+    def held(self) -> int:
+        """Bytes of memory that they hold now."""
+        total, page = 0, os.sysconf("SC_PAGE_SIZE")
+        parents = {pid: (parent, begun, pages) for pid, parent, begun, pages in _processes()}
+        known = {self._root} | {
+            p for p, b in self._seen.items() if p in parents and parents[p][1] == b
+        }
+        grown = True
+        while grown:
+            more = {pid for pid, (parent, _, _) in parents.items() if parent in known} - known
+            known |= more
+            grown = bool(more)
+        for pid in known & parents.keys():
+            self._seen[pid] = parents[pid][1]
+            total += parents[pid][2] * page
+        return total
+
+    def end(self) -> None:
+        """End them all."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._root, signal.SIGKILL)
+        now = {pid: begun for pid, _, begun, _ in _processes()}
+        for pid, begun in self._seen.items():
+            if now.get(pid) == begun:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> Iterator[tuple[int, int, str, int]]:
+    """Number, parent, time of start and resident pages of each process of this machine."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with suppress(OSError, ValueError, IndexError):
+            text = Path("/proc", name, "stat").read_text("ascii", "replace")
+            fields = text.rpartition(")")[2].split()
+            yield int(name), int(fields[1]), fields[19], int(fields[21])
+
+
+class _Kept:
+    """What comes from a pipe, without the middle of what is long."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe, self._first, self._last, self._cut = pipe, b"", b"", 0
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError):
+            while part := os.read(self._pipe.fileno(), 2**16):
+                room = KEPT_BYTES - len(self._first)
+                self._first += part[:room]
+                whole = self._last + part[room:]
+                self._last = whole[-KEPT_BYTES:]
+                self._cut += len(whole) - len(self._last)
+
+    def text(self) -> str:
+        """It, once the pipe is closed; a process that was not found may hold it open."""
+        self._thread.join(5.0)
+        between = f"\n… {self._cut:,} bytes …\n".encode() if self._cut else b""
+        return (self._first + between + self._last).decode("utf-8", "replace")
