@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,6 +181,9 @@ def _print(outcome: Outcome, out: Path) -> None:
     help="Another test set: a folder as for --scores, or a CSV of means (algorithm,class,mean).",
 )
 @click.option(
+    "--images", type=FOLDER, help="Images of the cases, for pictures of the worst of RUNS."
+)
+@click.option(
     "--seconds-at-most",
     type=click.FloatRange(0, min_open=True),
     help="Exclude algorithms that take longer for a volume on average.",
@@ -211,6 +215,7 @@ def compare_scores(
     metadata: Path | None,
     also: tuple[str, ...],
     against: Path | None,
+    images: Path | None,
     seconds_at_most: float | None,
     family: Family,
     resamples: int,
@@ -228,7 +233,7 @@ def compare_scores(
     from benchmd_ray.benchmarks.touchstone.comparing import compare
     from benchmd_ray.benchmarks.touchstone.metadata import read_metadata
     from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
-    from benchmd_ray.benchmarks.touchstone.scored import read_against, read_scores
+    from benchmd_ray.benchmarks.touchstone.scored import read_against, read_image, read_scores
 
     if also and metadata is None:
         raise BenchmdError("--group names a column of the metadata: give --metadata, too.")
@@ -246,5 +251,5 @@ def compare_scores(
     click.echo()
     for note in one.notes:
         click.echo(note)
-    for line in write_comparison(one, out):
+    for line in write_comparison(one, out, partial(read_image, images) if images else None):
         click.echo(line)

@@ -11,8 +11,8 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone import groups as of_groups
 from benchmd_ray.benchmarks.touchstone import two_sets
 from benchmd_ray.benchmarks.touchstone.contests import Family, pairs, ranked
+from benchmd_ray.benchmarks.touchstone.joining import Scores, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
-from benchmd_ray.benchmarks.touchstone.submissions import Scores, unequal
 from benchmd_ray.benchmarks.touchstone.summaries import (
     MEAN,
     Drawn,
@@ -145,8 +145,18 @@ def compare(
         groups_excluded=excluded,
         distance=apart,
         other=other,
-        notes=(*said, *unequal(scores), *_said_of_metrics(scores), *_said_of_cases(scores, known)),
+        notes=(
+            *said,
+            *_noted(scores),
+            *unequal(scores),
+            *_said_of_metrics(scores),
+            *_said_of_cases(scores, known),
+        ),
     )
+
+
+def _noted(scores: Scores) -> list[str]:
+    return [note for one in scores.by_name.values() for note in one.notes]
 
 
 def _slow(fast: pd.DataFrame, limit: float | None) -> tuple[list[str], list[str]]:
@@ -211,9 +221,7 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
             )
     splits = pd.Series([metadata.splits.get(case, "") for case in scores.cases], dtype="str")
     counts = splits[splits != ""].value_counts()
-    earlier = {
-        name: one.pretrained_on for name, one in scores.submissions.items() if one.pretrained_on
-    }
+    earlier = {name: one.pretrained_on for name, one in scores.by_name.items() if one.pretrained_on}
     if len(counts):
         parts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
         lines.append(
@@ -231,5 +239,5 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
 
 def earlier_training(names: Sequence[str], scores: Scores) -> list[str]:
     """What was declared of earlier training, for each name; empty where nothing was."""
-    held = scores.submissions
+    held = scores.by_name
     return [", ".join(held[name].pretrained_on) if name in held else "" for name in names]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from benchmd_ray.benchmarks.touchstone.submissions import Floats, Scores
+from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
 from benchmd_ray.benchmarks.touchstone.summaries import MEAN, Drawn
 from benchmd_ray.scores.comparison import LEVEL
 from benchmd_ray.scores.signed_rank import holm_together, ordered_pairs

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
-from benchmd_ray.benchmarks.touchstone.submissions import Floats, Scores
 from benchmd_ray.scores.comparison import LEVEL, holm
 from benchmd_ray.scores.subgroups import GroupTest, compared_groups
 from benchmd_ray.scores.sums import ratio

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.cases import SCHEMA
-from benchmd_ray.benchmarks.touchstone.submissions import METRICS, Submission
+from benchmd_ray.benchmarks.touchstone.joining import METRICS, AlgorithmScores
 from benchmd_ray.card_folders import card_folders
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError
@@ -75,7 +75,7 @@ def _all(folders: tuple[Path, ...]) -> dict[str, Algorithm]:
     return found
 
 
-def read_csv_folder(folder: Path) -> list[Submission]:
+def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
     """The scores in a folder of algorithms, in the order of their folders' names.
 
     Args:
@@ -93,10 +93,10 @@ def read_csv_folder(folder: Path) -> list[Submission]:
             f"{folder}: no folder in it has a dsc.csv: expected ALGORITHM/dsc.csv, with columns "
             "name and one for each class."
         )
-    return [_submission(path) for path in found]
+    return [_algorithm(path) for path in found]
 
 
-def _submission(folder: Path) -> Submission:
+def _algorithm(folder: Path) -> AlgorithmScores:
     known = algorithms().get(folder.name, Algorithm(folder.name.lstrip("_")))
     tables = {
         metric: read_scores_csv(folder / f"{metric}.csv")
@@ -112,7 +112,9 @@ def _submission(folder: Path) -> Submission:
     rows = rows.reset_index().assign(algorithm=known.title)
     empty = {name: math.nan for name in SCHEMA.names if name not in rows}
     rows = rows.assign(**{**empty, "code": None})[SCHEMA.names]
-    return Submission(known.title, str(folder), TASK, tuple(classes), rows, known.pretrained_on)
+    return AlgorithmScores(
+        known.title, str(folder), TASK, tuple(classes), rows, known.pretrained_on
+    )
 
 
 def _long(table: pd.DataFrame, metric: str) -> pd.Series:

@@ -10,6 +10,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison, earlier_training
 from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED
 from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.columns import column_of, interval_of
 from benchmd_ray.results.report.table import Column, Table, constant, shown
 from benchmd_ray.results.report.tables import Declared
@@ -103,9 +104,8 @@ def headline(one: Comparison) -> Table | None:
     )
     count = len(one.scores.classes)
     caption = (
-        f"Mean of the class means on the {int(one.scores.common.sum()):,} common cases, "
-        f"{int(rows['n'].iloc[0]):,} of them with any class, in percent, with its interval over "
-        f"cases; the rank's is over {one.resamples:,} resamples of the cases. "
+        f"Mean of the class means on {count_of(int(one.scores.common.sum()), 'common case')} "
+        f"({int(rows['n'].iloc[0]):,} with any class), in percent, with its interval over cases; the rank's is over {one.resamples:,} resamples of the cases. "
         f"First: share of the resamples. Level with best: classes of {count} in which an algorithm "
         "has the highest mean or is not significantly below it. Wins: other algorithms that it is "
         "significantly above, over all classes. By case: rank of the mean rank within cases. Own "

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, organs
+from benchmd_ray.benchmarks.touchstone.joining import Floats
 from benchmd_ray.benchmarks.touchstone.report import (
     BEST,
     COMMON,
@@ -23,7 +24,6 @@ from benchmd_ray.benchmarks.touchstone.report import (
     SPEED,
     class_title,
 )
-from benchmd_ray.benchmarks.touchstone.submissions import Floats
 from benchmd_ray.benchmarks.touchstone.summaries import MEAN
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
@@ -89,9 +89,10 @@ def _averages(one: Comparison, metric: str) -> Drawn:
     rows = _joined(one, metric, MEAN)
     title = (
         f"Highest average {one.scores.title(metric)} on common cases: "
-        f"{rows['algorithm'].iloc[0]} {PERCENT * rows['value'].iloc[0]:.1f}, first in "
-        f"{PERCENT * rows['first'].iloc[0]:.0f} % of resamples"
+        f"{rows['algorithm'].iloc[0]} {PERCENT * rows['value'].iloc[0]:.1f}"
     )
+    if not np.isnan(rows["first"].iloc[0]):
+        title += f", first in {PERCENT * rows['first'].iloc[0]:.0f}{GLUE}% of resamples"
     figure, (axes,) = grid(title, 1, columns=1, row=0.21 * len(rows) + 0.4, extra=0.5)
     _points(axes, rows.assign(level=True))
     _algorithms(axes, list(rows["algorithm"]), 8.5)
@@ -214,6 +215,9 @@ def _numbers(axes: Axes, values: Floats, highest: float) -> None:
 def _blobs(one: Comparison, metric: str) -> Drawn:
     names = (*one.scores.classes, MEAN)
     count = len(one.scores.algorithms)
+    shares = one.shares[one.shares["metric"] == metric]
+    if shares.empty:
+        return Skipped(_slug("blob", metric), "fewer than two cases: there is nothing to resample")
     firm = one.ranking[(one.ranking["metric"] == metric) & (one.ranking["class"] == MEAN)]
     best = firm.sort_values("rank").iloc[0]
     title = (
@@ -222,7 +226,6 @@ def _blobs(one: Comparison, metric: str) -> Drawn:
         f"{best['high']:.0f} in 95{GLUE}%"
     )
     figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
-    shares = one.shares[one.shares["metric"] == metric]
     for axes, name in zip(panels, names, strict=True):
         order = one.order_in(metric, name)
         held = shares[shares["class"] == name]
@@ -253,7 +256,7 @@ def _violins(one: Comparison, metric: str) -> Drawn:
     held = one.taus[one.taus["metric"] == metric]
     samples = [held.loc[held["class"] == name, "tau"].to_numpy(float) for name in names]
     if any(len(sample) < 2 for sample in samples):
-        return Skipped(_slug("tau", metric), "an order has no resamples to agree with")
+        return Skipped(_slug("tau", metric), "fewer than two cases: there is nothing to resample")
     means = [float(sample.mean()) for sample in samples]
     low, high = int(np.argmin(means)), int(np.argmax(means))
     title = (

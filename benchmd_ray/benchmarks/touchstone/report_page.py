@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
 from benchmd_ray.benchmarks.touchstone import report
 from benchmd_ray.benchmarks.touchstone.comparing import VERSION, Comparison
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
-from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
+from benchmd_ray.benchmarks.touchstone.report_slices import Image, draw_slices
 from benchmd_ray.files import replacing
 from benchmd_ray.progress import progress
 from benchmd_ray.results.canvas import styled, write
@@ -75,14 +75,21 @@ WORDS = (
 )
 
 
-def write_comparison(one: Comparison, folder: Path) -> list[str]:
+def write_comparison(
+    one: Comparison, folder: Path, image: Callable[[str], Image | None] | None = None
+) -> list[str]:
     """Write everything into a folder: page, tables, figures.
+
+    Args:
+        one: The comparison.
+        folder: For all of it.
+        image: From a case to its image, for pictures of worst cases.
 
     Returns:
         What was written and what was not, for the terminal.
     """
     with styled():
-        drawn = [*draw(one), *draw_slices(one)]
+        drawn = [*draw(one), *draw_slices(one, image)]
     figures = [each for each in drawn if isinstance(each, Titled)]
     _write_figures(figures, folder / FIGURES)
     tables = write_declared(report.TABLES, one, folder, main=report.MAIN, notes=one.notes)

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
+from benchmd_ray.benchmarks.touchstone.joining import Masks
 from benchmd_ray.benchmarks.touchstone.report import PERCENT, WORST
-from benchmd_ray.benchmarks.touchstone.submissions import Masks
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.figures_panels import SMALL
@@ -71,7 +71,7 @@ def draw_planes(axes: Sequence[Axes], masks: Masks, image: Image | None = None) 
         rows = (np.arange(height) + 0.5) * masks.spacing[kept[0]]
         columns = (np.arange(width) + 0.5) * masks.spacing[kept[1]]
         own.set_facecolor("#F2F2F2")
-        if image is not None:
+        if image is not None and image.shape == masks.reference.shape:
             own.pcolormesh(
                 columns,
                 rows,
@@ -108,7 +108,7 @@ def draw_slices(
         one: The comparison.
         image: From a case to its image, where there is one.
     """
-    readers = {n: s.masks for n, s in one.scores.submissions.items() if s.masks is not None}
+    readers = {n: s.masks for n, s in one.scores.by_name.items() if s.masks is not None}
     if not readers:
         yield Skipped("worst", "the scores come without masks, so worst cases have no pictures")
         return
@@ -122,7 +122,7 @@ def _of_class(one: Comparison, name: str, image: Callable[[str], Image | None] |
     reasons = []
     for case in one.worst.loc[one.worst["class"] == name, "case"][:ROWS]:
         algorithm, value = _lowest(one, case, name)
-        reader = one.scores.submissions[algorithm].masks if algorithm else None
+        reader = one.scores.by_name[algorithm].masks if algorithm else None
         if reader is None:
             continue
         try:
@@ -153,7 +153,7 @@ def _lowest(one: Comparison, case: str, name: str) -> tuple[str, float]:
     rows = one.scores.rows
     metric = one.metrics[0]
     held = rows[(rows["case"] == case) & (rows["class"] == name)].dropna(subset=[metric])
-    readable = [n for n, s in one.scores.submissions.items() if s.masks is not None]
+    readable = [n for n, s in one.scores.by_name.items() if s.masks is not None]
     held = held[held["algorithm"].isin(readable)].sort_values(metric, kind="stable")
     if held.empty:
         return "", float("nan")

@@ -14,9 +14,9 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.cases import MANIFEST, read_manifest
 from benchmd_ray.benchmarks.touchstone.contests import pairs, ranked
+from benchmd_ray.benchmarks.touchstone.joining import Scores
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.scored import read_scores
-from benchmd_ray.benchmarks.touchstone.submissions import Scores
 from benchmd_ray.benchmarks.touchstone.summaries import cells, draw
 
 NAMED = "BENCHMD_SCORES"

@@ -1,12 +1,14 @@
-"""Score runs and released scores as submissions, with the masks of runs for pictures."""
+"""Score runs and released scores as algorithms to compare, with the masks of runs for pictures."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmd_ray.benchmarks.touchstone.cases import Manifest, read_manifest, read_scored
 from benchmd_ray.benchmarks.touchstone.imported import (
@@ -14,14 +16,21 @@ from benchmd_ray.benchmarks.touchstone.imported import (
     algorithms,
     read_csv_folder,
 )
-from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of
-from benchmd_ray.benchmarks.touchstone.masks import Geometry, Labels, read_labels, resampled
-from benchmd_ray.benchmarks.touchstone.submissions import Bools, Masks, Scores, Submission, joined
+from benchmd_ray.benchmarks.touchstone.joining import AlgorithmScores, Masks, Scores, joined
+from benchmd_ray.benchmarks.touchstone.layouts import IMAGES, Files, cases_of
+from benchmd_ray.benchmarks.touchstone.masks import (
+    SUFFIXES,
+    Geometry,
+    Labels,
+    read_labels,
+    resampled,
+)
 from benchmd_ray.benchmarks.touchstone.tasks import task_named
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, read_means
 from benchmd_ray.data.records import RecordError
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 
+T = TypeVar("T", bound=np.generic)
 SAME_VOLUME = 1e-3
 """Share by which a volume that is read may differ from the one that was scored."""
 
@@ -46,7 +55,7 @@ def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:
             raise BenchmdError(
                 f"{first} and {run} were scored by two versions of the scorer: score one again."
             )
-    return joined([submission(run, manifest) for run, manifest in manifests])
+    return joined([scores_of(run, manifest) for run, manifest in manifests])
 
 
 def read_against(path: Path) -> Scores | Mapping[tuple[str, str], Means]:
@@ -62,7 +71,7 @@ def read_against(path: Path) -> Scores | Mapping[tuple[str, str], Means]:
     return read_scores((), path)
 
 
-def submission(run: Path, manifest: Manifest) -> Submission:
+def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
     """The scores of a run."""
     rows = read_scored(run)
     card = algorithms().get(manifest.algorithm, Algorithm(manifest.algorithm))
@@ -73,19 +82,53 @@ def submission(run: Path, manifest: Manifest) -> Submission:
     def masks(case: str, name: str) -> Masks:
         return read_masks(manifest, case, name, volumes[case, name])
 
-    return Submission(
+    return AlgorithmScores(
         manifest.algorithm,
         str(run),
         manifest.task,
         manifest.classes,
         rows,
         card.pretrained_on,
+        tuple(_without_scores(manifest)),
         masks,
     )
 
 
+def _without_scores(manifest: Manifest) -> Iterator[str]:
+    """Notes on cases that count neither for nor against an algorithm."""
+    for count, why in (
+        (manifest.quarantined, "quarantined, as a file is broken or does not fit"),
+        (len(manifest.unpredicted), "without a prediction"),
+        (len(manifest.unreferenced), "without a reference"),
+    ):
+        if count:
+            yield (
+                f"{manifest.algorithm}: {count_of(count, 'case')} {why}: no score, so that they "
+                "are not among the common cases and do not count against it."
+            )
+
+
+def read_image(folder: Path, case: str) -> npt.NDArray[np.float64] | None:
+    """The image of a case, axes to head, back and left; None where there is none.
+
+    Args:
+        folder: With files named by their cases, or folders with an image (`layouts.IMAGES`).
+        case: Its name.
+    """
+    names = [case, *(f"{case}/{name}" for name in IMAGES), f"{case}_0000"]
+    paths = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return None
+    try:
+        image = read_labels(path)
+    except (RecordError, OSError) as error:
+        raise BenchmdError(f"{path} cannot be drawn: {error}.") from error
+    return _upright(np.asarray(image.values, np.float64), image.geometry)
+
+
 def read_masks(manifest: Manifest, case: str, name: str, volumes: tuple[float, float]) -> Masks:
-    """Reference and prediction of a class, on the reference's grid, axes to back, left and head.
+    """Reference and prediction of a class, on the reference's grid, axes to head, back and left.
 
     Args:
         manifest: Of the run.
@@ -144,9 +187,9 @@ def _order(grid: Geometry) -> tuple[int, int, int]:
     return (along[0], along[1], along[2]) if len(set(along)) == 3 else (0, 1, 2)
 
 
-def _upright(mask: Bools, grid: Geometry) -> Bools:
+def _upright(values: npt.NDArray[T], grid: Geometry) -> npt.NDArray[T]:
     """(z, y, x), ascending to the patient's head, back and left."""
     order = _order(grid)
     matrix = np.array(grid.direction).reshape(3, 3)
     signs = [matrix[2 - place, 2 - axis] for place, axis in enumerate(order)]
-    return mask.transpose(order)[tuple(slice(None, None, -1 if s < 0 else 1) for s in signs)]
+    return values.transpose(order)[tuple(slice(None, None, -1 if s < 0 else 1) for s in signs)]

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
-from benchmd_ray.benchmarks.touchstone.submissions import Floats, Scores
 from benchmd_ray.scores.intervals import StandardError, difference_interval, value_interval
 from benchmd_ray.scores.resampling import resampled_means
 from benchmd_ray.scores.sums import ratio

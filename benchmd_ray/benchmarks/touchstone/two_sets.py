@@ -23,7 +23,7 @@ from scipy.special import stdtr
 from scipy.stats import kendalltau
 
 from benchmd_ray.benchmarks.touchstone.imported import read_lines
-from benchmd_ray.benchmarks.touchstone.submissions import Floats
+from benchmd_ray.benchmarks.touchstone.joining import Floats
 from benchmd_ray.benchmarks.touchstone.summaries import MEAN
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.scores.comparison import LEVEL, holm

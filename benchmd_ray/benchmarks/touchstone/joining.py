@@ -39,7 +39,7 @@ class Masks(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Submission:
+class AlgorithmScores:
     """Scores of one algorithm."""
 
     name: str
@@ -53,6 +53,8 @@ class Submission:
     """Columns of `cases.SCHEMA`."""
     pretrained_on: tuple[str, ...] = ()
     """Data of an earlier training, as its card declares it."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know, such as cases without scores."""
     masks: Callable[[str, str], Masks] | None = None
     """From case and class to masks, where there are any."""
 
@@ -66,7 +68,7 @@ class Scores:
     algorithms: tuple[str, ...]
     rows: pd.DataFrame
     """Columns of `cases.SCHEMA`."""
-    submissions: Mapping[str, Submission] = field(default_factory=dict)
+    by_name: Mapping[str, AlgorithmScores] = field(default_factory=dict)
     """By name."""
 
     @cached_property
@@ -132,21 +134,21 @@ class Scores:
         """The same without some algorithms."""
         kept = tuple(name for name in self.algorithms if name not in names)
         rows = self.rows[self.rows["algorithm"].isin(kept)].reset_index(drop=True)
-        held = {name: one for name, one in self.submissions.items() if name in kept}
+        held = {name: one for name, one in self.by_name.items() if name in kept}
         return Scores(self.task, self.classes, kept, rows, held)
 
 
-def joined(submissions: Sequence[Submission]) -> Scores:
+def joined(each: Sequence[AlgorithmScores]) -> Scores:
     """All scores in one frame.
 
     Raises:
         BenchmdError: There are none, two have one name, a case is there twice, or they are of
             another task, of other classes, or at another tolerance.
     """
-    if not submissions:
+    if not each:
         raise BenchmdError("there is nothing to compare: name one folder of scores or more.")
-    seen: dict[str, Submission] = {}
-    for one in submissions:
+    seen: dict[str, AlgorithmScores] = {}
+    for one in each:
         _require_sound(one)
         if one.name in seen:
             raise BenchmdError(
@@ -154,17 +156,17 @@ def joined(submissions: Sequence[Submission]) -> Scores:
                 "rename one, else one would replace the other in every table."
             )
         seen[one.name] = one
-    first = submissions[0]
-    for one in submissions[1:]:
+    first = each[0]
+    for one in each[1:]:
         _require_alike(first, one)
     rows = pd.concat(
-        [one.rows[SCHEMA.names].assign(algorithm=one.name) for one in submissions],
+        [one.rows[SCHEMA.names].assign(algorithm=one.name) for one in each],
         ignore_index=True,
     )
     return Scores(first.task, first.classes, tuple(seen), rows, seen)
 
 
-def _require_sound(one: Submission) -> None:
+def _require_sound(one: AlgorithmScores) -> None:
     """Refuse rows that would be counted twice, or are none."""
     rows = one.rows
     if missing := [name for name in SCHEMA.names if name not in rows]:
@@ -190,7 +192,7 @@ def _require_sound(one: Submission) -> None:
             )
 
 
-def _require_alike(first: Submission, one: Submission) -> None:
+def _require_alike(first: AlgorithmScores, one: AlgorithmScores) -> None:
     """Refuse scores that cannot be compared."""
     pair = f"{first.source} and {one.source}"
     if one.task != first.task:
@@ -211,7 +213,7 @@ def _require_alike(first: Submission, one: Submission) -> None:
             )
 
 
-def _tolerances(one: Submission) -> dict[str, Floats]:
+def _tolerances(one: AlgorithmScores) -> dict[str, Floats]:
     """Of each class with NSD."""
     held = one.rows[one.rows["nsd"].notna()]
     return {str(n): np.sort(r.unique()) for n, r in held.groupby("class")["tolerance"]}
