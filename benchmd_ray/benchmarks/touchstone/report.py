@@ -105,7 +105,8 @@ def headline(one: Comparison) -> Table | None:
     count = len(one.scores.classes)
     caption = (
         f"Mean of the class means on {count_of(int(one.scores.common.sum()), 'common case')} "
-        f"({int(rows['n'].iloc[0]):,} with any class), in percent, with its interval over cases; the rank's is over {one.resamples:,} resamples of the cases. "
+        f"({int(rows['n'].iloc[0]):,} with any class), in percent, with its interval over cases; "
+        f"the rank's is over {one.resamples:,} resamples of the cases. "
         f"First: share of the resamples. Level with best: classes of {count} in which an algorithm "
         "has the highest mean or is not significantly below it. Wins: other algorithms that it is "
         "significantly above, over all classes. By case: rank of the mean rank within cases. Own "
