@@ -318,7 +318,8 @@ def test_few_algorithms_and_cases_make_a_page_that_says_what_is_missing(
     tmp_path, algorithms, cases
 ):
     rng = np.random.default_rng(0)
-    scores = joined([algorithm(f"n{i}", rng.random((cases, 3))) for i in range(algorithms)])
+    values = [rng.random((cases, 1)) for _ in range(algorithms)]
+    scores = joined([algorithm(f"n{i}", v, classes=("liver",)) for i, v in enumerate(values)])
     one = compare(scores, resamples=10)
     assert any(isinstance(each, Skipped) for each in draw(one))
     write_comparison(one, tmp_path)
@@ -339,7 +340,15 @@ def test_the_command_compares_a_folder_of_csvs(tmp_path):
     (tmp_path / "meta.csv").write_text(
         "name,sex\n" + "".join(f"s{i:04},{'mf'[i % 2]}\n" for i in range(15))
     )
-    asked = ["segment", "compare", "--scores", tmp_path / "csv", "--resamples", "50"]
+    asked = [
+        "segment",
+        "compare",
+        "--scores",
+        tmp_path / "csv",
+        "--resamples",
+        "50",
+        "--no-figures",
+    ]
     asked += ["--metadata", tmp_path / "meta.csv", "--out", tmp_path / "out"]
     result = CliRunner().invoke(main, list(map(str, asked)), catch_exceptions=False)
     assert result.exit_code == 0, result.output

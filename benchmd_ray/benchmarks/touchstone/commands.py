@@ -203,6 +203,9 @@ def _print(outcome: Outcome, out: Path) -> None:
     help="Resamples of the cases, for intervals and ranks.",
 )
 @click.option(
+    "--figures/--no-figures", default=True, show_default=True, help="Draw figures, as SVG and PNG."
+)
+@click.option(
     "--out",
     type=FOLDER,
     default=Path("comparison"),
@@ -219,6 +222,7 @@ def compare_scores(
     seconds_at_most: float | None,
     family: Family,
     resamples: int,
+    figures: bool,
     out: Path,
 ) -> None:
     """Compare the algorithms of RUNS, folders that `benchmd segment score` wrote.
@@ -251,5 +255,6 @@ def compare_scores(
     click.echo()
     for note in one.notes:
         click.echo(note)
-    for line in write_comparison(one, out, partial(read_image, images) if images else None):
+    image = partial(read_image, images) if images else None
+    for line in write_comparison(one, out, image, figures=figures):
         click.echo(line)

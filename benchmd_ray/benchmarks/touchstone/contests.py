@@ -138,7 +138,7 @@ def _ranking(
 ) -> Iterator[dict[str, Any]]:
     wins = tests.groupby("a")["wins"].sum().to_dict()
     level: list[str] = []
-    if len(tests) and not np.isnan(means).any():
+    if key["class"] != MEAN and not np.isnan(means).any():
         level = level_with_best(tests, algorithms[int(np.argmax(means))])
     second = ranks(-within[None])[0]
     tau = float(np.nanmean(found.taus)) if (~np.isnan(found.taus)).any() else float("nan")
@@ -151,7 +151,7 @@ def _ranking(
             "low": float(found.low[a]),
             "high": float(found.high[a]),
             "first": float(found.shares[a, 0]),
-            "wins": int(wins[name]) if name in wins else -1,
+            "wins": float(wins.get(name, np.nan)),
             "level": name in level,
             "mean_rank": float(within[a]),
             "rank_by_cases": float(second[a]),

@@ -69,7 +69,7 @@ def headline_frame(one: Comparison) -> pd.DataFrame:
     average = ranking[ranking["class"] == MEAN]
     classes = ranking[ranking["class"] != MEAN]
     keys = ["metric", "algorithm"]
-    summed = classes.groupby(keys, sort=False)[["level", "wins"]].sum().reset_index()
+    summed = classes.groupby(keys, sort=False)[["level", "wins"]].sum(min_count=1).reset_index()
     columns = [*keys, "rank", "low", "high", "first", "rank_by_cases", "tau"]
     ranks = average[columns].rename(columns={"low": "rank_low", "high": "rank_high"})
     found = rows.drop(columns="class").merge(ranks, on=keys).merge(summed, on=keys)
@@ -188,7 +188,6 @@ def classes(one: Comparison) -> Table | None:
     rows = _in_percent(classes_frame(one), "value", "low", "high", "own_mean", "own_sd", "first")
     rows = rows.sort_values(["metric", "class", "rank"], kind="stable")
     ranks = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
-    wins = rows["wins"].where(rows["wins"] >= 0).astype("float64")
     columns = (
         _metric_column(one, rows),
         _class_column(one, rows, one.scores.classes[0]),
@@ -197,7 +196,7 @@ def classes(one: Comparison) -> Table | None:
         column_of("n", rows["n"], "integer"),
         interval_of("rank [95 %]", ranks, "rank", digits=0),
         column_of("first (%)", rows["first"], "number", digits=0),
-        column_of("wins", wins, "integer"),
+        column_of("wins", rows["wins"], "integer"),
         column_of("level with best", ["yes" if v else "" for v in rows["level"]], "text"),
         column_of("mean rank within cases", rows["mean_rank"], "number", digits=2),
         column_of("own mean", rows["own_mean"], "number", digits=1),
@@ -226,7 +225,7 @@ def _best(one: Comparison) -> Iterator[dict[str, Any]]:
             "best": held["algorithm"].iloc[0],
             "level": len(level),
             "names": ", ".join(level),
-            "significant": int(wins[metric, name]),
+            "significant": int(wins.get((metric, name), 0)),
             "pairs": len(one.scores.algorithms) * (len(one.scores.algorithms) - 1),
             "tau": held["tau"].iloc[0],
             "n": int(sizes["n"].iloc[0]),

@@ -76,7 +76,11 @@ WORDS = (
 
 
 def write_comparison(
-    one: Comparison, folder: Path, image: Callable[[str], Image | None] | None = None
+    one: Comparison,
+    folder: Path,
+    image: Callable[[str], Image | None] | None = None,
+    *,
+    figures: bool = True,
 ) -> list[str]:
     """Write everything into a folder: page, tables, figures.
 
@@ -84,22 +88,23 @@ def write_comparison(
         one: The comparison.
         folder: For all of it.
         image: From a case to its image, for pictures of worst cases.
+        figures: Whether figures are drawn.
 
     Returns:
         What was written and what was not, for the terminal.
     """
     with styled():
-        drawn = [*draw(one), *draw_slices(one, image)]
-    figures = [each for each in drawn if isinstance(each, Titled)]
-    _write_figures(figures, folder / FIGURES)
+        drawn = [*draw(one), *draw_slices(one, image)] if figures else []
+    titled = [each for each in drawn if isinstance(each, Titled)]
+    _write_figures(titled, folder / FIGURES)
     tables = write_declared(report.TABLES, one, folder, main=report.MAIN, notes=one.notes)
     path = folder / NAME
     with replacing(path) as partial:
-        partial.write_text(page(one, figures), "utf-8")
+        partial.write_text(page(one, titled), "utf-8")
     skipped = {each.reason for each in drawn if isinstance(each, Skipped)}
     return [
         f"written: {len(tables)} tables in {folder}, the main one {tables[0]}",
-        f"written: {len(figures)} figures in {folder / FIGURES}",
+        f"written: {len(titled)} figures in {folder / FIGURES}",
         *(f"not drawn: {reason}" for reason in sorted(skipped)),
         f"written: {path}",
     ]
@@ -111,6 +116,8 @@ def _write_figures(figures: Sequence[Titled], folder: Path) -> None:
     for path in folder.glob("*.*") if folder.is_dir() else ():
         if path.suffix in (".png", ".svg") and path.name not in kept:
             path.unlink()
+    if not figures:
+        return
     display = progress("figures", len(figures), "figures")
     for number, each in enumerate(figures, 1):
         write(each.figure, folder, each.name)
