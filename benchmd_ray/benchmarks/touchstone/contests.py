@@ -25,7 +25,7 @@ Family = Literal["class", "all"]
 """What Holm's correction counts together: the tests of a class, or those of all classes."""
 
 
-def tested(one: Drawn) -> Floats:
+def p_of_pairs(one: Drawn) -> Floats:
     """One-sided p that algorithm a is above b, (classes, a, b)."""
     return np.stack(
         [
@@ -58,7 +58,7 @@ PAIRS = (
 
 def _pairs(scores: Scores, drawn: Mapping[str, Drawn], family: Family) -> Iterator[dict[str, Any]]:
     for metric, one in drawn.items():
-        p = tested(one)
+        p = p_of_pairs(one)
         adjusted = holm_together(p) if family == "all" else np.stack(list(map(holm_together, p)))
         for c, name in enumerate(scores.classes):
             for a, first in enumerate(scores.algorithms):
