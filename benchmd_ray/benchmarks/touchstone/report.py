@@ -428,7 +428,7 @@ def distance(one: Comparison) -> Table | None:
         interval_of("Kendall's τ [95 %]", rows, "tau", digits=2),
         column_of("algorithms", rows["algorithms"], "integer"),
         column_of("pairs known", rows["known"], "integer"),
-        column_of("n", rows["n"], "integer"),
+        column_of("n", rows["n"], "integer", about="Of the average: of the class with the fewest"),
         column_of(
             "n there", rows["other_n"].where(rows["other_n"] > 0).astype("float64"), "integer"
         ),

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, TwoSlopeNorm
 from matplotlib.patches import Patch
+from matplotlib.ticker import ScalarFormatter
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, organs
@@ -98,7 +99,7 @@ def _averages(one: Comparison, metric: str) -> Drawn:
     _algorithms(axes, list(rows["algorithm"]), 8.5)
     axes.set_xlabel(f"average {one.scores.title(metric)} (%)")
     caption = (
-        f"Mean of the class means over {int(rows['n'].iloc[0]):,} common cases with 95 % intervals "
+        f"Mean of the class means over common cases ({int(rows['n'].iloc[0]):,} with any class), 95 % intervals "
         f"over cases ({one.resamples:,} resamples); orange bars: on each algorithm's own cases."
     )
     return Titled(_slug("average", metric), RESULTS, title, caption, figure)
@@ -300,18 +301,18 @@ def _speed(one: Comparison) -> Drawn:
     value, low, high = (PERCENT * rows[name] for name in ("value", "low", "high"))
     axes.vlines(rows["seconds"], low, high, color=FAINT, linewidth=1.5)
     axes.scatter(rows["seconds"], value, color=BLUE, s=24, zorder=3)
-    axes.plot(best["seconds"], PERCENT * best["value"], color=ORANGE, linewidth=1, zorder=2)
+    axes.step(
+        best["seconds"], PERCENT * best["value"], where="post", color=ORANGE, linewidth=1, zorder=2
+    )
+    rows = rows.sort_values("seconds", kind="stable")
     points = rows[["seconds", "value"]].to_numpy(np.float64)
-    for name, (seconds, mean) in zip(rows["algorithm"], points, strict=True):
-        axes.annotate(
-            str(name),
-            (seconds, PERCENT * mean),
-            (5, 4),
-            textcoords="offset points",
-            fontsize=SMALL,
-        )
+    for place, (name, (seconds, mean)) in enumerate(zip(rows["algorithm"], points, strict=True)):
+        away = (4, 5) if place % 2 else (4, -11)  # neighbours above and below
+        at = (seconds, PERCENT * mean)
+        axes.annotate(str(name), at, away, textcoords="offset points", fontsize=7)
     if (rows["seconds"] > 0).all():
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set_xlabel("seconds per volume")
     axes.set_ylabel(f"average {one.scores.title(metric)} (%)")
     caption = (
