@@ -152,11 +152,11 @@ class _Reading:
 
     def labels(self, path: Path, layout: Layout) -> Source:
         """A file with all classes."""
-        held = [_read(path)]
+        read = _read(path)
+        held = [Labels(_whole(read.values, path), read.geometry)]
 
         def on(grid: Geometry) -> Segmentation:
-            labels = self._fitted(held.pop(), grid, path)
-            values = _whole(labels.values, path)
+            values = _whole(self._fitted(held.pop(), grid, path).values, path)
             ids = {layout.ids[name]: number for number, name in enumerate(self.task.classes)}
             self._look(values, {0, *ids}, layout.others, path)
             return of_labels(values, ids, len(self.task.classes))
@@ -166,15 +166,15 @@ class _Reading:
     def masks(self, paths: Mapping[str, Path]) -> Source:
         """A file for each class."""
         first = next(iter(paths.values()))
-        held = {first: _read(first)}
+        held = {first: _mask(first)}
         geometry = held[first].geometry
 
         def on(grid: Geometry) -> Segmentation:
             made = Masks(grid.shape, len(paths))
             for number, path in enumerate(paths.values()):
-                labels = held.pop(path, None) or _read(path)
-                _require_same(labels.geometry, geometry, path, f"as {first.name}")
-                made.add(number, _binary(self._fitted(labels, grid, path).values, path))
+                mask = held.pop(path, None) or _mask(path)
+                _require_same(mask.geometry, geometry, path, f"as {first.name}")
+                made.add(number, self._fitted(mask, grid, path).values.astype(bool, copy=False))
             return made.segmentation()
 
         return Source(geometry, on)
@@ -230,6 +230,11 @@ class _Reading:
 def _read(path: Path) -> Labels:
     with _named(path):
         return read_labels(path)
+
+
+def _mask(path: Path) -> Labels:
+    read = _read(path)
+    return Labels(_binary(read.values, path), read.geometry)
 
 
 class _named:

@@ -19,7 +19,7 @@ from benchmd_ray.benchmarks.touchstone.cases import (
     write_scored,
 )
 from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of, images_of
-from benchmd_ray.benchmarks.touchstone.masks import claimed_voxels, stem_of, suffix_of
+from benchmd_ray.benchmarks.touchstone.masks import claimed, stem_of, suffix_of
 from benchmd_ray.benchmarks.touchstone.scoring import work
 from benchmd_ray.benchmarks.touchstone.submission import Submission, network_can_be_cut
 from benchmd_ray.benchmarks.touchstone.tasks import Task
@@ -34,8 +34,9 @@ from benchmd_ray.service.each import Call, Lost, each
 PARTS, PLAN, PREDICTIONS, LOGS = "parts", "plan.json", "predictions", "logs"
 """In a run's folder: results of cases until all are done, what the run is of, and a submission's
 predictions and what it printed."""
-PROCESS_BYTES, VOXEL_BYTES = 2**29, 12
-"""Memory of a case: the libraries, and two volumes as they are read and as classes."""
+PROCESS_BYTES, COPIES, VOXEL_BYTES = 2**29, 2, 3
+"""Memory of a case: the libraries; the largest volume twice while it is read; and for each voxel
+both sides as labels and as classes, and what scoring takes."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,10 @@ class _Case:
 
     def memory(self) -> int:
         """Bytes that scoring it takes, by what headers claim."""
-        voxels = [claimed_voxels(path) for path in self.paths[:1] + self.paths[-1:]]
-        return PROCESS_BYTES + VOXEL_BYTES * max(voxels, default=0)
+        sizes = [claimed(path) for path in (*self.reference.paths[:1], *self.prediction.paths[:1])]
+        voxels = max((count for count, _ in sizes), default=0)
+        held = max((count * each for count, each in sizes), default=0)
+        return PROCESS_BYTES + COPIES * held + VOXEL_BYTES * voxels
 
 
 def score(

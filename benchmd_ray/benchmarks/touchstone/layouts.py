@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.benchmarks.touchstone.masks import DICOM, SUFFIXES, stem_of, suffix_of
+from benchmd_ray.benchmarks.touchstone.masks import DICOM, SUFFIXES, slices_of, stem_of, suffix_of
 from benchmd_ray.benchmarks.touchstone.tasks import Task
-from benchmd_ray.data.readers.volume import series_files
 from benchmd_ray.errors import BenchmdError
 
 MASKS = "segmentations"
@@ -110,7 +109,7 @@ def _image(folder: Path) -> Path | None:
     for path in _entries(folder):
         if suffix_of(path) and stem_of(path) in IMAGES:
             return path
-    return folder if series_files(folder) else None
+    return folder if slices_of(folder) else None
 
 
 def files_from(content: Mapping[str, Any]) -> Files:
@@ -132,7 +131,7 @@ def _in_folder(folder: Path, task: Task) -> Files:
     files = [path for path in _entries(folder) if suffix_of(path) and path.is_file()]
     if any(stem_of(path) in named for path in files):
         return _masks(folder, files, task)
-    if len(series_files(folder)) > 1:
+    if len(slices_of(folder)) > 1:
         return Files(str(folder))
     files = [path for path in files if stem_of(path) not in IMAGES]
     if len(files) == 1:

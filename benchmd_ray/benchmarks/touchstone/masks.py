@@ -22,8 +22,8 @@ import SimpleITK
 
 from benchmd_ray.data.readers.bounded import ANY, BoundedFile, read_bounded
 from benchmd_ray.data.readers.dicom import numbers, open_dicom
-from benchmd_ray.data.readers.nifti import HEADER_BYTES, MAX_BYTES, require_nifti
-from benchmd_ray.data.readers.volume import MAX_VOXELS, SAME, read_series, series_files
+from benchmd_ray.data.readers.nifti import HEADER_BYTES, MAX_BYTES, TYPES, require_nifti
+from benchmd_ray.data.readers.volume import MAX_VOXELS, SAME, read_series
 from benchmd_ray.data.records import RecordError
 
 NIFTI, NRRD, DICOM = (".nii.gz", ".nii"), (".seg.nrrd", ".nrrd"), (".dcm",)
@@ -45,6 +45,8 @@ NRRD_TYPES = {
     "double": 8,
 }
 """Bytes of a voxel, by its type."""
+RESCALED_BYTES = 8
+"""Of a voxel of a DICOM series, whose slope makes it a float."""
 NRRD_ENCODINGS = ("raw", "gzip", "gz")
 
 Array = npt.NDArray[np.generic]
@@ -108,6 +110,23 @@ def stem_of(path: Path) -> str:
     return path.name[: len(path.name) - len(suffix_of(path))]
 
 
+def slices_of(folder: Path) -> list[Path]:
+    """The DICOM files of a folder, by name; they often have no suffix."""
+    others = (*NIFTI, *NRRD)
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.name[0] != "." and suffix_of(path) not in others and _is_dicom(path)
+    ]
+
+
+def _is_dicom(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
 def read_labels(path: Path) -> Labels:
     """Read a volume of labels, its axes as the file has them.
 
@@ -144,18 +163,24 @@ def resampled(labels: Labels, geometry: Geometry) -> Labels:
     return Labels(result.astype(labels.values.dtype, copy=False), geometry)
 
 
-def claimed_voxels(path: Path) -> int:
-    """Voxels that a header claims; 0 where it cannot be read, which reading will say."""
+def claimed(path: Path) -> tuple[int, int]:
+    """Voxels that a header claims, and bytes of each; 0 where it cannot be read.
+
+    Reading will say why.
+    """
     try:
         if path.is_dir():
-            files = series_files(path)
-            return len(files) * _frames(files[0]) if files else 0
+            files = slices_of(path)
+            return (len(files) * _frames(files[0]), RESCALED_BYTES) if files else (0, 0)
         suffix = suffix_of(path)
         if suffix in NIFTI:
-            return _nifti_voxels(path, packed=suffix == NIFTI[0])
-        return _frames(path) if suffix in DICOM else math.prod(_nrrd(path)[0])
+            return _of_nifti(path, packed=suffix == NIFTI[0])
+        if suffix in DICOM:
+            return _frames(path), 1
+        sizes, fields = _nrrd(path)
+        return math.prod(sizes), NRRD_TYPES.get(fields.get("type", "").lower(), 0)
     except (RecordError, OSError, EOFError, ValueError, zlib.error, struct.error):
-        return 0
+        return 0, 0
 
 
 def axes_of(direction: tuple[float, ...]) -> str:
@@ -169,7 +194,7 @@ def axes_of(direction: tuple[float, ...]) -> str:
         along = int(np.argmax(np.abs(column)))
         letters.append("LPS"[along] if column[along] > 0 else "RAI"[along])
     straight = (np.abs(columns).max(axis=1) > 1 - DIRECTION_TOLERANCE**2).all()
-    return "".join(letters) + ("" if straight else f" ({_listed(direction, 3)})")
+    return "".join(letters) + ("" if straight else " " + _listed(direction, 3))
 
 
 def _of_image(path: Path, reads: str) -> Labels:
@@ -190,7 +215,7 @@ def _of_image(path: Path, reads: str) -> Labels:
     values = SimpleITK.GetArrayFromImage(image)
     geometry = Geometry(
         shape=values.shape,
-        spacing=(z, y, x),
+        spacing=(_shortest(z), _shortest(y), _shortest(x)),
         origin=tuple(image.GetOrigin()),
         direction=tuple(image.GetDirection()),
     )
@@ -207,10 +232,11 @@ def _image(values: Array, geometry: Geometry) -> Any:
 
 def _of_series(folder: Path) -> Labels:
     """Slices of one series: each pixel is a label."""
-    volume = read_series(folder, ct=False)
+    files = slices_of(folder)
+    volume = read_series(files, ct=False)
     if gaps := [why for why in volume.warnings if "thickness" not in why]:
         raise RecordError(f"its slices are no regular grid: {gaps[0]}")
-    header = open_dicom(series_files(folder)[0], stop_before_pixels=True)
+    header = open_dicom(files[0], stop_before_pixels=True)
     cosines = numbers(header, "ImageOrientationPatient", 6) or ()
     columns = (cosines[:3], cosines[3:], tuple(volume.normal))
     return Labels(
@@ -231,12 +257,13 @@ def _frames(path: Path) -> int:
     return int(math.prod((size or (1.0,))[0] for size in sizes))
 
 
-def _nifti_voxels(path: Path, *, packed: bool) -> int:
+def _of_nifti(path: Path, *, packed: bool) -> tuple[int, int]:
     with BoundedFile(path, ANY) as file:
         stream: Any = gzip.GzipFile(fileobj=file) if packed else file
         header = stream.read(HEADER_BYTES)
     order = "<" if header[:4] == struct.pack("<i", HEADER_BYTES) else ">"
-    return math.prod(struct.unpack(f"{order}3h", header[42:48]))
+    (kind,) = struct.unpack(f"{order}h", header[70:72])
+    return math.prod(struct.unpack(f"{order}3h", header[42:48])), TYPES.get(kind, 0)
 
 
 def _require_nrrd(path: Path) -> None:
@@ -279,6 +306,14 @@ def _nrrd(path: Path) -> tuple[list[int], Mapping[str, str]]:
     if not sizes or not all(re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII) for size in sizes):
         raise RecordError("its sizes are not positive whole numbers")
     return [int(size) for size in sizes], fields
+
+
+def _shortest(length: float) -> float:
+    """A length as it was meant: 0.8 of a file that holds 32 bits is else 0.800000012.
+
+    Five such steps would be further than a tolerance of 4 mm.
+    """
+    return float(f"{length:.7g}")
 
 
 def _times(values: tuple[float, ...]) -> str:

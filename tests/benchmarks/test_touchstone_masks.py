@@ -1,0 +1,461 @@
+"""Reading masks of one case: layouts, formats, geometry, and what is refused."""
+
+import dataclasses
+import struct
+from pathlib import Path
+
+import numpy as np
+import pydicom
+import pytest
+from made_masks import boxes, card, write, write_masks
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+from benchmd_ray.benchmarks.touchstone.case import score_case
+from benchmd_ray.benchmarks.touchstone.layouts import cases_of, files_of
+from benchmd_ray.benchmarks.touchstone.masks import (
+    Labels,
+    axes_of,
+    claimed,
+    read_labels,
+    resampled,
+)
+from benchmd_ray.benchmarks.touchstone.tasks import task_named
+from benchmd_ray.data.records import RecordError
+from benchmd_ray.errors import BenchmdError
+
+FLIPPED = (-1, 0, 0, 0, 1, 0, 0, 0, 1)
+
+
+def asked(folder, reference, prediction, layouts=("plain", "plain"), resample=False):
+    task = task_named(str(card(folder)))
+    return {
+        "task": dataclasses.asdict(task),
+        "tolerances": task.tolerances(),
+        "reference": dataclasses.asdict(files_of(reference, task)),
+        "prediction": dataclasses.asdict(files_of(prediction, task)),
+        "layouts": list(layouts),
+        "resample": resample,
+    }
+
+
+def scores(folder, reference, prediction, **how):
+    rows, notes = score_case(asked(folder, reference, prediction, **how))
+    return {row["class"]: row for row in rows}, notes
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return (
+        write(tmp_path / "reference.nii.gz", boxes()),
+        write(tmp_path / "prediction.nii.gz", boxes(shift=1)),
+    )
+
+
+def test_both_layouts_give_the_same_scores(tmp_path, pair):
+    expected, _ = scores(tmp_path, *pair)
+    folders = [write_masks(tmp_path / f"{n}", boxes(shift=n)) for n in (0, 1)]
+    turned = [write(tmp_path / f"{n}.nrrd", (3 - boxes(shift=n)) % 3) for n in (0, 1)]
+    for reference, prediction, layouts in (
+        (*folders, ("", "")),
+        (pair[0], folders[1], ("plain", "")),
+        (folders[0], pair[1], ("", "plain")),
+        (*turned, ("reversed", "reversed")),
+    ):
+        assert scores(tmp_path, reference, prediction, layouts=layouts)[0] == expected
+    near = expected["near"]
+    assert near["volume_ref_ml"] == pytest.approx(4 * 6 * 7 * 1.2 / 1000)
+    assert near["dsc"] == pytest.approx(2 * 5 * 28 / (6 * 28 + 6 * 28 - 1))  # one of six rows apart
+
+
+def test_masks_are_found_by_the_names_of_another_layout(tmp_path, pair):
+    folder = write_masks(tmp_path / "case", boxes(shift=1), {"near_one": 1, "far": 2, "other": 3})
+    assert scores(tmp_path, pair[0], folder)[0] == scores(tmp_path, *pair)[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"spacing": (1.5, 0.8, 1.1)}, "spacing 1.5 × 0.8 × 1.1 mm, expected 1.5 × 0.8 × 1 mm"),
+        ({"origin": (0.0, 5.0, 0.0)}, r"first voxel at \(0, 5, 0\) mm, expected \(0, 0, 0\)"),
+        ({"direction": FLIPPED}, "axes RPS, expected LPS"),
+        ({"direction": (0, 1, 0, 1, 0, 0, 0, 0, 1)}, "axes PLS, expected LPS"),
+    ],
+)
+def test_another_geometry_is_refused_with_what_was_found_and_expected(
+    tmp_path, pair, changed, said
+):
+    other = write(tmp_path / "other.nii.gz", boxes(shift=1), **changed)
+    with pytest.raises(RecordError, match=f"other.nii.gz has another grid: .*{said}.*--resample"):
+        scores(tmp_path, pair[0], other)
+
+
+def test_another_shape_and_another_order_of_axes_are_refused(tmp_path, pair):
+    cropped = write(tmp_path / "cropped.nii.gz", boxes()[1:])
+    turned = write(tmp_path / "turned.nii.gz", boxes().transpose(2, 1, 0).copy())
+    for other, said in (
+        (cropped, "shape 11 × 14 × 16, expected 12"),
+        (turned, "shape 16 × 14 × 12"),
+    ):
+        with pytest.raises(RecordError, match=said):
+            scores(tmp_path, pair[0], other)
+
+
+def test_a_tolerance_of_whole_steps_does_not_depend_on_the_bits_of_a_header(tmp_path):
+    """NIfTI holds 0.8 mm in 32 bits, which is a little more."""
+    found = []
+    for suffix in ("nii.gz", "nrrd"):
+        for name, shift in (("reference", 0), ("prediction", 5)):
+            labels = np.zeros((6, 20, 6), np.uint8)
+            labels[2:4, 2 + shift : 8 + shift, 2:4], labels[0, 0, 0] = 1, 2
+            write(tmp_path / f"{name}.{suffix}", labels)
+        sides = (tmp_path / f"{name}.{suffix}" for name in ("reference", "prediction"))
+        request = asked(tmp_path, *sides) | {"tolerances": {"near": 4.0, "far": 4.0}}
+        found.append(score_case(request)[0][0]["nsd"])
+    assert found == [1.0, 1.0]
+
+
+def test_rounding_of_a_header_is_no_other_geometry(tmp_path, pair):
+    near = write(
+        tmp_path / "near.nii.gz", boxes(shift=1), spacing=(1.5004, 0.8, 1.0), origin=(0.004, 0, 0)
+    )
+    assert scores(tmp_path, pair[0], near)[0] == scores(tmp_path, *pair)[0]
+
+
+def test_resampling_undoes_a_flip_without_loss(tmp_path, pair):
+    flipped = write(
+        tmp_path / "flipped.nii.gz",
+        boxes(shift=1)[:, :, ::-1].copy(),
+        direction=FLIPPED,
+        origin=(15.0, 0, 0),
+    )
+    found, notes = scores(tmp_path, pair[0], flipped, resample=True)
+    assert notes.resampled
+    assert found == scores(tmp_path, *pair)[0]
+
+
+def test_resampling_takes_the_nearest_voxel_and_background_outside(tmp_path):
+    fine = read_labels(
+        write(tmp_path / "f.nii.gz", np.full((4, 4, 4), 7, np.uint8), spacing=(1, 1, 1))
+    )
+    coarse = read_labels(
+        write(tmp_path / "c.nii.gz", np.zeros((2, 2, 4), np.uint8), spacing=(2, 2, 2))
+    ).geometry
+    found = resampled(Labels(fine.values, fine.geometry), coarse).values
+    assert found[:, :, :2].tolist() == [[[7, 7], [7, 7]], [[7, 7], [7, 7]]]
+    assert not found[:, :, 2:].any()
+
+
+def test_labels_outside_the_task_are_refused_or_noted(tmp_path, pair):
+    labels = boxes(shift=1)
+    labels[0, 0, 0] = 5
+    other = write(tmp_path / "other.nii.gz", labels)
+    with pytest.raises(RecordError, match="labels 5 are outside the task, whose layout has 1, 2"):
+        scores(tmp_path, pair[0], other)
+    _, notes = scores(tmp_path, pair[0], other, layouts=("plain", "reversed"))
+    assert notes.ignored == [5]
+    labels[0, 0, 0] = 10  # beyond what that layout has
+    write(other, labels)
+    with pytest.raises(RecordError, match="labels 10 are outside"):
+        scores(tmp_path, pair[0], other, layouts=("plain", "reversed"))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.5, "the value 0.5, expected whole labels"), (-1, "values from -1"), (np.nan, "from nan")],
+)
+def test_numbers_that_are_no_labels_are_refused(tmp_path, pair, value, said):
+    labels = boxes(shift=1).astype(np.float32)
+    labels[3, 3, 3] = value
+    with pytest.raises(RecordError, match=said):
+        scores(tmp_path, pair[0], write(tmp_path / "odd.nrrd", labels))
+
+
+def test_whole_numbers_in_a_file_of_floats_are_labels(tmp_path, pair):
+    floats = write(tmp_path / "f.nii.gz", boxes(shift=1).astype(np.float64))
+    assert scores(tmp_path, pair[0], floats)[0] == scores(tmp_path, *pair)[0]
+
+
+@pytest.mark.parametrize("values", [(1, 2), (0.3,), (-1,)])
+def test_a_mask_of_several_values_or_probabilities_is_refused(tmp_path, pair, values):
+    folder = write_masks(tmp_path / "case", boxes(shift=1))
+    odd = np.zeros(boxes().shape, np.float32)
+    odd.flat[: len(values)] = values
+    write(folder / "segmentations" / "far.nii.gz", odd)
+    with pytest.raises(
+        RecordError, match=r"far\.nii\.gz has the values .*expected a mask of 0 and 1"
+    ):
+        scores(tmp_path, pair[0], folder)
+
+
+def test_overlapping_masks_are_counted_and_scored_each_from_its_own_file(tmp_path, pair):
+    folder = write_masks(tmp_path / "case", boxes(shift=1))
+    everywhere = np.ones(boxes().shape, np.uint8)
+    write(folder / "segmentations" / "far.nii.gz", everywhere)
+    found, notes = scores(tmp_path, pair[0], folder)
+    assert notes.overlapping == int((boxes(shift=1) == 1).sum())
+    assert found["near"] == scores(tmp_path, *pair)[0]["near"]
+
+
+def test_masks_of_one_case_on_different_grids_are_refused(tmp_path, pair):
+    folder = write_masks(tmp_path / "case", boxes(shift=1))
+    write(folder / "segmentations" / "far.nii.gz", boxes() // 2, spacing=(3, 1, 1))
+    with pytest.raises(RecordError, match=r"far\.nii\.gz has another grid.*as near\.nii\.gz"):
+        scores(tmp_path, pair[0], folder)
+
+
+def test_a_folder_without_a_mask_of_each_class_is_refused(tmp_path, pair):
+    folder = write_masks(tmp_path / "case", boxes(), {"near": 1})
+    with pytest.raises(RecordError, match="no mask of far"):
+        scores(tmp_path, pair[0], folder)
+
+
+def test_one_class_in_two_files_is_refused(tmp_path, pair):
+    folder = write_masks(tmp_path / "case", boxes(), {"near": 1, "near_one": 1, "far": 2})
+    with pytest.raises(RecordError, match="near is there twice"):
+        scores(tmp_path, pair[0], folder)
+
+
+def test_two_files_of_one_case_are_refused(tmp_path):
+    task = task_named(str(card(tmp_path)))
+    for suffix in ("nii.gz", "nrrd"):
+        write(tmp_path / "labels" / f"one.{suffix}", boxes())
+    with pytest.raises(BenchmdError, match=r"the case one twice, one\.nii\.gz and one\.nrrd"):
+        cases_of(tmp_path / "labels", task)
+
+
+def test_a_folder_without_cases_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BenchmdError, match="has no case: expected files"):
+        cases_of(tmp_path / "empty", task_named(str(card(tmp_path))))
+
+
+def test_an_image_next_to_the_labels_is_not_a_mask(tmp_path):
+    task = task_named(str(card(tmp_path)))
+    write(tmp_path / "all" / "one" / "ct.nii.gz", boxes())
+    write(tmp_path / "all" / "one" / "combined_labels.nii.gz", boxes())
+    found = cases_of(tmp_path / "all", task)["one"]
+    assert Path(found.labels).name == "combined_labels.nii.gz"
+
+
+@pytest.mark.parametrize("name", ["x.nii.gz", "x.nii", "x.nrrd"])
+def test_a_file_that_is_cut_off_is_refused(tmp_path, name):
+    path = write(tmp_path / name, boxes())
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(RecordError):
+        read_labels(path)
+
+
+def test_a_header_that_claims_more_than_is_taken_is_refused_before_anything_is_held(tmp_path):
+    path = write(tmp_path / "x.nii", boxes())
+    content = bytearray(path.read_bytes())
+    content[42:48] = struct.pack("<3h", 30000, 30000, 30000)
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match="too large"):
+        read_labels(path)
+    text = b"NRRD0004\ntype: uchar\ndimension: 3\nsizes: 90000 90000 90000\nencoding: gzip\n\n"
+    (tmp_path / "y.nrrd").write_bytes(text)
+    with pytest.raises(RecordError, match="too large"):
+        read_labels(tmp_path / "y.nrrd")
+
+
+def test_a_nrrd_header_does_not_reach_for_other_files(tmp_path):
+    fields = ("type: uchar", "dimension: 3", "sizes: 2 2 2", "encoding: raw")
+    text = "\n".join(("NRRD0004", *fields, "data file: /etc/passwd", "", ""))
+    (tmp_path / "x.nrrd").write_text(text)
+    with pytest.raises(RecordError, match="in another file"):
+        read_labels(tmp_path / "x.nrrd")
+
+
+def test_sizes_are_known_from_headers(tmp_path):
+    expected = boxes().size
+    for name in ("a.nii.gz", "a.nii", "a.nrrd"):
+        assert claimed(write(tmp_path / name, boxes())) == (expected, 1)
+        assert claimed(write(tmp_path / name, boxes().astype(np.float64))) == (expected, 8)
+    assert claimed(dicom_series(tmp_path / "series", boxes())) == (expected, 8)
+    assert claimed(segmentation(tmp_path / "x.dcm", boxes()))[0] > 0
+    (tmp_path / "broken.nii.gz").write_bytes(b"no file")
+    assert claimed(tmp_path / "broken.nii.gz") == (0, 0)
+
+
+def test_axes_are_named_by_where_they_point():
+    assert axes_of((1, 0, 0, 0, 1, 0, 0, 0, 1)) == "LPS"
+    assert axes_of((-1, 0, 0, 0, -1, 0, 0, 0, 1)) == "RAS"
+    tilted = (1, 0, 0, 0, 0.8, -0.6, 0, 0.6, 0.8)
+    assert axes_of(tilted).startswith("LPS (1, 0, 0, 0, 0.8")
+
+
+# --- DICOM --------------------------------------------------------------------------------------
+
+
+def file_of(path, dataset):
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.file_meta.MediaStorageSOPClassUID = dataset.SOPClassUID
+    dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID = generate_uid()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pydicom.dcmwrite(path, dataset, enforce_file_format=True)
+    return path
+
+
+def image(shape, bits):
+    dataset = Dataset()
+    dataset.Rows, dataset.Columns = shape
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.BitsAllocated = dataset.BitsStored = bits
+    dataset.HighBit, dataset.PixelRepresentation = bits - 1, 0
+    return dataset
+
+
+def dicom_series(folder, labels):
+    """A series whose pixels are labels, on the grid of `made_masks.write`."""
+    series = generate_uid()
+    for number, plane in enumerate(labels):
+        one = image(plane.shape, 8)
+        one.SOPClassUID, one.Modality = "1.2.840.10008.5.1.4.1.1.2", "CT"
+        one.SeriesInstanceUID, one.InstanceNumber = series, number + 1
+        one.ImagePositionPatient = [0, 0, 1.5 * number]
+        one.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+        one.PixelSpacing, one.SliceThickness = [0.8, 1.0], 1.5
+        one.PixelData = plane.tobytes()
+        file_of(folder / f"{number:03}.dcm", one)
+    return folder
+
+
+def segmentation(path, labels, names=("near", "far"), kind="BINARY"):
+    """A DICOM segmentation of the slices that have any, on the same grid."""
+    frames = [
+        (number, z) for number in (1, 2) for z in range(len(labels)) if (labels[z] == number).any()
+    ]
+    dataset = image(labels.shape[1:], 1)
+    dataset.SOPClassUID, dataset.Modality = "1.2.840.10008.5.1.4.1.1.66.4", "SEG"
+    dataset.SegmentationType, dataset.NumberOfFrames = kind, len(frames)
+    dataset.SegmentSequence = []
+    for number, name in enumerate(names, 1):
+        item = Dataset()
+        item.SegmentNumber, item.SegmentLabel = number, name
+        dataset.SegmentSequence.append(item)
+    shared, measures, oriented = Dataset(), Dataset(), Dataset()
+    measures.PixelSpacing, measures.SliceThickness = [0.8, 1.0], 1.5
+    measures.SpacingBetweenSlices = 1.5
+    oriented.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+    shared.PixelMeasuresSequence, shared.PlaneOrientationSequence = [measures], [oriented]
+    dataset.SharedFunctionalGroupsSequence = [shared]
+    dataset.PerFrameFunctionalGroupsSequence = []
+    for number, z in frames:
+        group, named, place = Dataset(), Dataset(), Dataset()
+        named.ReferencedSegmentNumber, place.ImagePositionPatient = number, [0, 0, 1.5 * z]
+        group.SegmentIdentificationSequence, group.PlanePositionSequence = [named], [place]
+        dataset.PerFrameFunctionalGroupsSequence.append(group)
+    bits = np.concatenate([(labels[z] == number).reshape(-1) for number, z in frames])
+    packed = np.packbits(bits, bitorder="little").tobytes()
+    dataset.PixelData = packed + b"\0" * (len(packed) % 2)
+    return file_of(path, dataset)
+
+
+def test_a_dicom_series_of_labels_scores_as_the_same_nifti(tmp_path, pair):
+    series = dicom_series(tmp_path / "series", boxes(shift=1))
+    assert scores(tmp_path, pair[0], series)[0] == scores(tmp_path, *pair)[0]
+
+
+def test_a_dicom_segmentation_scores_as_the_same_nifti(tmp_path, pair):
+    """Slices without any segment are absent from the file, on either side or both."""
+    expected = scores(tmp_path, *pair)[0]
+    own = segmentation(tmp_path / "own.dcm", boxes())
+    other = segmentation(tmp_path / "other.dcm", boxes(shift=1), names=("Near", "FAR"))
+    for reference, prediction in ((pair[0], other), (own, pair[1]), (own, other)):
+        assert scores(tmp_path, reference, prediction)[0] == expected
+
+
+def test_dicom_segmentations_of_different_slices_are_compared_on_all_of_them(tmp_path):
+    low, high = np.zeros((12, 14, 16), np.uint8), np.zeros((12, 14, 16), np.uint8)
+    low[1:4, 2:5, 2:5], low[6, 8, 8], high[3:9, 2:5, 2:5], high[9, 8, 8] = 1, 2, 1, 2
+    expected = scores(
+        tmp_path, write(tmp_path / "l.nii.gz", low), write(tmp_path / "h.nii.gz", high)
+    )[0]
+    own, other = (segmentation(tmp_path / f"{n}.dcm", x) for n, x in (("l", low), ("h", high)))
+    assert scores(tmp_path, own, other)[0] == expected
+    assert scores(tmp_path, other, own)[0]["near"]["dsc"] == expected["near"]["dsc"]
+
+
+def test_a_dicom_segmentation_without_the_tasks_segments_is_refused(tmp_path, pair):
+    other = segmentation(tmp_path / "x.dcm", boxes(), names=("heart", "lung"))
+    with pytest.raises(RecordError, match="no segment that is named as a class"):
+        scores(tmp_path, pair[0], other)
+    fractional = segmentation(tmp_path / "y.dcm", boxes(), kind="FRACTIONAL")
+    with pytest.raises(RecordError, match="of the type BINARY"):
+        scores(tmp_path, pair[0], fractional)
+
+
+@pytest.mark.data
+def test_the_spleen_of_a_real_pair_scores_as_surface_distance_does(real_data):
+    """0.684 × 0.684 × 5 mm; figures of the package surface-distance 0.1, of these files."""
+    task, folder = task_named("spleen"), real_data / "segmentation" / "spleen"
+    reference, prediction = (folder / f"spleen1_label_{n}.nii.gz" for n in ("gt", "auto"))
+    found = []
+    for tolerance in ("1", "2", "3"):
+        request = {
+            "task": dataclasses.asdict(task),
+            "tolerances": task.tolerances(tolerance),
+            "reference": dataclasses.asdict(files_of(reference, task)),
+            "prediction": dataclasses.asdict(files_of(prediction, task)),
+            "layouts": ["", ""],
+            "resample": False,
+        }
+        (row,), _ = score_case(request)
+        found.append(row["nsd"])
+    np.testing.assert_allclose(found, [0.610, 0.702, 0.775], atol=5e-4)
+    assert row["hd95"] == pytest.approx(9.57, abs=5e-3)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("one_file_each", [False, True])
+def test_nine_organs_of_a_real_case_have_the_dice_that_nibabel_gives(real_data, one_file_each):
+    """Two outputs of TotalSegmentator; figures counted over its label maps, as read by nibabel."""
+    task, folder = task_named("abdomen9"), real_data / "segmentation" / "totalsegmentator"
+    fast = folder / ("example_seg_fast" if one_file_each else "example_seg_fast.nii.gz")
+    request = {
+        "task": dataclasses.asdict(task),
+        "tolerances": task.tolerances(),
+        "reference": dataclasses.asdict(files_of(folder / "example_seg.nii.gz", task)),
+        "prediction": dataclasses.asdict(files_of(fast, task)),
+        "layouts": ["totalsegmentator"] * 2,
+        "resample": False,
+    }
+    rows, _ = score_case(request)
+    expected = [0.9774, 0.9641, 0.9731, 0.9202, 0.9814, 0.9536, 0.9175, 0.9419, 0.8087]
+    np.testing.assert_allclose([row["dsc"] for row in rows], expected, atol=5e-5)
+
+
+@pytest.mark.data
+def test_labels_on_real_dicom_slices_are_those_of_the_nifti_but_for_turned_axes(
+    real_data, tmp_path
+):
+    folder = real_data / "segmentation" / "totalsegmentator"
+    mask = folder / "example_seg_dicom.nii.gz"
+    labels = read_labels(mask).values.astype(np.uint8)
+    headers = [pydicom.dcmread(path) for path in (folder / "example_ct_dicom").iterdir()]
+    headers.sort(key=lambda header: header.ImagePositionPatient[2])
+    series, slices = generate_uid(), tmp_path / "series"
+    for number, (header, plane) in enumerate(zip(headers, labels, strict=True)):
+        header.SeriesInstanceUID, header.SOPClassUID = series, "1.2.840.10008.5.1.4.1.1.2"
+        header.PixelData = plane[::-1].astype(np.uint16).tobytes()  # the file runs to the front
+        header.RescaleIntercept, header.RescaleSlope = 0, 1
+        file_of(slices / f"CT.{number}", header)
+    task = task_named("abdomen9")
+    request = {
+        "task": dataclasses.asdict(task),
+        "tolerances": task.tolerances(),
+        "reference": dataclasses.asdict(files_of(mask, task)),
+        "prediction": dataclasses.asdict(files_of(slices, task)),
+        "layouts": ["totalsegmentator"] * 2,
+        "resample": False,
+    }
+    with pytest.raises(RecordError, match="axes LPS, expected LAS"):
+        score_case(request)
+    rows, _ = score_case(request | {"resample": True})
+    there = [row for row in rows if row["code"] != "absent"]
+    assert there
+    assert {(row["code"], row["dsc"], row["nsd"], row["hd95"]) for row in there} == {
+        ("both", 1.0, 1.0, 0.0)
+    }

@@ -1,0 +1,323 @@
+"""Score runs: what they write, how they resume, and what is quarantined."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from made_masks import SPACING, boxes, card, score_in_process, sides, write, write_masks
+
+from benchmd_ray.benchmarks.touchstone import files
+from benchmd_ray.benchmarks.touchstone.cases import SCHEMA, read_manifest, read_scored
+from benchmd_ray.benchmarks.touchstone.files import Asked, score
+from benchmd_ray.benchmarks.touchstone.tasks import read_task
+from benchmd_ray.errors import BenchmdError, Stopped
+from benchmd_ray.integrity import Damaged
+from benchmd_ray.service.each import Call, Lost, each
+
+LAYOUTS = ("plain", "plain")
+
+
+@pytest.fixture
+def here(monkeypatch):
+    score_in_process(monkeypatch)
+
+
+def asked(folder, predictions, labels, out="run", **how):
+    named = {"task": read_task(card(folder)), "layouts": LAYOUTS} | how
+    return Asked(predictions=predictions, labels=labels, out=folder / out, **named)
+
+
+def run(*given, **how):
+    return score(asked(*given, **how), say=lambda line: None)
+
+
+def test_a_run_has_a_row_for_each_case_and_class(tmp_path, here):
+    outcome = run(tmp_path, *sides(tmp_path, 4), name="shifted")
+    frame = read_scored(tmp_path / "run")
+    assert list(frame.columns) == SCHEMA.names
+    assert frame[["case", "class"]].to_numpy().tolist() == [
+        [f"case{n:03}", name] for n in range(4) for name in ("near", "far")
+    ]
+    assert set(frame["algorithm"]) == {"shifted"}
+    assert frame["seconds"].isna().all()
+    manifest = read_manifest(tmp_path / "run")
+    assert manifest == outcome.manifest
+    assert (manifest.task, manifest.tolerance) == ("two", {"near": 1.5, "far": 1.5})
+    assert manifest.quarantined == 0
+    assert not (tmp_path / "run" / "parts").exists()
+
+
+def test_a_rerun_scores_only_what_is_new_or_changed(tmp_path, here, monkeypatch):
+    predictions, labels = sides(tmp_path, 3)
+    run(tmp_path, predictions, labels)
+    before = read_scored(tmp_path / "run")
+    called = []
+    work = files.work
+    monkeypatch.setattr(files, "work", lambda given: called.append(given["output"]) or work(given))
+    run(tmp_path, predictions, labels)
+    assert called == []
+    write(predictions / "case001.nii.gz", boxes(1))
+    write(predictions / "case003.nii.gz", boxes(3))
+    write(labels / "case003.nii.gz", boxes(3))
+    run(tmp_path, predictions, labels)
+    assert [path[-7:] for path in called] == ["case001", "case003"]
+    after = read_scored(tmp_path / "run")
+    assert after[after["case"] == "case000"].equals(before[before["case"] == "case000"])
+    assert set(after[after["case"] == "case001"]["dsc"]) == {1.0}
+
+
+def test_interrupted_and_resumed_gives_the_same_bytes(tmp_path, here, monkeypatch):
+    predictions, labels = sides(tmp_path, 5)
+    write(predictions / "case002.nii.gz", boxes()[1:])  # one is quarantined
+    run(tmp_path, predictions, labels, out="whole")
+    work, done = files.work, []
+
+    def interrupted(given):
+        if len(done) == 3:
+            raise Stopped(signal.SIGINT)
+        done.append(given)
+        return work(given)
+
+    monkeypatch.setattr(files, "work", interrupted)
+    with pytest.raises(Stopped):
+        run(tmp_path, predictions, labels)
+    with pytest.raises(BenchmdError, match="not a finished score run"):
+        read_scored(tmp_path / "run")
+    done.clear()
+    monkeypatch.setattr(files, "work", lambda given: done.append(given) or work(given))
+    run(tmp_path, predictions, labels)
+    assert len(done) == 2
+    for name in ("scores.parquet", "quarantine.json", "manifest.json"):
+        whole, own = ((tmp_path / each / name).read_bytes() for each in ("whole", "run"))
+        assert whole == own, name
+
+
+def test_a_broken_case_is_quarantined_with_its_reason_and_tried_again(tmp_path, here):
+    predictions, labels = sides(tmp_path, 3)
+    (predictions / "case001.nii.gz").write_bytes(b"no file")
+    outcome = run(tmp_path, predictions, labels)
+    assert set(outcome.quarantined) == {"case001"}
+    assert outcome.quarantined["case001"].startswith("case001.nii.gz: it cannot be opened")
+    kept = json.loads((tmp_path / "run" / "quarantine.json").read_text())
+    assert [entry["case"] for entry in kept] == ["case001"]
+    assert set(read_scored(tmp_path / "run")["case"]) == {"case000", "case002"}
+    write(predictions / "case001.nii.gz", boxes(1))
+    assert run(tmp_path, predictions, labels).quarantined == {}
+
+
+def test_cases_of_one_side_only_are_counted_and_named(tmp_path, here):
+    predictions, labels = sides(tmp_path, 3)
+    (predictions / "case000.nii.gz").unlink()
+    write(predictions / "other.nii.gz", boxes())
+    said = []
+    outcome = score(asked(tmp_path, predictions, labels), say=said.append)
+    assert outcome.manifest.unpredicted == ("case000",)
+    assert outcome.manifest.unreferenced == ("other",)
+    assert said == [
+        "1 case without a prediction, not scored: case000",
+        "1 case without a reference, not scored: other",
+    ]
+
+
+def test_folders_without_a_common_case_are_refused(tmp_path, here):
+    _, labels = sides(tmp_path, 1)
+    write(tmp_path / "others" / "x.nii.gz", boxes())
+    with pytest.raises(
+        BenchmdError, match=r"no case in common: 'x' is one of the first, 'case000'"
+    ):
+        run(tmp_path, tmp_path / "others", labels)
+
+
+def test_labels_without_a_layout_are_refused_where_layouts_differ(tmp_path, here):
+    predictions, labels = sides(tmp_path, 1)
+    with pytest.raises(BenchmdError, match=r"--predictions-layout \(plain, reversed\)"):
+        run(tmp_path, predictions, labels, layouts=("plain", ""))
+    write_masks(tmp_path / "masks" / "case000", boxes())
+    assert run(tmp_path, tmp_path / "masks", labels, layouts=("plain", "")).manifest.cases
+
+
+def test_a_folder_of_other_scores_is_refused_with_what_differs(tmp_path, here):
+    predictions, labels = sides(tmp_path, 1)
+    run(tmp_path, predictions, labels)
+    with pytest.raises(BenchmdError, match="scores with another tolerance: choose another --out"):
+        run(tmp_path, predictions, labels, tolerance="3")
+    with pytest.raises(BenchmdError, match="has other files, such as "):
+        run(tmp_path, predictions, labels, out=".")
+
+
+def test_scores_that_were_changed_are_noticed(tmp_path, here):
+    run(tmp_path, *sides(tmp_path, 1))
+    path = tmp_path / "run" / "scores.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.slice(1), path)
+    with pytest.raises(Damaged, match="not what was written"):
+        read_scored(tmp_path / "run")
+
+
+def test_memory_is_asked_for_by_the_voxels_of_headers(tmp_path, here, monkeypatch):
+    predictions, labels = sides(tmp_path, 2)
+    for folder in (predictions, labels):
+        write(folder / "case001.nii.gz", np.zeros((40, 50, 60), np.uint8))
+    calls = []
+    monkeypatch.setattr(files, "each", lambda given, *_, **__: calls.extend(given) or iter(()))
+    run(tmp_path, predictions, labels)
+    per_voxel = files.COPIES + files.VOXEL_BYTES  # of bytes
+    small, large = (files.PROCESS_BYTES + per_voxel * n for n in (12 * 14 * 16, 120_000))
+    assert [(call.name, call.memory) for call in calls] == [("case001", large), ("case000", small)]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "benchmd_ray.cli", "segment", "score", *map(str, arguments)]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_command_scores_one_pair_of_files(tmp_path):
+    write(tmp_path / "labels.nii.gz", boxes())
+    write(tmp_path / "other.nii.gz", boxes(shift=1))
+    own = command(tmp_path / "other.nii.gz", tmp_path / "labels.nii.gz", "--task", card(tmp_path))
+    own += ["--out", str(tmp_path / "run"), "--labels-layout", "plain"]
+    done = subprocess.run(
+        [*own, "--predictions-layout", "plain"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "other, two, 1 case" in done.stdout
+    assert "@1.5mm" in done.stdout
+
+
+# --- on Ray -----------------------------------------------------------------------------------
+
+
+def working():
+    """Work of a case that may kill its worker, which cannot import this module."""
+
+    def named(given):
+        if given == "kills":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if given == "raises":
+            raise ValueError("of this item")
+        return given
+
+    return named
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_what_kills_its_worker_again_is_lost_and_the_rest_is_done(ray_cluster):
+    calls = [Call(name, name, 2**20) for name in ("one", "kills", "two", "raises")]
+    found = dict(each(calls, working(), cpus=0.1))
+    assert (found["one"], found["two"]) == ("one", "two")
+    assert isinstance(found["kills"], Lost)
+    assert "lost 2 times" in found["kills"].reason
+    assert found["raises"] == Lost("ValueError: of this item")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_case_that_asks_for_more_memory_than_there_is_does_not_wait_for_ever(ray_cluster):
+    assert dict(each([Call("one", "one", 2**60)], working())) == {"one": "one"}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_killed_workers_cost_no_case(ray_cluster, tmp_path, monkeypatch):
+    """Two workers are killed while they score; scores are those of an undisturbed process."""
+    predictions, labels = sides(tmp_path, 30)
+    with monkeypatch.context() as patch:
+        score_in_process(patch)
+        run(tmp_path, predictions, labels, out="whole")
+    killed = []
+
+    def kill():
+        while len(killed) < 2:
+            time.sleep(0.01)
+            if len(list((tmp_path / "run" / "parts").glob("*.json"))) < 5 * (1 + len(killed)):
+                continue
+            workers = [
+                process
+                for process in psutil.Process().children(recursive=True)
+                if process.is_running() and process.name().startswith("ray::case")
+            ]
+            if workers:
+                workers[0].kill()
+                killed.append(workers[0].pid)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    outcome = run(tmp_path, predictions, labels)
+    thread.join(5)
+    assert len(killed) == 2
+    assert outcome.quarantined == {}
+    whole, own = ((tmp_path / n / "scores.parquet").read_bytes() for n in ("whole", "run"))
+    assert whole == own
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_decoder_that_crashes_costs_its_case_only(ray_cluster, tmp_path, monkeypatch):
+    """The process apart ends by a signal, as a native library would end it."""
+    predictions, labels = sides(tmp_path, 3)
+    module = tmp_path / "sitecustomize.py"
+    module.write_text(
+        "import os, signal, sys\n"
+        "if 'benchmd_ray.benchmarks.touchstone.case' in ' '.join(sys.orig_argv):\n"
+        "    from benchmd_ray.data.readers import nifti\n"
+        "    whole = nifti.require_nifti\n"
+        "    def require_nifti(path):\n"
+        "        if path.parent.name == 'predictions' and path.name == 'case001.nii.gz':\n"
+        "            os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "        whole(path)\n"
+        "    nifti.require_nifti = require_nifti\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    outcome = in_new_workers(tmp_path, predictions, labels)
+    assert outcome.quarantined == {
+        "case001": "the prediction crashed the process that read it (SIGSEGV)"
+    }
+    assert set(read_scored(tmp_path / "run")["case"]) == {"case000", "case002"}
+
+
+def in_new_workers(folder, predictions, labels):
+    """A run whose processes apart are started anew, by this process."""
+    from benchmd_ray.benchmarks.touchstone import scoring
+
+    scoring.PROCESS.close()
+    given = []
+
+    def in_turn(calls, work, **_):
+        given.extend(calls)
+        for call in given:
+            yield call.name, work(call.given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "each", in_turn)
+        try:
+            return run(folder, predictions, labels)
+        finally:
+            scoring.PROCESS.close()
+
+
+def test_the_scorers_version_is_in_what_names_a_run(tmp_path, here, monkeypatch):
+    predictions, labels = sides(tmp_path, 1)
+    run(tmp_path, predictions, labels)
+    monkeypatch.setattr(files, "versions_of", lambda names: {"segmentation scores": 99})
+    with pytest.raises(BenchmdError, match="scores with another scorer"):
+        run(tmp_path, predictions, labels)
+
+
+def test_a_prediction_of_the_reference_is_perfect_in_millilitres(tmp_path, here):
+    sides(tmp_path, 1, shift=0)
+    run(tmp_path, tmp_path / "predictions", tmp_path / "labels")
+    frame = read_scored(tmp_path / "run").set_index("class")
+    assert frame.loc["near", "volume_ref_ml"] == pytest.approx(
+        (boxes() == 1).sum() * np.prod(SPACING) / 1000
+    )
+    assert (frame["volume_ref_ml"] == frame["volume_pred_ml"]).all()
