@@ -99,8 +99,9 @@ def _averages(one: Comparison, metric: str) -> Drawn:
     _algorithms(axes, list(rows["algorithm"]), 8.5)
     axes.set_xlabel(f"average {one.scores.title(metric)} (%)")
     caption = (
-        f"Mean of the class means over common cases ({int(rows['n'].iloc[0]):,} with any class), 95 % intervals "
-        f"over cases ({one.resamples:,} resamples); orange bars: on each algorithm's own cases."
+        f"Mean of the class means over common cases ({int(rows['n'].iloc[0]):,} with any "
+        f"class), 95 % intervals over cases ({one.resamples:,} resamples); orange bars: on each "
+        "algorithm's own cases."
     )
     return Titled(_slug("average", metric), RESULTS, title, caption, figure)
 
