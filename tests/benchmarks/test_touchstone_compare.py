@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,19 +14,24 @@ from touchstone_scores import CLASSES, algorithm, simulated, write_csv
 
 from benchmd_ray.benchmarks.registry import benchmark
 from benchmd_ray.benchmarks.touchstone import report
+from benchmd_ray.benchmarks.touchstone.commands import compare_scores
 from benchmd_ray.benchmarks.touchstone.comparing import compare
 from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, RAW, organs
 from benchmd_ray.benchmarks.touchstone.joining import Masks, joined
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
 from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
+from benchmd_ray.benchmarks.touchstone.report_rows import algorithms
+from benchmd_ray.benchmarks.touchstone.report_rows import draw as draw_rows
 from benchmd_ray.benchmarks.touchstone.report_slices import centre, draw_planes
 from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, NAMED, OWN, named_rows
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, agreement
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.report.figures_parts import Skipped, Titled
+from benchmd_ray.results.report.analysis import Analysis
+from benchmd_ray.results.report.figures_parts import Report, Skipped, Titled
 from benchmd_ray.results.report.rows import whole_rows
+from benchmd_ray.results.report.table import plain
 from benchmd_ray.scores.comparison import holm
 
 
@@ -287,6 +293,7 @@ def test_worst_cases_are_those_of_the_lowest_mean_over_algorithms(one):
     assert (held["worst_value"] <= held["value"]).all()
 
 
+@pytest.mark.slow
 def test_the_folder_has_page_tables_and_figures_and_nothing_of_before(tmp_path):
     one = compare(simulated(classes=("liver",)), resamples=50)
     (tmp_path / "figures").mkdir()
@@ -323,7 +330,8 @@ def test_few_algorithms_and_cases_make_a_page_that_says_what_is_missing(
     scores = joined([algorithm(f"n{i}", v, classes=("liver",)) for i, v in enumerate(values)])
     one = compare(scores, resamples=10)
     assert any(isinstance(each, Skipped) for each in draw(one))
-    write_comparison(one, tmp_path)
+    write_comparison(one, tmp_path, figures=False)
+    assert (tmp_path / "comparison.html").is_file()
 
 
 def test_algorithms_without_a_case_in_common_are_refused():
@@ -360,6 +368,15 @@ def test_the_command_compares_a_folder_of_csvs(tmp_path):
     assert "one of the two" in both.output
 
 
+def test_documented_commands_have_the_options_that_they_name():
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    pages = [path.read_text("utf-8") for path in docs.glob("touchstone*.md")]
+    lines = re.findall(r"^benchmd segment compare .*$", "\n".join(pages), re.M)
+    known = {option for each in compare_scores.params for option in each.opts}
+    assert len(lines) >= 4
+    assert {option for line in lines for option in re.findall(r"--[a-z-]+", line)} <= known
+
+
 def test_score_rows_of_named_folders_have_the_columns_of_reports(tmp_path, monkeypatch):
     assert named_rows().empty
     rng = np.random.default_rng(0)
@@ -372,3 +389,11 @@ def test_score_rows_of_named_folders_have_the_columns_of_reports(tmp_path, monke
     mean = rows[(rows["class"] == "mean") & (rows["metric"] == "dsc") & (rows["technique"] == "a")]
     assert mean["value"].nunique() == 1  # both have all cases
     assert (rows["run"] == "").all()
+    analysis = Analysis(rows=rows)
+    table, _ = plain(algorithms(analysis))
+    assert set(table["algorithm"]) == {"a", "b"}
+    (figure,) = draw_rows(Report(analysis, {}, ()))
+    assert figure.name == "segmentation-jhh-dsc"
+    nothing = Analysis(rows=whole_rows(pd.DataFrame()))
+    assert algorithms(nothing) is None
+    assert not list(draw_rows(Report(nothing, {}, ())))

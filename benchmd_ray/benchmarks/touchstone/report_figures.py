@@ -222,10 +222,10 @@ def _blobs(one: Comparison, metric: str) -> Drawn:
         return Skipped(_slug("blob", metric), "fewer than two cases: there is nothing to resample")
     firm = one.ranking[(one.ranking["metric"] == metric) & (one.ranking["class"] == MEAN)]
     best = firm.sort_values("rank").iloc[0]
+    ends = dict.fromkeys(f"{best[end]:.0f}" for end in ("low", "high"))
     title = (
-        f"Ranks by {one.scores.title(metric)} in resamples of the cases: {best['algorithm']} has "
-        f"the best average in {PERCENT * best['first']:.0f}{GLUE}%, ranks {best['low']:.0f} to "
-        f"{best['high']:.0f} in 95{GLUE}%"
+        f"Ranks by {one.scores.title(metric)} in resamples: {best['algorithm']} is first on average "
+        f"in {PERCENT * best['first']:.0f}{GLUE}%, rank {' to '.join(ends)} in 95{GLUE}%"
     )
     figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
     for axes, name in zip(panels, names, strict=True):

@@ -25,7 +25,7 @@ PLANES = ("axial", "coronal", "sagittal")
 REFERENCE, PREDICTION = "#00A878", "#D1345B"
 ROWS = 10
 """Cases of a figure."""
-MARGIN = 15.0
+MARGIN = 10.0
 """mm around what is drawn."""
 WINDOW = (-160.0, 240.0)
 """HU that are shown of an image."""
