@@ -20,6 +20,7 @@ from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, RAW, organs
 from benchmd_ray.benchmarks.touchstone.joining import Masks, joined
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
+from benchmd_ray.benchmarks.touchstone.report_groups import group_tests_frame
 from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
 from benchmd_ray.benchmarks.touchstone.report_rows import algorithms
 from benchmd_ray.benchmarks.touchstone.report_rows import draw as draw_rows
@@ -194,7 +195,7 @@ def test_the_omnibus_test_of_groups_is_of_one_algorithm_at_a_time():
     scores = joined([algorithm(f"n{i}", rng.random((40, 3)) * (i + 1) / 9) for i in range(8)])
     labels = dict(zip(scores.cases, ["m", "f"] * 20, strict=True))
     found = compare(scores, metadata=Metadata("meta", {"sex": labels}), resamples=10)
-    tests = report.group_tests_frame(found).set_index(["algorithm", "class"])
+    tests = group_tests_frame(found).set_index(["algorithm", "class"])
     liver = scores.values("dsc")[:, 0, 1]
     expected = kruskal(liver[0::2], liver[1::2]).pvalue
     assert tests.loc[("n0", "liver"), "kruskal_p"] == pytest.approx(expected)

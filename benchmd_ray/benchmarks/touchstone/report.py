@@ -2,65 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison, earlier_training
-from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED
+from benchmd_ray.benchmarks.touchstone.report_groups import (
+    group_pairs,
+    group_tests,
+    group_tests_frame,
+    groups,
+    groups_excluded,
+)
+from benchmd_ray.benchmarks.touchstone.report_parts import (
+    BEST,
+    COMMON,
+    DISTANCE,
+    GROUPS,
+    HD95,
+    MISSED,
+    PAIRS,
+    PERCENT,
+    PUBLISHED,
+    RESULTS,
+    SPEED,
+    WORST,
+    by_order,
+    class_column,
+    class_title,
+    in_percent,
+    metric_column,
+    table_with,
+    where_any,
+)
 from benchmd_ray.benchmarks.touchstone.summaries import MEAN
 from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.columns import column_of, interval_of
-from benchmd_ray.results.report.table import Column, Table, constant, shown
+from benchmd_ray.results.report.table import Column, Table, shown
 from benchmd_ray.results.report.tables import Declared
-
-RESULTS, PUBLISHED, COMMON = "Results", "As published: own cases", "On common cases"
-BEST, PAIRS, GROUPS = "Level with the best", "Algorithms in pairs", "Groups of scans"
-MISSED, WORST, SPEED = "Missed and spurious organs", "Worst cases", "Speed"
-DISTANCE, HD95 = "Another test set", "HD95"
-AVERAGE = "average"
-"""Of class means, in tables."""
-PERCENT = 100.0
-
-
-def _table(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
-    if rows.empty:
-        return None
-    kept, said = constant(columns)
-    return Table(f"{caption}{said}", kept)
-
-
-def class_title(name: str) -> str:
-    """Of a class, or of the mean over classes."""
-    return AVERAGE if name == MEAN else name
-
-
-def _metric_column(one: Comparison, rows: pd.DataFrame) -> Column:
-    """By which readers choose a metric, the first at first."""
-    titles = [one.scores.title(name) for name in rows["metric"]]
-    order = tuple(one.scores.title(name) for name in one.metrics)
-    return Column("metric", titles, order=order, filtered=True, required=True, chosen=order[0])
-
-
-def _class_column(one: Comparison, rows: pd.DataFrame, chosen: str = "") -> Column:
-    order = (*one.scores.classes, AVERAGE, CENTRED)
-    names = [class_title(name) for name in rows["class"]]
-    return Column("class", names, order=order, filtered=True, chosen=chosen)
-
-
-def _in_percent(rows: pd.DataFrame, *names: str) -> pd.DataFrame:
-    return rows.assign(**{name: PERCENT * rows[name] for name in names})
-
-
-def _by_order(one: Comparison, rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with the best average first."""
-    places = {name: place for place, name in enumerate(one.order)}
-    return (
-        rows.assign(_=rows["algorithm"].map(places))
-        .sort_values("_", kind="stable")
-        .drop(columns="_")
-    )
 
 
 def headline_frame(one: Comparison) -> pd.DataFrame:
@@ -74,7 +54,7 @@ def headline_frame(one: Comparison) -> pd.DataFrame:
     ranks = average[columns].rename(columns={"low": "rank_low", "high": "rank_high"})
     found = rows.drop(columns="class").merge(ranks, on=keys).merge(summed, on=keys)
     seconds = one.speed.set_index("algorithm")["seconds"]
-    return _by_order(one, found).assign(
+    return by_order(one, found).assign(
         pretrained_on=lambda f: earlier_training(list(f["algorithm"]), one.scores),
         seconds=lambda f: f["algorithm"].map(seconds),
     )
@@ -82,10 +62,10 @@ def headline_frame(one: Comparison) -> pd.DataFrame:
 
 def headline(one: Comparison) -> Table | None:
     """The main table."""
-    rows = _in_percent(headline_frame(one), "value", "low", "high", "own_mean", "first")
+    rows = in_percent(headline_frame(one), "value", "low", "high", "own_mean", "first")
     ranks = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
     columns = (
-        _metric_column(one, rows),
+        metric_column(one, rows),
         column_of("algorithm", rows["algorithm"], "text"),
         interval_of("average [95 %]", rows, "value", digits=2),
         interval_of("rank [95 %]", ranks, "rank", digits=0),
@@ -95,8 +75,8 @@ def headline(one: Comparison) -> Table | None:
         column_of("rank, by case", rows["rank_by_cases"], "number", digits=0),
         column_of("own average", rows["own_mean"], "number", digits=1),
         column_of("own cases", rows["own_n"], "integer"),
-        *_where(rows, "seconds", "s per volume", "number"),
-        *_where(rows, "pretrained_on", "pretrained on", "text"),
+        *where_any(rows, "seconds", "s per volume", "number"),
+        *where_any(rows, "pretrained_on", "pretrained on", "text"),
     )
     taus = dict(zip(rows["metric"], rows["tau"], strict=True))
     said = ", ".join(
@@ -113,14 +93,7 @@ def headline(one: Comparison) -> Table | None:
         "average: on the algorithm's own cases, as published. Kendall's τ of the resampled order "
         f"with this one: {said}."
     )
-    return _table(caption, columns, rows)
-
-
-def _where(rows: pd.DataFrame, name: str, title: str, kind: Any) -> tuple[Column, ...]:
-    """A column, where anything is in it."""
-    held = rows[name]
-    there = held.ne("").any() if kind == "text" else held.notna().any()
-    return (column_of(title, held, kind),) if there else ()
+    return table_with(caption, columns, rows)
 
 
 def published_frame(one: Comparison) -> pd.DataFrame:
@@ -151,7 +124,7 @@ def common(one: Comparison) -> Table | None:
     counts = one.cells[one.cells["metric"] == one.metrics[0]].groupby("class")["n"].first()
     return _wide(
         one,
-        lambda held: interval_of("", _in_percent(held, "value", "low", "high"), "value", digits=1),
+        lambda held: interval_of("", in_percent(held, "value", "low", "high"), "value", digits=1),
         "Mean over the cases that all algorithms have, in percent, with 95 % intervals over cases; "
         "n is the number of cases whose reference has the class.",
         lambda name: f"{class_title(name)} (n = {counts[name]:,})",
@@ -165,16 +138,16 @@ def _wide(
     title: Callable[[str], str],
 ) -> Table | None:
     """A column for each class, a row for each algorithm and metric."""
-    cells = _by_order(one, one.cells)
+    cells = by_order(one, one.cells)
     groups = {str(name): held for name, held in cells.groupby("class", sort=False)}
     first = groups[MEAN]
-    columns = [_metric_column(one, first), column_of("algorithm", first["algorithm"], "text")]
+    columns = [metric_column(one, first), column_of("algorithm", first["algorithm"], "text")]
     for name in (*one.scores.classes, MEAN):
         made = make(groups[name])
         columns.append(
             Column(title(name), made.values, made.kind, made.low, made.high, digits=made.digits)
         )
-    return _table(caption, columns, first)
+    return table_with(caption, columns, first)
 
 
 def classes_frame(one: Comparison) -> pd.DataFrame:
@@ -185,12 +158,12 @@ def classes_frame(one: Comparison) -> pd.DataFrame:
 
 def classes(one: Comparison) -> Table | None:
     """Means, ranks and wins of each class."""
-    rows = _in_percent(classes_frame(one), "value", "low", "high", "own_mean", "own_sd", "first")
+    rows = in_percent(classes_frame(one), "value", "low", "high", "own_mean", "own_sd", "first")
     rows = rows.sort_values(["metric", "class", "rank"], kind="stable")
     ranks = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
     columns = (
-        _metric_column(one, rows),
-        _class_column(one, rows, one.scores.classes[0]),
+        metric_column(one, rows),
+        class_column(one, rows, one.scores.classes[0]),
         column_of("algorithm", rows["algorithm"], "text"),
         interval_of("mean [95 %]", rows, "value", digits=1),
         column_of("n", rows["n"], "integer"),
@@ -203,7 +176,9 @@ def classes(one: Comparison) -> Table | None:
         column_of("own sd", rows["own_sd"], "number", digits=1),
         column_of("own n", rows["own_n"], "integer"),
     )
-    return _table("Each class: common cases, ranks, and own cases. Choose it above.", columns, rows)
+    return table_with(
+        "Each class: common cases, ranks, and own cases. Choose it above.", columns, rows
+    )
 
 
 def best_frame(one: Comparison) -> pd.DataFrame:
@@ -236,7 +211,7 @@ def best(one: Comparison) -> Table | None:
     """The best of each class and those level with it."""
     rows = best_frame(one)
     columns = (
-        _metric_column(one, rows),
+        metric_column(one, rows),
         column_of("class", rows["class"], "text", order=one.scores.classes),
         column_of("level", rows["level"], "integer"),
         column_of("level with the best, by mean", rows["names"], "text"),
@@ -252,15 +227,15 @@ def best(one: Comparison) -> Table | None:
         f"family {family}, below 0.05. A signed-rank win is not a higher mean. τ: Kendall's τ-b of "
         "the order in resamples of the cases with the order by mean."
     )
-    return _table(caption, columns, rows)
+    return table_with(caption, columns, rows)
 
 
 def pairs(one: Comparison) -> Table | None:
     """Ordered pairs."""
-    rows = _in_percent(one.pairs, "difference", "low", "high")
+    rows = in_percent(one.pairs, "difference", "low", "high")
     columns = (
-        _metric_column(one, rows),
-        _class_column(one, rows, one.scores.classes[0]),
+        metric_column(one, rows),
+        class_column(one, rows, one.scores.classes[0]),
         *(column_of(name, rows[name], "text", filtered=True, order=()) for name in ("a", "b")),
         column_of("p (Holm), a above b", rows["p_holm"], "p"),
         column_of("a wins", ["yes" if won else "" for won in rows["wins"]], "text"),
@@ -271,28 +246,28 @@ def pairs(one: Comparison) -> Table | None:
         "Every ordered pair: whether a is above b by a signed-rank test, and the difference of "
         "their means in percentage points, which may have the other sign."
     )
-    return _table(caption, columns, rows)
+    return table_with(caption, columns, rows)
 
 
 def missed(one: Comparison) -> Table | None:
     """Organs that were not found, and those that are not there."""
-    rows = _by_order(one, one.missed)
+    rows = by_order(one, one.missed)
     columns = (
         column_of("algorithm", rows["algorithm"], "text", filtered=True),
-        _class_column(one, rows),
+        class_column(one, rows),
         column_of("scans with it", rows["with"], "integer"),
         column_of("DSC 0", rows["zero"], "integer"),
-        *_where(rows, "missed", "missed", "integer"),
+        *where_any(rows, "missed", "missed", "integer"),
         column_of("scans without it", rows["without"], "integer"),
-        *_where(rows, "spurious", "spurious", "integer"),
-        *_where(rows, "spurious_ml", "median volume (mL)", "number"),
+        *where_any(rows, "spurious", "spurious", "integer"),
+        *where_any(rows, "spurious_ml", "median volume (mL)", "number"),
     )
     caption = (
         "Organs without overlap on the algorithm's own cases: DSC is 0 where an organ is missed "
         "or predicted elsewhere. Missed and spurious (predicted where the reference has none) are "
         "known where scores say it. Spurious organs cost nothing in the means."
     )
-    return _table(caption, columns, rows)
+    return table_with(caption, columns, rows)
 
 
 def hd95(one: Comparison) -> Table | None:
@@ -301,7 +276,7 @@ def hd95(one: Comparison) -> Table | None:
     quantiles = ("q25", "median", "q75", "q95")
     columns = (
         column_of("algorithm", rows["algorithm"], "text", filtered=True),
-        _class_column(one, rows),
+        class_column(one, rows),
         *(column_of(f"{name} (mm)", rows[name], "number", digits=2) for name in quantiles),
         column_of("infinite", rows["infinite"], "integer"),
         column_of("n", rows["n"], "integer"),
@@ -310,7 +285,7 @@ def hd95(one: Comparison) -> Table | None:
         "Quantiles of HD95 on the algorithm's own cases; infinite where an organ was missed, so "
         "that there is no mean. A dash is an infinite quantile."
     )
-    return _table(caption, columns, rows)
+    return table_with(caption, columns, rows)
 
 
 def speed(one: Comparison) -> Table | None:
@@ -324,80 +299,14 @@ def speed(one: Comparison) -> Table | None:
         column_of("volumes", rows["volumes"], "integer"),
         column_of("excluded", ["yes" if out else "no" for out in rows["excluded"]], "text"),
     )
-    return _table("Seconds that predicting a volume took.", columns, rows)
-
-
-def groups(one: Comparison) -> Table | None:
-    """Groups of scans for the mean over algorithms."""
-    rows = one.groups[one.groups["algorithm"] == ALL]
-    rows = _in_percent(rows, "mean", "q25", "median", "q75")
-    columns = (
-        column_of("variable", rows["variable"], "text"),
-        _class_column(one, rows, CENTRED),
-        column_of("group", rows["group"], "text"),
-        column_of("patients", rows["patients"], "integer"),
-        *(column_of(name, rows[name], "number", digits=1) for name in ("mean", "median")),
-        column_of("p (Kruskal)", rows["kruskal_p"], "p"),
-        column_of("p (Holm)", rows["p_holm"], "p", about="Over the classes of one variable"),
-    )
-    caption = (
-        "Groups of scans by the mean over all algorithms, in percent. Which organs a scan shows "
-        "depends on its group: read organs one by one, or the mean of values centred per class. "
-        "The mean as published compares other organs in other groups."
-    )
-    return _table(caption, columns, rows)
-
-
-def group_tests_frame(one: Comparison) -> pd.DataFrame:
-    """The omnibus test of each variable, algorithm and class."""
-    names = ["variable", "algorithm", "class", "kruskal_p", "p_holm"]
-    return one.groups[names].drop_duplicates(ignore_index=True)
-
-
-def group_tests(one: Comparison) -> Table | None:
-    """The same, for the centred mean of each algorithm."""
-    rows = group_tests_frame(one)
-    rows = rows[rows["class"] == CENTRED]
-    columns = (
-        column_of("variable", rows["variable"], "text"),
-        column_of("algorithm", rows["algorithm"], "text", filtered=True),
-        column_of("p (Kruskal)", rows["kruskal_p"], "p"),
-    )
-    caption = (
-        "Whether groups of scans differ, for each algorithm by itself: Kruskal and Wallis's test "
-        "of the mean over organs, centred per class."
-    )
-    return _table(caption, columns, rows)
-
-
-def group_pairs(one: Comparison) -> Table | None:
-    """Pairs of groups, for the mean over algorithms."""
-    rows = one.group_pairs[one.group_pairs["algorithm"] == ALL]
-    columns = (
-        column_of("variable", rows["variable"], "text"),
-        _class_column(one, rows, CENTRED),
-        *(column_of(name, rows[name], "text", order=()) for name in ("a", "b")),
-        column_of("p (Bonferroni)", rows["p_bonferroni"], "p"),
-    )
-    caption = "Groups against each other where the test over all groups is below 0.05."
-    return _table(caption, columns, rows)
-
-
-def groups_excluded(one: Comparison) -> Table | None:
-    """Groups of too few patients."""
-    rows = one.groups_excluded
-    columns = (
-        *(column_of(name, rows[name], "text") for name in ("variable", "group")),
-        column_of("patients", rows["patients"], "integer"),
-    )
-    return _table("Groups with fewer than 5 patients, and those not known.", columns, rows)
+    return table_with("Seconds that predicting a volume took.", columns, rows)
 
 
 def worst(one: Comparison) -> Table | None:
     """The worst cases of each class."""
-    rows = _in_percent(one.worst, "value", "best_value", "worst_value")
+    rows = in_percent(one.worst, "value", "best_value", "worst_value")
     columns = (
-        _class_column(one, rows, one.scores.classes[0]),
+        class_column(one, rows, one.scores.classes[0]),
         column_of("case", rows["case"], "text"),
         column_of("mean", rows["value"], "number", digits=1),
         *(
@@ -413,18 +322,18 @@ def worst(one: Comparison) -> Table | None:
                 ),
             )
         ),
-        *_where(rows, "volume_ref_ml", "volume (mL)", "number"),
+        *where_any(rows, "volume_ref_ml", "volume (mL)", "number"),
     )
     caption = "Common cases with the lowest mean over algorithms, in percent."
-    return _table(caption, columns, rows)
+    return table_with(caption, columns, rows)
 
 
 def distance(one: Comparison) -> Table | None:
     """Agreement with another test set."""
     rows = one.distance
     columns = (
-        _metric_column(one, rows) if len(rows) else Column("metric", []),
-        _class_column(one, rows),
+        metric_column(one, rows) if len(rows) else Column("metric", []),
+        class_column(one, rows),
         interval_of("Kendall's τ [95 %]", rows, "tau", digits=2),
         column_of("algorithms", rows["algorithms"], "integer"),
         column_of("pairs known", rows["known"], "integer"),
@@ -439,7 +348,7 @@ def distance(one: Comparison) -> Table | None:
         "known on both sets, by tests of differences of means adjusted by Holm; of published means "
         "the order is taken as known."
     )
-    return _table(caption, columns, rows)
+    return table_with(caption, columns, rows)
 
 
 TABLES: tuple[Declared, ...] = (

@@ -15,7 +15,7 @@ from matplotlib.ticker import ScalarFormatter
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, organs
 from benchmd_ray.benchmarks.touchstone.joining import Floats
-from benchmd_ray.benchmarks.touchstone.report import (
+from benchmd_ray.benchmarks.touchstone.report_parts import (
     BEST,
     COMMON,
     GROUPS,
@@ -224,8 +224,8 @@ def _blobs(one: Comparison, metric: str) -> Drawn:
     best = firm.sort_values("rank").iloc[0]
     ends = dict.fromkeys(f"{best[end]:.0f}" for end in ("low", "high"))
     title = (
-        f"Ranks by {one.scores.title(metric)} in resamples: {best['algorithm']} is first on average "
-        f"in {PERCENT * best['first']:.0f}{GLUE}%, rank {' to '.join(ends)} in 95{GLUE}%"
+        f"Ranks by {one.scores.title(metric)} in resamples: {best['algorithm']} is first on "
+        f"average in {PERCENT * best['first']:.0f}{GLUE}%, rank {' to '.join(ends)} in 95{GLUE}%"
     )
     figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
     for axes, name in zip(panels, names, strict=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmd_ray.benchmarks.touchstone import report
 from benchmd_ray.benchmarks.touchstone.comparing import VERSION, Comparison
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
+from benchmd_ray.benchmarks.touchstone.report_parts import RESULTS
 from benchmd_ray.benchmarks.touchstone.report_slices import Image, draw_slices
 from benchmd_ray.files import replacing
 from benchmd_ray.progress import progress
@@ -151,7 +152,7 @@ def _parts(one: Comparison, figures: Sequence[Titled]) -> list[Section]:
         if head in together or head in drawn
     ]
     notes = ("notes", "To know before reading", listed_notes(one.notes, "Nothing in particular."))
-    first = parts[:1] or [("results", report.RESULTS, none("No result."))]
+    first = parts[:1] or [("results", RESULTS, none("No result."))]
     return [*first, notes, *parts[1:], ("methods", "Methods and words", terms(WORDS))]
 
 

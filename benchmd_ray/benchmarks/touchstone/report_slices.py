@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.joining import Masks
-from benchmd_ray.benchmarks.touchstone.report import PERCENT, WORST
+from benchmd_ray.benchmarks.touchstone.report_parts import PERCENT, WORST
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.figures_panels import SMALL
