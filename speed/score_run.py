@@ -1,9 +1,9 @@
 r"""``python -m speed.score_run`` from the project's root.
 
-A score run of many cases on an embedded Ray, whose workers are killed on the way: how long it takes,
-and whether its Parquet file has the bytes of a run that nothing disturbed. There is no peer; the same
-cases are scored once undisturbed. ``--interrupt`` also ends the command itself halfway, by SIGINT,
-and starts it again.
+A score run of many cases on an embedded Ray, whose workers are killed on the way: how long it
+takes, and whether its Parquet file has the bytes of a run that nothing disturbed. There is no peer;
+the same cases are scored once undisturbed. ``--interrupt`` also ends the command itself halfway, by
+SIGINT, and starts it again.
 
 Cases are small label maps of nine bodies; predictions are shifted by a voxel.
 """

@@ -14,11 +14,13 @@ from typing import Any
 from benchmd_ray.errors import first_line
 from benchmd_ray.interrupts import stopping
 
-TRIES = 2
+TRIES = 3
 """Calls of one item whose worker is lost; then the item may be the reason."""
 NODE_LOSSES = 20
 """How often an item's node may go away, which is no try of its own."""
 WAIT_SECONDS = 0.5
+_AGAIN = object()
+"""In the place of a result: the item is tried once more."""
 AHEAD = 2
 """Tasks that are with Ray at once, for each CPU."""
 
@@ -74,8 +76,8 @@ def each(
                 for reference in ready:
                     call = running.pop(reference)
                     result = _result(reference, tries.setdefault(call.name, [0, 0]))
-                    if result is None:
-                        waiting.appendleft(call)
+                    if result is _AGAIN:
+                        waiting.append(call)  # last: it may take the next worker along, too
                     else:
                         yield call.name, result
     finally:
@@ -84,21 +86,23 @@ def each(
                 ray.cancel(reference, force=True)
 
 
-def _result(reference: Any, tries: list[int]) -> Any | Lost | None:
-    """What a task gave; None where it is to be tried again."""
+def _result(reference: Any, tries: list[int]) -> Any:
+    """What a task gave, a `Lost`, or `_AGAIN`."""
     import ray
 
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        return Lost(f"{str(error).strip().rpartition(chr(10))[2]}")
+        return Lost(str(error).strip().rpartition("\n")[2])
     except ray.exceptions.NodeDiedError as error:
         tries[1] += 1
-        return Lost(f"its nodes went away: {first_line(error)}") if tries[1] > NODE_LOSSES else None
+        return (
+            Lost(f"its nodes went away: {first_line(error)}") if tries[1] > NODE_LOSSES else _AGAIN
+        )
     except ray.exceptions.RayError as error:
         tries[0] += 1
         if tries[0] < TRIES:
-            return None
+            return _AGAIN
         memory = isinstance(error, ray.exceptions.OutOfMemoryError)
         why = "for want of memory" if memory else f"({type(error).__name__})"
         return Lost(f"its Ray worker was lost {TRIES} times {why}")

@@ -216,7 +216,7 @@ def test_what_kills_its_worker_again_is_lost_and_the_rest_is_done(ray_cluster):
     found = dict(each(calls, working(), cpus=0.1))
     assert (found["one"], found["two"]) == ("one", "two")
     assert isinstance(found["kills"], Lost)
-    assert "lost 2 times" in found["kills"].reason
+    assert "lost 3 times" in found["kills"].reason
     assert found["raises"] == Lost("ValueError: of this item")
 
 

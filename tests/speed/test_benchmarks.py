@@ -301,6 +301,31 @@ def test_detectors_compare_with_those_of_pytorch_ood(tmp_path: Path) -> None:
     )
 
 
+def test_segmentation_scores_as_its_peers_do(tmp_path: Path) -> None:
+    small = ["--shape", "40", "64", "64", "--spacing", "3", "2", "2"]
+    result = benchmark("segmentation", tmp_path, *small)
+    assert result["classes"] == 9
+    assert {"ours", "monai"} <= result["wall_seconds"].keys()
+    assert max(result["largest_differences"].values()) < 1e-4
+    assert result["ratios"]["monai"]["median"] == result["ratio"]
+
+
+def test_segmentation_gives_the_memory_beyond_the_label_maps(tmp_path: Path) -> None:
+    small = ["--memory", "--shape", "100", "256", "256", "--threads", "1"]
+    result = run(["-m", "speed.segmentation", *small], tmp_path)["memory"]
+    assert result["label_maps_mib"] == pytest.approx(2 * 100 * 256 * 256 / 2**20, rel=1e-3)
+    own = 2 * 100 * 256 * 256 / 2**20  # each side as classes
+    assert own < result["over_label_maps_mib"] < 60 * own
+
+
+def test_a_score_run_whose_worker_is_killed_has_the_bytes_of_another(tmp_path: Path) -> None:
+    small = ["--cases", "16", "--kill", "1", "--shape", "24", "48", "48"]
+    result = run(["-m", "speed.score_run", *small], tmp_path)
+    assert result["same_bytes"]
+    assert (result["scored"], result["quarantined"]) == (16, 0)
+    assert "/" not in json.dumps(result["settings"])
+
+
 def test_detectors_say_how_to_install_their_peer(tmp_path: Path) -> None:
     code = (
         "import importlib.util as u, sys; find = u.find_spec; "

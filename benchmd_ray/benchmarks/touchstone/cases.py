@@ -70,15 +70,15 @@ class Manifest:
     """SHA-256 of `SCORES`."""
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What is noted of each case that was scored: `fingerprint` of its files, `overlapping` voxels,
-    `ignored` labels, whether it was `resampled`; of a command, `peak_mib`."""
+    `ignored` labels, whether it was `resampled`; of a command, `peak_mib` and `without_network`."""
     quarantined: int = 0
     """Cases without scores, see `QUARANTINE`."""
     unpredicted: tuple[str, ...] = ()
     """Cases with a reference and no prediction: they have no rows."""
     unreferenced: tuple[str, ...] = ()
     """Cases with a prediction and no reference."""
-    network: str = ""
-    """Of a command: whether it ran without network."""
+    with_network: tuple[str, ...] = ()
+    """Cases on which a command had network, as the system of the node lets nobody cut it."""
 
 
 def write_scored(folder: Path, rows: Iterable[Mapping[str, Any]], manifest: Manifest) -> None:
@@ -128,7 +128,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise BenchmdError(f"{path} is larger than any such file: score anew.")
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BenchmdError(f"{path} cannot be read: {first_line(error)}. Score anew.") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise BenchmdError(f"{path} is of another version: score anew.")

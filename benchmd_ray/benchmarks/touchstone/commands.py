@@ -151,8 +151,9 @@ def _print(outcome: Outcome, out: Path) -> None:
         click.echo(
             f"masks overlap in {count_of(overlapping, 'case')}: each class is scored from its own"
         )
-    if manifest.network and manifest.network != "cut":
-        click.echo(f"the command's network was {manifest.network}")
+    if manifest.with_network:
+        cases = count_of(len(manifest.with_network), "case")
+        click.echo(f"the command had network on {cases}: the system does not let users cut it")
     for name, reason in list(outcome.quarantined.items())[:SHOWN]:
         click.echo(f"quarantined: {name}: {reason}")
     if (more := len(outcome.quarantined) - SHOWN) > 0:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from benchmd_ray.benchmarks.touchstone.cases import (
 from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of, images_of
 from benchmd_ray.benchmarks.touchstone.masks import claimed, stem_of, suffix_of
 from benchmd_ray.benchmarks.touchstone.scoring import work
-from benchmd_ray.benchmarks.touchstone.submission import Submission, network_can_be_cut
+from benchmd_ray.benchmarks.touchstone.submission import Submission
 from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.cluster import connected
 from benchmd_ray.data.readers import dicom, nifti, volume
@@ -113,6 +114,8 @@ def score(
             the run's folder has scores of something else.
         Stopped: A signal asked to stop; the same call resumes.
     """
+    absolute = {key: getattr(asked, key).absolute() for key in ("predictions", "labels", "out")}
+    asked = replace(asked, **absolute)  # workers are in other folders
     cases, unpredicted, unreferenced = _paired(asked)
     _require_layouts(asked, cases)
     plan = _plan(asked)
@@ -187,7 +190,7 @@ def _plan(asked: Asked) -> dict[str, Any]:
     """All that scores depend on, but the files themselves."""
     versions = {name: module.VERSION for name, module in _READERS.items()}
     return {
-        "algorithm": asked.name or re.sub(r"(\.nii)?\.\w+$", "", asked.predictions.resolve().name),
+        "algorithm": asked.name or re.sub(r"(\.nii)?\.\w+$", "", asked.predictions.name),
         "task": digest(asdict(asked.task)),
         "tolerance": asked.task.tolerances(asked.tolerance),
         "layouts": list(asked.layouts),
@@ -233,12 +236,13 @@ def _done(out: Path, cases: Mapping[str, _Case], *, complete: bool) -> dict[str,
     else:
         parts = {}
         for path in sorted((out / PARTS).glob("*.json")):
-            part = json.loads(path.read_bytes())
-            parts[part["case"]] = part
+            with suppress(ValueError, KeyError, TypeError):  # what is not a part is scored anew
+                part = json.loads(path.read_bytes())
+                parts[part["case"]] = {"noted": {}} | part
     return {
         name: part
         for name, part in parts.items()
-        if name in cases and part["noted"]["fingerprint"] == cases[name].fingerprint()
+        if name in cases and part["noted"].get("fingerprint") == cases[name].fingerprint()
     }
 
 
@@ -281,7 +285,7 @@ def _run(
 
 
 def _call(asked: Asked, one: _Case) -> Call:
-    own, out = asked.submission, asked.out.resolve()
+    own, out = asked.submission, asked.out
     request = {
         "task": asdict(asked.task),
         "tolerances": asked.task.tolerances(asked.tolerance),
@@ -303,7 +307,7 @@ def _call(asked: Asked, one: _Case) -> Call:
 def _part(algorithm: str, name: str, given: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
     """What is kept of a case."""
     noted = {"fingerprint": fingerprint}
-    noted |= {key: given[key] for key in ("peak_mib",) if key in given}
+    noted |= {key: given[key] for key in ("peak_mib", "without_network") if key in given}
     if "reason" in given:
         return {"reason": given["reason"], "noted": noted}
     seconds = given["seconds"]
@@ -320,9 +324,7 @@ def _manifest(
     unreferenced: tuple[str, ...],
 ) -> Manifest:
     scored = {name: part["noted"] for name, part in sorted(done.items()) if "rows" in part}
-    network = ""
-    if asked.submission:
-        network = "cut" if network_can_be_cut() else "not cut: the system does not allow it"
+    with_network = [name for name, one in scored.items() if not one.get("without_network", True)]
     predictions = asked.out / PREDICTIONS if asked.submission else asked.predictions
     return Manifest(
         task=asked.task.name,
@@ -331,12 +333,12 @@ def _manifest(
         tolerance=plan["tolerance"],
         scorer=plan["scorer"],
         identity=digest(plan),
-        predictions=str(predictions.resolve()),
-        labels=str(asked.labels.resolve()),
+        predictions=str(predictions),
+        labels=str(asked.labels),
         scores="",
         cases=scored,
         quarantined=len(done) - len(scored),
         unpredicted=unpredicted,
         unreferenced=unreferenced,
-        network=network,
+        with_network=tuple(with_network),
     )

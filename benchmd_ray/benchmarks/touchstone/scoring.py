@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.benchmarks.touchstone.layouts import files_of
-from benchmd_ray.benchmarks.touchstone.submission import Ran, Submission, predict
+from benchmd_ray.benchmarks.touchstone.submission import (
+    Ran,
+    Submission,
+    network_can_be_cut,
+    predict,
+)
 from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.data.apart import Apart, Died
 from benchmd_ray.files import TEMPORARY, remove, without_home
@@ -33,12 +38,17 @@ def work(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``rows`` and ``notes``, or ``reason``, why there are none; ``seconds`` of the prediction,
-        NaN where unknown, and ``peak_mib``.
+        NaN where unknown; of a submission also ``peak_mib`` and ``without_network``.
     """
-    request, measured = dict(given["request"]), {"seconds": float("nan")}
+    request = dict(given["request"])
+    measured: dict[str, Any] = {"seconds": float("nan")}
     if given["submission"]:
         ran, output = _predicted(given)
-        measured = {"seconds": ran.seconds, "peak_mib": round(ran.peak / 2**20, 1)}
+        measured = {
+            "seconds": ran.seconds,
+            "peak_mib": round(ran.peak / 2**20, 1),
+            "without_network": network_can_be_cut(),
+        }
         if ran.fault:
             return measured | {"reason": ran.fault}
         task: Task = typed(Task, request["task"], "the task")
