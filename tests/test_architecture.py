@@ -48,6 +48,7 @@ ROOMS = {
 }
 RAY = {"cluster.py", "telemetry.py", "training/launch.py", "training/ray_train.py"}
 ON_TOP = ("commands.py", "demo.py", "files.py", "report.py", "report_figures.py", "report_rows.py")
+ON_TOP += ("report_groups.py", "report_page.py", "report_parts.py", "report_slices.py")
 """Of a benchmark's folder: its commands, what they do, and its sections of reports."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -24,7 +24,14 @@ import numpy.typing as npt
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.metrics import checked_groups, checked_metric
 from benchmd_ray.scores.ranking import Places, Ranked, Weights, rank
-from benchmd_ray.scores.sums import BLOCK_ROWS, Floats, Sums, Targets, mean_over_classes
+from benchmd_ray.scores.sums import (
+    BLOCK_ROWS,
+    Floats,
+    Sums,
+    Targets,
+    mean_over_classes,
+    ratio,
+)
 from benchmd_ray.tasks import TaskKind
 
 _RANKED_ELEMENTS = 1 << 20
@@ -112,6 +119,38 @@ def group_multiplicities(groups: int, draws: range, *, seed: int = 0) -> npt.NDA
         drawn = np.random.default_rng((seed, draw)).integers(0, groups, groups)
         counts[row] = np.bincount(drawn, minlength=groups)
     return counts
+
+
+def resampled_means(
+    values: npt.ArrayLike, groups: npt.ArrayLike, *, resamples: int = 1000, seed: int = 0
+) -> Floats:
+    """Means of columns in every resample of the patients, (resamples, columns).
+
+    A mean is over the rows that have a value and were drawn; NaN where there is none, and
+    everywhere when there are fewer than two patients. The draws are those of `resampled`.
+
+    Args:
+        values: (rows, columns), NaN where a row has no value.
+        groups: (rows,), the patient of each row, any sortable type.
+        resamples: Number of resamples.
+        seed: Seed of the draws, at least 0.
+
+    Raises:
+        BenchmdError: `groups` does not fit or `resamples` is less than 1.
+    """
+    held = np.asarray(values, np.float64)
+    patient = checked_groups(groups, len(held))
+    if resamples < 1:
+        raise BenchmdError(f"resamples must be at least 1, but got {resamples}")
+    patients = int(patient.max(initial=-1)) + 1
+    if patients < 2:
+        return np.full((resamples, held.shape[1]), np.nan)
+    there = ~np.isnan(held)
+    sums, counts = np.zeros((2, patients, held.shape[1]))
+    np.add.at(sums, patient, np.where(there, held, 0.0))
+    np.add.at(counts, patient, there)
+    drawn = _weights(patients, range(resamples), seed).astype(np.float64)
+    return ratio(drawn @ sums, drawn @ counts)
 
 
 def _ranked(how: Ranked, targets: Targets, scores: Floats, patient: Places, seed: int) -> Fill:

@@ -27,6 +27,7 @@ from scipy.stats import friedmanchisquare, rankdata
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.comparison import LEVEL, holm
+from benchmd_ray.scores.signed_rank import signed_rank
 
 Floats = npt.NDArray[np.float64]
 
@@ -123,6 +124,57 @@ def _places(
 
 
 @dataclass(frozen=True)
+class DrawnRanks:
+    """How techniques are ranked in resamples of the patients."""
+
+    rank: Floats
+    """(techniques,) on all patients: 1 is best, ties averaged."""
+    low: Floats
+    """(techniques,) the rank that 2.5 % of the resamples are below at most."""
+    high: Floats
+    """(techniques,) the rank that 2.5 % of the resamples are above at most."""
+    shares: Floats
+    """(techniques, ranks) share of the resamples in which a technique has a rank, from 1. Those
+    that tie share their ranks equally, so that rows and columns add up to 1."""
+    taus: Floats
+    """(resamples,) Kendall's τ-b with the ranking of all patients; NaN where either has only
+    ties."""
+
+
+def drawn_ranks(values: npt.ArrayLike, resampled: npt.ArrayLike) -> DrawnRanks:
+    """Rank techniques on all patients and in each resample of them.
+
+    Resamples in which a technique has no value are skipped.
+
+    Args:
+        values: (techniques,), higher is better.
+        resampled: (resamples, techniques).
+
+    Raises:
+        BenchmdError: Shapes do not fit together.
+    """
+    own, drawn = np.asarray(values, np.float64), np.asarray(resampled, np.float64)
+    if own.ndim != 1 or drawn.ndim != 2 or drawn.shape[1] != len(own):
+        raise BenchmdError(
+            f"values have shape {own.shape} and resamples {drawn.shape}, expected (techniques,) "
+            "and (resamples, techniques)"
+        )
+    full = ranks(own[None])[0]
+    drawn = drawn[~np.isnan(drawn).any(axis=1)]
+    if not len(drawn) or np.isnan(full).any():
+        nothing = np.full(len(own), np.nan)
+        return DrawnRanks(full, nothing, nothing, np.full((len(own),) * 2, np.nan), np.empty(0))
+    first, last = (rankdata(-drawn, method=way, axis=1) for way in ("min", "max"))
+    shares = [
+        (((first <= rank) & (rank <= last)) / (last - first + 1)).mean(axis=0)
+        for rank in range(1, len(own) + 1)
+    ]
+    placed = ranks(drawn)
+    low, high = np.quantile(placed, (0.025, 0.975), axis=0, method="inverted_cdf")
+    return DrawnRanks(full, low, high, np.stack(shares, axis=1), _tau(placed, full))
+
+
+@dataclass(frozen=True)
 class CriticalDifference:
     """Techniques compared over sources, for a critical-difference diagram."""
 
@@ -181,7 +233,7 @@ def critical_difference(
     skipped = int(np.count_nonzero(~usable))
     note = _too_few(len(each), skipped, len(indices), level)
     statistic, p = (math.nan, math.nan) if note else _friedman(each)
-    raw = [math.nan if note else _wilcoxon(each[:, a] - each[:, b]) for a, b in indices]
+    raw = [math.nan if note else _signed_rank(each[:, a] - each[:, b]) for a, b in indices]
     corrected = dict(zip(indices, holm(raw).tolist(), strict=True))
     return CriticalDifference(
         names=ordered,
@@ -282,23 +334,9 @@ def _friedman(values: Floats) -> tuple[float, float]:
     return float(statistic), float(p)
 
 
-def _wilcoxon(differences: Floats) -> float:
-    """Two-sided p of Wilcoxon's signed-rank test, exact with ties too.
-
-    Datasets without a difference are dropped (Wilcoxon 1945). The p is the share of all ways to
-    set the signs whose positive ranks sum up as far from the middle as seen, counted rank by rank.
-    """
-    rounded = np.round(differences, 12)  # 0.9 - 0.8 and 0.8 - 0.7 are to tie
-    nonzero = rounded[rounded != 0]
-    doubled = np.rint(2 * rankdata(np.abs(nonzero))).astype(np.int64)  # mid-ranks as integers
-    total = int(doubled.sum())
-    share = np.zeros(total + 1)
-    share[0] = 1.0
-    for rank in doubled:
-        share[rank:] += share[: total + 1 - rank].copy()
-        share /= 2
-    smaller = min(int(doubled[nonzero > 0].sum()), int(doubled[nonzero < 0].sum()))
-    return float(min(1.0, 2 * share[: smaller + 1].sum()))
+def _signed_rank(differences: Floats) -> float:
+    """Two-sided p, exact for any number of sources."""
+    return signed_rank(differences, exact=len(differences)).two_sided
 
 
 def _cliques(

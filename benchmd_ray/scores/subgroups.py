@@ -151,6 +151,59 @@ def by_subgroup(
     )
 
 
+@dataclass(frozen=True)
+class GroupTest:
+    """Values of groups of patients, compared."""
+
+    samples: dict[str, Floats]
+    """Values of the patients of each group with enough of them, in order of name."""
+    excluded: tuple[tuple[str, int], ...]
+    """Name and patients of each group excluded: those too small, then ``unknown``."""
+    kruskal_h: float
+    """Kruskal & Wallis's H; NaN with fewer than two groups."""
+    kruskal_p: float
+    """Its p; 1 where all patients have the same value."""
+    posthoc: tuple[tuple[str, str, float, float], ...]
+    """Each pair of groups: names, Mann & Whitney's U of the first, two-sided p after Bonferroni."""
+
+
+def compared_groups(
+    values: npt.ArrayLike,
+    patients: npt.ArrayLike,
+    labels: Sequence[str | None],
+    *,
+    least: int = TEST_PATIENTS,
+    gate: float = 1.0,
+    seed: int = 0,
+) -> GroupTest:
+    """Test whether values differ between groups; a patient counts once, by the mean of its rows.
+
+    Args:
+        values: (rows,), NaN where a row has none.
+        patients: (rows,), the patient of each row.
+        labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where it is not
+            known.
+        least: Patients that a group takes.
+        gate: Pairs are tested where the p over all groups is not above it.
+        seed: Decides between groups with as many rows of a patient.
+
+    Raises:
+        BenchmdError: The arrays do not fit together.
+    """
+    held, people, named = np.asarray(values, np.float64), np.asarray(patients), _named(labels)
+    _check(people, named, len(held))
+    there = ~np.isnan(held)
+    held, people, named = held[there], people[there], named[there]
+    known = [str(name) for name in np.unique(named) if name != UNKNOWN_GROUP]
+    samples = _one_value_per_patient(held, people, named, known, seed)
+    small = [(name, len(one)) for name, one in samples.items() if len(one) < least]
+    samples = {name: one for name, one in samples.items() if len(one) >= least}
+    unknown = len(np.unique(people[named == UNKNOWN_GROUP]))
+    h, p = _kruskal(list(samples.values()))
+    excluded = (*small, *([(UNKNOWN_GROUP, unknown)] if unknown else []))
+    return GroupTest(samples, excluded, h, p, _posthoc(samples) if p <= gate else ())
+
+
 def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskKind) -> Floats:
     """Probability that each row's scores give to the truth, (rows,); NaN where nothing is known.
 

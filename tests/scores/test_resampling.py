@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores import resampling
 from benchmd_ray.scores.metrics import auroc_per_class
-from benchmd_ray.scores.resampling import group_multiplicities, resampled
+from benchmd_ray.scores.resampling import group_multiplicities, resampled, resampled_means
 from benchmd_ray.scores.sums import mean_over_classes
 
 
@@ -227,3 +227,25 @@ def test_arguments_out_of_range_are_refused():
         bootstrap_auroc(targets, scores, groups, resamples=0)
     with pytest.raises(BenchmdError, match=r"scores are not finite in 50 of 50 rows"):
         bootstrap_auroc(targets, scores * np.nan, groups)
+
+
+def test_resampled_means_are_of_whole_patients_and_carry_missing_values():
+    rng = np.random.default_rng(0)
+    values, patients = rng.random((30, 3)), rng.integers(0, 12, 30)
+    values[rng.random(values.shape) < 0.4] = np.nan
+    found = resampled_means(values, patients, resamples=20, seed=3)
+    names = np.unique(patients)
+    for row, counts in zip(found, group_multiplicities(len(names), range(20), seed=3), strict=True):
+        drawn = np.concatenate([np.flatnonzero(patients == n) for n in np.repeat(names, counts)])
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_allclose(row, np.nanmean(values[drawn], axis=0))
+
+
+def test_means_of_nothing_drawn_and_of_one_patient_are_nan():
+    values = np.array([[1.0], [np.nan], [np.nan]])
+    found = resampled_means(values, [0, 1, 2], resamples=50)
+    assert np.isnan(found).any()
+    assert set(found[~np.isnan(found)].tolist()) == {1.0}
+    assert np.isnan(resampled_means(values, [0, 0, 0], resamples=5)).all()
+    with pytest.raises(BenchmdError, match="resamples must be at least 1"):
+        resampled_means(values, [0, 1, 2], resamples=0)

@@ -12,6 +12,7 @@ from benchmd_ray.scores.stability import (
     Place,
     _cliques,
     critical_difference,
+    drawn_ranks,
     ranking_stability,
     ranks,
 )
@@ -343,3 +344,33 @@ def test_a_table_that_does_not_fit_is_refused():
         critical_difference(np.ones((3, 1)), ["mae"], own(3))
     with pytest.raises(BenchmdError, match="level must lie between 0 and 1, but got 5"):
         critical_difference(np.ones((3, 4)), NAMES, own(3), level=5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(2, 6))
+def test_drawn_ranks_agree_with_scipy_and_their_shares_add_up(seed, columns, levels):
+    values = some_values(seed, columns=columns, levels=levels)
+    found = drawn_ranks(values[0], values[1:])
+    np.testing.assert_allclose(found.shares.sum(axis=0), 1)
+    np.testing.assert_allclose(found.shares.sum(axis=1), 1)
+    placed = np.array([rankdata(-row) for row in values[1:]])
+    np.testing.assert_allclose(found.shares @ np.arange(1, columns + 1), placed.mean(axis=0))
+    for row, tau in zip(values[1:], found.taus, strict=True):
+        np.testing.assert_allclose(tau, kendalltau(row, values[0]).statistic)
+    for technique, low, high in zip(placed.T, found.low, found.high, strict=True):
+        assert (technique < low).mean() <= 0.025
+        assert (technique > high).mean() <= 0.025
+        assert low in technique
+        assert high in technique
+
+
+def test_ranks_without_a_resample_are_not_guessed():
+    found = drawn_ranks([0.9, 0.8], np.full((5, 2), np.nan))
+    assert found.rank.tolist() == [1, 2]
+    assert np.isnan(found.shares).all()
+    assert np.isnan(found.low).all()
+    assert not found.taus.size
+    with pytest.raises(
+        BenchmdError, match=r"expected \(techniques,\) and \(resamples, techniques\)"
+    ):
+        drawn_ranks([0.9, 0.8], np.ones((5, 3)))

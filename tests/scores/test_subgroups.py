@@ -15,6 +15,7 @@ from benchmd_ray.scores.subgroups import (
     AGE_BANDS,
     age_band,
     by_subgroup,
+    compared_groups,
     probability_of_truth,
 )
 from benchmd_ray.scores.support import support
@@ -337,3 +338,27 @@ def test_arguments_that_do_not_fit_are_refused():
         by_subgroup(targets, [9 * scores[0]], groups, labels, **options())
     with pytest.raises(BenchmdError, match="unknown task 'single'"):
         by_subgroup(targets, scores, groups, labels, **options(task="single"))
+
+
+def test_values_of_groups_are_compared_as_scipy_does():
+    rng = np.random.default_rng(0)
+    values, labels = rng.random(60), list(rng.choice(["a", "b", "c"], 60))
+    labels[:8], values[8] = ["", None, "unknown", "rare", "rare", "a", "b", "c"], np.nan
+    held = [values[(np.array(labels) == n) & ~np.isnan(values)] for n in ("a", "b", "c")]
+    found = compared_groups(values, np.arange(60), labels, least=5)
+    assert found.kruskal_p == pytest.approx(kruskal(*held).pvalue)
+    assert found.excluded == (("rare", 2), ("unknown", 3))
+    assert [pair[:2] for pair in found.posthoc] == [("a", "b"), ("a", "c"), ("b", "c")]
+    expected = min(1, 3 * mannwhitneyu(held[0], held[1]).pvalue)
+    assert found.posthoc[0][3] == pytest.approx(expected)
+    assert compared_groups(values, np.arange(60), labels, least=5, gate=0).posthoc == ()
+
+
+def test_a_patient_of_several_rows_counts_once_among_the_values_of_a_group():
+    values = np.array([0.1, 0.3, 0.5, 0.7] * 5)
+    patients = np.repeat(np.arange(10), 2)
+    found = compared_groups(values, patients, ["a", "a", "b", "b"] * 5, least=2)
+    assert {name: one.tolist() for name, one in found.samples.items()} == {
+        "a": [0.2] * 5,
+        "b": [0.6] * 5,
+    }

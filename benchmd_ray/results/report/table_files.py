@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmd_ray.files import replacing
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.table import Table, plain
-from benchmd_ray.results.report.tables import declared
+from benchmd_ray.results.report.tables import Declared, declared
 from benchmd_ray.results.written import csv_text, latex, markdown
 
 MAIN = "auroc"
@@ -17,7 +18,11 @@ MAIN = "auroc"
 
 def file_names() -> frozenset[str]:
     """Names of all files that `write_tables` may write."""
-    kinds = [(one.name, ("csv", "md", "tex") if one.printed else ("csv",)) for one in declared()]
+    return _names(declared())
+
+
+def _names(tables: Sequence[Declared]) -> frozenset[str]:
+    kinds = [(one.name, ("csv", "md", "tex") if one.printed else ("csv",)) for one in tables]
     return frozenset(f"{name}.{kind}" for name, held in kinds for kind in held)
 
 
@@ -29,16 +34,36 @@ def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
     Returns:
         The files written, the main table's first.
     """
+    return write_declared(declared(), analysis, folder, main=MAIN, notes=analysis.notes)
+
+
+def write_declared(
+    tables: Sequence[Declared],
+    reported: Any,
+    folder: Path,
+    *,
+    main: str,
+    notes: Sequence[str] = (),
+) -> list[Path]:
+    """Write tables as `write_tables` does, of whatever they are declared for.
+
+    Args:
+        tables: All that the folder may hold.
+        reported: What they are made of.
+        folder: For the files.
+        main: The table that the notes stand below.
+        notes: What a reader must know.
+    """
     contents: dict[str, str] = {}
-    for each in declared():
-        data = each.data(analysis)
+    for each in tables:
+        data = each.data(reported)
         if not len(data):
             continue
         contents[f"{each.name}.csv"] = csv_text(data)
-        table = each.printed(analysis) if each.printed else None
+        table = each.printed(reported) if each.printed else None
         if table is not None:
-            contents |= _printed(each.name, table, analysis.notes if each.name == MAIN else ())
-    for name in file_names() - contents.keys():  # of an earlier report, which had such rows
+            contents |= _printed(each.name, table, notes if each.name == main else ())
+    for name in _names(tables) - contents.keys():  # of an earlier report, which had such rows
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         with replacing(folder / name) as partial:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -31,8 +31,9 @@ from benchmd_ray.training.predictions import CLASSIFIED
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
 
-Make = Callable[["Analysis"], Table | None]
-Data = Callable[["Analysis"], pd.DataFrame]
+Make = Callable[[Any], Table | None]
+Data = Callable[[Any], pd.DataFrame]
+"""Of what is reported: an `Analysis` of runs, or what a benchmark reports by itself."""
 
 
 @dataclass(frozen=True)

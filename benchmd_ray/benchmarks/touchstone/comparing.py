@@ -1,0 +1,243 @@
+"""Everything that a comparison of algorithms says, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pandas as pd
+
+from benchmd_ray.benchmarks.touchstone import groups as of_groups
+from benchmd_ray.benchmarks.touchstone import two_sets
+from benchmd_ray.benchmarks.touchstone.contests import Family, pairs, ranked
+from benchmd_ray.benchmarks.touchstone.joining import Scores, unequal
+from benchmd_ray.benchmarks.touchstone.metadata import Metadata
+from benchmd_ray.benchmarks.touchstone.summaries import (
+    MEAN,
+    Drawn,
+    cells,
+    distances,
+    draw,
+    missed,
+    speed,
+    worst,
+)
+from benchmd_ray.benchmarks.touchstone.two_sets import Means, distance
+from benchmd_ray.errors import BenchmdError, count_of
+
+VERSION = 1
+"""Raised whenever a comparison of the same scores comes out differently."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Algorithms compared on one task."""
+
+    scores: Scores
+    metadata: Metadata
+    resamples: int
+    family: Family
+    cells: pd.DataFrame
+    """Means of each metric, algorithm and class, see `summaries.cells`."""
+    pairs: pd.DataFrame
+    """Every ordered pair, see `contests.pairs`."""
+    ranking: pd.DataFrame
+    """Ranks, see `contests.ranked`."""
+    shares: pd.DataFrame
+    taus: pd.DataFrame
+    distances: pd.DataFrame
+    missed: pd.DataFrame
+    speed: pd.DataFrame
+    """Of all algorithms, also of those that a limit excludes (``excluded``)."""
+    worst: pd.DataFrame
+    groups: pd.DataFrame
+    group_pairs: pd.DataFrame
+    groups_excluded: pd.DataFrame
+    distance: pd.DataFrame = field(
+        default_factory=partial(pd.DataFrame, columns=list(two_sets.DISTANCE))
+    )
+    """To another test set, see `two_sets.distance`."""
+    other: str = ""
+    """The other test set, for captions."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that all algorithms have."""
+        return self.scores.metrics
+
+    @property
+    def order(self) -> list[str]:
+        """Algorithms by the rank of their average of the first metric, best first."""
+        held = self.ranking
+        held = held[(held["metric"] == self.metrics[0]) & (held["class"] == MEAN)]
+        return list(held.sort_values(["rank", "algorithm"])["algorithm"])
+
+    def order_in(self, metric: str, name: str) -> list[str]:
+        """Algorithms by their mean in a class, best first."""
+        held = self.ranking
+        held = held[(held["metric"] == metric) & (held["class"] == name)]
+        return list(held.sort_values(["rank", "algorithm"])["algorithm"])
+
+
+def compare(
+    scores: Scores,
+    *,
+    metadata: Metadata | None = None,
+    seconds_at_most: float | None = None,
+    family: Family = "class",
+    resamples: int = 1000,
+    against: Scores | Mapping[tuple[str, str], Means] | None = None,
+    other: str = "",
+) -> Comparison:
+    """Compare algorithms.
+
+    Args:
+        scores: Of all of them.
+        metadata: Of the cases, for groups and patients.
+        seconds_at_most: Algorithms that take longer for a volume on average, or of which it is not
+            known, are excluded from everything but the table of speed.
+        family: See `contests.pairs`.
+        resamples: Of the cases.
+        against: Scores or means on another test set.
+        other: What that is called.
+
+    Raises:
+        BenchmdError: No algorithm is left, or they share no metric or case.
+    """
+    known = metadata or Metadata()
+    fast = speed(scores)
+    slow, said = _slow(fast, seconds_at_most)
+    scores = scores.without(slow) if slow else scores
+    if not scores.algorithms:
+        raise BenchmdError(
+            f"no algorithm takes {seconds_at_most:g} s or less for a volume: raise "
+            "--seconds-at-most."
+        )
+    if not scores.metrics or not scores.common.any():
+        raise BenchmdError(
+            "the algorithms have no case in common: compare those that were scored on the same "
+            "cases."
+        )
+    drawn = {metric: draw(scores, metric, known, resamples) for metric in scores.metrics}
+    tests = pairs(scores, drawn, family)
+    ranking, shares, taus = ranked(scores, drawn, tests)
+    groups, group_pairs, excluded = of_groups.compare_groups(scores, known, scores.metrics[0])
+    others = None if against is None else _other_means(against, resamples)
+    apart = distance(_means(scores, drawn), others or {})
+    return Comparison(
+        scores=scores,
+        metadata=known,
+        resamples=resamples,
+        family=family,
+        cells=cells(scores, drawn),
+        pairs=tests,
+        ranking=ranking,
+        shares=shares,
+        taus=taus,
+        distances=distances(scores),
+        missed=missed(scores),
+        speed=fast.assign(excluded=[name in slow for name in fast["algorithm"]]),
+        worst=worst(scores, scores.metrics[0]),
+        groups=groups,
+        group_pairs=group_pairs,
+        groups_excluded=excluded,
+        distance=apart,
+        other=other,
+        notes=(
+            *said,
+            *_noted(scores),
+            *unequal(scores),
+            *_said_of_metrics(scores),
+            *_said_of_cases(scores, known),
+        ),
+    )
+
+
+def _noted(scores: Scores) -> list[str]:
+    return [note for one in scores.by_name.values() for note in one.notes]
+
+
+def _slow(fast: pd.DataFrame, limit: float | None) -> tuple[list[str], list[str]]:
+    if limit is None:
+        return [], []
+    unknown = list(fast.loc[fast["seconds"].isna(), "algorithm"])
+    slow = list(fast.loc[fast["seconds"] > limit, "algorithm"])
+    said = [
+        f"speed: {why} {limit:g} s for a volume, excluded: {', '.join(names)}."
+        for names, why in ((slow, "more than"), (unknown, "not known whether at most"))
+        if names
+    ]
+    return [*slow, *unknown], said
+
+
+def _means(scores: Scores, drawn: Mapping[str, Drawn]) -> dict[tuple[str, str], Means]:
+    return {
+        (metric, name): Means(
+            scores.algorithms, one.means[:, c], one.draws[:, :, c], int(one.units[c])
+        )
+        for metric, one in drawn.items()
+        for c, name in enumerate((*scores.classes, MEAN))
+    }
+
+
+def _other_means(
+    against: Scores | Mapping[tuple[str, str], Means], resamples: int
+) -> Mapping[tuple[str, str], Means]:
+    if not isinstance(against, Scores):
+        return against
+    # another seed: the two sets are drawn independently of each other
+    drawn = {
+        metric: draw(against, metric, Metadata(), resamples, seed=1) for metric in against.metrics
+    }
+    return _means(against, drawn)
+
+
+def _said_of_metrics(scores: Scores) -> list[str]:
+    lines = [
+        f"{scores.title(metric)}: means are over cases whose reference has the class."
+        for metric in scores.metrics[:1]
+    ]
+    if "nsd" in scores.metrics and scores.rows["tolerance"].isna().all():
+        lines.append(
+            "NSD: computed by those who released the scores; they do not state the tolerance, so "
+            "it is not comparable with any other NSD."
+        )
+    return lines
+
+
+def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
+    """Notes on metadata that cases lack, on their own splits, and on earlier training."""
+    lines = []
+    if metadata.source:
+        unknown = [case for case in scores.cases if case not in metadata.cases]
+        if unknown:
+            lines.append(f"metadata: {count_of(len(unknown), 'case')} without a row in it.")
+        if not metadata.patients:
+            lines.append(
+                "patients: the metadata name none, so each case counts as one; where a patient has "
+                "several, intervals are too narrow."
+            )
+    splits = pd.Series([metadata.splits.get(case, "") for case in scores.cases], dtype="str")
+    counts = splits[splits != ""].value_counts()
+    earlier = {name: one.pretrained_on for name, one in scores.by_name.items() if one.pretrained_on}
+    if len(counts):
+        parts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        lines.append(
+            f"splits: by the dataset's own split the cases are {parts}. An algorithm trained or "
+            "pretrained on its training part has seen those cases."
+        )
+    if earlier:
+        said = "; ".join(f"{name} ({', '.join(data)})" for name, data in earlier.items())
+        lines.append(
+            f"pretrained: {said}. Declared in cards; whether these data hold the cases compared "
+            "here must be checked before their results are read as of unseen cases."
+        )
+    return lines
+
+
+def earlier_training(names: Sequence[str], scores: Scores) -> list[str]:
+    """What was declared of earlier training, for each name; empty where nothing was."""
+    held = scores.by_name
+    return [", ".join(held[name].pretrained_on) if name in held else "" for name in names]

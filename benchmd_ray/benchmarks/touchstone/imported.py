@@ -1,0 +1,193 @@
+"""Per-case scores of others as Touchstone releases them: a folder of each algorithm with CSVs.
+
+A folder holds ``dsc.csv`` and may hold ``nsd.csv``: a column ``name`` and one for each class,
+fractions, empty where the reference has none of it. Their licence is CC BY-NC-ND 4.0: they are read
+where the user has them. Display names are those of cards (folders ``touchstone`` of card folders),
+else the name of the folder; nothing is guessed from parts of a name.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.benchmarks.touchstone.cases import SCHEMA
+from benchmd_ray.benchmarks.touchstone.joining import METRICS, AlgorithmScores
+from benchmd_ray.card_folders import card_folders
+from benchmd_ray.data.readers.bounded import read_bounded
+from benchmd_ray.data.records import RecordError
+from benchmd_ray.errors import BenchmdError, count_of, shown
+from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.typed import typed
+
+CARDS = "touchstone"
+"""Folder of cards of algorithms, in a folder of cards."""
+MAX_BYTES = 2**26
+"""Of a CSV: 100,000 cases of 30 classes."""
+NAME = "name"
+TASK = "of the CSV files"
+ORDER = (
+    *("spleen", "kidney_right", "kidney_left", "gall_bladder", "liver", "stomach", "aorta"),
+    *("postcava", "pancreas"),
+)
+"""Classes in the order of the paper's tables."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What a card declares of an algorithm."""
+
+    title: str
+    """Display name."""
+    framework: str = ""
+    pretrained_on: tuple[str, ...] = ()
+    """Data of an earlier training; ``not stated`` where it is only known that there was one."""
+
+
+def algorithms() -> dict[str, Algorithm]:
+    """Cards of algorithms by the names of their folders.
+
+    Raises:
+        BenchmdError: A card is broken, or two are of one folder.
+    """
+    return _all(card_folders())
+
+
+@functools.cache
+def _all(folders: tuple[Path, ...]) -> dict[str, Algorithm]:
+    found: dict[str, Algorithm] = {}
+    paths = [path for folder in folders for path in sorted((folder / CARDS).glob("algorithms*"))]
+    for path in paths:
+        where = f"the card {path}"
+        stated = typed(dict[str, Algorithm], read_yaml_file(path, where), where)
+        if both := sorted(stated.keys() & found.keys()):
+            raise BenchmdError(f"{where}: there is a card of {both[0]} already: keep one.")
+        found |= stated
+    return found
+
+
+def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
+    """The scores in a folder of algorithms, in the order of their folders' names.
+
+    Args:
+        folder: Its subfolders with a ``dsc.csv`` are algorithms; or one such folder itself.
+
+    Raises:
+        BenchmdError: There is none, or a file is not as expected.
+    """
+    if not folder.is_dir():
+        raise BenchmdError(f"{folder} is not a folder: expected one with a folder per algorithm.")
+    found = [folder] if (folder / "dsc.csv").is_file() else sorted(folder.iterdir())
+    found = [path for path in found if (path / "dsc.csv").is_file()]
+    if not found:
+        raise BenchmdError(
+            f"{folder}: no folder in it has a dsc.csv: expected ALGORITHM/dsc.csv, with columns "
+            "name and one for each class."
+        )
+    return [_algorithm(path) for path in found]
+
+
+def _algorithm(folder: Path) -> AlgorithmScores:
+    known = algorithms().get(folder.name, Algorithm(folder.name.lstrip("_")))
+    tables = {
+        metric: read_scores_csv(folder / f"{metric}.csv")
+        for metric in METRICS
+        if metric == "dsc" or (folder / f"{metric}.csv").is_file()
+    }
+    classes = in_order(list(map(str, tables["dsc"])))
+    for metric, table in tables.items():
+        if {*map(str, table)} != {*classes}:
+            differ = ", ".join(sorted({*map(str, table)} ^ {*classes}))
+            raise BenchmdError(f"{folder / metric}.csv has other classes than dsc.csv: {differ}.")
+    rows = pd.concat([_long(table, metric) for metric, table in tables.items()], axis=1)
+    rows = rows.reset_index().assign(algorithm=known.title)
+    empty = {name: math.nan for name in SCHEMA.names if name not in rows}
+    rows = rows.assign(**{**empty, "code": None})[SCHEMA.names]
+    return AlgorithmScores(
+        known.title, str(folder), TASK, tuple(classes), rows, known.pretrained_on
+    )
+
+
+def _long(table: pd.DataFrame, metric: str) -> pd.Series:
+    """A table of classes as one column, by case and class."""
+    places = [(case, name) for case in table.index for name in table]
+    index = pd.MultiIndex.from_tuples(places, names=["case", "class"])
+    return pd.Series(table.to_numpy(np.float64).ravel(), index, name=metric)
+
+
+def in_order(classes: Sequence[str]) -> list[str]:
+    """Classes in the order of the paper's tables, others as they come."""
+    first = [name for name in ORDER if name in classes]
+    return first + [name for name in classes if name not in first]
+
+
+def read_scores_csv(path: Path) -> pd.DataFrame:
+    """A CSV of scores: rows by case, a column for each class, NaN where a cell is empty.
+
+    Raises:
+        BenchmdError: It is no such table, a case is there twice, or a cell is not a number.
+    """
+    lines = read_lines(path)
+    head = [name.strip() for name in lines[0]] if lines else []
+    if NAME not in head or len(head) < 2:
+        raise BenchmdError(
+            f"{path}: its header is {', '.join(head) or 'empty'}; expected name and one column for "
+            "each class."
+        )
+    if len(set(head)) < len(head):
+        raise BenchmdError(f"{path}: a column is there twice in {', '.join(head)}.")
+    wrong = [number for number, line in enumerate(lines, 1) if line and len(line) != len(head)]
+    if wrong:
+        raise BenchmdError(f"{path}, line {wrong[0]}: expected {len(head)} cells as in the header.")
+    cases = [line[head.index(NAME)].strip() for line in lines[1:] if line]
+    if twice := sorted(name for name, count in Counter(cases).items() if count > 1):
+        raise BenchmdError(
+            f"{path}: {count_of(len(twice), 'case')} there twice, such as {shown(twice[0])}: keep "
+            "one row for each case."
+        )
+    content = {
+        name: [
+            _number(line[place], path, number) for number, line in enumerate(lines[1:], 2) if line
+        ]
+        for place, name in enumerate(head)
+        if name != NAME
+    }
+    return pd.DataFrame(content, index=cases)
+
+
+def read_lines(path: Path, delimiter: str = ",") -> list[list[str]]:
+    """Cells of a text table, UTF-8 with or without a byte-order mark.
+
+    Raises:
+        BenchmdError: It cannot be read or is too large.
+    """
+    try:
+        content = read_bounded(path, MAX_BYTES, "the table").decode("utf-8-sig")
+        return list(csv.reader(io.StringIO(content), delimiter=delimiter, strict=True))
+    except RecordError as error:
+        raise BenchmdError(f"{path}: {error}.") from error
+    except FileNotFoundError as error:
+        raise BenchmdError(f"{path}: there is no such file.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BenchmdError(f"{path}: it is not a table as UTF-8 text ({error}).") from error
+
+
+def _number(cell: str, path: Path, line: int) -> float:
+    if not cell.strip():
+        return math.nan
+    try:
+        return float(cell)
+    except ValueError as error:
+        raise BenchmdError(
+            f"{path}, line {line}: {shown(cell)} is not a number; leave a cell empty where the "
+            "reference has none of the class."
+        ) from error

@@ -1,0 +1,261 @@
+"""Scores of several algorithms on the same cases, joined and checked.
+
+Sources: the released per-case files of Touchstone, of which algorithms have other cases and three
+would have one name (https://github.com/MrGiovanni/Touchstone); here both are errors or counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from benchmd_ray.benchmarks.touchstone.cases import SCHEMA
+from benchmd_ray.errors import BenchmdError, count_of, shown
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+METRICS = ("dsc", "nsd")
+"""Metrics with means, the first decides where one is needed."""
+MOST_NAMED = 5
+"""Names that a message lists."""
+
+
+class Masks(NamedTuple):
+    """One class of one case."""
+
+    reference: Bools
+    """(z, y, x)."""
+    prediction: Bools
+    """(z, y, x)."""
+    spacing: tuple[float, float, float]
+    """mm, of z, y and x."""
+
+
+@dataclass(frozen=True, eq=False)
+class AlgorithmScores:
+    """Scores of one algorithm."""
+
+    name: str
+    """Shown in tables; unique among those that are compared."""
+    source: str
+    """Where they are from, for messages."""
+    task: str
+    classes: tuple[str, ...]
+    """In the order of tables."""
+    rows: pd.DataFrame
+    """Columns of `cases.SCHEMA`."""
+    pretrained_on: tuple[str, ...] = ()
+    """Data of an earlier training, as its card declares it."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know, such as cases without scores."""
+    masks: Callable[[str, str], Masks] | None = None
+    """From case and class to masks, where there are any."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Per-case scores of all algorithms on one task."""
+
+    task: str
+    classes: tuple[str, ...]
+    algorithms: tuple[str, ...]
+    rows: pd.DataFrame
+    """Columns of `cases.SCHEMA`."""
+    by_name: Mapping[str, AlgorithmScores] = field(default_factory=dict)
+    """By name."""
+
+    @cached_property
+    def cases(self) -> tuple[str, ...]:
+        """All cases that any algorithm has, sorted."""
+        return tuple(sorted(self.rows["case"].unique()))
+
+    @cached_property
+    def has(self) -> Bools:
+        """(cases, algorithms), whether an algorithm was scored on a case."""
+        found = np.zeros((len(self.cases), len(self.algorithms)), bool)
+        found[self._places[0], self._places[1]] = True
+        return found
+
+    @cached_property
+    def common(self) -> Bools:
+        """(cases,), whether all algorithms were scored on a case."""
+        return np.asarray(self.has.all(axis=1))
+
+    @cached_property
+    def _places(self) -> tuple[npt.NDArray[np.intp], ...]:
+        return tuple(
+            pd.Index(names).get_indexer(pd.Index(self.rows[column]))
+            for column, names in (
+                ("case", self.cases),
+                ("algorithm", self.algorithms),
+                ("class", self.classes),
+            )
+        )
+
+    def values(self, column: str) -> Floats:
+        """A column of the rows as (cases, algorithms, classes); NaN where there is none."""
+        shape = (len(self.cases), len(self.algorithms), len(self.classes))
+        found = np.full(shape, np.nan)
+        found[self._places] = self.rows[column].to_numpy(np.float64)
+        return found
+
+    def common_values(self, column: str) -> Floats:
+        """The same, NaN on cases and classes that not all algorithms have a value of."""
+        found = self.values(column)
+        found[np.isnan(found).any(axis=1, keepdims=True).repeat(found.shape[1], axis=1)] = np.nan
+        found[~self.common] = np.nan
+        return found
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Those of `METRICS` that every algorithm has values of."""
+        held = self.rows.groupby("algorithm")[list(METRICS)].count()
+        return tuple(name for name in METRICS if (held[name] > 0).all())
+
+    def title(self, metric: str) -> str:
+        """Of a metric, NSD with its tolerance."""
+        if metric != "nsd":
+            return metric.upper()
+        stated = self.rows.loc[self.rows["nsd"].notna(), "tolerance"].unique()
+        if len(stated) != 1:
+            return "NSD@task's tolerances"
+        if math.isnan(stated[0]):
+            return "NSD (authors', tolerance not stated)"
+        return f"NSD@{stated[0]:g}mm"
+
+    def without(self, names: Sequence[str]) -> Scores:
+        """The same without some algorithms."""
+        kept = tuple(name for name in self.algorithms if name not in names)
+        rows = self.rows[self.rows["algorithm"].isin(kept)].reset_index(drop=True)
+        held = {name: one for name, one in self.by_name.items() if name in kept}
+        return Scores(self.task, self.classes, kept, rows, held)
+
+
+def joined(each: Sequence[AlgorithmScores]) -> Scores:
+    """All scores in one frame.
+
+    Raises:
+        BenchmdError: There are none, two have one name, a case is there twice, or they are of
+            another task, of other classes, or at another tolerance.
+    """
+    if not each:
+        raise BenchmdError("there is nothing to compare: name one folder of scores or more.")
+    seen: dict[str, AlgorithmScores] = {}
+    for one in each:
+        _require_sound(one)
+        if one.name in seen:
+            raise BenchmdError(
+                f"{seen[one.name].source} and {one.source} have one display name, {one.name}: "
+                "rename one, else one would replace the other in every table."
+            )
+        seen[one.name] = one
+    first = each[0]
+    for one in each[1:]:
+        _require_alike(first, one)
+    rows = pd.concat(
+        [one.rows[SCHEMA.names].assign(algorithm=one.name) for one in each],
+        ignore_index=True,
+    )
+    return Scores(first.task, first.classes, tuple(seen), rows, seen)
+
+
+def _require_sound(one: AlgorithmScores) -> None:
+    """Refuse rows that would be counted twice, or are none."""
+    rows = one.rows
+    if missing := [name for name in SCHEMA.names if name not in rows]:
+        raise BenchmdError(f"{one.source}: the scores lack the column {missing[0]}.")
+    if rows.empty:
+        raise BenchmdError(f"{one.source}: there is no case: score its predictions first.")
+    if twice := sorted(set(rows.loc[rows.duplicated(["case", "class"]), "case"])):
+        raise BenchmdError(
+            f"{one.source}: {count_of(len(twice), 'case')} there twice ({_some(twice)}): keep one "
+            "row for each case and class."
+        )
+    if others := sorted(set(rows["class"]) - set(one.classes)):
+        raise BenchmdError(
+            f"{one.source}: the class {shown(others[0])} is not of the task {one.task}, expected "
+            f"{', '.join(one.classes)}."
+        )
+    for name in METRICS:
+        held = rows[name]
+        if wrong := sorted(set(rows.loc[(held < 0) | (held > 1), "case"])):
+            raise BenchmdError(
+                f"{one.source}: {name} of {_some(wrong)} is not within 0 to 1: scores are "
+                "fractions, divide percentages by 100."
+            )
+
+
+def _require_alike(first: AlgorithmScores, one: AlgorithmScores) -> None:
+    """Refuse scores that cannot be compared."""
+    pair = f"{first.source} and {one.source}"
+    if one.task != first.task:
+        raise BenchmdError(
+            f"{pair} are of two tasks, {first.task} and {one.task}: compare each by itself."
+        )
+    if set(one.classes) != set(first.classes):
+        differ = sorted(set(one.classes) ^ set(first.classes))
+        raise BenchmdError(
+            f"{pair} have other classes ({_some(differ)}): score both with the same task card."
+        )
+    mine, other = (_tolerances(held) for held in (first, one))
+    for name in sorted(mine.keys() & other.keys()):
+        if not np.array_equal(mine[name], other[name], equal_nan=True):
+            raise BenchmdError(
+                f"{pair} have NSD of {name} at other tolerances ({_mm(mine[name])} and "
+                f"{_mm(other[name])}): such numbers cannot be compared, score one again."
+            )
+
+
+def _tolerances(one: AlgorithmScores) -> dict[str, Floats]:
+    """Of each class with NSD."""
+    held = one.rows[one.rows["nsd"].notna()]
+    return {str(n): np.sort(r.unique()) for n, r in held.groupby("class")["tolerance"]}
+
+
+def _mm(values: Floats) -> str:
+    return ", ".join("not stated" if math.isnan(v) else f"{v:g} mm" for v in values)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names, of many the first."""
+    rest = len(names) - MOST_NAMED
+    return ", ".join(map(str, names[:MOST_NAMED])) + (f" and {rest} others" if rest > 0 else "")
+
+
+def unequal(scores: Scores) -> list[str]:
+    """Notes on cases that only some algorithms have, and on values that only some have."""
+    lines = []
+    counts = scores.has.sum(axis=0)
+    everything, common = len(scores.cases), int(scores.common.sum())
+    if common < everything:
+        fewer = [
+            f"{name} {count:,}"
+            for name, count in zip(scores.algorithms, counts.tolist(), strict=True)
+            if count < everything
+        ]
+        lines.append(
+            f"common cases: {common:,} of {everything:,} cases were scored by all algorithms; "
+            f"fewer than all: {', '.join(fewer)}. Ranks, tests and intervals use the common cases."
+        )
+    nothing = int(np.isnan(scores.values("dsc")).all(axis=(1, 2)).sum())
+    if nothing:
+        lines.append(
+            f"without a class: {count_of(nothing, 'case')} of {everything:,} have none of the "
+            "classes in the reference, so no score counts there."
+        )
+    there = ~np.isnan(scores.values("dsc"))
+    differ = (there != there.max(axis=1, keepdims=True)) & scores.has[:, :, None]
+    for place, name in enumerate(scores.algorithms):
+        if count := int(differ[:, place].sum()):
+            lines.append(
+                f"{name}: {count_of(count, 'score')} missing where another algorithm has one: its "
+                "own means rest on fewer cases, common ones exclude these."
+            )
+    return lines

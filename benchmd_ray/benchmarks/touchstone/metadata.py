@@ -1,0 +1,131 @@
+"""What is known of cases: patient, age, sex, scanner, institute, diagnosis, from a table.
+
+Columns are looked up by their whole names. Nothing is dropped: an age below 18 is an age, and a
+case without a value is in the group ``unknown``, which tables name and count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmd_ray.benchmarks.touchstone.imported import read_lines
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
+from benchmd_ray.scores.subgroups import age_band
+
+CASE = ("case", "image_id", "name", "id", "bdmap id")
+"""Columns that may name the case, the first that is there."""
+PATIENT = ("patient", "patient_id", "subject", "subject_id")
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "age": ("age", "patient_age"),
+    "sex": ("sex", "gender"),
+    "scanner": ("scanner", "manufacturer"),
+    "institute": ("institute", "site", "hospital"),
+    "diagnosis": ("diagnosis", "pathology"),
+}
+"""What groups are made by, and the columns that may say it."""
+SPLIT = "split"
+SEXES = {"m": "male", "male": "male", "f": "female", "female": "female"}
+MISSING = ("", "nan", "na", "n/a", "none", "unknown")
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a table says of cases."""
+
+    source: str = ""
+    labels: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    """By variable and case: the group, None where it is not known."""
+    patients: Mapping[str, str] = field(default_factory=dict)
+    """By case; empty where the table does not name patients."""
+    splits: Mapping[str, str] = field(default_factory=dict)
+    """By case, where the table says to which part of its own dataset a case belongs."""
+    cases: frozenset[str] = frozenset()
+
+    def patient(self, case: str) -> str:
+        """The patient of a case, else the case itself."""
+        return self.patients.get(case, case)
+
+    def groups(self, variable: str, cases: Sequence[str]) -> list[str | None]:
+        """The group of each case."""
+        return [self.labels[variable].get(case) for case in cases]
+
+
+def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
+    """A table of cases, separated by commas, semicolons or tabs.
+
+    Args:
+        path: The file.
+        also: Other columns to make groups by.
+
+    Raises:
+        BenchmdError: It is no such table, a case is there twice, or an age is not a number.
+    """
+    first = read_lines(path, "\0")
+    delimiter = max(",;\t", key=lambda mark: first[0][0].count(mark)) if first and first[0] else ","
+    lines = [line for line in read_lines(path, delimiter) if line]
+    head = [name.strip().lower() for name in lines[0]] if lines else []
+    key = next((name for name in CASE if name in head), "")
+    if not key:
+        raise BenchmdError(
+            f"{path}: its columns are {', '.join(head) or 'none'}; expected one that names the "
+            f"case ({', '.join(CASE)})."
+        )
+    for number, line in enumerate(lines, 1):
+        if len(line) != len(head):
+            raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
+    columns = {name: [line[place].strip() for line in lines[1:]] for place, name in enumerate(head)}
+    cases = columns[key]
+    if len(set(cases)) < len(cases):
+        twice = next(case for case in cases if cases.count(case) > 1)
+        raise BenchmdError(f"{path}: the case {shown(twice)} is there twice: keep one row of each.")
+    return Metadata(
+        str(path),
+        _labels(path, columns, cases, also),
+        _known(columns, PATIENT, cases),
+        _known(columns, (SPLIT,), cases),
+        frozenset(cases),
+    )
+
+
+def _known(
+    columns: Mapping[str, list[str]], names: Sequence[str], cases: Sequence[str]
+) -> dict[str, str]:
+    """By case, where the first column of these names that is there says something."""
+    chosen = next((name for name in names if name in columns), "")
+    pairs = zip(cases, columns.get(chosen, ()), strict=False)
+    return {case: text for case, text in pairs if text.lower() not in MISSING}
+
+
+def _labels(
+    path: Path, columns: Mapping[str, list[str]], cases: Sequence[str], also: Sequence[str]
+) -> dict[str, dict[str, str | None]]:
+    found: dict[str, dict[str, str | None]] = {}
+    for variable, names in VARIABLES.items():
+        if any(name in columns for name in names):
+            held = _known(columns, names, cases)
+            found[variable] = {case: _group(variable, text, path) for case, text in held.items()}
+    for name in also:
+        if name.lower() not in columns:
+            raise unknown_name(f"column of {path}", name, columns)
+        found[name] = {**_known(columns, (name.lower(),), cases)}
+    return found
+
+
+def _group(variable: str, text: str, path: Path) -> str | None:
+    if variable == "sex":
+        return SEXES.get(text.lower(), text)
+    if variable != "age":
+        return text
+    try:
+        years = float(text)
+    except ValueError as error:
+        raise BenchmdError(
+            f"{path}: the age {shown(text)} is not a number of years; leave it empty where it is "
+            "not known."
+        ) from error
+    if math.isnan(years) or not 0 <= years < 150:
+        raise BenchmdError(f"{path}: the age {shown(text)} is not within 0 to 150 years.")
+    return age_band(years)

@@ -1,0 +1,373 @@
+"""Tables of a comparison of algorithms; scores are shown in percent, as the paper shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+
+from benchmd_ray.benchmarks.touchstone.comparing import Comparison, earlier_training
+from benchmd_ray.benchmarks.touchstone.report_groups import (
+    group_pairs,
+    group_tests,
+    group_tests_frame,
+    groups,
+    groups_excluded,
+)
+from benchmd_ray.benchmarks.touchstone.report_parts import (
+    BEST,
+    COMMON,
+    DISTANCE,
+    GROUPS,
+    HD95,
+    MISSED,
+    PAIRS,
+    PERCENT,
+    PUBLISHED,
+    RESULTS,
+    SPEED,
+    WORST,
+    by_order,
+    class_column,
+    class_title,
+    in_percent,
+    metric_column,
+    table_with,
+    where_any,
+)
+from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.errors import count_of
+from benchmd_ray.results.report.columns import column_of, interval_of
+from benchmd_ray.results.report.table import Column, Table, shown
+from benchmd_ray.results.report.tables import Declared
+
+
+def headline_frame(one: Comparison) -> pd.DataFrame:
+    """Average of each algorithm, its rank and what that is worth."""
+    ranking, rows = one.ranking, one.cells[one.cells["class"] == MEAN]
+    average = ranking[ranking["class"] == MEAN]
+    classes = ranking[ranking["class"] != MEAN]
+    keys = ["metric", "algorithm"]
+    summed = classes.groupby(keys, sort=False)[["level", "wins"]].sum(min_count=1).reset_index()
+    columns = [*keys, "rank", "low", "high", "first", "rank_by_cases", "tau"]
+    ranks = average[columns].rename(columns={"low": "rank_low", "high": "rank_high"})
+    found = rows.drop(columns="class").merge(ranks, on=keys).merge(summed, on=keys)
+    seconds = one.speed.set_index("algorithm")["seconds"]
+    return by_order(one, found).assign(
+        pretrained_on=lambda f: earlier_training(list(f["algorithm"]), one.scores),
+        seconds=lambda f: f["algorithm"].map(seconds),
+    )
+
+
+def headline(one: Comparison) -> Table | None:
+    """The main table."""
+    rows = in_percent(headline_frame(one), "value", "low", "high", "own_mean", "first")
+    ranks = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
+    columns = (
+        metric_column(one, rows),
+        column_of("algorithm", rows["algorithm"], "text"),
+        interval_of("average [95 %]", rows, "value", digits=2),
+        interval_of("rank [95 %]", ranks, "rank", digits=0),
+        column_of("first (%)", rows["first"], "number", digits=0),
+        column_of("level with best", rows["level"], "integer"),
+        column_of("wins", rows["wins"], "integer"),
+        column_of("rank, by case", rows["rank_by_cases"], "number", digits=0),
+        column_of("own average", rows["own_mean"], "number", digits=1),
+        column_of("own cases", rows["own_n"], "integer"),
+        *where_any(rows, "seconds", "s per volume", "number"),
+        *where_any(rows, "pretrained_on", "pretrained on", "text"),
+    )
+    taus = dict(zip(rows["metric"], rows["tau"], strict=True))
+    said = ", ".join(
+        f"{one.scores.title(name)} {shown(tau, 'number', 2)}" for name, tau in taus.items()
+    )
+    count = len(one.scores.classes)
+    caption = (
+        f"Mean of the class means on {count_of(int(one.scores.common.sum()), 'common case')} "
+        f"({int(rows['n'].iloc[0]):,} with any class), in percent, with its interval over cases; "
+        f"the rank's is over {one.resamples:,} resamples of the cases. "
+        f"First: share of the resamples. Level with best: classes of {count} in which an algorithm "
+        "has the highest mean or is not significantly below it. Wins: other algorithms that it is "
+        "significantly above, over all classes. By case: rank of the mean rank within cases. Own "
+        "average: on the algorithm's own cases, as published. Kendall's τ of the resampled order "
+        f"with this one: {said}."
+    )
+    return table_with(caption, columns, rows)
+
+
+def published_frame(one: Comparison) -> pd.DataFrame:
+    """Own means, sds and cases of each class."""
+    names = ["metric", "algorithm", "class", "own_mean", "own_sd", "own_n"]
+    return one.cells[names].reset_index(drop=True)
+
+
+def published(one: Comparison) -> Table | None:
+    """The table as the paper prints it, with the cases that it does not."""
+
+    def cell(row: Any) -> str:
+        mean, sd = (shown(PERCENT * v, "number", 1) for v in (row.own_mean, row.own_sd))
+        return f"{mean} ± {sd} ({row.own_n:,})"
+
+    return _wide(
+        one,
+        lambda held: Column("", [cell(row) for row in held.itertuples()]),
+        "Mean ± sd over each algorithm's own cases, in percent, and their number. Average: mean of "
+        "the class means ± mean of the class sds, which is not the sd of anything per case; its "
+        "number is of cases with any class.",
+        lambda name: class_title(name),
+    )
+
+
+def common(one: Comparison) -> Table | None:
+    """The same on the cases that all have, with intervals."""
+    counts = one.cells[one.cells["metric"] == one.metrics[0]].groupby("class")["n"].first()
+    return _wide(
+        one,
+        lambda held: interval_of("", in_percent(held, "value", "low", "high"), "value", digits=1),
+        "Mean over the cases that all algorithms have, in percent, with 95 % intervals over cases; "
+        "n is the number of cases whose reference has the class.",
+        lambda name: f"{class_title(name)} (n = {counts[name]:,})",
+    )
+
+
+def _wide(
+    one: Comparison,
+    make: Callable[[pd.DataFrame], Column],
+    caption: str,
+    title: Callable[[str], str],
+) -> Table | None:
+    """A column for each class, a row for each algorithm and metric."""
+    cells = by_order(one, one.cells)
+    groups = {str(name): held for name, held in cells.groupby("class", sort=False)}
+    first = groups[MEAN]
+    columns = [metric_column(one, first), column_of("algorithm", first["algorithm"], "text")]
+    for name in (*one.scores.classes, MEAN):
+        made = make(groups[name])
+        columns.append(
+            Column(title(name), made.values, made.kind, made.low, made.high, digits=made.digits)
+        )
+    return table_with(caption, columns, first)
+
+
+def classes_frame(one: Comparison) -> pd.DataFrame:
+    """Everything of each algorithm and class in one row."""
+    ranks = one.ranking.rename(columns={"low": "rank_low", "high": "rank_high"})
+    return one.cells.merge(ranks.drop(columns="value"), on=["metric", "algorithm", "class"])
+
+
+def classes(one: Comparison) -> Table | None:
+    """Means, ranks and wins of each class."""
+    rows = in_percent(classes_frame(one), "value", "low", "high", "own_mean", "own_sd", "first")
+    rows = rows.sort_values(["metric", "class", "rank"], kind="stable")
+    ranks = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
+    columns = (
+        metric_column(one, rows),
+        class_column(one, rows, one.scores.classes[0]),
+        column_of("algorithm", rows["algorithm"], "text"),
+        interval_of("mean [95 %]", rows, "value", digits=1),
+        column_of("n", rows["n"], "integer"),
+        interval_of("rank [95 %]", ranks, "rank", digits=0),
+        column_of("first (%)", rows["first"], "number", digits=0),
+        column_of("wins", rows["wins"], "integer"),
+        column_of("level with best", ["yes" if v else "" for v in rows["level"]], "text"),
+        column_of("mean rank within cases", rows["mean_rank"], "number", digits=2),
+        column_of("own mean", rows["own_mean"], "number", digits=1),
+        column_of("own sd", rows["own_sd"], "number", digits=1),
+        column_of("own n", rows["own_n"], "integer"),
+    )
+    return table_with(
+        "Each class: common cases, ranks, and own cases. Choose it above.", columns, rows
+    )
+
+
+def best_frame(one: Comparison) -> pd.DataFrame:
+    """Of each class the best algorithm, those level with it, and what the order is worth."""
+    return pd.DataFrame(_best(one))
+
+
+def _best(one: Comparison) -> Iterator[dict[str, Any]]:
+    wins = one.pairs.groupby(["metric", "class"])["wins"].sum().to_dict()
+    for (metric, name), held in one.ranking.groupby(["metric", "class"], sort=False):
+        if name == MEAN:
+            continue
+        held = held.sort_values(["rank", "algorithm"])
+        level = list(held.loc[held["level"], "algorithm"])
+        sizes = one.cells[(one.cells["class"] == name) & (one.cells["metric"] == metric)]
+        yield {
+            "metric": metric,
+            "class": name,
+            "best": held["algorithm"].iloc[0],
+            "level": len(level),
+            "names": ", ".join(level),
+            "significant": int(wins.get((metric, name), 0)),
+            "pairs": len(one.scores.algorithms) * (len(one.scores.algorithms) - 1),
+            "tau": held["tau"].iloc[0],
+            "n": int(sizes["n"].iloc[0]),
+        }
+
+
+def best(one: Comparison) -> Table | None:
+    """The best of each class and those level with it."""
+    rows = best_frame(one)
+    columns = (
+        metric_column(one, rows),
+        column_of("class", rows["class"], "text", order=one.scores.classes),
+        column_of("level", rows["level"], "integer"),
+        column_of("level with the best, by mean", rows["names"], "text"),
+        column_of("significant", rows["significant"], "integer"),
+        column_of("Kendall's τ", rows["tau"], "number", digits=2),
+        column_of("n", rows["n"], "integer"),
+    )
+    pairs = len(one.scores.algorithms) * (len(one.scores.algorithms) - 1)
+    family = "of all classes together" if one.family == "all" else "of each class"
+    caption = (
+        "The algorithm of the highest mean and those not significantly below it: one-sided "
+        f"Wilcoxon signed-rank tests of the {pairs:,} ordered pairs, p adjusted by Holm in one "
+        f"family {family}, below 0.05. A signed-rank win is not a higher mean. τ: Kendall's τ-b of "
+        "the order in resamples of the cases with the order by mean."
+    )
+    return table_with(caption, columns, rows)
+
+
+def pairs(one: Comparison) -> Table | None:
+    """Ordered pairs."""
+    rows = in_percent(one.pairs, "difference", "low", "high")
+    columns = (
+        metric_column(one, rows),
+        class_column(one, rows, one.scores.classes[0]),
+        *(column_of(name, rows[name], "text", filtered=True, order=()) for name in ("a", "b")),
+        column_of("p (Holm), a above b", rows["p_holm"], "p"),
+        column_of("a wins", ["yes" if won else "" for won in rows["wins"]], "text"),
+        interval_of("mean a − mean b [95 %]", rows, "difference", digits=1),
+        column_of("n", rows["n"], "integer"),
+    )
+    caption = (
+        "Every ordered pair: whether a is above b by a signed-rank test, and the difference of "
+        "their means in percentage points, which may have the other sign."
+    )
+    return table_with(caption, columns, rows)
+
+
+def missed(one: Comparison) -> Table | None:
+    """Organs that were not found, and those that are not there."""
+    rows = by_order(one, one.missed)
+    columns = (
+        column_of("algorithm", rows["algorithm"], "text", filtered=True),
+        class_column(one, rows),
+        column_of("scans with it", rows["with"], "integer"),
+        column_of("DSC 0", rows["zero"], "integer"),
+        *where_any(rows, "missed", "missed", "integer"),
+        column_of("scans without it", rows["without"], "integer"),
+        *where_any(rows, "spurious", "spurious", "integer"),
+        *where_any(rows, "spurious_ml", "median volume (mL)", "number"),
+    )
+    caption = (
+        "Organs without overlap on the algorithm's own cases: DSC is 0 where an organ is missed "
+        "or predicted elsewhere. Missed and spurious (predicted where the reference has none) are "
+        "known where scores say it. Spurious organs cost nothing in the means."
+    )
+    return table_with(caption, columns, rows)
+
+
+def hd95(one: Comparison) -> Table | None:
+    """Quantiles of HD95."""
+    rows = one.distances
+    quantiles = ("q25", "median", "q75", "q95")
+    columns = (
+        column_of("algorithm", rows["algorithm"], "text", filtered=True),
+        class_column(one, rows),
+        *(column_of(f"{name} (mm)", rows[name], "number", digits=2) for name in quantiles),
+        column_of("infinite", rows["infinite"], "integer"),
+        column_of("n", rows["n"], "integer"),
+    )
+    caption = (
+        "Quantiles of HD95 on the algorithm's own cases; infinite where an organ was missed, so "
+        "that there is no mean. A dash is an infinite quantile."
+    )
+    return table_with(caption, columns, rows)
+
+
+def speed(one: Comparison) -> Table | None:
+    """Seconds of each algorithm for a volume."""
+    rows = one.speed[one.speed["volumes"] > 0]
+    columns = (
+        column_of("algorithm", rows["algorithm"], "text"),
+        column_of("s per volume", rows["seconds"], "number", digits=2),
+        column_of("median", rows["median"], "number", digits=2),
+        column_of("95 % quantile", rows["q95"], "number", digits=2),
+        column_of("volumes", rows["volumes"], "integer"),
+        column_of("excluded", ["yes" if out else "no" for out in rows["excluded"]], "text"),
+    )
+    return table_with("Seconds that predicting a volume took.", columns, rows)
+
+
+def worst(one: Comparison) -> Table | None:
+    """The worst cases of each class."""
+    rows = in_percent(one.worst, "value", "best_value", "worst_value")
+    columns = (
+        class_column(one, rows, one.scores.classes[0]),
+        column_of("case", rows["case"], "text"),
+        column_of("mean", rows["value"], "number", digits=1),
+        *(
+            column
+            for name in ("best", "worst")
+            for column in (
+                column_of(name, rows[name], "text"),
+                column_of(
+                    f"its {one.scores.title(one.metrics[0])}" if name == "best" else "the worst's",
+                    rows[f"{name}_value"],
+                    "number",
+                    digits=1,
+                ),
+            )
+        ),
+        *where_any(rows, "volume_ref_ml", "volume (mL)", "number"),
+    )
+    caption = "Common cases with the lowest mean over algorithms, in percent."
+    return table_with(caption, columns, rows)
+
+
+def distance(one: Comparison) -> Table | None:
+    """Agreement with another test set."""
+    rows = one.distance
+    columns = (
+        metric_column(one, rows) if len(rows) else Column("metric", []),
+        class_column(one, rows),
+        interval_of("Kendall's τ [95 %]", rows, "tau", digits=2),
+        column_of("algorithms", rows["algorithms"], "integer"),
+        column_of("pairs known", rows["known"], "integer"),
+        column_of("n", rows["n"], "integer", about="Of the average: of the class with the fewest"),
+        column_of(
+            "n there", rows["other_n"].where(rows["other_n"] > 0).astype("float64"), "integer"
+        ),
+    )
+    caption = (
+        f"Whether {one.other or 'the other test set'} orders the algorithms alike: Kendall's τ-b "
+        "of the means. The interval holds what pairs of algorithms leave open whose order is not "
+        "known on both sets, by tests of differences of means adjusted by Holm; of published means "
+        "the order is taken as known."
+    )
+    return table_with(caption, columns, rows)
+
+
+TABLES: tuple[Declared, ...] = (
+    Declared.both("results", RESULTS, headline_frame, headline),
+    Declared.both("published", PUBLISHED, published_frame, published),
+    Declared.both("common", COMMON, lambda one: one.cells, common),
+    Declared("classes", COMMON, classes_frame, classes),
+    Declared.both("level", BEST, best_frame, best),
+    Declared("pairs", PAIRS, lambda one: one.pairs, pairs),
+    Declared("rank_shares", PAIRS, lambda one: one.shares),
+    Declared("missed", MISSED, lambda one: one.missed, missed),
+    Declared.both("hd95", HD95, lambda one: one.distances, hd95),
+    Declared.both("speed", SPEED, lambda one: one.speed, speed),
+    Declared("groups", GROUPS, lambda one: one.groups, groups),
+    Declared("group_tests", GROUPS, group_tests_frame, group_tests),
+    Declared("group_pairs", GROUPS, lambda one: one.group_pairs, group_pairs),
+    Declared("groups_excluded", GROUPS, lambda one: one.groups_excluded, groups_excluded),
+    Declared("worst", WORST, lambda one: one.worst, worst),
+    Declared.both("distance", DISTANCE, lambda one: one.distance, distance),
+)
+"""Of a `Comparison`, in the order of its page."""
+MAIN = TABLES[0].name

@@ -1,0 +1,381 @@
+"""Figures of a comparison: means, maps of significance, ranks, their agreement, groups, speed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, TwoSlopeNorm
+from matplotlib.patches import Patch
+from matplotlib.ticker import ScalarFormatter
+
+from benchmd_ray.benchmarks.touchstone.comparing import Comparison
+from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, organs
+from benchmd_ray.benchmarks.touchstone.joining import Floats
+from benchmd_ray.benchmarks.touchstone.report_parts import (
+    BEST,
+    COMMON,
+    GROUPS,
+    PAIRS,
+    PERCENT,
+    RESULTS,
+    SPEED,
+    class_title,
+)
+from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.results.canvas import new_figure
+from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
+from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled
+from benchmd_ray.scores.comparison import LEVEL
+
+BLUE, ORANGE, YELLOW, DARK = "#0072B2", "#D55E00", "#F0C929", "#2F4B6E"
+TINY, GLUE = 6.5, "\N{NO-BREAK SPACE}"
+ROW = 0.15
+"""Inches of an algorithm's row."""
+
+
+def draw(one: Comparison) -> Iterator[Drawn]:
+    """All figures, those of each metric in turn."""
+    for metric in one.metrics:
+        yield _averages(one, metric)
+        yield _dots(one, metric)
+        yield from _maps(one, metric)
+        yield _blobs(one, metric)
+        yield _violins(one, metric)
+    yield _speed(one)
+    yield from _groups(one)
+
+
+def _slug(*parts: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
+
+
+def _rows(frame: pd.DataFrame, metric: str, name: str, order: Sequence[str]) -> pd.DataFrame:
+    """Of one metric and class, a row for each algorithm in order."""
+    held = frame[(frame["metric"] == metric) & (frame["class"] == name)]
+    return held.set_index("algorithm").loc[list(order)].reset_index()
+
+
+def _algorithms(axes: Axes, order: Sequence[str], size: float = SMALL) -> None:
+    """Names down the y axis, the first on top."""
+    axes.set_yticks(range(len(order)), list(order), fontsize=size)
+    axes.set_ylim(len(order) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+
+
+def _points(axes: Axes, rows: pd.DataFrame) -> None:
+    """Means with intervals, filled where level with the best, and the own mean as a bar."""
+    places = np.arange(len(rows))
+    value, low, high = (PERCENT * rows[name].to_numpy(float) for name in ("value", "low", "high"))
+    axes.hlines(places, low, high, color=BLUE, linewidth=1.3, zorder=2)
+    level = rows["level"].to_numpy(bool)
+    for chosen, face in ((level, BLUE), (~level, "white")):
+        axes.scatter(value[chosen], places[chosen], s=20, facecolor=face, edgecolor=BLUE, zorder=3)
+    own = PERCENT * rows["own_mean"].to_numpy(float)
+    axes.scatter(own, places, s=26, marker="|", color=ORANGE, zorder=4, linewidth=1.4)
+    for place in range(len(rows)):
+        axes.axhline(place, color=FAINT, linewidth=0.4, zorder=0)
+
+
+def _joined(one: Comparison, metric: str, name: str) -> pd.DataFrame:
+    rows = _rows(one.cells, metric, name, one.order_in(metric, name))
+    ranks = one.ranking[(one.ranking["metric"] == metric) & (one.ranking["class"] == name)]
+    return rows.merge(ranks[["algorithm", "level", "rank", "first", "tau"]], on="algorithm")
+
+
+def _averages(one: Comparison, metric: str) -> Drawn:
+    rows = _joined(one, metric, MEAN)
+    title = (
+        f"Highest average {one.scores.title(metric)} on common cases: "
+        f"{rows['algorithm'].iloc[0]} {PERCENT * rows['value'].iloc[0]:.1f}"
+    )
+    if not np.isnan(rows["first"].iloc[0]):
+        title += f", first in {PERCENT * rows['first'].iloc[0]:.0f}{GLUE}% of resamples"
+    figure, (axes,) = grid(title, 1, columns=1, row=0.21 * len(rows) + 0.4, extra=0.5)
+    _points(axes, rows.assign(level=True))
+    _algorithms(axes, list(rows["algorithm"]), 8.5)
+    axes.set_xlabel(f"average {one.scores.title(metric)} (%)")
+    caption = (
+        f"Mean of the class means over common cases ({int(rows['n'].iloc[0]):,} with any "
+        f"class), 95 % intervals over cases ({one.resamples:,} resamples); orange bars: on each "
+        "algorithm's own cases."
+    )
+    return Titled(_slug("average", metric), RESULTS, title, caption, figure)
+
+
+def _dots(one: Comparison, metric: str) -> Drawn:
+    names = one.scores.classes
+    alone = [
+        f"{class_title(name)}{GLUE}({held})"
+        for name in names
+        if (held := int(_joined(one, metric, name)["level"].sum())) > 0
+    ]
+    title = (
+        f"{one.scores.title(metric)} of each class; algorithms level with the best: "
+        + ", ".join(alone)
+    )
+    count = len(one.scores.algorithms)
+    figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
+    for axes, name in zip(panels, names, strict=True):
+        rows = _joined(one, metric, name)
+        _points(axes, rows)
+        _algorithms(axes, list(rows["algorithm"]), 7)
+        axes.set_title(f"{name} (n = {int(rows['n'].iloc[0]):,})")
+        axes.tick_params(axis="x", labelsize=7)
+    for axes in panels[-3:]:
+        axes.set_xlabel(f"{one.scores.title(metric)} (%)")
+    caption = (
+        "Mean over the common cases whose reference has the class, with 95 % intervals over cases. "
+        "Filled: the highest mean and those not significantly below it (one-sided Wilcoxon "
+        "signed-rank, Holm). Orange bars: mean on each algorithm's own cases, as published."
+    )
+    return Titled(_slug("dots", metric), COMMON, title, caption, figure)
+
+
+def _matrix(
+    pairs: pd.DataFrame, metric: str, name: str, order: Sequence[str], column: str
+) -> Floats:
+    """(a, b) of a column of the pairs."""
+    held = pairs[(pairs["metric"] == metric) & (pairs["class"] == name)]
+    table = held.pivot(index="a", columns="b", values=column)
+    return table.reindex(index=list(order), columns=list(order)).to_numpy(np.float64)
+
+
+def _maps(one: Comparison, metric: str) -> Iterator[Drawn]:
+    """A map of each class, with the differences of means next to it."""
+    if len(one.scores.algorithms) < 2:
+        yield Skipped(_slug("map", metric), "there is one algorithm, so no pair")
+        return
+    for name in one.scores.classes:
+        yield _map(one, metric, name)
+
+
+def _map(one: Comparison, metric: str, name: str) -> Drawn:
+    order = one.order_in(metric, name)
+    wins = _matrix(one.pairs, metric, name, order, "wins")
+    differences = PERCENT * _matrix(one.pairs, metric, name, order, "difference")
+    against = int(((wins == 1) & (differences < 0)).sum())
+    count = len(order)
+    title = (
+        f"{name}, {one.scores.title(metric)}: {int(np.nansum(wins))} of {count * (count - 1)} "
+        + (
+            "ordered pairs are significant"
+            + (f", {against} of them against the order of the means" if against else "")
+        )
+    )
+    figure = new_figure(title, max(0.19 * count + 2.0, 3.5))
+    left, right = figure.subplots(1, 2)
+    shown = np.ma.masked_invalid(wins.T)  # column above row
+    left.imshow(shown, cmap=ListedColormap([DARK, YELLOW]), vmin=0, vmax=1, aspect="auto")
+    won = np.nansum(wins, axis=1).astype(int)
+    ticks = [f"{algorithm} ({number})" for algorithm, number in zip(order, won, strict=True)]
+    handles = [
+        Patch(color=YELLOW, label="column above row, p < 0.05"),
+        Patch(color=DARK, label="not shown"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=SMALL)
+    highest = max(float(np.nanmax(np.abs(differences), initial=0.0)), 1e-9)
+    norm = TwoSlopeNorm(0.0, -highest, highest)
+    right.imshow(np.ma.masked_invalid(differences.T), cmap="RdBu", norm=norm, aspect="auto")
+    _numbers(right, differences.T, highest)
+    for axes, labels in ((left, ticks), (right, order)):
+        axes.set_xticks(range(count), labels, rotation=90, fontsize=TINY)
+        axes.set_yticks(range(count), order, fontsize=TINY)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="white", linewidth=0.6)
+        axes.tick_params(which="minor", length=0)
+    left.set_title("significance (wins)")
+    right.set_title("mean of column − mean of row (points)")
+    family = "all classes" if one.family == "all" else "the class"
+    caption = (
+        f"Algorithms in the order of their means. Left: whether the column is above the row by the "
+        f"one-sided Wilcoxon signed-rank test, p adjusted by Holm over the {count * (count - 1)} "
+        f"ordered pairs of {family}, level {LEVEL}; in brackets the number of wins. A signed-rank "
+        "win is not a higher mean: right, the difference of means in percentage points; the table "
+        "of pairs has its intervals."
+    )
+    return Titled(_slug("map", metric, name), PAIRS, title, caption, figure)
+
+
+def _numbers(axes: Axes, values: Floats, highest: float) -> None:
+    """Values in their cells."""
+    size = 5.0 if len(values) > 12 else 7.0
+    for row, column in zip(*np.nonzero(~np.isnan(values)), strict=True):
+        value = values[row, column]
+        digits = 0 if abs(value) >= 9.95 else 1
+        colour = "white" if abs(value) > 0.6 * highest else "#222222"
+        text = f"{value:.{digits}f}".replace("-", "−")
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
+
+
+def _blobs(one: Comparison, metric: str) -> Drawn:
+    names = (*one.scores.classes, MEAN)
+    count = len(one.scores.algorithms)
+    shares = one.shares[one.shares["metric"] == metric]
+    if shares.empty:
+        return Skipped(_slug("blob", metric), "fewer than two cases: there is nothing to resample")
+    firm = one.ranking[(one.ranking["metric"] == metric) & (one.ranking["class"] == MEAN)]
+    best = firm.sort_values("rank").iloc[0]
+    ends = dict.fromkeys(f"{best[end]:.0f}" for end in ("low", "high"))
+    title = (
+        f"Ranks by {one.scores.title(metric)} in resamples: {best['algorithm']} is first on "
+        f"average in {PERCENT * best['first']:.0f}{GLUE}%, rank {' to '.join(ends)} in 95{GLUE}%"
+    )
+    figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
+    for axes, name in zip(panels, names, strict=True):
+        order = one.order_in(metric, name)
+        held = shares[shares["class"] == name]
+        places = held["algorithm"].map({a: i for i, a in enumerate(order)})
+        axes.scatter(
+            held["rank"], places, s=100 * held["share"], color=BLUE, alpha=0.75, linewidth=0
+        )
+        rows = _rows(one.ranking, metric, name, order)
+        axes.scatter(rows["rank"], range(count), marker="x", s=14, color="black", linewidth=0.8)
+        axes.hlines(range(count), rows["low"], rows["high"], color="#555555", linewidth=0.7)
+        _algorithms(axes, order, 7)
+        axes.set_xlim(0.3, count + 0.7)
+        axes.set_xticks([r for r in range(1, count + 1) if count < 8 or r == 1 or not r % 3])
+        axes.tick_params(axis="x", labelsize=7)
+        axes.set_title(f"{class_title(name)}, τ {rows['tau'].iloc[0]:.2f}")
+    for axes in panels[-3:]:
+        axes.set_xlabel("rank")
+    caption = (
+        f"Area of a blob: share of {one.resamples:,} resamples of the common cases in which an "
+        "algorithm has the rank; cross: rank on all of them; line: 95 % of the resamples. τ: mean "
+        "Kendall's τ-b of the resamples' order with that of all."
+    )
+    return Titled(_slug("blob", metric), BEST, title, caption, figure)
+
+
+def _violins(one: Comparison, metric: str) -> Drawn:
+    names = (*one.scores.classes, MEAN)
+    held = one.taus[one.taus["metric"] == metric]
+    samples = [held.loc[held["class"] == name, "tau"].to_numpy(float) for name in names]
+    if any(len(sample) < 2 for sample in samples):
+        return Skipped(_slug("tau", metric), "fewer than two cases: there is nothing to resample")
+    means = [float(sample.mean()) for sample in samples]
+    low, high = int(np.argmin(means)), int(np.argmax(means))
+    title = (
+        f"The order by {one.scores.title(metric)} is firmest for {class_title(names[high])} (mean "
+        f"τ {means[high]:.2f}) and loosest for {class_title(names[low])} ({means[low]:.2f})"
+    )
+    figure, (axes,) = grid(title, 1, columns=1, row=2.6, extra=0.5)
+    drawn = axes.violinplot(samples, showextrema=False, widths=0.8)
+    for body in drawn["bodies"]:  # type: ignore[attr-defined]
+        body.set_facecolor(BLUE)
+        body.set_alpha(0.45)
+    ends = np.array([np.quantile(sample, (0.25, 0.75)) for sample in samples])
+    places = np.arange(1, len(names) + 1)
+    axes.vlines(places, ends[:, 0], ends[:, 1], color="black", linewidth=2.2)
+    axes.scatter(places, means, color="white", edgecolor="black", s=22, zorder=3)
+    axes.set_xticks(places, [class_title(name) for name in names], fontsize=SMALL)
+    axes.set_ylabel("Kendall's τ-b")
+    caption = (
+        f"Agreement of the order of the algorithms in each of {one.resamples:,} resamples of the "
+        "common cases with the order on all of them; dot: mean, bar: middle half. 1 is the same "
+        "order."
+    )
+    return Titled(_slug("tau", metric), BEST, title, caption, figure)
+
+
+def _speed(one: Comparison) -> Drawn:
+    metric = one.metrics[0]
+    cells = one.cells[(one.cells["metric"] == metric) & (one.cells["class"] == MEAN)]
+    rows = cells.merge(one.speed[["algorithm", "seconds"]], on="algorithm").dropna(
+        subset=["seconds"]
+    )
+    if rows.empty:
+        return Skipped("speed", "the scores do not state the seconds that volumes took")
+    best = rows.sort_values("seconds", kind="stable")
+    best = best[best["value"] == best["value"].cummax()]
+    title = (
+        f"{one.scores.title(metric)} against time: no algorithm is both faster and better than "
+        + (", ".join(best["algorithm"]))
+    )
+    figure, (axes,) = grid(title, 1, columns=1, row=3.6, extra=0.5)
+    value, low, high = (PERCENT * rows[name] for name in ("value", "low", "high"))
+    axes.vlines(rows["seconds"], low, high, color=FAINT, linewidth=1.5)
+    axes.scatter(rows["seconds"], value, color=BLUE, s=24, zorder=3)
+    axes.step(
+        best["seconds"], PERCENT * best["value"], where="post", color=ORANGE, linewidth=1, zorder=2
+    )
+    rows = rows.sort_values("seconds", kind="stable")
+    points = rows[["seconds", "value"]].to_numpy(np.float64)
+    for place, (name, (seconds, mean)) in enumerate(zip(rows["algorithm"], points, strict=True)):
+        away = (4, 5) if place % 2 else (4, -11)  # neighbours above and below
+        at = (seconds, PERCENT * mean)
+        axes.annotate(str(name), at, away, textcoords="offset points", fontsize=7)
+    if (rows["seconds"] > 0).all():
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel("seconds per volume")
+    axes.set_ylabel(f"average {one.scores.title(metric)} (%)")
+    caption = (
+        "Average on the common cases with its 95 % interval, and the mean seconds that predicting "
+        "a volume took; the line joins algorithms that none is both faster and better than."
+    )
+    return Titled("speed", SPEED, title, caption, figure)
+
+
+def _groups(one: Comparison) -> Iterator[Drawn]:
+    """Boxes of the mean over algorithms by group, a panel for each variable."""
+    held = one.groups[(one.groups["algorithm"] == ALL) & (one.groups["class"] == CENTRED)]
+    variables = [name for name in one.metadata.labels if name in set(held["variable"])]
+    if not variables:
+        yield Skipped("groups", "no metadata say which group a case is in (--metadata)")
+        return
+    values = one.scores.common_values(one.metrics[0]).mean(axis=1)
+    centred = PERCENT * organs(values, one.scores.classes)[CENTRED]
+    tests = held.drop_duplicates("variable").set_index("variable")["kruskal_p"]
+    differ = [name for name in variables if tests[name] < LEVEL]
+    title = "Mean over algorithms by group of scans: " + (
+        f"groups differ by {', '.join(differ)}" if differ else "no variable's groups differ"
+    )
+    figure, panels = grid(title, len(variables), columns=2, row=2.5)
+    for axes, variable in zip(panels, variables, strict=True):
+        rows = held[held["variable"] == variable]
+        labels = np.array([str(x) for x in one.metadata.groups(variable, one.scores.cases)])
+        names = [str(name) for name in rows["group"]]
+        samples = [centred[(labels == name) & ~np.isnan(centred)] for name in names]
+        _boxes(axes, names, samples)
+        p = tests[variable]
+        said = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+        axes.set_title(f"{variable} (Kruskal and Wallis, {said})")
+        axes.set_ylabel(f"{one.scores.title(one.metrics[0])} (%)")
+    caption = (
+        "Each scan's mean over the organs that it shows, of the mean over all algorithms, centred "
+        "per class so that groups with other organs can be compared; common cases, groups with 5 "
+        "patients or more. Boxes: quartiles, whiskers 1.5 times their distance. The test is of "
+        "this mean only, not of all algorithms together."
+    )
+    yield Titled("groups", GROUPS, title, caption, figure)
+
+
+def _boxes(axes: Axes, names: Sequence[str], samples: Sequence[Floats]) -> None:
+    """A box for each group, with the number of scans."""
+    axes.boxplot(
+        [*samples],
+        widths=0.6,
+        patch_artist=True,
+        boxprops={"facecolor": "#A6CBE3", "linewidth": 0.8},
+        medianprops={"color": "black"},
+        flierprops={"marker": ".", "markersize": 3, "markeredgecolor": "#888888"},
+    )
+    labels = [
+        f"{name.replace('_', ' ')}\n{len(sample):,}"
+        for name, sample in zip(names, samples, strict=True)
+    ]
+    turned = len(names) > 6
+    axes.set_xticks(
+        range(1, len(names) + 1),
+        labels,
+        fontsize=7,
+        rotation=35 if turned else 0,
+        ha="right" if turned else "center",
+    )

@@ -1,0 +1,160 @@
+"""A comparison as a folder: one HTML page, tables and figures as files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+from benchmd_ray.benchmarks.touchstone import report
+from benchmd_ray.benchmarks.touchstone.comparing import VERSION, Comparison
+from benchmd_ray.benchmarks.touchstone.report_figures import draw
+from benchmd_ray.benchmarks.touchstone.report_parts import RESULTS
+from benchmd_ray.benchmarks.touchstone.report_slices import Image, draw_slices
+from benchmd_ray.files import replacing
+from benchmd_ray.progress import progress
+from benchmd_ray.results.canvas import styled, write
+from benchmd_ray.results.report.document import (
+    Section,
+    document,
+    figure_parts,
+    listed_notes,
+    none,
+    terms,
+)
+from benchmd_ray.results.report.figures_parts import Skipped, Titled
+from benchmd_ray.results.report.page_tables import html
+from benchmd_ray.results.report.table_files import write_declared
+
+NAME = "comparison.html"
+FIGURES = "figures"
+LEAD = (
+    "Algorithms compared by their scores of single cases, after Touchstone (Bassi, Li et al. "
+    "2024). Ranks, tests and intervals use the cases that all of them have; the published way of "
+    "averaging is next to it."
+)
+WORDS = (
+    (
+        "Common cases",
+        "Those that every compared algorithm was scored on. A mean is over those whose reference "
+        "has the class, so its number of cases differs by class.",
+    ),
+    (
+        "Average",
+        "Mean of the class means. Its interval is from a bootstrap over cases, whole cases drawn, "
+        "all of a patient together where patients are known; Student's t on the logit scale. The "
+        "published sd of an average is the mean of the classes' sds, which is not the sd of "
+        "anything per case.",
+    ),
+    (
+        "Significant",
+        "One-sided Wilcoxon signed-rank test of every ordered pair (zero differences dropped; "
+        "exact up to 50 differences, else normal approximation without continuity correction), "
+        "adjusted by Holm, below 0.05. Identical scores have p = 1.",
+    ),
+    (
+        "Level with the best",
+        "The algorithm of the highest mean, and those not significantly below it. Not shown to be "
+        "below is not shown to be equal.",
+    ),
+    (
+        "Rank, by case",
+        "Algorithms are ranked within each case, and ranks averaged: “rank then average”, next to "
+        "ranks by mean, which is “average then rank”.",
+    ),
+    (
+        "Kendall's τ",
+        "τ-b of two orders: 1 is the same, 0 no relation, −1 the opposite. Of resamples: with the "
+        "order on all common cases.",
+    ),
+    (
+        "Centred per class",
+        "A scan's mean over the organs that it shows, after subtracting each organ's mean over all "
+        "scans: which organs a scan shows depends on its group.",
+    ),
+)
+
+
+def write_comparison(
+    one: Comparison,
+    folder: Path,
+    image: Callable[[str], Image | None] | None = None,
+    *,
+    figures: bool = True,
+) -> list[str]:
+    """Write everything into a folder: page, tables, figures.
+
+    Args:
+        one: The comparison.
+        folder: For all of it.
+        image: From a case to its image, for pictures of worst cases.
+        figures: Whether figures are drawn.
+
+    Returns:
+        What was written and what was not, for the terminal.
+    """
+    with styled():
+        drawn = [*draw(one), *draw_slices(one, image)] if figures else []
+    titled = [each for each in drawn if isinstance(each, Titled)]
+    _write_figures(titled, folder / FIGURES)
+    tables = write_declared(report.TABLES, one, folder, main=report.MAIN, notes=one.notes)
+    path = folder / NAME
+    with replacing(path) as partial:
+        partial.write_text(page(one, titled), "utf-8")
+    skipped = {each.reason for each in drawn if isinstance(each, Skipped)}
+    return [
+        f"written: {len(tables)} tables in {folder}, the main one {tables[0]}",
+        f"written: {len(titled)} figures in {folder / FIGURES}",
+        *(f"not drawn: {reason}" for reason in sorted(skipped)),
+        f"written: {path}",
+    ]
+
+
+def _write_figures(figures: Sequence[Titled], folder: Path) -> None:
+    """Write figures; those of an earlier comparison do not stay among them."""
+    kept = {f"{each.name}.{kind}" for each in figures for kind in ("png", "svg")}
+    for path in folder.glob("*.*") if folder.is_dir() else ():
+        if path.suffix in (".png", ".svg") and path.name not in kept:
+            path.unlink()
+    if not figures:
+        return
+    display = progress("figures", len(figures), "figures")
+    for number, each in enumerate(figures, 1):
+        write(each.figure, folder, each.name)
+        display.update(number)
+    display.close()
+
+
+def page(one: Comparison, figures: Sequence[Titled]) -> str:
+    """The HTML of a comparison."""
+    title = f"{len(one.scores.algorithms)} algorithms compared"
+    footer = (
+        f"Made by benchmd segment compare (version {VERSION} of the comparison). The tables are "
+        f"next to this page with all digits (CSV), the figures in {FIGURES}/ (SVG, PNG)."
+    )
+    return document(title, LEAD, _parts(one, figures), escape(footer))
+
+
+def _parts(one: Comparison, figures: Sequence[Titled]) -> list[Section]:
+    """Each heading with its tables, then its figures."""
+    drawn = figure_parts(figures)
+    together: dict[str, str] = {}
+    for each in report.TABLES:
+        table = each.page(one) if each.page is not None else None
+        if table is not None:
+            made = html(each.name, table)
+            together[each.heading] = together.get(each.heading, "") + made
+    headings = dict.fromkeys([each.heading for each in report.TABLES] + list(drawn))
+    parts = [
+        (_slug(head), head, together.get(head, "") + drawn.get(head, ""))
+        for head in headings
+        if head in together or head in drawn
+    ]
+    notes = ("notes", "To know before reading", listed_notes(one.notes, "Nothing in particular."))
+    first = parts[:1] or [("results", RESULTS, none("No result."))]
+    return [*first, notes, *parts[1:], ("methods", "Methods and words", terms(WORDS))]
+
+
+def _slug(heading: str) -> str:
+    return re.sub("[^a-z0-9]+", "-", heading.lower()).strip("-")

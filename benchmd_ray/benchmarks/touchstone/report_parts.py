@@ -1,0 +1,71 @@
+"""What the tables and figures of a comparison have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from benchmd_ray.benchmarks.touchstone.comparing import Comparison
+from benchmd_ray.benchmarks.touchstone.groups import CENTRED
+from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.results.report.columns import column_of
+from benchmd_ray.results.report.table import Column, Table, constant
+
+RESULTS, PUBLISHED, COMMON = "Results", "As published: own cases", "On common cases"
+BEST, PAIRS, GROUPS = "Level with the best", "Algorithms in pairs", "Groups of scans"
+MISSED, WORST, SPEED = "Missed and spurious organs", "Worst cases", "Speed"
+DISTANCE, HD95 = "Another test set", "HD95"
+AVERAGE = "average"
+"""Of class means, in tables."""
+PERCENT = 100.0
+
+
+def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
+    """A table, text columns of one value said in its caption; None without rows."""
+    if rows.empty:
+        return None
+    kept, said = constant(columns)
+    return Table(f"{caption}{said}", kept)
+
+
+def class_title(name: str) -> str:
+    """Of a class, or of the mean over classes."""
+    return AVERAGE if name == MEAN else name
+
+
+def metric_column(one: Comparison, rows: pd.DataFrame) -> Column:
+    """By which readers choose a metric, the first at first."""
+    titles = [one.scores.title(name) for name in rows["metric"]]
+    order = tuple(one.scores.title(name) for name in one.metrics)
+    return Column("metric", titles, order=order, filtered=True, required=True, chosen=order[0])
+
+
+def class_column(one: Comparison, rows: pd.DataFrame, chosen: str = "") -> Column:
+    """By which readers choose a class, all of them at first if none is named."""
+    order = (*one.scores.classes, AVERAGE, CENTRED)
+    names = [class_title(name) for name in rows["class"]]
+    return Column("class", names, order=order, filtered=True, chosen=chosen)
+
+
+def in_percent(rows: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Rows with some columns of fractions in percent."""
+    return rows.assign(**{name: PERCENT * rows[name] for name in names})
+
+
+def by_order(one: Comparison, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the best average first."""
+    places = {name: place for place, name in enumerate(one.order)}
+    return (
+        rows.assign(_=rows["algorithm"].map(places))
+        .sort_values("_", kind="stable")
+        .drop(columns="_")
+    )
+
+
+def where_any(rows: pd.DataFrame, name: str, title: str, kind: Any) -> tuple[Column, ...]:
+    """A column, where anything is in it."""
+    held = rows[name]
+    there = held.ne("").any() if kind == "text" else held.notna().any()
+    return (column_of(title, held, kind),) if there else ()

@@ -1,0 +1,102 @@
+"""Algorithms' scores in reports of runs: a section made of score rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, EVALUATION, LEVEL, OWN, RANK
+from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.results.report.analysis import Analysis
+from benchmd_ray.results.report.columns import column_of, interval_of
+from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
+from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled
+from benchmd_ray.results.report.table import Column, Table, constant
+from benchmd_ray.results.report.tables import Declared
+
+HEADING = "Segmentation"
+KEY = ["dataset", "regime", "technique", "class"]
+PERCENT = 100.0
+
+
+def frame(analysis: Analysis) -> pd.DataFrame:
+    """A row for each test set, metric, algorithm and class."""
+    rows = analysis.rows[analysis.rows["evaluation"] == EVALUATION]
+    measured = rows[~rows["metric"].isin([RANK, LEVEL])]
+    common = measured[measured["protocol"] == COMMON].set_index(KEY)
+    own = measured[measured["protocol"] == OWN].set_index(KEY)
+    ranks = rows[rows["metric"] == RANK].set_index(KEY)
+    level = rows[rows["metric"] == LEVEL].set_index(KEY)
+    return pd.DataFrame(
+        {
+            **common[["value", "low", "high", "records", "patients"]],
+            "rank": ranks["value"],
+            "rank_low": ranks["low"],
+            "rank_high": ranks["high"],
+            "level": level["value"],
+            "own": own["value"],
+            "own_records": own["records"],
+        },
+        index=common.index,
+    ).reset_index()
+
+
+def algorithms(analysis: Analysis) -> Table | None:
+    """Averages of the algorithms."""
+    rows = frame(analysis)
+    if rows.empty:
+        return None
+    keys = KEY[:3]
+    level = rows[rows["class"] != MEAN].groupby(keys)["level"].sum().rename("best")
+    rows = rows[rows["class"] == MEAN].join(level, on=keys)
+    rows = rows.sort_values(["dataset", "regime", "rank"], kind="stable")
+    ends = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
+    shown = rows.assign(**{n: PERCENT * rows[n] for n in ("value", "low", "high", "own")})
+    columns, said = constant(
+        (
+            column_of("dataset", rows["dataset"], "text"),
+            Column("metric", list(rows["regime"]), filtered=True),
+            column_of("algorithm", rows["technique"], "text"),
+            interval_of("average [95 %]", shown, "value", digits=2),
+            interval_of("rank [95 %]", ends, "rank", digits=0),
+            column_of("level with best", rows["best"], "integer"),
+            column_of("cases", rows["records"], "integer"),
+            column_of("own average", shown["own"], "number", digits=1),
+            column_of("own cases", rows["own_records"], "integer"),
+        )
+    )
+    caption = (
+        "Algorithms by the mean of their class means, in percent, on the cases that all have, with "
+        "intervals over cases; ranks over resamples. Level with best: classes in which an "
+        "algorithm has the highest mean or is not significantly below it. Own average: on its own "
+        "cases, as published. `benchmd segment compare` shows tests, groups and worst cases."
+    )
+    return Table(f"{caption}{said}", columns)
+
+
+def draw(report: Report) -> Iterator[Drawn]:
+    """Averages with intervals, a figure for each test set and metric."""
+    rows = frame(report.analysis)
+    means = rows[rows["class"] == MEAN]
+    for (dataset, metric), held in means.groupby(["dataset", "regime"], sort=False):
+        held = held.sort_values("rank", kind="stable")
+        title = f"{dataset}: highest average {metric} {held['technique'].iloc[0]}"
+        figure, (axes,) = grid(title, 1, columns=1, row=0.21 * len(held) + 0.5, extra=0.5)
+        places = np.arange(len(held))
+        value, low, high = (PERCENT * held[name] for name in ("value", "low", "high"))
+        axes.hlines(places, low, high, color="#0072B2", linewidth=1.3)
+        axes.scatter(value, places, color="#0072B2", s=20, zorder=3)
+        axes.set_yticks(places, list(held["technique"]), fontsize=SMALL)
+        axes.set_ylim(len(held) - 0.4, -0.6)
+        axes.grid(axis="y", color=FAINT, linewidth=0.4)
+        axes.set_xlabel(f"average {metric} (%)")
+        caption = "Mean of the class means on common cases, with 95 % intervals over cases."
+        name = f"segmentation-{dataset}-{metric}".lower()
+        slug = "".join(c if c.isalnum() else "-" for c in name)
+        yield Titled(slug, HEADING, title, caption, figure)
+
+
+TABLES = (Declared.both("segmentation", HEADING, frame, algorithms),)
+TOPICS = (draw,)

@@ -1,0 +1,94 @@
+"""Scores of algorithms as score rows of reports: no run of the service has made them.
+
+Users name their folders by the variable `NAMED`, so that `benchmd report` shows them next to
+everything else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from benchmd_ray.benchmarks.touchstone.cases import MANIFEST, read_manifest
+from benchmd_ray.benchmarks.touchstone.contests import pairs, ranked
+from benchmd_ray.benchmarks.touchstone.joining import Scores
+from benchmd_ray.benchmarks.touchstone.metadata import Metadata
+from benchmd_ray.benchmarks.touchstone.scored import read_scores
+from benchmd_ray.benchmarks.touchstone.summaries import cells, draw
+
+NAMED = "BENCHMD_SCORES"
+"""Folders of score runs, or of released CSVs, separated as in ``PATH``."""
+EVALUATION = "segmentation"
+COMMON, OWN = "common cases", "own cases"
+"""Protocols: cases that all algorithms have, and each algorithm's own, as published."""
+RANK, LEVEL = "rank", "level with the best"
+RESAMPLES = 1000
+
+
+def named_rows() -> pd.DataFrame:
+    """Score rows of all folders that the user names; none where none is named.
+
+    Raises:
+        BenchmdError: A folder cannot be read, or scores of one task cannot be compared.
+    """
+    folders = [Path(name) for name in os.environ.get(NAMED, "").split(os.pathsep) if name]
+    parts = [score_rows(task, scores) for task, scores in _by_task(folders)]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _by_task(folders: list[Path]) -> Iterator[tuple[str, Scores]]:
+    """Runs of one task together, each folder of released scores by itself."""
+    runs: dict[str, list[Path]] = {}
+    for folder in folders:
+        if (folder / MANIFEST).is_file():
+            runs.setdefault(read_manifest(folder).task, []).append(folder)
+        else:
+            yield folder.name, read_scores((), folder)
+    for task, held in runs.items():
+        yield task, read_scores(held)
+
+
+def score_rows(dataset: str, scores: Scores) -> pd.DataFrame:
+    """Means of each algorithm and class on common and on own cases, and ranks.
+
+    ``technique`` is the algorithm, ``regime`` the metric's title with its tolerance.
+
+    Args:
+        dataset: What the test set is called.
+        scores: Of its algorithms.
+    """
+    drawn = {metric: draw(scores, metric, Metadata(), RESAMPLES) for metric in scores.metrics}
+    titles = {metric: scores.title(metric) for metric in scores.metrics}
+    held = cells(scores, drawn)
+    ranking = ranked(scores, drawn, pairs(scores, drawn))[0]
+    sizes = held.set_index(["metric", "algorithm", "class"])[["n", "patients"]]
+    ranking = ranking.join(sizes, on=["metric", "algorithm", "class"])
+    own = {"value": held["own_mean"], "records": held["own_n"], "patients": 0}
+    parts = [
+        _part(held, {**held[["value", "low", "high", "patients"]], "records": held["n"]}, titles),
+        _part(held, own, titles).assign(protocol=OWN),
+    ]
+    for name, value in ((RANK, ranking["rank"]), (LEVEL, ranking["level"].astype("float64"))):
+        ends = {end: ranking[end] for end in ("low", "high") if name == RANK}
+        sized = {"records": ranking["n"], "patients": ranking["patients"], "metric": name}
+        parts.append(_part(ranking, {"value": value, **ends, **sized}, titles))
+    return pd.concat(parts, ignore_index=True).assign(
+        evaluation=EVALUATION, dataset=dataset, scored="cases", role="target", split="test"
+    )
+
+
+def _part(
+    rows: pd.DataFrame, columns: Mapping[str, object], titles: Mapping[str, str]
+) -> pd.DataFrame:
+    named = {
+        "technique": rows["algorithm"],
+        "metric": rows["metric"],
+        "regime": [titles[name] for name in rows["metric"]],
+        "class": rows["class"],
+        "protocol": COMMON,
+        **columns,
+    }
+    return pd.DataFrame(named)

@@ -1,0 +1,251 @@
+"""What the scores of each algorithm are: means, distances, missed and spurious organs, speed.
+
+The paper's means are those of an algorithm's ``own`` cases; ``common`` ones are of the cases that
+all compared algorithms have, and what all else rests on. The average is the mean of class means.
+Its published sd is the mean of the classes' sds, not the sd of anything per case, and is given
+with the paper's means only; the common average has an interval from a bootstrap over cases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
+from benchmd_ray.benchmarks.touchstone.metadata import Metadata
+from benchmd_ray.scores.intervals import StandardError, difference_interval, value_interval
+from benchmd_ray.scores.resampling import resampled_means
+from benchmd_ray.scores.sums import ratio
+from benchmd_ray.scores.support import INTERVAL_PATIENTS
+
+MEAN = "mean"
+"""Name of the mean over classes where rows are by class."""
+WORST = 10
+"""Cases of each class in the table of the worst."""
+PRESENT, ABSENT = ("both", "missed"), ("absent", "spurious")
+"""Codes of classes that are in the reference, and of those that are not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Means of one metric on the common cases, and in resamples of their patients.
+
+    The mean over classes is the last column of each.
+    """
+
+    values: Floats
+    """(cases, algorithms, classes) of the common cases; NaN where there is none."""
+    patients: npt.NDArray[np.str_]
+    """(cases,)."""
+    means: Floats
+    """(algorithms, classes + 1)."""
+    draws: Floats
+    """(resamples, algorithms, classes + 1)."""
+    counts: npt.NDArray[np.intp]
+    """(classes + 1,) cases that a mean rests on; of the last, those with any class."""
+    units: npt.NDArray[np.intp]
+    """(classes + 1,) patients; of the last, those of the class with the fewest."""
+
+    def interval(self, algorithm: int, column: int) -> tuple[float, float]:
+        """95 % interval of a mean; NaN with fewer than ten patients."""
+        units = int(self.units[column])
+        if units < INTERVAL_PATIENTS:
+            return math.nan, math.nan
+        draws = self.draws[:, algorithm, column]
+        draws = draws[~np.isnan(draws)]
+        return value_interval(
+            float(self.means[algorithm, column]), _error(draws, units), draws, units
+        )
+
+    def difference(self, a: int, b: int, column: int) -> tuple[float, float, float]:
+        """Mean of a minus that of b, and its 95 % interval."""
+        value = float(self.means[a, column] - self.means[b, column])
+        units = int(self.units[column])
+        draws = self.draws[:, a, column] - self.draws[:, b, column]
+        if units < INTERVAL_PATIENTS:
+            return value, math.nan, math.nan
+        low, high = difference_interval(value, _error(draws[~np.isnan(draws)], units))
+        return value, low, high
+
+
+def _error(draws: Floats, units: int) -> StandardError:
+    # drawn from n patients, the spread is that of n as a population: (n - 1) / n too small
+    se = float(draws.std(ddof=1)) * math.sqrt(units / (units - 1)) if len(draws) > 1 else math.nan
+    return StandardError(se, ((se**2, units - 1.0),))
+
+
+def draw(scores: Scores, metric: str, metadata: Metadata, resamples: int, seed: int = 0) -> Drawn:
+    """Means and their resamples.
+
+    Whole cases are drawn, all of a patient together, as many as there are (Wiesenfarth et al.
+    2021); a class that a resample loses is excluded from its mean over classes.
+    """
+    values = scores.common_values(metric)[scores.common]
+    cases = np.array(scores.cases)[scores.common]
+    patients = np.array([metadata.patient(case) for case in cases], np.str_)
+    shape = values.shape
+    drawn = resampled_means(
+        values.reshape(len(values), shape[1] * shape[2]), patients, resamples=resamples, seed=seed
+    ).reshape(resamples, *shape[1:])
+    there = np.asarray(~np.isnan(values).any(axis=1), np.bool_)
+    counts, units = there.sum(axis=0), _patients(there, patients)
+    scored = counts > 0
+    means = ratio(np.where(np.isnan(values), 0.0, values).sum(axis=0), counts)
+    return Drawn(
+        values=values,
+        patients=patients,
+        means=np.column_stack([means, _over(means[:, scored])]),
+        draws=np.concatenate([drawn, _over(drawn[..., scored])[..., None]], axis=-1),
+        counts=np.append(counts, there.any(axis=1).sum()),
+        units=np.append(units, units[scored].min(initial=len(cases))),
+    )
+
+
+def _patients(there: npt.NDArray[np.bool_], patients: npt.NDArray[np.str_]) -> npt.NDArray[np.intp]:
+    return np.array([len(np.unique(patients[column])) for column in there.T], np.intp)
+
+
+def _over(means: Floats) -> Floats:
+    """Mean over the last axis of what is there; NaN where nothing is."""
+    there = ~np.isnan(means)
+    return ratio(np.where(there, means, 0.0).sum(axis=-1), there.sum(axis=-1))
+
+
+def cells(scores: Scores, drawn: Mapping[str, Drawn]) -> pd.DataFrame:
+    """Own and common means of each metric, algorithm and class, and their mean (`MEAN`).
+
+    ``own_sd`` is the sample sd (n - 1); of the mean over classes the mean of the classes' sds.
+    """
+    return pd.DataFrame(_cells(scores, drawn))
+
+
+def _cells(scores: Scores, drawn: Mapping[str, Drawn]) -> Iterator[dict[str, Any]]:
+    for metric, one in drawn.items():
+        own = scores.values(metric)
+        for a, algorithm in enumerate(scores.algorithms):
+            held = [own[~np.isnan(own[:, a, c]), a, c] for c in range(len(scores.classes))]
+            means = [float(v.mean()) if len(v) else math.nan for v in held]
+            sds = [float(v.std(ddof=1)) if len(v) > 1 else math.nan for v in held]
+            sizes = [len(v) for v in held]
+            rows = zip(
+                (*scores.classes, MEAN),
+                (*means, float(np.mean(means))),
+                (*sds, float(np.mean(sds))),
+                (*sizes, int((~np.isnan(own[:, a])).any(axis=1).sum())),
+                strict=True,
+            )
+            for c, (name, mean, sd, size) in enumerate(rows):
+                low, high = one.interval(a, c)
+                yield {
+                    "metric": metric,
+                    "algorithm": algorithm,
+                    "class": name,
+                    "own_mean": mean,
+                    "own_sd": sd,
+                    "own_n": size,
+                    "value": float(one.means[a, c]),
+                    "low": low,
+                    "high": high,
+                    "n": int(one.counts[c]),
+                    "patients": int(one.units[c]),
+                }
+
+
+def distances(scores: Scores) -> pd.DataFrame:
+    """Quantiles of HD95 (mm); a missed organ is infinitely far, so there is no mean."""
+    rows = scores.rows[scores.rows["hd95"].notna()]
+    found = []
+    for (algorithm, name), held in rows.groupby(["algorithm", "class"], sort=False):
+        values = np.sort(held["hd95"].to_numpy(np.float64))
+        quantiles = {
+            title: float(np.quantile(values, share, method="inverted_cdf"))
+            for title, share in (("q25", 0.25), ("median", 0.5), ("q75", 0.75), ("q95", 0.95))
+        }
+        infinite = int(np.isinf(values).sum())
+        row = {"algorithm": algorithm, "class": name, "n": len(values), "infinite": infinite}
+        found.append({**row, **quantiles})
+    columns = ["algorithm", "class", "n", "infinite", "q25", "median", "q75", "q95"]
+    return pd.DataFrame(found, columns=columns)
+
+
+def missed(scores: Scores) -> pd.DataFrame:
+    """Organs without any overlap, missed ones, and those predicted where there are none.
+
+    Missed and spurious are counted where the scores say which (`cases.Presence`), else NaN: a DSC
+    of 0 is a missed organ or one predicted elsewhere.
+    """
+    found = []
+    for (algorithm, name), held in scores.rows.groupby(["algorithm", "class"], sort=False):
+        code, known = held["code"], bool(held["code"].notna().any())
+        present, absent = (int(code.isin(codes).sum()) for codes in (PRESENT, ABSENT))
+        spurious = held[code == "spurious"]
+        found.append(
+            {
+                "algorithm": algorithm,
+                "class": name,
+                "with": present if known else int(held["dsc"].notna().sum()),
+                "zero": int((held["dsc"] == 0).sum()),
+                "missed": int((code == "missed").sum()) if known else math.nan,
+                "without": absent if known else int(held["dsc"].isna().sum()),
+                "spurious": len(spurious) if known else math.nan,
+                "spurious_ml": float(spurious["volume_pred_ml"].median())
+                if len(spurious)
+                else math.nan,
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def speed(scores: Scores) -> pd.DataFrame:
+    """Seconds per volume of each algorithm: mean, median and 95 % quantile over its cases."""
+    each = scores.rows.groupby(["algorithm", "case"], sort=False)["seconds"].max().reset_index()
+    found = []
+    for algorithm in scores.algorithms:
+        held = each.loc[each["algorithm"] == algorithm, "seconds"].dropna()
+        q95 = float(held.quantile(0.95)) if len(held) else math.nan
+        found.append(
+            {
+                "algorithm": algorithm,
+                "seconds": float(held.mean()),
+                "median": float(held.median()),
+                "q95": q95,
+                "volumes": len(held),
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def worst(scores: Scores, metric: str = "dsc") -> pd.DataFrame:
+    """The cases of each class with the lowest mean over algorithms, of those that all have."""
+    values = scores.common_values(metric)
+    volumes = scores.values("volume_ref_ml")
+    found = []
+    for c, name in enumerate(scores.classes):
+        of_class = values[:, :, c]
+        order = np.argsort(of_class.mean(axis=1), kind="stable")  # NaN last
+        for place, row in enumerate(order[:WORST].tolist(), 1):
+            held = of_class[row]
+            if np.isnan(held).any():
+                break
+            best, last = int(held.argmax()), int(held.argmin())
+            found.append(
+                {
+                    "class": name,
+                    "place": place,
+                    "case": scores.cases[row],
+                    "value": float(held.mean()),
+                    "best": scores.algorithms[best],
+                    "best_value": float(held[best]),
+                    "worst": scores.algorithms[last],
+                    "worst_value": float(held[last]),
+                    "volume_ref_ml": float(volumes[row, 0, c]),
+                }
+            )
+    columns = ("class", "place", "case", "value", "best", "best_value", "worst", "worst_value")
+    return pd.DataFrame(found, columns=[*columns, "volume_ref_ml"])

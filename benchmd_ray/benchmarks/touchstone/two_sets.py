@@ -1,0 +1,152 @@
+"""Do two test sets order algorithms alike: Kendall's τ-b of their means, with an interval.
+
+Resamples of both sets add their noise to the order twice, so that their τ is too low, and an
+interval by percentiles with it. The interval here follows from tests of pairs instead: with Holm's
+correction over all pairs of both sets, the sign of a difference of means is known or not. Pairs
+whose sign is known in both sets agree or disagree; any other may do either, which bounds τ. With
+95 % confidence all known signs are right, and then τ of the true means is within. Of published
+means only the order is known, and taken as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.special import stdtr
+from scipy.stats import kendalltau
+
+from benchmd_ray.benchmarks.touchstone.imported import read_lines
+from benchmd_ray.benchmarks.touchstone.joining import Floats
+from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.scores.comparison import LEVEL, holm
+from benchmd_ray.scores.support import TEST_PATIENTS
+
+FEWEST = 3
+"""Algorithms that an order takes."""
+COLUMNS = ("algorithm", "class", "mean")
+DISTANCE = ("metric", "class", "tau", "low", "high", "algorithms", "n", "other_n", "known")
+"""Columns of `distance`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Means:
+    """Means of algorithms on one test set, of one class."""
+
+    names: tuple[str, ...]
+    values: Floats
+    """(algorithms,)."""
+    draws: Floats | None
+    """(resamples, algorithms); None where only the means are known."""
+    units: int
+    """Patients; 0 where it is not known."""
+
+
+Places = npt.NDArray[np.signedinteger[Any]]
+
+
+class Tau(NamedTuple):
+    """Kendall's τ-b, its interval, and how much is known."""
+
+    tau: float
+    low: float
+    high: float
+    algorithms: int
+    known: int
+    """Pairs of algorithms whose order is known on both sets."""
+
+
+def agreement(one: Means, other: Means) -> Tau:
+    """Whether two sets order the algorithms that both have alike; NaN with fewer than three."""
+    names = [name for name in one.names if name in other.names]
+    count = len(names)
+    if count < FEWEST:
+        return Tau(math.nan, math.nan, math.nan, count, 0)
+    first, second = np.triu_indices(count, 1)
+    found, p = [], []
+    for held in (one, other):
+        places = [held.names.index(name) for name in names]
+        values = held.values[places]
+        found.append(values)
+        p.append(_p(held, places, first, second))
+    adjusted = holm(np.concatenate(p)).reshape(2, -1)
+    signs = [np.sign(values[first] - values[second]) for values in found]
+    known = (adjusted < LEVEL).all(axis=0)
+    sure, open_ = float((signs[0] * signs[1])[known].sum()), int((~known).sum())
+    tau = float(kendalltau(found[0], found[1]).statistic)
+    low, high = ((sure + way * open_) / len(first) for way in (-1, 1))
+    return Tau(tau, low, high, count, int(known.sum()))
+
+
+def _p(held: Means, places: Sequence[int], first: Places, second: Places) -> Floats:
+    """Two-sided p of each pair's difference; 1 where nothing says it."""
+    values = held.values[list(places)]
+    differences = values[first] - values[second]
+    if held.draws is None:
+        return np.where(differences == 0, 1.0, 0.0)
+    if held.units < TEST_PATIENTS:
+        return np.ones(len(differences))
+    draws = held.draws[:, list(places)]
+    spread = np.nanstd(draws[:, first] - draws[:, second], axis=0, ddof=1)
+    error = spread * math.sqrt(held.units / (held.units - 1))
+    reached = np.divide(np.abs(differences), error, out=np.zeros(len(error)), where=error > 0)
+    return np.asarray(2 * stdtr(held.units - 1, -reached), np.float64)
+
+
+def distance(
+    own: Mapping[tuple[str, str], Means], other: Mapping[tuple[str, str], Means]
+) -> pd.DataFrame:
+    """τ of each metric and class that both sets have, with the columns `DISTANCE`."""
+    rows = []
+    for (metric, name), one in own.items():
+        against = other.get((metric, name))
+        if against is None:
+            continue
+        tau, low, high, count, known = agreement(one, against)
+        sizes = {"n": one.units, "other_n": against.units, "known": known, "algorithms": count}
+        row = {"metric": metric, "class": name, "tau": tau, "low": low, "high": high}
+        rows.append({**row, **sizes})
+    return pd.DataFrame(rows, columns=list(DISTANCE))
+
+
+def read_means(path: Path, metric: str = "dsc") -> dict[tuple[str, str], Means]:
+    """Published means: a CSV with the columns `COLUMNS`, the mean over classes as class ``mean``.
+
+    Raises:
+        BenchmdError: It is no such table, or has an algorithm twice in a class.
+    """
+    lines = [line for line in read_lines(path) if line]
+    head = [name.strip() for name in lines[0]] if lines else []
+    if missing := [name for name in COLUMNS if name not in head]:
+        raise BenchmdError(
+            f"{path}: it lacks the column {missing[0]}; expected {', '.join(COLUMNS)}."
+        )
+    found: dict[str, dict[str, float]] = {}
+    for number, line in enumerate(lines[1:], 2):
+        if len(line) != len(head):
+            raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
+        algorithm, name, mean = (line[head.index(column)].strip() for column in COLUMNS)
+        held = found.setdefault(name, {})
+        if algorithm in held:
+            raise BenchmdError(f"{path}, line {number}: {algorithm} is there twice in {name}.")
+        try:
+            held[algorithm] = float(mean)
+        except ValueError as error:
+            raise BenchmdError(f"{path}, line {number}: {shown(mean)} is not a number.") from error
+    if MEAN not in found:
+        everywhere = set.intersection(*(set(held) for held in found.values())) if found else set()
+        found[MEAN] = {
+            name: float(np.mean([held[name] for held in found.values()]))
+            for name in sorted(everywhere)
+        }
+    return {
+        (metric, name): Means(tuple(held), np.array([*held.values()]), None, 0)
+        for name, held in found.items()
+    }

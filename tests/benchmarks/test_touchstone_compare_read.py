@@ -1,0 +1,241 @@
+"""Reading and joining scores: nothing is renamed, dropped or guessed silently."""
+
+import numpy as np
+import pytest
+from touchstone_scores import CLASSES, algorithm, simulated, write_csv
+
+from benchmd_ray.benchmarks.touchstone import imported
+from benchmd_ray.benchmarks.touchstone.comparing import compare
+from benchmd_ray.benchmarks.touchstone.imported import read_csv_folder
+from benchmd_ray.benchmarks.touchstone.joining import joined, unequal
+from benchmd_ray.benchmarks.touchstone.metadata import read_metadata
+from benchmd_ray.benchmarks.touchstone.scored import read_scores
+from benchmd_ray.benchmarks.touchstone.two_sets import read_means
+from benchmd_ray.errors import BenchmdError
+
+
+def values(seed=0, cases=12):
+    return np.random.default_rng(seed).random((cases, len(CLASSES)))
+
+
+def test_an_algorithm_without_a_framework_is_compared_like_any_other(tmp_path):
+    for name in ("nnU-Net_U-Net", "_MedFormer", "_Diff-UNet", "Nobody_Knows_It"):
+        write_csv(tmp_path / name, values())
+    found = joined(read_csv_folder(tmp_path))
+    assert set(found.algorithms) == {"U-Net", "MedFormer", "Diff-UNet", "Nobody_Knows_It"}
+
+
+def test_algorithms_of_one_family_keep_their_own_names(tmp_path):
+    for letter in "BLH":
+        write_csv(tmp_path / f"nnU-Net_STU-Net_{letter}", values())
+    assert joined(read_csv_folder(tmp_path)).algorithms == ("STU-Net-B", "STU-Net-H", "STU-Net-L")
+
+
+def test_two_inputs_with_one_display_name_are_refused(tmp_path):
+    for name in ("_Net", "Net"):
+        write_csv(tmp_path / name, values())
+    with pytest.raises(BenchmdError, match=r"_?Net and .*Net have one display name, Net: rename"):
+        joined(read_csv_folder(tmp_path))
+
+
+def test_the_order_of_folders_does_not_matter(tmp_path):
+    one, other = algorithm("a", values(1)), algorithm("b", values(2))
+    forth, back = (compare(joined(pair), resamples=50) for pair in ((one, other), (other, one)))
+    columns = ["class", "algorithm", "rank", "wins", "level"]
+    keyed = [c.ranking[columns].sort_values(columns[:2], ignore_index=True) for c in (forth, back)]
+    assert keyed[0].equals(keyed[1])
+
+
+def test_cases_that_only_some_algorithms_have_are_counted_and_kept_apart():
+    one = algorithm("all", values(1, 20))
+    cases = [f"s{i:04}" for i in range(14)]
+    scores = joined([one, algorithm("few", values(2, 14), cases=cases)])
+    assert int(scores.common.sum()) == 14
+    assert any("14 of 20 cases were scored by all" in n and "few 14" in n for n in unequal(scores))
+    found = compare(scores, resamples=50)
+    cells = found.cells.set_index(["algorithm", "class"])
+    assert cells.loc[("all", "liver"), "own_n"] == 20
+    assert cells.loc[("all", "liver"), "n"] == 14
+    expected = one.rows[one.rows["class"].eq("liver") & one.rows["case"].isin(cases)]["dsc"].mean()
+    assert cells.loc[("all", "liver"), "value"] == pytest.approx(expected)
+    assert set(found.pairs["n"]) == {14}
+
+
+def test_a_case_that_is_there_twice_is_refused(tmp_path):
+    write_csv(tmp_path / "a", values(cases=3), cases=["s1", "s2", "s1"])
+    with pytest.raises(BenchmdError, match="1 case there twice, such as 's1': keep one row"):
+        read_csv_folder(tmp_path)
+    rows = algorithm("a", values(cases=2), cases=["s1", "s1"])
+    with pytest.raises(BenchmdError, match=r"run-a: 1 case there twice \(s1\)"):
+        joined([rows])
+
+
+def test_cases_without_any_organ_stay_among_the_cases():
+    dsc = values(cases=5)
+    dsc[2] = np.nan
+    scores = joined([algorithm("a", dsc)])
+    assert len(scores.cases) == 5
+    assert any("1 case of 5 have none of the classes" in note for note in unequal(scores))
+
+
+def test_a_value_of_one_metric_says_nothing_of_the_other(tmp_path):
+    dsc, nsd = values(1, 6), values(2, 6)
+    dsc[0, 0], nsd[0, 0], dsc[1, 1], nsd[1, 1], nsd[2, 2] = 0.04, 0.0, 0.0, 0.03, np.nan
+    write_csv(tmp_path / "a", dsc)
+    write_csv(tmp_path / "a", nsd, metric="nsd")
+    scores = joined(read_csv_folder(tmp_path))
+    for metric, expected in (("dsc", dsc), ("nsd", nsd)):
+        order = [scores.classes.index(name) for name in CLASSES]
+        np.testing.assert_array_equal(scores.values(metric)[:, 0][:, order], expected)
+
+
+def test_nsd_of_others_is_named_so_and_not_compared_with_ours(tmp_path):
+    write_csv(tmp_path / "a", values())
+    write_csv(tmp_path / "a", values(3), metric="nsd")
+    scores = joined(read_csv_folder(tmp_path))
+    assert scores.title("nsd") == "NSD (authors', tolerance not stated)"
+    theirs = algorithm("theirs", values(), nsd=0.5)
+    ours = algorithm("ours", values(), nsd=0.5, tolerance=2.0)
+    assert joined([ours]).title("nsd") == "NSD@2mm"
+    with pytest.raises(BenchmdError, match=r"other tolerances \(not stated and 2 mm\)"):
+        joined([theirs, ours])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"classes": ("spleen", "liver", "heart")}, r"have other classes \(aorta, heart\)"),
+        ({"task": "brain"}, "are of two tasks, abdomen and brain"),
+        ({"rows": None}, "there is no case"),
+    ],
+)
+def test_scores_that_cannot_be_compared_are_refused(other, message):
+    from dataclasses import replace
+
+    one = algorithm("a", values(), classes=other.get("classes", CLASSES))
+    if "task" in other:
+        one = replace(one, task=other["task"])
+    if "rows" in other:
+        one = replace(one, rows=one.rows[:0])
+    with pytest.raises(BenchmdError, match=message):
+        joined([algorithm("b", values()), one])
+
+
+def test_percentages_are_refused(tmp_path):
+    write_csv(tmp_path / "a", 100 * values())
+    with pytest.raises(BenchmdError, match=r"dsc of s0000, .* and \d+ others is not within 0 to 1"):
+        joined(read_csv_folder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "its header is empty"),
+        ("case,liver\ns1,0.5\n", "its header is case, liver; expected name"),
+        ("name,liver,liver\ns1,1,1\n", "a column is there twice"),
+        ("name,liver\ns1,0.5,0.6\n", "line 2: expected 2 cells"),
+        ("name,liver\ns1,good\n", "line 2: 'good' is not a number"),
+        ("name,liver\ns1,\xff\n", "not a table as UTF-8 text"),
+    ],
+)
+def test_a_broken_table_is_one_clear_error(tmp_path, text, message):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "dsc.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(BenchmdError, match=message):
+        read_csv_folder(tmp_path)
+
+
+def test_folders_without_scores_are_refused(tmp_path):
+    with pytest.raises(BenchmdError, match="no folder in it has a dsc"):
+        read_csv_folder(tmp_path)
+    with pytest.raises(BenchmdError, match="is not a folder"):
+        read_csv_folder(tmp_path / "none")
+    with pytest.raises(BenchmdError, match="so one of the two"):
+        read_scores([])
+
+
+def test_cards_of_ones_own_name_algorithms_and_their_earlier_training(tmp_path, monkeypatch):
+    card = tmp_path / "cards" / "touchstone" / "algorithms-mine.yaml"
+    card.parent.mkdir(parents=True)
+    card.write_text("mine: {title: My net, pretrained_on: [TotalSegmentator train]}\n")
+    monkeypatch.setenv("BENCHMD_CARDS", str(tmp_path / "cards"))
+    write_csv(tmp_path / "scores" / "mine", values())
+    scores = joined(read_csv_folder(tmp_path / "scores"))
+    notes = compare(scores, resamples=10).notes
+    assert any("pretrained: My net (TotalSegmentator train)" in note for note in notes)
+    card.write_text("_MedFormer: {title: Another}\n")
+    imported._all.cache_clear()
+    with pytest.raises(BenchmdError, match="there is a card of _MedFormer already"):
+        read_csv_folder(tmp_path / "scores")
+    imported._all.cache_clear()
+
+
+META = (
+    "\ufeffimage_id;age;gender;institute;split;manufacturer;pathology\n"
+    "s0000;12.00;f;I;train;siemens;tumor\n"
+    "s0001;50.00;;I;test;ge;\n"
+    "s0002;;m;C;train;image generator;no_pathology\n"
+)
+
+
+def test_children_and_cases_without_sex_stay_and_groups_are_whole_values(tmp_path):
+    path = tmp_path / "meta.csv"
+    path.write_text(META, "utf-8")
+    found = read_metadata(path)
+    cases = ["s0000", "s0001", "s0002"]
+    assert found.groups("age", cases) == ["10–19", "50–59", None]
+    assert found.groups("sex", cases) == ["female", None, "male"]
+    assert found.groups("scanner", cases) == ["siemens", "ge", "image generator"]
+    assert found.groups("diagnosis", cases) == ["tumor", None, "no_pathology"]
+    assert found.splits == {"s0000": "train", "s0001": "test", "s0002": "train"}
+
+
+def test_cases_of_a_training_part_are_stated(tmp_path):
+    path = tmp_path / "meta.csv"
+    path.write_text(META, "utf-8")
+    notes = compare(simulated(cases=40), metadata=read_metadata(path), resamples=10).notes
+    assert any("2 train, 1 test" in n and "has seen those cases" in n for n in notes)
+    assert any("37 cases without a row in it" in n for n in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "its columns are none; expected one that names the case"),
+        ("name,age\ns1,old\n", "the age 'old' is not a number of years"),
+        ("name,age\ns1,-3\n", "the age '-3' is not within 0 to 150"),
+        ("name,age\ns1,3\ns1,4\n", "the case 's1' is there twice"),
+        ("name,age\ns1\n", "line 2: expected 2 cells"),
+    ],
+)
+def test_broken_metadata_are_one_clear_error(tmp_path, text, message):
+    path = tmp_path / "meta.csv"
+    path.write_text(text)
+    with pytest.raises(BenchmdError, match=message):
+        read_metadata(path)
+    path.write_text("name,age\ns1,3\n")
+    with pytest.raises(BenchmdError, match="unknown column"):
+        read_metadata(path, ["race"])
+
+
+def test_other_columns_make_groups_where_they_are_named(tmp_path):
+    path = tmp_path / "meta.csv"
+    path.write_text("name\tRace\tpatient\ns1\tblack\tp1\ns2\twhite\tp1\n")
+    found = read_metadata(path, ["race"])
+    assert found.groups("race", ["s2", "s1", "s3"]) == ["white", "black", None]
+    assert [found.patient(case) for case in ("s1", "s2", "s3")] == ["p1", "p1", "s3"]
+
+
+def test_published_means_are_read_once_each(tmp_path):
+    path = tmp_path / "means.csv"
+    path.write_text("algorithm,class,mean\na,liver,90\nb,liver,80\na,aorta,70\nb,aorta,80\n")
+    found = read_means(path)
+    assert found["dsc", "mean"].values.tolist() == [80, 80]
+    for text, message in (
+        ("algorithm,mean\na,3\n", "lacks the column class"),
+        ("algorithm,class,mean\na,liver,1\na,liver,2\n", "a is there twice in liver"),
+        ("algorithm,class,mean\na,liver,good\n", "'good' is not a number"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BenchmdError, match=message):
+            read_means(path)
