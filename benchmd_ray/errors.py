@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 MOST_NAMES = 40
 """Valid names that a message lists; of more, a quarter as many, the nearest."""
+SHORTEST_BEGINNING = 3
+"""Letters of a name that is taken as the beginning of a valid one, before it is a typing error."""
 
 
 class BenchmdError(Exception):
@@ -74,7 +76,8 @@ def shown(value: object) -> str:
 def unknown_name(kind: str, got: str, valid: Iterable[str]) -> BenchmdError:
     """An error for a name that does not exist, listing the valid ones, of many the nearest."""
     names = sorted(valid)
-    near = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
+    begun = [name for name in names if len(got) >= SHORTEST_BEGINNING and name.startswith(got)]
+    near = begun or difflib.get_close_matches(got, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(names) or "none"
     if len(names) > MOST_NAMES:

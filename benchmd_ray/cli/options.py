@@ -18,11 +18,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class FolderType(click.Path):
-    """A folder, or what an address on S3 stands for."""
+    """A folder, or what an address on S3 stands for; a file only where that is said."""
 
-    def __init__(self, on_s3: Callable[[str], Any] | None = None) -> None:
+    def __init__(
+        self, on_s3: Callable[[str], Any] | None = None, *, file_okay: bool = False
+    ) -> None:
         """What makes a location of an address; where nothing does, an address is refused."""
-        super().__init__(path_type=Path, file_okay=False)
+        super().__init__(path_type=Path, file_okay=file_okay)
         self._on_s3 = on_s3
 
     def convert(
@@ -55,6 +57,8 @@ def _mirror(address: str) -> Any:
 FOLDER = FolderType()
 CATALOG = FolderType(_location)
 """For every option or argument that names a catalog or a folder of several."""
+DATA = FolderType(_location, file_okay=True)
+"""A catalog, a file, or a folder of files."""
 STORE = FolderType(_mirror)
 """For every option or argument that names a store or runs; on S3, the folder that mirrors it."""
 FILE = click.Path(path_type=Path, dir_okay=False)

@@ -21,6 +21,8 @@ from benchmd_ray.tasks import Task
 
 NAME = "new-data"
 """Dataset that such records are of."""
+NAMED_BY = {".hea": (".dat", ".mat"), ".mhd": (".raw", ".zraw")}
+"""Endings of files that a header of the same name is read with."""
 TRIES = 2
 """Times that a file may end the process that reads it."""
 PROCESS = Apart("benchmd_ray.data.reading")
@@ -63,6 +65,27 @@ def loose_files(path: Path, signal: Signal) -> list[str]:
             f"{', '.join(ends)}."
         )
     return sorted(found)
+
+
+def ignored_files(path: Path, signal: Signal) -> list[Path]:
+    """Files below a folder that `loose_files` passes over, but for those that a header names."""
+    ends = suffixes(signal)
+    found = []
+    for folder, names in walk(path, "*"):
+        lower = [name.lower() for name in names]
+        named = {
+            name.removesuffix(end) + part
+            for end, parts in NAMED_BY.items()
+            for name in lower
+            if end in ends and name.endswith(end)
+            for part in parts
+        }
+        found += [
+            folder / name
+            for name, own in zip(names, lower, strict=True)
+            if not own.endswith(ends) and own not in named
+        ]
+    return found
 
 
 def read_loose(path: Path, names: Sequence[str], signal: Signal, task: Task) -> Iterator[Loose]:

@@ -150,9 +150,10 @@ def chosen_datasets(choice: Choice) -> Found:
         "signal, classes and policy."
         for d in alone
     ]
-    also = from_catalogs(choice.also).datasets if choice.also else ()
+    also = from_catalogs(choice.also) if choice.also else Found(())
     kept = tuple(d for d in chosen if d not in alone)
-    return Found(kept, (*found.notes, *notes), also)
+    others = tuple(d for d in also.datasets if d not in kept)  # else it would be read twice
+    return Found(kept, (*found.notes, *notes, *also.notes), others)
 
 
 def _no_source(missing: Sequence[str], found: Iterable[Dataset]) -> BenchmdError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmd_ray.benchmarks.evaluation import Evaluation
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.manifest_form import SHARDS
@@ -95,6 +96,36 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
             )
         found[key] = dataset
     return Found(tuple(sorted(found.values(), key=_order)), tuple(notes))
+
+
+def read_also(
+    evaluation: Evaluation, source: Dataset, found: Sequence[Dataset]
+) -> tuple[Dataset, ...]:
+    """Those of some datasets that an evaluation of a source reads in addition.
+
+    Raises:
+        BenchmdError: Two of them are of the same dataset.
+    """
+    names = () if evaluation.also is None else evaluation.also(source, found)
+    chosen = tuple(each for each in found if each.name in names)
+    require_one_each((each.name, each.catalog) for each in chosen)
+    return chosen
+
+
+def require_one_each(catalogs: Iterable[tuple[str, Location | None]]) -> None:
+    """Refuse two catalogs of one dataset where an evaluation reads them by its name.
+
+    Raises:
+        BenchmdError: There are two; the message names both.
+    """
+    places: dict[str, Location | None] = {}
+    for name, place in catalogs:
+        if name in places:
+            raise BenchmdError(
+                f"{places[name]} and {place} are both catalogs of {name}, whose records would "
+                "count twice: name one of them."
+            )
+        places[name] = place
 
 
 def _order(dataset: Dataset) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.integrity import Damaged, hash_path, is_whole, remove_hashed, write_hash
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.store import Run, open_run, require_weights, scoring, working
+from benchmd_ray.service.datasets import require_one_each
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import technique_named
@@ -272,8 +273,13 @@ def _require_trained_on(run: Run, source: Catalog) -> None:
 
 
 def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:
-    """Catalogs that an evaluation reads in addition, in order of name."""
-    opened = (open_catalog(path.resolve()) for path in paths)
+    """Catalogs that an evaluation reads in addition, in order of name.
+
+    Raises:
+        BenchmdError: Two are of one dataset.
+    """
+    opened = [open_catalog(path.resolve()) for path in paths]
+    require_one_each((catalog.dataset, catalog.path) for catalog in opened)
     return tuple(sorted(opened, key=lambda catalog: catalog.dataset))
 
 

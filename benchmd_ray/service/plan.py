@@ -24,7 +24,7 @@ from benchmd_ray.service.choice import (
     with_setting,
 )
 from benchmd_ray.service.cost import Inputs, Work
-from benchmd_ray.service.datasets import Dataset, Found
+from benchmd_ray.service.datasets import Dataset, Found, read_also
 from benchmd_ray.service.estimate import Estimator
 from benchmd_ray.service.rates import measure_here, measured_runs
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
@@ -180,8 +180,11 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
             for d in found
             if (d.role, d.policy) == ("target", source.policy) and d.kind.fits(source.kind)
         ]
-        if not targets:
-            notes.append(f"{source.name}: no catalog of a target, so only its own splits count.")
+        if not targets and not chosen.also:
+            notes.append(
+                f"{source.name}: no catalog of a target, so classification is scored on its own "
+                "splits only."
+            )
         fitting = {}
         for name in names:
             settings, reason = technique_settings(choice, source.kind, name)
@@ -189,7 +192,8 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
                 fitting[name] = settings
             else:
                 unfit.setdefault(f"{name}: skipped, {reason}", []).append(source.modality)
-        drafts += _drafts_of_source(choice, source, targets, (*found, *chosen.also), fitting)
+        others = (*(d for d in found if d.policy == source.policy), *chosen.also)
+        drafts += _drafts_of_source(choice, source, targets, others, fitting)
     told = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
     notes += [f"{why} ({where})." for why, where in told.items()]
     used = {draft.technique for draft in drafts}
@@ -244,10 +248,9 @@ def _evaluations(
         for dataset in (transfer.source, *targets):
             if dataset.role not in evaluation.roles or (usual and dataset is transfer.source):
                 continue
-            names = () if evaluation.also is None else evaluation.also(dataset, found)
             yield replace(
                 transfer,
-                also=tuple(each for each in found if each.name in names),
+                also=read_also(evaluation, dataset, found),
                 name=f"{transfer.name}/{dataset.name}" + ("" if usual else f"/{evaluation.name}"),
                 step=Evaluate(evaluation),
                 target=dataset,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 from benchmd_ray.benchmarks.ood import _also as also_of
 from benchmd_ray.benchmarks.ood.calibrate import best_threshold
 from benchmd_ray.benchmarks.ood.cards import family, in_distribution, of_one_origin, use_case_of
 from benchmd_ray.benchmarks.ood.scores import Compared, metrics, resampled_auroc
 from benchmd_ray.benchmarks.ood.sets import calibrates
+from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, dataset_card
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, unknown_name
 
 
 def test_which_part_a_patient_is_in_follows_from_the_patient_alone():
@@ -138,3 +140,55 @@ def test_a_plan_from_cards_leaves_datasets_of_one_origin_out_of_each_other():
     for each in known:
         each.catalog = None
     assert also_of(known[0], known) == ("breastmnist",)  # no ECG either
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("origins.yaml", "- [georgia, cinc2012]\n", "Did you mean 'cinc2021'?"),
+        ("origins.yaml", "- [chestmnits, georgia]\n", "Did you mean 'chestmnist'?"),
+        ("x.yaml", "georgia: {shifted: [isruk]}\n", "Did you mean 'isruc'?"),
+        ("x.yaml", "georgia: {unrelated: [isruc], faulty: [isruc]}\n", "the dataset isruc twice"),
+        (
+            "x.yaml",
+            "georgia: {hold_out: {unseen: [flat], faulty: [flat]}}\n",
+            "the condition flat twice",
+        ),
+        ("x.yaml", "georgia: {shifted: [georgia]}\n", "georgia as a use-case of itself"),
+        ("x.yaml", "breastmnist-64: {}\n", "name breastmnist"),
+        ("x.yaml", "", "x.yaml is empty"),
+        ("origins.yaml", "# none\n", "origins.yaml is empty"),
+    ],
+)
+def test_cards_that_would_say_nothing_or_two_things_are_refused(
+    tmp_path, monkeypatch, name, text, message
+):
+    (tmp_path / "ood").mkdir()
+    (tmp_path / "ood" / name).write_text(text)
+    monkeypatch.setenv("BENCHMD_CARDS", str(tmp_path))
+    said = CliRunner().invoke(main, ["ood", "list"])
+    assert said.exit_code == 1
+    assert message in " ".join(said.output.split())
+    assert name in said.output
+
+
+def test_origins_may_name_sizes_and_what_only_another_folder_knows(tmp_path, monkeypatch):
+    (tmp_path / "ood").mkdir()
+    (tmp_path / "ood" / "origins.yaml").write_text("- [georgia, breastmnist-64]\n- [riga, isruc]\n")
+    monkeypatch.setenv("BENCHMD_CARDS", str(tmp_path))
+    assert of_one_origin("georgia", "breastmnist-224")
+    assert of_one_origin("isruc", "riga")
+
+
+def test_the_list_says_where_nothing_is_held_out():
+    lines = CliRunner().invoke(main, ["ood", "list"]).output.splitlines()
+    following = lines[lines.index("breastmnist") + 1]
+    assert following == "  nothing held out; made faults and unrelated sets apply"
+    assert lines[lines.index("octmnist") + 1] == "  unseen, held out: drusen"
+
+
+def test_the_beginning_of_a_name_is_taken_before_what_is_spelled_like_it():
+    names = ("ash", "mahalanobis-layers", "mahalanobis")
+    assert "Did you mean 'mahalanobis'?" in str(unknown_name("detector", "maha", names))
+    assert "Did you mean 'ash'?" in str(unknown_name("detector", "ahs", names))
+    assert "Did you mean" not in str(unknown_name("detector", "zzz", names))

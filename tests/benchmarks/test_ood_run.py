@@ -567,7 +567,7 @@ def test_a_guard_says_of_files_what_it_says_of_their_records(guard, place, tmp_p
         one, other = found[f"{name}.npy"], verdicts[name]
         assert one.score == pytest.approx(other.score, rel=1e-3)  # stored steps round anew
     counts = guards.summary([*found.values()])
-    assert counts["not read"] == 1
+    assert counts["unreadable"] == 1
     assert sum(counts.values()) == 6
 
 
@@ -588,8 +588,6 @@ def test_a_guard_of_something_else_is_refused(guard, runs, place, tmp_path):
     other = Asked(runs[0].folder, place["georgia"], SMALL, Worker())
     with pytest.raises(BenchmdError, match="was trained on another catalog than"):
         guards.require_trained_on(other)
-    with pytest.raises(BenchmdError, match="a catalog of eeg, the model one of ecg"):
-        list(guards.of_catalog(guard, place["isruc"]))
     copied = tmp_path / "run"
     shutil.copytree(runs[0].folder, copied)
     state = copied / "guard" / "mahalanobis-layers.safetensors"

@@ -204,7 +204,9 @@ def test_a_policy_is_never_mixed_with_another(write_manifest, tmp_path):
     assert {(i.policy, i.dataset) for i in plan.items if i.kind == "evaluate"} == {
         ("released", "georgia")
     }
-    assert plan.notes == ("ptb-xl: no catalog of a target, so only its own splits count.",)
+    assert plan.notes == (
+        "ptb-xl: no catalog of a target, so classification is scored on its own splits only.",
+    )
     only = planned(Choice(catalogs=(tmp_path / "catalogs",), policies=("released",)))
     assert {item.policy for item in only.items} == {"released"}
 

@@ -7,13 +7,13 @@ Folders of cards have a folder ``ood``; each of its files maps datasets to their
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from benchmd_ray.card_folders import card_folders
-from benchmd_ray.data.cards import cards
+from benchmd_ray.data.cards import broken_cards, cards
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
 from benchmd_ray.modalities import Modality
@@ -115,17 +115,50 @@ def use_case_of(source: str, kind: Modality, name: str, other: Modality) -> UseC
 def _all(folders: tuple[Path, ...]) -> tuple[dict[str, UseCases], tuple[frozenset[str], ...]]:
     found: dict[str, UseCases] = {}
     groups: list[frozenset[str]] = []
+    known = {*cards(), *broken_cards(), *map(family, cards())}
     for path in (path for folder in folders for path in sorted((folder / FOLDER).glob("*.yaml"))):
         where = f"the card {path}"
         content = read_yaml_file(path, where)
+        if content is None:
+            raise BenchmdError(f"{where} is empty: remove it, or see those of the package.")
         if path.name == ORIGINS:
             stated = typed(tuple[tuple[str, ...], ...], content, where)
-            groups += [frozenset(group) for group in stated]
+            if path.parent.parent == folders[0]:  # the package's own names datasets without a card
+                known.update(name for group in stated for name in group)
+            _require_known(where, known, [name for group in stated for name in group])
+            groups += [frozenset(map(family, group)) for group in stated]
             continue
         for name, own in typed(dict[str, UseCases], content, where).items():
             if name in found:
                 raise BenchmdError(f"{where}: there are use-cases of {name} already: keep one.")
-            if name not in cards():
-                raise unknown_name(f"dataset in {where}:", name, sorted(cards()))
+            _require_sound(where, name, own, known)
             found[name] = own
     return found, tuple(groups)
+
+
+def _require_sound(where: str, name: str, own: UseCases, known: Set[str]) -> None:
+    """Refuse use-cases of what is not there, or that contradict each other.
+
+    Raises:
+        BenchmdError: They are such.
+    """
+    if name not in cards():
+        raise unknown_name(f"dataset in {where}:", name, cards())
+    if name != family(name):
+        raise BenchmdError(f"{where}: use-cases are those of all sizes: name {family(name)}.")
+    others = [each for case in USE_CASES for each in getattr(own, case)]
+    _require_known(where, known, others)
+    if name in map(family, others):
+        raise BenchmdError(f"{where} names {name} as a use-case of itself: remove it there.")
+    conditions = [each for names in own.hold_out.values() for each in names]
+    for kind, names in (("dataset", others), ("condition", conditions)):
+        if twice := sorted({each for each in names if names.count(each) > 1}):
+            raise BenchmdError(
+                f"{where} names the {kind} {twice[0]} twice for {name}: keep it in one use-case."
+            )
+
+
+def _require_known(where: str, known: Set[str], names: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown_name(f"dataset in {where}:", name, known)

@@ -11,6 +11,7 @@ from benchmd_ray.cli.allowed import Command
 from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import (
     CATALOG,
+    DATA,
     FILE,
     FOLDER,
     MODALITY,
@@ -21,6 +22,8 @@ from benchmd_ray.errors import BenchmdError, count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
+
+NOTHING_HELD_OUT = "nothing held out; made faults and unrelated sets apply"
 
 
 @click.group(cls=Commands)
@@ -33,7 +36,10 @@ def ood() -> None:
 
 @ood.command("list")
 def ood_list() -> None:
-    """List the datasets with use-cases: what is held out, unrelated, faulty and shifted."""
+    """List the datasets with use-cases: conditions that are held out, and other datasets.
+
+    Made faults, white noise and unrelated datasets apply to all of them.
+    """
     from benchmd_ray.benchmarks.ood.cards import USE_CASES, in_distribution, use_cases
 
     for name in in_distribution():
@@ -46,6 +52,8 @@ def ood_list() -> None:
                 click.echo(f"  {case}, held out: {held}")
             if others:
                 click.echo(f"  {case}, datasets: {others}")
+        if not own.conditions:
+            click.echo(f"  {NOTHING_HELD_OUT}")
 
 
 @ood.command("detectors")
@@ -117,6 +125,8 @@ def ood_build(
             f"the use-cases of {name} do not say which of its records are normal: build without "
             "--two-classes, or add two_classes: [CONDITION] to its card of use-cases."
         )
+    if not own.conditions:
+        click.echo(f"{name}: {NOTHING_HELD_OUT}")
     there = conditions_there(dataset_card(name), raw, options, tuple(own.conditions))
     if absent := [condition for condition in own.conditions if condition not in there]:
         click.echo(f"not held out, as no record in {raw} is known to have it: {', '.join(absent)}")
@@ -135,7 +145,12 @@ def ood_build(
 @ood.command("tune")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--catalog", type=CATALOG, required=True, help="Catalog that it was trained on.")
-@click.option("--also", type=CATALOG, multiple=True, help="Other catalogs, to detect (repeatable).")
+@click.option(
+    "--also",
+    type=CATALOG,
+    multiple=True,
+    help="Other catalogs, or folders of such, to detect (repeatable).",
+)
 @click.option(
     "--trials",
     type=click.IntRange(2),
@@ -154,24 +169,29 @@ def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: i
     """
     from benchmd_ray.benchmarks.ood import TUNED, tuned_by
     from benchmd_ray.benchmarks.ood.report_rows import tuned_frame
-    from benchmd_ray.results.store import read_run
+    from benchmd_ray.results.store import read_run, shown
+    from benchmd_ray.service.datasets import from_catalogs, read_also
     from benchmd_ray.service.execute import evaluate_run
     from benchmd_ray.settings import Settings
     from benchmd_ray.training.predictions import read_predictions
 
     opened, asked = read_run(run), tuned_by(trials)
+    found = from_catalogs(also).datasets if also else ()
+    read = read_also(asked, from_catalogs((catalog,)).datasets[0], found)
+    others = tuple(each.catalog for each in read if each.catalog is not None)
     # In this process: trials are what goes to the cluster.
-    path = evaluate_run(opened, catalog, Settings(), evaluation=asked, also=also, within=True)
+    path = evaluate_run(opened, catalog, Settings(), evaluation=asked, also=others, within=True)
     rows = tuned_frame(read_predictions(path, TUNED.form))
     click.echo(rows.to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     click.echo(f"written: {path}")
+    click.echo(f"next: benchmd report {shown(run.parent)}")
 
 
 @click.command("guard", cls=Command)
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
     "--data",
-    type=CATALOG,
+    type=DATA,
     required=True,
     multiple=True,
     help="New data: a catalog, a file, or a folder of files (repeatable).",
@@ -190,6 +210,8 @@ def guard(
 ) -> None:
     """Ask a detector in front of the model of RUN about new data: accept or reject each record.
 
+    What cannot be read is unreadable, with the reason.
+
     \b
     benchmd guard runs/RUN --catalog catalogs/ptb-xl --data new/ --out verdicts.csv
     benchmd guard runs/RUN --data newer/ --out more.csv        # fitted before
@@ -200,11 +222,10 @@ def guard(
     from benchmd_ray.benchmarks.ood import guard as guards
     from benchmd_ray.benchmarks.ood.network import Network
     from benchmd_ray.data.batches import Worker
-    from benchmd_ray.data.catalog import MANIFEST, open_catalog
+    from benchmd_ray.data.catalog import open_catalog
     from benchmd_ray.files import replacing
     from benchmd_ray.results.written import csv_text
     from benchmd_ray.settings import Settings
-    from benchmd_ray.storage.location import entries
     from benchmd_ray.training.engine import choose_device
 
     settings, worker = Settings(), Worker(device=choose_device("auto"))
@@ -216,28 +237,23 @@ def guard(
     else:
         network = Network.of(run, worker, settings.execution.precision)
         own = guards.read_guard(run, network, detector)
-    verdicts: list[guards.Verdict] = []
-    for path in data:
-        is_file = isinstance(path, Path) and path.is_file()
-        if not is_file and MANIFEST in entries(path)[0]:
-            verdicts += guards.of_catalog(own, open_catalog(path))
-        elif isinstance(path, Path):
-            verdicts += guards.of_files(own, path)
-        else:
-            raise BenchmdError(f"{path} is no catalog: files are read from local folders only.")
+    found = list(guards.of_data(own, data))
     rows = [
         {
+            "data": str(path),
             "record": one.record,
             "score": one.score,
             "threshold": own.threshold,
-            "verdict": "accept" if one.accepted else "reject",
+            "verdict": one.word,
             "reason": one.reason,
         }
-        for one in verdicts
+        for path, one in found
     ]
     with replacing(out) as partial:
         partial.write_text(csv_text(pd.DataFrame(rows)), "utf-8")
-    counts = guards.summary(verdicts)
+    counts = guards.summary([one for _, one in found])
     said = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    click.echo(f"{own.detector}, {count_of(len(verdicts), 'record')}: {said}")
+    if ignored := guards.ignored(own, data):
+        said += f"; {count_of(ignored.total(), 'file')} ignored: {', '.join(sorted(ignored))}"
+    click.echo(f"{own.detector}, {count_of(len(found), 'record')}: {said}")
     click.echo(f"written: {out}")

@@ -6,13 +6,18 @@ are repeated or averaged, and values keep their unit where both have one of the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values
 from benchmd_ray.benchmarks.ood.faults.images import LARGEST, resized
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.signals import Range, Signal, Window, valid_area
 
+Batch = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+"""Stored values of records, (records, *stored_shape), their scales and their valid sizes."""
 VOLTS = {"mV": 1e-3, "µV": 1e-6}
 
 
@@ -30,7 +35,7 @@ def require_conformable(signal: Signal, to: Signal) -> None:
     if not conformable(signal, to):
         raise BenchmdError(
             f"signals of {signal.name} ({', '.join(signal.axes)}) cannot be shown to a network of "
-            f"{to.name} ({', '.join(to.axes)}): leave them out of --catalog and --also."
+            f"{to.name} ({', '.join(to.axes)}): exclude catalogs of {signal.name}."
         )
 
 
@@ -54,6 +59,27 @@ def conformed(record: Recorded, to: Signal) -> Values:
     elif len(own.axes) < len(to.axes):
         grey = np.repeat(grey[:, None], to.stored_shape[1], axis=1)
     return _shown(resized(_channels(grey, to), _extent(to)), to)
+
+
+def recorded(
+    values: npt.NDArray[Any], step: np.float32, size: npt.NDArray[np.int32], signal: Signal
+) -> Recorded:
+    """A stored record, as faults and `conformed` take it."""
+    valid = tuple(int(each) for each in size)
+    return Recorded(values.astype(np.float32), float(step), valid, signal)
+
+
+def conformed_batch(batch: Batch, own: Signal, to: Signal) -> Batch:
+    """Records as the signal of another; themselves where it is the same.
+
+    Raises:
+        BenchmdError: They cannot be made alike.
+    """
+    if own == to:
+        return batch
+    made = [conformed(recorded(*each, own), to) for each in zip(*batch, strict=True)]
+    extent = np.array(to.stored_shape[1:], np.int32)
+    return np.stack(made), np.ones(len(made), np.float32), np.tile(extent, (len(made), 1))
 
 
 def coarser(own: Signal, to: Signal) -> tuple[int, ...]:

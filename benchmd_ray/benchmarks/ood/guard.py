@@ -7,29 +7,30 @@ what it was fitted on in ``guard/<detector>.json``; both are compared with their
 from __future__ import annotations
 
 import math
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from benchmd_ray.benchmarks.evaluation import Asked
+from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, require_conformable
 from benchmd_ray.benchmarks.ood.detectors import bank_of, pictured, unfit
 from benchmd_ray.benchmarks.ood.methods import USUAL, detector_sources, detectors
-from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, State, finite
+from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, Seen, State, finite
 from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer, pictures
 from benchmd_ray.benchmarks.ood.scores import threshold_of
 from benchmd_ray.benchmarks.ood.sets import inside
-from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.loose import loose_files, read_loose
+from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.loose import ignored_files, loose_files, read_loose
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import replacing, sha256
@@ -41,6 +42,8 @@ from benchmd_ray.integrity import (
     write_hashed_json,
 )
 from benchmd_ray.run_files import RUN
+from benchmd_ray.signals import Signal
+from benchmd_ray.storage.location import Location, entries
 from benchmd_ray.training.collect import evaluation_batch
 
 FOLDER = "guard"
@@ -55,6 +58,11 @@ STATED: Kinds = {
     "state": str,
 }
 REMEDY = "Remove it and fit the detector again with --catalog."
+OF_OTHER_ARRAYS = (
+    *(ArithmeticError, AssertionError, AttributeError, BenchmdError, LookupError, MemoryError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What comes of arrays that a detector did not learn."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,13 @@ class Verdict:
     accepted: bool
     reason: str = ""
     """Why it could not be read."""
+
+    @property
+    def word(self) -> str:
+        """``accept``, ``reject`` or ``unreadable``."""
+        if self.reason:
+            return "unreadable"
+        return "accept" if self.accepted else "reject"
 
 
 def _paths(run: Path, detector: str) -> tuple[Path, Path]:
@@ -154,6 +169,11 @@ def fit(asked: Asked, detector: str) -> Guard:
     if why := unfit(method, network, bank.seen.more, bool((bank.seen.features < 0).any())):
         raise BenchmdError(f"the detector {name} does not fit this network: {why}.")
     state = method.fit(bank)
+    if not _is_finite(state):
+        raise BenchmdError(
+            f"the detector {name} learned values that are NaN or infinite, so it cannot be kept: "
+            "choose another --detector."
+        )
     records = own.calibrating  # as in the benchmark, whose false alarms are then the guard's
     seen = pictured(observer, records) if "pixels" in method.needs else observer.seen(records)
     units = [name for part in records for name in part.table["unit_id"].to_pylist()]
@@ -206,41 +226,112 @@ def read_guard(asked_run: Path, network: Network, detector: str) -> Guard:
     if not math.isfinite(about["threshold"]):
         raise Damaged(path, "its threshold is NaN or infinite", REMEDY)
     require_sha256(weights, about["state"], REMEDY)
-    try:
-        state: State = dict(load_file(weights))
-    except (OSError, SafetensorError) as error:
-        raise Damaged(weights, f"it is not a safetensors file ({error})", REMEDY) from error
-    guard = Guard(name, state, about["threshold"], network)
-    try:
-        _scores(guard, *_zeros(network))
-    except (KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise Damaged(weights, f"its arrays are of another detector ({error})", REMEDY) from error
+    guard = Guard(name, _read_state(weights), about["threshold"], network)
+    _try(guard, weights)
     return guard
 
 
-def _zeros(network: Network) -> tuple[npt.NDArray[np.generic], pa.Table]:
-    """A record of zeros, to try a detector on."""
+def _is_finite(state: State) -> bool:
+    return all(each.dtype.kind not in "fc" or np.isfinite(each).all() for each in state.values())
+
+
+def _read_state(weights: Path) -> State:
+    """Arrays of a fitted detector.
+
+    Raises:
+        Damaged: They cannot be read, or hold NaN or infinity, which no detector learns.
+    """
+    try:
+        state = dict(load_file(weights))
+    except (OSError, SafetensorError, *OF_OTHER_ARRAYS) as error:  # such as a type NumPy lacks
+        raise Damaged(weights, f"it is not a safetensors file ({error})", REMEDY) from error
+    if not _is_finite(state):
+        raise Damaged(weights, "its arrays hold values that are NaN or infinite", REMEDY)
+    return state
+
+
+def _try(guard: Guard, weights: Path) -> None:
+    """Ask a detector that was read about a record of zeros.
+
+    Raises:
+        Damaged: It cannot say a score.
+    """
+    network, method = guard.network, detectors()[guard.detector]
     shape = network.signal.stored_shape
-    columns = {"scale": pa.array([1.0], pa.float32()), "valid_size": [list(shape[1:])]}
-    return np.zeros((1, *shape), network.signal.dtype), pa.table(columns)
+    sizes = np.array([shape[1:]], np.int32)
+    zeros = np.zeros((1, *shape), network.signal.dtype)
+    seen = _seen(guard, (zeros, np.ones(1, np.float32), sizes))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as of means of nothing
+            scores = np.asarray(method.scores(guard.state, seen, network.head), np.float64)
+    except OF_OTHER_ARRAYS as error:
+        raise Damaged(weights, f"its arrays are of another detector ({error})", REMEDY) from error
+    if scores.shape != (1,) or not np.isfinite(scores).all():
+        raise Damaged(weights, "its arrays give no score that is finite", REMEDY)
 
 
-def of_files(guard: Guard, path: Path) -> Iterator[Verdict]:
+def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location, Verdict]]:
+    """What a guard says of catalogs, files and folders, with the path that names each.
+
+    What is named twice, such as a file and its folder, is read once.
+
+    Raises:
+        BenchmdError: One is not there, or cannot be shown to the model.
+    """
+    read: set[Location] = set()
+    for path in paths:
+        if not _is_file(path) and MANIFEST in entries(path)[0]:
+            if path.resolve() not in read:
+                yield from ((path, one) for one in of_catalog(guard, open_catalog(path)))
+            read.add(path.resolve())
+            continue
+        if not isinstance(path, Path):
+            raise BenchmdError(f"{path} is no catalog: files are read from local folders only.")
+        root = path.parent if path.is_file() else path
+        names = loose_files(path, guard.network.signal)
+        places = [(root / name).resolve() for name in names]
+        new = [name for name, place in zip(names, places, strict=True) if place not in read]
+        read.update(places)
+        yield from ((path, one) for one in of_files(guard, path, new))
+
+
+def _is_file(path: Location) -> bool:
+    return isinstance(path, Path) and path.is_file()
+
+
+def ignored(guard: Guard, paths: Sequence[Location]) -> Counter[str]:
+    """Files below folders that are not of the model's formats: their number by ending."""
+    folders = [path for path in paths if isinstance(path, Path) and path.is_dir()]
+    found = {
+        file.resolve(): file.suffix.lower() or "without ending"
+        for folder in folders
+        if not (folder / MANIFEST).is_file()
+        for file in ignored_files(folder, guard.network.signal)
+    }
+    return Counter(found.values())
+
+
+def of_files(guard: Guard, path: Path, names: Sequence[str] | None = None) -> Iterator[Verdict]:
     """What a guard says of files: the file itself, or all below a folder.
 
     A file with several records, such as windows of a scan, has the highest of their scores.
+
+    Args:
+        guard: It.
+        path: The file or the folder.
+        names: Of the files, as `loose_files` gives them; None asks about all.
 
     Raises:
         BenchmdError: There is no file of the model's signal.
     """
     network = guard.network
-    names = loose_files(path, network.signal)
+    names = loose_files(path, network.signal) if names is None else names
     for one in read_loose(path, names, network.signal, network.task):
         if one.table is None or not len(one.table):
             yield Verdict(one.name, float("nan"), False, one.reason or "it holds no record")
             continue
-        signals = decode_signals(one.table["signal"], network.signal)
-        scores = _scores(guard, signals, one.table)
+        scores = _scores(guard, _batch(one.table, network.signal))
         score = float(scores.max())
         yield Verdict(one.name, score, score <= guard.threshold)
 
@@ -248,45 +339,49 @@ def of_files(guard: Guard, path: Path) -> Iterator[Verdict]:
 def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
     """What a guard says of all units of a catalog: records, or scans by their windows' highest.
 
+    Records of another signal are shown to the model as the benchmark shows an unrelated dataset.
+
     Raises:
-        BenchmdError: It is of another signal than the model.
+        BenchmdError: It is of a signal that cannot be shown to the model, such as images to one of
+            signals over time.
     """
-    if catalog.signal != guard.network.signal:
-        raise BenchmdError(
-            f"{catalog.path} is a catalog of {catalog.signal.name}, the model one of "
-            f"{guard.network.signal.name}: name data of the same signal."
-        )
+    own, to = catalog.signal, guard.network.signal
+    require_conformable(own, to)
     size = evaluation_batch(guard.network.model.encoder)
     highest: dict[str, float] = {}
     for split in catalog.manifest["splits"]:
         for table in catalog.tables(split):
             for start in range(0, len(table), size):
                 part = table.slice(start, size).combine_chunks()
-                signals = decode_signals(part["signal"], catalog.signal)
-                scores = _scores(guard, signals, part)
+                scores = _scores(guard, conformed_batch(_batch(part, own), own, to))
                 for name, score in zip(part["unit_id"].to_pylist(), scores, strict=True):
                     highest[name] = max(float(score), highest.get(name, -math.inf))
     for name, score in highest.items():
         yield Verdict(name, score, score <= guard.threshold)
 
 
-def _scores(guard: Guard, signals: npt.NDArray[np.generic], table: Any) -> Floats:
-    network, method = guard.network, detectors()[guard.detector]
+def _batch(table: pa.Table, signal: Signal) -> Batch:
     scales = table["scale"].to_numpy().astype(np.float32)
     sizes = np.array(table["valid_size"].to_pylist(), np.int32)
-    given = (np.asarray(signals), scales, sizes)
-    seen = network.seen(network.quantities(*given))
-    if "pixels" in method.needs:
-        seen = replace(seen, more={**seen.more, "pixels": pictures(network, *given)})
+    return np.asarray(decode_signals(table["signal"], signal)), scales, sizes
+
+
+def _seen(guard: Guard, batch: Batch) -> Seen:
+    network = guard.network
+    seen = network.seen(network.quantities(*batch))
+    if "pixels" not in detectors()[guard.detector].needs:
+        return seen
+    return replace(seen, more={**seen.more, "pixels": pictures(network, *batch)})
+
+
+def _scores(guard: Guard, batch: Batch) -> Floats:
+    network, method = guard.network, detectors()[guard.detector]
+    seen = _seen(guard, batch)
     return finite(method.scores(guard.state, seen, network.head), guard.detector)
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """How many were accepted, rejected and not read."""
-    unread = sum(bool(one.reason) for one in verdicts)
-    accepted = sum(one.accepted for one in verdicts)
-    return {
-        "accepted": accepted,
-        "rejected": len(verdicts) - accepted - unread,
-        "not read": unread,
-    }
+    """How many were accepted, rejected and unreadable: together as many as there are."""
+    found = Counter(one.word for one in verdicts)
+    words = {"accept": "accepted", "reject": "rejected", "unreadable": "unreadable"}
+    return {words[word]: found[word] for word in words}

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmd_ray.benchmarks.ood.conform import conformed
-from benchmd_ray.benchmarks.ood.faults import Fault, Recorded, made
+from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, recorded
+from benchmd_ray.benchmarks.ood.faults import Fault, made
 from benchmd_ray.benchmarks.ood.methods.method import Method, Seen, State, drawn
 from benchmd_ray.benchmarks.ood.network import Network, small, visible
 from benchmd_ray.benchmarks.ood.sets import OutSet, Records
@@ -234,39 +234,23 @@ def median_seconds(work: Callable[[], object]) -> float:
 
 def _batches(
     records: Records, to: Signal, fault: Fault | None, severity: int, size: int
-) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]:
+) -> Iterator[Batch]:
     """Stored values, scales and valid sizes of records as the network is to see them."""
     signals = resident_signals(records.catalog, records.split)
     own = records.catalog.signal
     scales = records.table["scale"].to_numpy().astype(np.float32)
     sizes = np.array(records.table["valid_size"].to_pylist(), np.int32)
     names = records.table["record_id"].to_pylist()
-    same = own == to
-    extent = np.array(to.stored_shape[1:], np.int32)
     for start in range(0, len(records), size):
         places = range(start, min(start + size, len(records)))
         values = np.asarray(signals[records.rows[start : start + size]])
         step, valid = scales[start : start + size], sizes[start : start + size]
-        if not same:
-            values = np.stack(
-                [
-                    conformed(_recorded(each, s, v, own), to)
-                    for each, s, v in zip(values, step, valid, strict=True)
-                ]
-            )
-            step, valid = np.ones(len(values), np.float32), np.tile(extent, (len(values), 1))
+        values, step, valid = conformed_batch((values, step, valid), own, to)
         if fault is not None:
             values = np.stack(
                 [
-                    made(_recorded(each, s, v, to), fault, severity, names[place], SEED)
+                    made(recorded(each, s, v, to), fault, severity, names[place], SEED)
                     for each, s, v, place in zip(values, step, valid, places, strict=True)
                 ]
             )
         yield values, step, valid
-
-
-def _recorded(
-    values: npt.NDArray[Any], step: np.float32, size: npt.NDArray[np.int32], signal: Signal
-) -> Recorded:
-    valid = tuple(int(each) for each in size)
-    return Recorded(values.astype(np.float32), float(step), valid, signal)
