@@ -253,11 +253,9 @@ def compares_examples(encoder: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in encoder.modules())
 
 
-def input_extents(encoder: nn.Module) -> tuple[int, ...]:
-    """Extents along the axes of space or time of what an encoder sees at once."""
-    if isinstance(encoder, SegmentationNetwork):
-        return encoder.window
-    return tuple(encoder.signal.input_shape[1:])  # type: ignore[union-attr, index]
+def input_extents(encoder: nn.Module, signal: Signal) -> tuple[int, ...]:
+    """Extents, along all axes but the channel's, of what an encoder of a signal sees at once."""
+    return encoder.window if isinstance(encoder, SegmentationNetwork) else signal.input_shape[1:]
 
 
 def values_held(encoder: nn.Module) -> int:

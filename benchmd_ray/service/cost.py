@@ -223,7 +223,7 @@ def _counted_once(signal: Signal, settings: str) -> _Counted:
 def _counted_on(device: str, signal: Signal, encoder: EncoderSettings) -> _Counted:
     with torch.device(device), torch.random.fork_rng(devices=[]):
         module = make_encoder(signal, encoder).eval()
-        extents = input_extents(module)
+        extents = input_extents(module, signal)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             module(torch.zeros(1, signal.input_shape[0], *extents))
     parameters = sum(p.numel() for p in module.parameters())

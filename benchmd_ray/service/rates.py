@@ -175,7 +175,7 @@ def measure_here(
         model, settings.pretrain.optimiser, settings.execution, Worker(device=place)
     )
     signals = torch.randn(batch, *signal.input_shape, device=place)
-    seen = signals[:, :, *map(slice, input_extents(model.encoder))]
+    seen = signals[:, :, *map(slice, input_extents(model.encoder, signal))]
 
     def train() -> None:
         engine.step(engine(seen).square().mean(), 1e-6)

@@ -154,8 +154,8 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         best = _finetune(job, catalog, data, model, worker, reporter)
     if best.epoch < 0:
         raise BenchmdError(
-            f"none of the {settings.transfer.epochs} epochs has a validation score "
-            f"({catalog.task.selected_by.upper()}), so none can be kept: the split validation of "
+            f"none of the {settings.transfer.epochs} epochs has a validation "
+            f"{catalog.task.selected_by.upper()}, so none can be kept: the split validation of "
             f"{catalog.path} could not be scored."
         )
     if worker.rank == 0:

@@ -145,7 +145,8 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     target[area] = _labels(labels, card)
     stored, scale = _steps(values)
     signal = np.full(card.signal.stored_shape, stored.min(), np.int16)
-    signal[0, *area] = stored
+    inside: Any = (0, *area)
+    signal[inside] = stored
     record = Record(
         record_id=item.record_id,
         group_id=item.group_id,
