@@ -34,7 +34,7 @@ PARTS: Mapping[str, Part] = {
             "models/segmentation_networks.py",
             "models/segmenter.py",
             "training/segmentation.py",
-            "scores/overlap.py",
+            "scores/dice.py",
         ),
     ),
     "e-mix": Part(1, ("ssl/emix.py", "ssl/method.py")),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from benchmd_ray.data.batches import Batch, Feed, Worker
-from benchmd_ray.scores.overlap import dice
+from benchmd_ray.scores.dice import dice
 from benchmd_ray.training.collect import gathered
 from benchmd_ray.training.seeds import PATCHES
 
