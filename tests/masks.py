@@ -35,7 +35,8 @@ def mask_record(number: int, card: DatasetCard, seed: int = 0) -> Record:
     stored = card.signal.stored_shape[1:]
     values, mask = drawn_volume(number, seed)
     size = tuple(min(a, b - number % 3) for a, b in zip(values.shape, stored, strict=True))
-    middle = tuple(slice((a - b) // 2, (a - b) // 2 + b) for a, b in zip(values.shape, size))
+    pairs = zip(values.shape, size, strict=True)
+    middle = tuple(slice((a - b) // 2, (a - b) // 2 + b) for a, b in pairs)
     signal = np.full(card.signal.stored_shape, values.min(), np.int16)
     target = np.zeros(stored, np.uint8)
     area = valid_area(stored, size)

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.models.monai_networks import AXES, monai_nets
@@ -146,14 +147,25 @@ def _unetr(nets: Any, size: _Size) -> nn.Module:
     return network  # type: ignore[no-any-return]
 
 
+class _RatesHere(TorchFunctionMode):
+    """SwinUNETR reads numbers of a tensor while it is made, which one without storage has not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.linspace:
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
 def _swin_unetr(nets: Any, size: _Size) -> nn.Module:
-    network = nets.SwinUNETR(
-        in_channels=size.channels,
-        out_channels=1,
-        feature_size=size.width,
-        drop_rate=size.dropout,
-        spatial_dims=size.axes,
-    )
+    with _RatesHere():
+        network = nets.SwinUNETR(
+            in_channels=size.channels,
+            out_channels=1,
+            feature_size=size.width,
+            drop_rate=size.dropout,
+            spatial_dims=size.axes,
+        )
     network.out = nn.Identity()
     return network  # type: ignore[no-any-return]
 

@@ -61,9 +61,7 @@ def test_a_mask_goes_back_to_the_very_voxels_of_its_file(tmp_path, direction):
     out = tmp_path / "back.nii.gz"
     write_nifti(in_file(record.target, record.geometry), out)
     np.testing.assert_array_equal(voxels(out), mask)
-    held, expected = (
-        SimpleITK.ReadImage(str(p)) for p in (out, root / "labelsTr" / "a.nii.gz")
-    )
+    held, expected = (SimpleITK.ReadImage(str(p)) for p in (out, root / "labelsTr" / "a.nii.gz"))
     for name in ("GetSize", "GetSpacing", "GetOrigin", "GetDirection"):
         np.testing.assert_allclose(getattr(held, name)(), getattr(expected, name)(), atol=1e-5)
 
@@ -150,7 +148,9 @@ def test_resampled_volumes_are_in_their_place(tmp_path):
 @pytest.mark.parametrize("text", ["", "0", "1x2", "1x1x99", "fine", "nan"])
 def test_a_spacing_that_is_none_is_refused(tmp_path, text):
     root = pair(tmp_path, *drawn())
-    with pytest.raises(BenchmdError, match=r"option spacing of hippocampus is .*, expected own, or"):
+    with pytest.raises(
+        BenchmdError, match=r"option spacing of hippocampus is .*, expected own, or"
+    ):
         decathlon.discover(root, CARD, Choices(options={"spacing": text}))
 
 

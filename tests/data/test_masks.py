@@ -7,7 +7,6 @@ import json
 
 import made_catalogs
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from masks import COUNTS, EXTENTS, mask_record, mask_splits, small_card, write_masks
 
@@ -17,7 +16,7 @@ from benchmd_ray.data.feed import read_columns, resident_feed
 from benchmd_ray.data.hdf5 import export_hdf5
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.data.manifest import shard_part
-from benchmd_ray.data.records import RecordError, checked, targets_of, to_table
+from benchmd_ray.data.records import RecordError, checked, to_table
 from benchmd_ray.data.streaming import StreamingFeed, row_bytes
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError, FieldError

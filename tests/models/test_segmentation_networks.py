@@ -172,7 +172,9 @@ def test_a_network_that_segments_is_refused_for_classes(network):
     require_task(MASKS, EncoderSettings(network=network))
 
 
-@pytest.mark.parametrize(("extents", "smoothing"), [((6, 5), 0.0), ((4, 5, 6), 0.0), ((3, 4, 2), 0.2)])
+@pytest.mark.parametrize(
+    ("extents", "smoothing"), [((6, 5), 0.0), ((4, 5, 6), 0.0), ((3, 4, 2), 0.2)]
+)
 def test_the_loss_is_monais_and_that_of_each_example_alone(extents, smoothing):
     losses = pytest.importorskip("monai.losses")
     generator = torch.Generator().manual_seed(1)

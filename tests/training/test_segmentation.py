@@ -254,11 +254,13 @@ def test_two_workers_compute_what_one_does(volumes, make_settings, tmp_path, ray
         launch(TransferJob(settings, volumes.path, folder))
         folders[workers] = folder
     one, two = (read_metrics(folder) for folder in folders.values())
-    for name in ("loss", "validation_dsc"):
-        assert [x[name] for x in one] == pytest.approx([x[name] for x in two], abs=1e-3)
+    assert [x["loss"] for x in one] == pytest.approx([x["loss"] for x in two], abs=2e-5)
+    scores = [[x["validation_dsc"] for x in lines] for lines in (one, two)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
     held, other = (load_file(folder / MODEL) for folder in folders.values())
     for name, value in held.items():
-        assert (other[name] - value).abs().mean() < 1e-4, name
+        if name.endswith("weight"):  # biases before a normalisation have no gradient but rounding
+            assert (other[name] - value).abs().mean() < 1e-4, name
 
 
 @pytest.mark.parametrize(
