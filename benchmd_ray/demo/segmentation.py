@@ -59,7 +59,7 @@ def drawn_volume(number: int, seed: int) -> tuple[npt.NDArray[np.int16], npt.NDA
     """A volume and its mask, (z, y, x) each."""
     rng = generator(seed, DATASET, f"volume {number}")
     shape = rng.integers(LEAST, MOST + 1, 3)
-    places = np.stack(np.mgrid[tuple(slice(extent) for extent in shape)]).astype(float)
+    places = np.indices(tuple(shape.tolist())).astype(float)
     centre = shape / 2 + rng.uniform(-2, 2, 3)
     radii = np.array([4.0, 7.0, 4.0]) * rng.uniform(0.8, 1.15, 3)
     offset = places - centre.reshape(3, 1, 1, 1)

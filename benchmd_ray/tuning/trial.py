@@ -62,6 +62,8 @@ class Work:
     """Threads of a trial."""
     memory_bytes: int | None = None
     """Memory that a trial's process may allocate; None sets no limit."""
+    score: str = "auroc"
+    """Name of what trials are compared by."""
 
     def trial_folder(self, number: int) -> Path:
         """Folder of a trial while it is at work."""
@@ -74,7 +76,8 @@ class Reached:
 
     step: int
     auroc: float
-    """Best on the search's validation records so far; of several arms, the mean over those done."""
+    """Best on the search's validation records so far; of several arms, the mean over those done.
+    DSC where masks are learned."""
     aurocs: Mapping[str, float]
     """By modality, of the arms that are done."""
     seconds: float
