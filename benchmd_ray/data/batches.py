@@ -161,11 +161,12 @@ class ResidentFeed:
         device, used = self._worker.device, columns.at(self._subset)
         self._signals = signals
         self._device_signals: torch.Tensor | None = None
-        fits = self._fits(signals[:1].nbytes * self.rows + used.targets.nbytes)
+        masks = used.targets.nbytes if used.targets.ndim > 2 else 0  # as large as signals
+        fits = self._fits(signals[:1].nbytes * self.rows + masks)
         if fits:
             self._device_signals = _to_device(signals, self._subset, device)
         self._targets = torch.from_numpy(used.targets)
-        if fits or used.targets.ndim == 2:  # masks are as large as signals
+        if fits or not masks:
             self._targets = self._targets.to(device)
         self._scales = torch.from_numpy(used.scales).to(device)
         self._sizes = torch.from_numpy(used.sizes).to(device)

@@ -68,17 +68,17 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     """
     technique = technique_named(job.technique)
     require_source(catalog)
-    if catalog.task.segments:
-        raise BenchmdError(
-            f"the task of {catalog.dataset} is a segmentation, whose networks are trained from "
-            f"random weights: leave the technique {job.technique} out, or take scratch."
-        )
     if technique.imagenet:
         require_images(catalog.signal)
         require_imagenet_patches(catalog.signal, job.settings.encoder)
     require_fitting(catalog.signal, job.settings.encoder)
     if technique.method is None:  # nothing is trained
         return
+    if catalog.task.segments:
+        raise BenchmdError(
+            f"the task of {catalog.dataset} is a segmentation, whose networks are trained from "
+            f"random weights: leave the technique {job.technique} out, or take scratch."
+        )
     if job.settings.pretrain.options and not technique.plugged_in:
         raise BenchmdError(
             f"pretrain.options is {job.settings.pretrain.options}, which {job.technique} does not "

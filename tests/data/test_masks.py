@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from masks import COUNTS, EXTENTS, mask_record, mask_splits, small_card, write_masks
 
-from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.batches import ResidentFeed, Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import read_columns, resident_feed
 from benchmd_ray.data.hdf5 import export_hdf5
@@ -161,3 +161,14 @@ def test_catalogs_of_masks_are_described(catalog):
 def test_masks_are_not_exported_as_hdf5(tmp_path, catalog):
     with pytest.raises(BenchmdError, match=r"holds masks with their geometry, which HDF5 files"):
         export_hdf5(catalog, tmp_path / "catalog.h5")
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_masks_go_to_a_gpu_with_their_volumes_or_not_at_all(catalog, monkeypatch, fits):
+    asked = []
+    monkeypatch.setattr(ResidentFeed, "_fits", lambda _, size: asked.append(size) or fits)
+    feed = resident_feed(catalog, "train", seed=0, subset=np.array([1, 6]))
+    assert asked == [2 * 3 * np.prod(EXTENTS)]
+    assert (feed._device_signals is not None) == fits
+    (batch,) = feed.ordered(2)
+    np.testing.assert_array_equal(batch.targets, truth("train")[[1, 6]])
