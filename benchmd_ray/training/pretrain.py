@@ -74,9 +74,9 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     require_fitting(catalog.signal, job.settings.encoder)
     if technique.method is None:  # nothing is trained
         return
-    if catalog.task.segments:
+    if catalog.card.task.segments:
         raise BenchmdError(
-            f"the task of {catalog.dataset} is a segmentation, whose networks are trained from "
+            f"the task of {catalog.card.name} is a segmentation, whose networks are trained from "
             f"random weights: leave the technique {job.technique} out, or take scratch."
         )
     if job.settings.pretrain.options and not technique.plugged_in:
