@@ -301,3 +301,31 @@ def test_a_model_of_masks_classifies_nothing(train):
     folder = train("transfer.epochs=1")
     with pytest.raises(BenchmdError, match="is of a model that segments: name one that classifies"):
         load_classifier(folder)
+
+
+NETWORKS = {
+    "monai-unet": {"width": 4, "depth": 3, "patch": 32},
+    "monai-segresnet": {"width": 8, "depth": 3, "patch": 32},
+    "monai-unetr": {"width": 4, "hidden": 48, "patch": 32},
+    "monai-swinunetr": {"width": 12},
+}
+"""Options of a small one of each."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
+def test_each_network_trains_and_is_read_back(network, make_settings, tmp_path):
+    card = small_card((32, 64, 32))
+    path, counts = tmp_path / "catalog", {"train": 4, "validation": 2, "test": 2}
+    catalog = open_catalog(write_catalog(path, card, mask_splits(card, counts)))
+    options = [f"encoder.options.{name}={value}" for name, value in NETWORKS[network].items()]
+    settings = make_settings(
+        f"encoder.network={network}", *options, *UNET[3:], "transfer.batch_size=2"
+    )
+    job = TransferJob(settings, catalog.path, tmp_path)
+    transfer(job, Worker(), RunReporter(tmp_path, silent=True))
+    losses = [line["loss"] for line in read_metrics(tmp_path)]
+    assert losses[-1] < losses[0]
+    model = load_segmenter(tmp_path).eval()
+    with torch.no_grad():
+        assert model(torch.zeros(1, 1, 32, 64, 32)).shape == (1, 3, 32, 64, 32)
