@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, USUAL, Evaluation
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, OF_TRANSFERS, Evaluation
 from benchmd_ray.errors import BenchmdError, first_line, require_plain_name, shown, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -180,7 +180,7 @@ class Benchmark:
                 raise BenchmdError(
                     f"the benchmark {self.name} has two {what}s named {both[0]}: rename one."
                 )
-        if not any(each in self.evaluations for each in USUAL):
+        if not any(each in self.evaluations for each in OF_TRANSFERS):
             raise BenchmdError(
                 f"the benchmark {self.name} has no classification among its evaluations: add "
                 "CLASSIFICATION, by which a transfer chooses its epoch, or SEGMENTATION, where it "

@@ -153,10 +153,10 @@ SEGMENTATION = Evaluation(
     tasks=(SEGMENTS,),
 )
 """Masks of a dataset's evaluation splits, as files too, and what they overlap of the references."""
-USUAL = (CLASSIFICATION, SEGMENTATION)
+OF_TRANSFERS = (CLASSIFICATION, SEGMENTATION)
 """Evaluations that a transfer ends with, each for its tasks."""
 
 
 def usual_evaluation(task: Task) -> Evaluation:
     """What a transfer to a task is scored by: its source always is, and targets zero-shot."""
-    return next(each for each in USUAL if task.kind in each.tasks)
+    return next(each for each in OF_TRANSFERS if task.kind in each.tasks)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmd_ray import benchmarks as rooms
 from benchmd_ray.benchmarks.benchmark import Benchmark, Start
-from benchmd_ray.benchmarks.evaluation import USUAL as USUALLY
-from benchmd_ray.benchmarks.evaluation import Evaluation
+from benchmd_ray.benchmarks.evaluation import OF_TRANSFERS, Evaluation
 from benchmd_ray.errors import BenchmdError, first_line, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.plugins import IMPORT_PATH, NAMED
@@ -103,7 +102,7 @@ def evaluations_asked(name: str) -> tuple[Evaluation, ...]:
     """
     if name in benchmarks():
         return tuple(one for one in benchmark(name).evaluations if one.planned)
-    return tuple(dict.fromkeys((*USUALLY, evaluations()[name])))
+    return tuple(dict.fromkeys((*OF_TRANSFERS, evaluations()[name])))
 
 
 def settings_among(determinants: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,8 +40,8 @@ from benchmd_ray.training.segmentation import overlaps
 from benchmd_ray.training.weights import described, load_segmenter, model_description
 
 BASELINE = "mean mask"
-"""What needs no model: of each voxel of the catalog's grid the class that most masks of the
-training split have there."""
+"""What needs no model: of each voxel of the catalog's grid the class that most masks of its
+training split have there. A target has none."""
 COLUMNS: dict[str, pa.DataType] = {
     **dict.fromkeys(IDENTIFIERS, pa.string()),
     "method": pa.string(),
@@ -92,7 +92,7 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
     if not catalog.evaluation_splits:
         raise BenchmdError(f"the catalog {catalog.path} has no record in its evaluation splits.")
     folder = predictions_path(run, catalog.dataset, SEGMENTATION).with_suffix("")
-    common = _common_mask(catalog)
+    common = _common_mask(catalog) if catalog.rows("train") else None
     rows: list[dict[str, Any]] = []
     for split in catalog.evaluation_splits:
         for known, geometry, mask, reference in _masks(run, catalog, split, settings, worker):
@@ -105,9 +105,10 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
             file = {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
             own = {**known, "split": split}
             rows += _rows(own | file | {"method": ""}, mask, reference, geometry, catalog)
-            usual = np.where(outside, 0, common).astype(np.uint8)
-            of_none = dict.fromkeys(file) | {"method": BASELINE}
-            rows += _rows(own | of_none, usual, reference, geometry, catalog)
+            if common is not None:
+                usual = np.where(outside, 0, common).astype(np.uint8)
+                of_none = dict.fromkeys(file) | {"method": BASELINE}
+                rows += _rows(own | of_none, usual, reference, geometry, catalog)
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
 
 

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import made_catalogs
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -29,6 +30,7 @@ from benchmd_ray.benchmarks.segmentation import score_rows
 from benchmd_ray.benchmarks.touchstone.recipes import NETWORKS, datasets, start_settings
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.geometry import image_of
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.demo.segmentation import write_segmentation
@@ -240,6 +242,17 @@ def test_a_catalog_of_another_signal_is_refused(run, tmp_path):
         BenchmdError, match=r"is a model of small-mr, the catalog .* is of small-mr"
     ):
         SEGMENTATION.compute(Asked(run.folder, other, SMALL, Worker()))
+
+
+def test_a_target_is_segmented_zero_shot_and_has_no_mean_mask(catalog, tmp_path):
+    card = small_card(name="others", role="target")
+    shards = {"test": mask_splits(card)["test"]}
+    target = open_catalog(made_catalogs.write_catalog(tmp_path / "target", card, shards))
+    run = transfer_run(catalog.path, tmp_path / "runs", SMALL, targets=(target.path,))
+    path = predictions_path(run.folder, "others", "segmentation")
+    table = read_predictions(path, SEGMENTATION.form).table
+    assert set(table["method"].to_pylist()) == {""}
+    assert len(list(path.with_suffix("").iterdir())) == 4
 
 
 def changed(table, name, value, row=0):
