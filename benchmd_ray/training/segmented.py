@@ -25,6 +25,7 @@ from benchmd_ray.data.geometry import Geometry, geometry_of, in_file, write_nift
 from benchmd_ray.data.records import PERSON, targets_of
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import remove
 from benchmd_ray.scores.dice import PREDICTED, REFERENCE, dice, presence
 from benchmd_ray.settings import Settings
 from benchmd_ray.signals import differing_in, valid_area
@@ -92,6 +93,7 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
     if not catalog.evaluation_splits:
         raise BenchmdError(f"the catalog {catalog.path} has no record in its evaluation splits.")
     folder = predictions_path(run, catalog.dataset, SEGMENTATION).with_suffix("")
+    remove(folder)  # it may have masks of another catalog of this name
     common = _common_mask(catalog) if catalog.rows("train") else None
     rows: list[dict[str, Any]] = []
     for split in catalog.evaluation_splits:

@@ -226,8 +226,11 @@ def test_a_finished_run_is_not_done_again(run, catalog):
 
 def test_masks_are_the_same_when_they_are_made_again(run, catalog, predictions):
     path = predictions_path(run.folder, "hippocampus", "segmentation")
+    stray = path.with_suffix("") / "case_of_another_catalog.nii.gz"
+    stray.write_bytes(b"mask")
     table = SEGMENTATION.compute(Asked(run.folder, catalog, SMALL, Worker()))
     assert table.equals(predictions.table)
+    assert not stray.exists()
     assert read_predictions(path, SEGMENTATION.form).table.equals(table)
 
 
