@@ -28,6 +28,15 @@ PARTS: Mapping[str, Part] = {
     "monai": Part(1, ("models/monai_networks.py",)),
     "imagenet": Part(1, ("models/imagenet.py",)),
     "heads": Part(1, ("models/heads.py",)),
+    "segmentation": Part(
+        1,
+        (
+            "models/segmentation_networks.py",
+            "models/segmenter.py",
+            "training/segmentation.py",
+            "scores/dice.py",
+        ),
+    ),
     "e-mix": Part(1, ("ssl/emix.py", "ssl/method.py")),
     "shed": Part(1, ("ssl/shed.py", "ssl/method.py")),
     "mae": Part(1, ("ssl/mae.py", "ssl/method.py")),
@@ -52,6 +61,7 @@ PARTS: Mapping[str, Part] = {
             "training/transfer.py",
             "training/selection.py",
             "training/collect.py",
+            "training/objectives.py",
             "scores/metrics.py",
             "scores/ranking.py",
         ),

@@ -11,12 +11,16 @@ import numpy.typing as npt
 
 from benchmd_ray.errors import FieldError, shown
 
-TaskKind = Literal["single-label", "multi-label", "ordinal"]
+TaskKind = Literal["single-label", "multi-label", "ordinal", "segmentation"]
 
 EXCLUSIVE = ("single-label", "ordinal")
 """Kinds of task in which a record is of exactly one class."""
+SEGMENTATION: Literal["segmentation"] = "segmentation"
+"""Kind of task in which each voxel of a record is of exactly one class."""
 UNKNOWN = -1
 """Target value of a class that is not known; it is masked in losses and metrics."""
+MOST_LABELS = 255
+"""Classes of a segmentation, the background among them: masks are uint8."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,29 @@ class Target:
     """What a catalog holds of the truth of a record."""
 
     shape: tuple[int, ...]
-    """Of one record; a value for each class."""
-    dtype: Literal["int8"]
+    """Of one record: a value for each class; of a mask a label for each voxel, (z, y, x)."""
+    dtype: Literal["int8", "uint8"]
     exclusive: bool
     """Whether exactly one class is positive."""
+    classes: int = 0
+    """Of a mask, the background among them: its labels are below. 0 where it is no mask."""
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it has a label for each voxel."""
+        return self.classes > 0
+
+    def present(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Which classes records are positive in, or show in a voxel or more: (records, classes).
+
+        Args:
+            values: (records, *shape).
+        """
+        if not self.is_mask:
+            return np.asarray(values == 1)
+        flat = values.reshape(len(values), -1)
+        counts = [np.bincount(row, minlength=self.classes)[: self.classes] for row in flat]
+        return np.reshape(counts, (len(values), self.classes)) > 0
 
     def fault(self, values: npt.NDArray[Any]) -> str | None:
         """What is wrong with the targets of some records, None when nothing is.
@@ -35,6 +58,13 @@ class Target:
         Args:
             values: (records, *shape).
         """
+        if self.is_mask:
+            if values.shape[1:] != self.shape or values.dtype != np.dtype(self.dtype):
+                found = f"{values.dtype} of shape {values.shape[1:]}"
+                return f"its mask is {found}, expected {self.dtype} of shape {self.shape}"
+            most = int(values.max(initial=0))
+            wrong = f"its mask has the label {most}, expected 0 to {self.classes - 1}"
+            return wrong if most >= self.classes else None
         if values.shape[1:] != self.shape or not np.isin(values, (UNKNOWN, 0, 1)).all():
             return f"its targets are others than 1, 0 and -1 for each of {self.shape[0]} classes"
         if self.exclusive and not ((values == 1).sum(axis=1) == 1).all():
@@ -47,9 +77,11 @@ class Task:
     """What is predicted."""
 
     kind: TaskKind
-    """One of the classes; any of the labels; or one of classes that have an order."""
+    """One of the classes; any of the labels; one of classes that have an order; or one of the
+    classes for each voxel."""
     classes: tuple[str, ...]
-    """Class (or label) names in the order of targets, scores and tables; ordinal: ascending."""
+    """Class (or label) names in the order of targets, scores and tables; ordinal: ascending;
+    segmentation: in the order of the masks' labels, the background first."""
     scored: str = "records"
     """What is scored, each as one: records, or the scans that windows were cut from."""
 
@@ -59,7 +91,12 @@ class Task:
         Raises:
             FieldError: There are too few, or one is there twice.
         """
-        least = 2 if self.exclusive else 1
+        least = 2 if self.exclusive or self.segments else 1
+        if self.segments and len(self.classes) > MOST_LABELS:
+            raise FieldError(
+                "classes",
+                f"a segmentation has {len(self.classes)} classes, expected {MOST_LABELS} or fewer.",
+            )
         if len(self.classes) < least or not all(self.classes):
             raise FieldError(
                 "classes",
@@ -76,6 +113,28 @@ class Task:
         """Whether a record is of exactly one class."""
         return self.kind in EXCLUSIVE
 
-    def target(self, classes: Sequence[str]) -> Target:
-        """What catalogs hold of the truth, for these classes: its own, or those that merge them."""
+    @property
+    def segments(self) -> bool:
+        """Whether each voxel is of a class."""
+        return self.kind == SEGMENTATION
+
+    @property
+    def foreground(self) -> tuple[str, ...]:
+        """Classes that are scored: all, of a segmentation those but the background."""
+        return self.classes[1:] if self.segments else self.classes
+
+    @property
+    def selected_by(self) -> str:
+        """Name of the score on validation records by which an epoch is kept."""
+        return "dsc" if self.segments else "auroc"
+
+    def target(self, classes: Sequence[str], extents: Sequence[int]) -> Target:
+        """What catalogs hold of the truth of a record.
+
+        Args:
+            classes: The task's own, or those that merge them.
+            extents: Of the stored signal, without its channels.
+        """
+        if self.segments:
+            return Target(tuple(extents), "uint8", exclusive=False, classes=len(classes))
         return Target((len(classes),), "int8", self.exclusive)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, OF_TRANSFERS, Evaluation
 from benchmd_ray.errors import BenchmdError, first_line, require_plain_name, shown, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.settings import Settings, as_dict, updated
@@ -144,7 +144,7 @@ class Benchmark:
     starts: tuple[Start, ...]
     """The usual one first."""
     evaluations: tuple[Evaluation, ...] = (CLASSIFICATION,)
-    """What is asked of each finished transfer; the classification of its source always is."""
+    """What is asked of each finished transfer; the usual one of its source always is."""
     published: Published | None = None
     space: Callable[[str, str, Modality], Path | None] | None = None
     """From technique, searched setting and modality to a file of its own search space; None takes
@@ -180,10 +180,11 @@ class Benchmark:
                 raise BenchmdError(
                     f"the benchmark {self.name} has two {what}s named {both[0]}: rename one."
                 )
-        if CLASSIFICATION not in self.evaluations:
+        if not any(each in self.evaluations for each in OF_TRANSFERS):
             raise BenchmdError(
                 f"the benchmark {self.name} has no classification among its evaluations: add "
-                "CLASSIFICATION, by which a transfer chooses its epoch."
+                "CLASSIFICATION, by which a transfer chooses its epoch, or SEGMENTATION, where it "
+                "is of masks."
             )
         _guard(self, f"the benchmark {self.name}", {"datasets": tuple, "space": Path | None})
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from benchmd_ray.errors import BenchmdError, require_plain_name
 from benchmd_ray.hardware import hardware
+from benchmd_ray.tasks import SEGMENTATION as SEGMENTS
+from benchmd_ray.tasks import Task, TaskKind
 from benchmd_ray.training.predictions import CLASSIFIED, Form, Predictions, write_predictions
 
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from benchmd_ray.data.catalog import Catalog
     from benchmd_ray.modalities import Modality
     from benchmd_ray.settings import Settings
+
+
+LABELS: tuple[TaskKind, ...] = ("single-label", "multi-label", "ordinal")
+"""Kinds of the tasks in which records are of classes."""
 
 
 class Member(Protocol):
@@ -75,6 +81,8 @@ class Evaluation:
     with all that compares techniques."""
     roles: tuple[str, ...] = ("source", "target")
     """Of the datasets that it takes."""
+    tasks: tuple[TaskKind, ...] = LABELS
+    """Kinds of the tasks that it takes."""
     also: Callable[[Member, Sequence[Member]], tuple[str, ...]] | None = None
     """From a dataset that it takes, and all that were chosen, to the names of those that it reads
     in addition; None for an evaluation that reads no other."""
@@ -118,3 +126,37 @@ def _classified(asked: Asked) -> pa.Table:
 
 CLASSIFICATION = Evaluation(CLASSIFIED, _classified)
 """Scores of a dataset's evaluation splits: a source's own, and zero-shot those of a target."""
+
+
+def _segmented(asked: Asked) -> pa.Table:
+    from benchmd_ray.training.segmented import segmented
+
+    return segmented(asked.run, asked.catalog, asked.settings, asked.worker)
+
+
+def _segmentation_fault(predictions: Predictions) -> str:
+    from benchmd_ray.training.segmented import fault
+
+    return fault(predictions)
+
+
+def _segmentation_scores(predictions: Predictions, resamples: int) -> pd.DataFrame:
+    from benchmd_ray.benchmarks.segmentation import score_rows
+
+    return score_rows(predictions, resamples)
+
+
+SEGMENTATION = Evaluation(
+    Form("segmentation", 1, _segmentation_fault),
+    _segmented,
+    _segmentation_scores,
+    tasks=(SEGMENTS,),
+)
+"""Masks of a dataset's evaluation splits, as files too, and what they overlap of the references."""
+OF_TRANSFERS = (CLASSIFICATION, SEGMENTATION)
+"""Evaluations that a transfer ends with, each for its tasks."""
+
+
+def usual_evaluation(task: Task) -> Evaluation:
+    """What a transfer to a task is scored by: its source always is, and targets zero-shot."""
+    return next(each for each in OF_TRANSFERS if task.kind in each.tasks)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmd_ray import benchmarks as rooms
 from benchmd_ray.benchmarks.benchmark import Benchmark, Start
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
+from benchmd_ray.benchmarks.evaluation import OF_TRANSFERS, Evaluation
 from benchmd_ray.errors import BenchmdError, first_line, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.plugins import IMPORT_PATH, NAMED
@@ -95,14 +95,14 @@ def asked_name(name: str) -> str:
 
 
 def evaluations_asked(name: str) -> tuple[Evaluation, ...]:
-    """What is asked of each transfer: a benchmark's evaluations, or the classification and one.
+    """What is asked of each transfer: a benchmark's evaluations, or the usual ones and one.
 
     Args:
         name: What `asked_name` gives.
     """
     if name in benchmarks():
         return tuple(one for one in benchmark(name).evaluations if one.planned)
-    return (CLASSIFICATION, evaluations()[name])
+    return tuple(dict.fromkeys((*OF_TRANSFERS, evaluations()[name])))
 
 
 def settings_among(determinants: Mapping[str, Any]) -> dict[str, Any]:

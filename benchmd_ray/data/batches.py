@@ -36,8 +36,8 @@ class Worker:
 class Columns:
     """What a split's rows hold in addition to their signals."""
 
-    targets: npt.NDArray[np.int8]
-    """(rows, classes)."""
+    targets: npt.NDArray[np.int8] | npt.NDArray[np.uint8]
+    """(rows, classes), or masks (rows, *extents)."""
     scales: npt.NDArray[np.float32]
     """(rows,)."""
     sizes: npt.NDArray[np.int32]
@@ -69,7 +69,7 @@ class Batch:
     signals: torch.Tensor
     """(batch, *input_shape), normalised float32, on the device."""
     targets: torch.Tensor
-    """(batch, classes) int8, on the device."""
+    """(batch, classes) int8, or masks (batch, *extents) uint8, on the device."""
 
     @property
     def weights(self) -> torch.Tensor:
@@ -161,9 +161,13 @@ class ResidentFeed:
         device, used = self._worker.device, columns.at(self._subset)
         self._signals = signals
         self._device_signals: torch.Tensor | None = None
-        if self._fits(signals[:1].nbytes * self.rows):
+        masks = used.targets.nbytes if used.targets.ndim > 2 else 0  # as large as signals
+        fits = self._fits(signals[:1].nbytes * self.rows + masks)
+        if fits:
             self._device_signals = _to_device(signals, self._subset, device)
-        self._targets = torch.from_numpy(used.targets).to(device)
+        self._targets = torch.from_numpy(used.targets)
+        if fits or not masks:
+            self._targets = self._targets.to(device)
         self._scales = torch.from_numpy(used.scales).to(device)
         self._sizes = torch.from_numpy(used.sizes).to(device)
 
@@ -182,7 +186,8 @@ class ResidentFeed:
         else:
             stored = torch.from_numpy(np.asarray(self._signals[self._subset[place]])).to(device)
         signals = self._normalise(stored, self._scales[on_device], self._sizes[on_device])
-        return Batch(rows, signals, self._targets[on_device])
+        targets = self._targets[on_device.to(self._targets.device)].to(device)
+        return Batch(rows, signals, targets)
 
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
         """See `Feed`."""

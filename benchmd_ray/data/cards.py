@@ -140,7 +140,7 @@ class DatasetCard:
     @property
     def target(self) -> Target:
         """What is held of the truth of a record."""
-        return self.task.target(self.classes)
+        return self.task.target(self.classes, self.signal.stored_shape[1:])
 
 
 def _cards_of(path: Path) -> dict[str, DatasetCard]:
@@ -252,6 +252,12 @@ def _check_names(card: DatasetCard, where: str, content: Any) -> None:
 def _check_classes(card: DatasetCard, where: str, content: Any) -> None:
     """Refuse a class that the task or the card does not have."""
     merged = {name for names in card.merged_classes.values() for name in names}
+    if card.task.segments and (card.files is not None or merged or "time" in card.signal.axes):
+        line = line_of(content, "modality", "task", "kind")
+        raise BenchmdError(
+            f"{where}: a segmentation{line} is of images or volumes whose masks a dataset's module "
+            "reads: expected neither files nor merged_classes, and no axis time."
+        )
     if card.files is not None and card.task.scored not in SCORED:
         line = line_of(content, "modality", "task", "scored")
         raise unknown_name(f"value of {where}: task, scored{line}:", card.task.scored, SCORED)

@@ -28,7 +28,7 @@ def read_columns(catalog: Catalog, split: str) -> Columns:
     Raises:
         BenchmdError: The split has no record, or a shard is missing or another one.
     """
-    return columns_of(split_table(catalog, split, COLUMNS))
+    return columns_of(split_table(catalog, split, COLUMNS), catalog.card.target)
 
 
 def read_units(catalog: Catalog, split: str) -> list[str]:

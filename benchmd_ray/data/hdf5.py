@@ -63,9 +63,14 @@ def export_hdf5(catalog: Catalog, path: Path) -> None:
         path: The file, which is replaced where it is there.
 
     Raises:
-        BenchmdError: The catalog is damaged, or the disk is full.
+        BenchmdError: The catalog is damaged, or holds masks, or the disk is full.
     """
     manifest, card = catalog.manifest, catalog.card
+    if card.target.is_mask:
+        raise BenchmdError(
+            f"{catalog.path} holds masks with their geometry, which HDF5 files of catalogs do not: "
+            "copy its folder instead."
+        )
     for split in manifest["splits"]:
         catalog.require_split(split)
         catalog.require_unaltered(split)

@@ -90,6 +90,8 @@ def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]
     card, fault = described(stated)
     if card is None or fault:
         raise foreign(path, fault)
+    if card.target.is_mask:
+        raise foreign(path, "it is of a catalog of masks")
     width = schema(card).field("signal").type.byte_width
     for shard in stated["shards"]:
         if shard["rows"] * width > LARGEST_SHARD:

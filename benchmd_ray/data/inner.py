@@ -24,7 +24,7 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import MANIFEST, Catalog, Shard, open_catalog
 from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
 from benchmd_ray.data.manifest_form import SHARDS
-from benchmd_ray.data.records import decode_targets
+from benchmd_ray.data.records import targets_of
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import TEMPORARY, digest, locked, remove, removed_on_failure, write_json
@@ -133,7 +133,8 @@ def validation_patients(source: Catalog) -> frozenset[str]:
     """
     table = split_table(source, "train", ["group_id", "target"])
     groups = np.array(table["group_id"].to_pylist(), np.str_)
-    classes = _rarest_class(decode_targets(table["target"]) == 1)
+    target = source.card.target
+    classes = _rarest_class(target.present(targets_of(table["target"], target)))
     patients = len(np.unique(groups))
     parts = min(FOLDS, patients, int(np.bincount(classes).max()))
     if parts < 2:

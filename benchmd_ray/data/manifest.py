@@ -22,9 +22,9 @@ from benchmd_ray.data.records import (
     HELD_OUT,
     conditions,
     decode_signals,
-    decode_targets,
     positives_per_unit,
     schema,
+    targets_of,
 )
 from benchmd_ray.files import digest, json_bytes
 from benchmd_ray.signals import Signal, valid_area
@@ -41,11 +41,12 @@ ORIGIN = (
 
 def shard_part(table: pa.Table, path: Location, card: DatasetCard) -> dict[str, Any]:
     """Write a shard, and give what the manifest has to know of it."""
+    positive = card.target.present(targets_of(table["target"], card.target))
     return write_shard(table, path, card.signal) | {
         "groups": sorted(set(table["group_id"].to_pylist())),
         "units": len(set(table["unit_id"].to_pylist())),
-        "positives": (decode_targets(table["target"]) == 1).sum(axis=0).tolist(),
-        "positive_units": positives_per_unit(table).tolist(),
+        "positives": positive.sum(axis=0).tolist(),
+        "positive_units": positives_per_unit(table, positive).tolist(),
         "conditions": conditions(table),
         "statistics": _sums(table, card.signal),
     }
@@ -57,13 +58,16 @@ def write_shard(table: pa.Table, path: Location, signal: Signal) -> dict[str, An
     Returns:
         ``bytes`` and ``sha256`` of the file.
     """
+    target = table.schema.field("target").type
     width = table.schema.field("signal").type.byte_width
+    masks = pa.types.is_fixed_size_binary(target)
+    width += target.byte_width if masks else 0
     held = io.BytesIO()
     pq.write_table(
         table,
         held,
         row_group_size=max(1, ROW_GROUP_BYTES // width),
-        compression="none" if signal.dtype == "uint8" else "lz4",
+        compression="none" if signal.dtype == "uint8" and not masks else "lz4",
         use_dictionary=False,
         write_statistics=False,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.geometry import GEOMETRY, Geometry
 from benchmd_ray.errors import shown
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import UNKNOWN, Target
@@ -84,10 +86,13 @@ class Record:
     """Physical value = stored value × scale, in the signal's unit."""
     valid_size: tuple[int, ...]
     """Extent of the signal along each axis but the channel's; beyond it lies padding."""
-    target: Sequence[int]
-    """One value per class: 1, 0, or -1 for unknown."""
+    target: Sequence[int] | npt.NDArray[np.uint8]
+    """One value per class: 1, 0, or -1 for unknown; of a segmentation the mask, of the signal's
+    stored extents."""
     metadata: dict[str, float | str | None] = field(default_factory=dict)
     """Values for the columns of `METADATA`."""
+    geometry: Geometry | None = None
+    """Of a segmentation: the grid of its file, for predictions to go back to."""
 
 
 def hashed_patient(dataset: str, patient: str) -> str:
@@ -128,12 +133,16 @@ def schema(card: DatasetCard) -> pa.Schema:
             pa.field("scale", pa.float32(), nullable=False),
             pa.field("valid_size", pa.list_(pa.int32(), len(signal.stored_shape) - 1)),
             pa.field("target", _arrow_type(card.target), nullable=False),
+            *([pa.field("geometry", GEOMETRY, nullable=False)] if card.target.is_mask else []),
             *(pa.field(name, kind) for name, kind in METADATA.items()),
         ]
     )
 
 
 def _arrow_type(target: Target) -> pa.DataType:
+    """Values of the classes as a list; a mask as binary of fixed size, as signals are."""
+    if target.is_mask:
+        return pa.binary(int(np.prod(target.shape)))
     return pa.list_(pa.from_numpy_dtype(np.dtype(target.dtype)), int(np.prod(target.shape)))
 
 
@@ -158,6 +167,8 @@ def checked(record: Record, card: DatasetCard) -> Record:
         ):
             has = "of another type" if card.hides_names else shown(value)
             fault = f"its {name} is {has}, expected {kind}"
+    if card.target.is_mask and record.geometry is None:
+        fault = "it has a mask and no geometry"
     if not fault:
         fault = values_fault(
             card,
@@ -217,29 +228,49 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
     signals = np.empty((len(records), *signal.stored_shape), dtype)
     for row, record in enumerate(records):
         signals[row] = record.signal
-    width = layout.field("signal").type.byte_width
     columns: dict[str, pa.Array] = {
-        "signal": pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(width), len(records), [None, pa.py_buffer(signals)]
-        ),
+        "signal": _binary(signals),
         "split": pa.array([split] * len(records), pa.string()),
     }
-    for name in ("record_id", "group_id", "unit_id", "scale", "valid_size", "target"):
+    plain = ["record_id", "group_id", "unit_id", "scale", "valid_size"]
+    if card.target.is_mask:
+        masks = np.empty((len(records), *card.target.shape), card.target.dtype)
+        for row, record in enumerate(records):
+            masks[row] = record.target
+        columns["target"] = _binary(masks)
+        held = [record.geometry.as_dict() if record.geometry else None for record in records]
+        columns["geometry"] = pa.array(held, GEOMETRY)
+    else:
+        plain.append("target")
+    for name in plain:
         columns[name] = pa.array([getattr(r, name) for r in records], layout.field(name).type)
     for name, kind in METADATA.items():
         columns[name] = pa.array([r.metadata.get(name) for r in records], kind)
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)
 
 
+def _binary(values: npt.NDArray[np.generic]) -> pa.Array:
+    """Each of some arrays (rows, …) as the bytes of its values."""
+    width = math.prod(values.shape[1:]) * values.itemsize
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(width), len(values), [None, pa.py_buffer(values)]
+    )
+
+
 def decode_signals(column: pa.ChunkedArray | pa.Array, signal: Signal) -> npt.NDArray[np.generic]:
     """Signals of a table's ``signal`` column, (rows, *stored_shape); zero-copy for one chunk."""
+    return _decoded(column, signal.stored_shape, np.dtype(signal.dtype))
+
+
+def _decoded(
+    column: pa.ChunkedArray | pa.Array, shape: Sequence[int], dtype: np.dtype[Any]
+) -> npt.NDArray[np.generic]:
+    """Arrays of a column of binary of fixed size: (rows, *shape)."""
     if isinstance(column, pa.ChunkedArray):
-        chunks = [decode_signals(chunk, signal) for chunk in column.chunks]
+        chunks = [_decoded(chunk, shape, dtype) for chunk in column.chunks]
         if len(chunks) == 1:
             return chunks[0]
-        empty = np.empty((0, *signal.stored_shape), signal.dtype)
-        return np.concatenate(chunks) if chunks else empty
-    dtype = np.dtype(signal.dtype)
+        return np.concatenate(chunks) if chunks else np.empty((0, *shape), dtype)
     width = column.type.byte_width
     values = np.frombuffer(
         column.buffers()[1],
@@ -247,12 +278,23 @@ def decode_signals(column: pa.ChunkedArray | pa.Array, signal: Signal) -> npt.ND
         len(column) * width // dtype.itemsize,
         column.offset * width,
     )
-    return values.reshape(len(column), *signal.stored_shape)
+    return values.reshape(len(column), *shape)
 
 
-def positives_per_unit(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Units of a table that are positive in each class, (classes,): a unit is if a row of it is."""
-    positive = decode_targets(table["target"]) == 1
+def targets_of(column: pa.ChunkedArray, target: Target) -> npt.NDArray[Any]:
+    """Targets of a table, (rows, *shape): values of the classes, or masks."""
+    if target.is_mask:
+        return _decoded(column, target.shape, np.dtype(target.dtype))
+    return decode_targets(column)
+
+
+def positives_per_unit(table: pa.Table, positive: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Units of a table that are positive in each class, (classes,): a unit is if a row of it is.
+
+    Args:
+        table: Has the units.
+        positive: (rows, classes), as `Target.present` gives it.
+    """
     names, unit = np.unique(table["unit_id"].to_pylist(), return_inverse=True)
     held = np.zeros((len(names), positive.shape[1]), bool)
     np.logical_or.at(held, unit, positive)
@@ -266,7 +308,7 @@ def conditions(table: pa.Table) -> dict[str, int]:
 
 
 def decode_targets(column: pa.ChunkedArray) -> npt.NDArray[np.int8]:
-    """Targets of a table, (rows, classes)."""
+    """Values of the classes in a table, (rows, classes)."""
     rows, classes = len(column), column.type.list_size
     flat: npt.NDArray[np.int8] = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return np.asarray(flat, np.int8).reshape(rows, classes)

@@ -17,20 +17,21 @@ from benchmd_ray.cluster import ray_data
 from benchmd_ray.data.batches import Batch, Columns, Rows, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog, Shard
 from benchmd_ray.data.normalise import Statistics, normaliser
-from benchmd_ray.data.records import decode_signals, decode_targets
+from benchmd_ray.data.records import decode_signals, targets_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import ExecutionSettings
+from benchmd_ray.tasks import Target
 
 READ_BYTES = 32 * 2**20
 """Signal bytes that a stream takes at a time."""
 COLUMNS = ["target", "scale", "valid_size"]
 
 
-def columns_of(table: pa.Table) -> Columns:
-    """What is small of a split, from a table with `COLUMNS`."""
+def columns_of(table: pa.Table, target: Target) -> Columns:
+    """What a split holds in addition to its signals, from a table with `COLUMNS`."""
     sizes = table["valid_size"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return Columns(
-        decode_targets(table["target"]),
+        targets_of(table["target"], target),
         np.array(table["scale"], np.float32),
         np.array(sizes, np.int32).reshape(len(table), -1),
     )
@@ -111,7 +112,7 @@ class StreamingFeed:
         for table in _stream([self._shards[i] for i in own], size):
             signals = decode_signals(table["signal"], self._catalog.signal)
             own_rows = rows[read : read + len(signals)]
-            yield _Block(own_rows, signals, columns_of(table))
+            yield _Block(own_rows, signals, columns_of(table, self._catalog.card.target))
             read += len(signals)
         if read != len(rows):
             raise BenchmdError(
@@ -239,9 +240,10 @@ def _pad(batch: Batch | None, filler: Batch, length: int) -> Batch:
 
 
 def row_bytes(catalog: Catalog) -> int:
-    """Bytes of a row's signal as stored."""
-    kind = catalog.signal
-    return math.prod(kind.stored_shape) * np.dtype(kind.dtype).itemsize
+    """Bytes of a row's signal as stored, and of its mask where it has one."""
+    kind, target = catalog.signal, catalog.card.target
+    mask = math.prod(target.shape) if target.is_mask else 0
+    return math.prod(kind.stored_shape) * np.dtype(kind.dtype).itemsize + mask
 
 
 def shuffle_rows(catalog: Catalog, execution: ExecutionSettings) -> int:

@@ -11,10 +11,11 @@ import numpy as np
 from benchmd_ray.data.catalog import MANIFEST, REBUILD, REMEDY, Catalog, Shard
 from benchmd_ray.data.holding_out import by_record
 from benchmd_ray.data.manifest_form import SHARDS
-from benchmd_ray.data.records import HELD_OUT, SEPARATOR, decode_targets, positives_per_unit
+from benchmd_ray.data.records import HELD_OUT, SEPARATOR, positives_per_unit, targets_of
 from benchmd_ray.errors import count_of
 from benchmd_ray.integrity import Damaged
 from benchmd_ray.storage.location import entries
+from benchmd_ray.tasks import Target
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def verify(catalog: Catalog) -> Verification:
     counts: dict[str, np.ndarray[Any, Any]] = {}
     for split in catalog.manifest["splits"]:
         for shard in catalog.shards(split):
-            if fault := _shard_fault(shard, split, groups, counts):
+            if fault := _shard_fault(shard, split, catalog.card.target, groups, counts):
                 faults.append(f"{SHARDS}/{shard.path.name}: {fault}. {REMEDY}")
             elif split == HELD_OUT:
                 leaving |= _leaving(shard, catalog)
@@ -54,6 +55,7 @@ def verify(catalog: Catalog) -> Verification:
 def _shard_fault(
     shard: Shard,
     split: str,
+    target: Target,
     groups: dict[str, set[str]],
     counts: dict[str, np.ndarray[Any, Any]],
 ) -> str | None:
@@ -67,8 +69,12 @@ def _shard_fault(
     if split != HELD_OUT and table["held_out"].null_count != len(table):
         return f"holds records that are held out in the split {split}"
     groups.setdefault(split, set()).update(table["group_id"].to_pylist())
-    positives = (decode_targets(table["target"]) == 1).sum(axis=0)
-    counts[split] = counts.get(split, 0) + np.stack([positives, positives_per_unit(table)])
+    values = targets_of(table["target"], target)
+    if target.is_mask and (fault := target.fault(values)):
+        return fault
+    positive = target.present(values)
+    units = positives_per_unit(table, positive)
+    counts[split] = counts.get(split, 0) + np.stack([positive.sum(axis=0), units])
     return None
 
 

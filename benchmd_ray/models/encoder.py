@@ -18,9 +18,11 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
 from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import RESNETS, ResNet
+from benchmd_ray.models.segmentation_networks import SEGMENTATION_NETWORKS, SegmentationNetwork
 from benchmd_ray.plugins import plugin, plugin_source
 from benchmd_ray.settings import EncoderSettings
 from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task
 
 
 class Block(nn.Module):
@@ -106,8 +108,10 @@ KIND = "encoder network"
 CONVOLUTIONAL: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **RESNETS,
     **MONAI_NETWORKS,
+    **SEGMENTATION_NETWORKS,
 }
-"""Networks of images and volumes that make maps and have no tokens."""
+"""Networks of images and volumes that make maps and have no tokens; those that segment give maps
+instead of features."""
 NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     NETWORK: Encoder,
     **CONVOLUTIONAL,
@@ -117,7 +121,12 @@ NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
 
 def network_part(name: str) -> str:
     """The part (`parts.PARTS`) that a network is of; empty for a user's."""
-    for part, names in (("resnet", RESNETS), ("monai", MONAI_NETWORKS), ("transformer", [NETWORK])):
+    for part, names in (
+        ("resnet", RESNETS),
+        ("monai", MONAI_NETWORKS),
+        ("segmentation", SEGMENTATION_NETWORKS),
+        ("transformer", [NETWORK]),
+    ):
         if name in names:
             return part
     return ""
@@ -198,6 +207,26 @@ def require_fitting(signal: Signal, size: EncoderSettings) -> None:
             make_encoder(signal, size)
 
 
+def require_task(task: Task, size: EncoderSettings) -> None:
+    """Refuse a network that gives maps where a record is classified, and another one for masks.
+
+    Raises:
+        BenchmdError: ``encoder.network`` is not of the task.
+    """
+    segments = size.network in SEGMENTATION_NETWORKS
+    if task.segments and not segments:
+        raise BenchmdError(
+            f"encoder.network is {size.network}, which does not segment, and the task is a "
+            f"segmentation: choose {', '.join(SEGMENTATION_NETWORKS)}, such as with "
+            "--set encoder.network=monai-unet."
+        )
+    if segments and not task.segments:
+        raise BenchmdError(
+            f"encoder.network is {size.network}, which segments, and the task is {task.kind}: "
+            "choose a network that gives features, such as encoder.network=resnet18-3d."
+        )
+
+
 def require_tokens(signal: Signal, size: EncoderSettings, technique: str) -> None:
     """Refuse a network without tokens for a technique that works on them.
 
@@ -224,13 +253,18 @@ def compares_examples(encoder: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in encoder.modules())
 
 
+def input_extents(encoder: nn.Module, signal: Signal) -> tuple[int, ...]:
+    """Extents, along all axes but the channel's, of what an encoder of a signal sees at once."""
+    return encoder.window if isinstance(encoder, SegmentationNetwork) else signal.input_shape[1:]
+
+
 def values_held(encoder: nn.Module) -> int:
     """Values of the largest thing that an encoder makes of one example, where they are known.
 
     Of a network of images that is a map, which is many times its input; of others the input is
     taken.
     """
-    if isinstance(encoder, ResNet | MonaiNetwork):
+    if isinstance(encoder, ResNet | MonaiNetwork | SegmentationNetwork):
         return encoder.largest_map
     return math.prod(encoder.signal.input_shape)  # type: ignore[union-attr, arg-type]
 

@@ -1,8 +1,8 @@
 """Networks of MONAI for images and volumes, with random weights; nothing is fetched.
 
 Those of MONAI that give one feature vector, differ from what is built in, and take images and
-volumes alike. MONAI's ResNets are excluded, which `benchmd_ray.models.resnet` has, as are its
-networks that segment, and those whose weights are downloaded.
+volumes alike. MONAI's ResNets are excluded, which `benchmd_ray.models.resnet` has, as are those
+whose weights are downloaded; networks that segment are in `models.segmentation_networks`.
 
 - ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
 - ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout
@@ -123,7 +123,7 @@ class MonaiNetwork(nn.Module):
         _require_fitting(signal, size.network, extents, kind.least)
         self.signal, self._extents, self._resized = signal, extents, bool(options.resize)
         channels = signal.input_shape[0]
-        self.network, self.width = kind.make(_nets(size.network), len(extents), channels)
+        self.network, self.width = kind.make(monai_nets(size.network), len(extents), channels)
         _replace_norms(self.network)
         self.dropout = nn.Dropout(options.dropout)
         half, quarter = (math.prod(-(-extent // by) for extent in extents) for by in (2, 4))
@@ -142,8 +142,12 @@ class MonaiNetwork(nn.Module):
         return features
 
 
-def _nets(network: str) -> Any:
-    """MONAI's networks."""
+def monai_nets(network: str) -> Any:
+    """MONAI's networks.
+
+    Raises:
+        BenchmdError: MONAI is not installed.
+    """
     try:
         from monai.networks import nets
     except ImportError as error:

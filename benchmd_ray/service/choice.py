@@ -12,6 +12,7 @@ from benchmd_ray.benchmarks.registry import USUAL, benchmark
 from benchmd_ray.data.cards import POLICIES, cards, known_modalities
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modalities import Modality
+from benchmd_ray.models.encoder import require_task
 from benchmd_ray.models.imagenet import require_images
 from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
 from benchmd_ray.settings import (
@@ -24,6 +25,7 @@ from benchmd_ray.settings import (
 )
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder, technique_named
 from benchmd_ray.storage.location import Location
+from benchmd_ray.tasks import Task
 
 Mode = Literal["linear", "finetune"]
 MODES, LABELS = (get_args(get_type_hints(TransferSettings)[name]) for name in ("mode", "labels"))
@@ -35,6 +37,8 @@ TRANSFERS: dict[str, dict[str, Any]] = {
 """Transfer settings by the name that tables use."""
 PROTOCOL = ("linear", *(name for name in TRANSFERS if name.startswith("finetune")))
 """Those of the fixed protocol."""
+MASKS = ("finetune-full",)
+"""Those of masks, of which there are no few labels and no features of a frozen encoder."""
 ALL_TECHNIQUES = (SCRATCH, *TECHNIQUES)
 """Built-in techniques, in the tables' order."""
 
@@ -176,6 +180,12 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
     base = start.settings(kind, name, variant)
     settings = load_settings(choice.file, choice.assignments, updated(base, choice.changes))
     _require_free(choice, base, settings)
+    if kind.task.segments and name != SCRATCH:
+        return settings, "networks of masks are trained from random weights"
+    try:
+        require_task(kind.task, settings.encoder)
+    except BenchmdError:
+        return settings, f"{settings.encoder.network} is not a network for {kind.task.kind}"
     if name not in TECHNIQUES or not TECHNIQUES[name].imagenet:
         return settings, None
     try:
@@ -192,6 +202,11 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
             "embedding_dropout, or leave that technique out."
         )
     return settings, reason
+
+
+def settings_for(task: Task) -> tuple[str, ...]:
+    """Transfer settings of a task where none are chosen."""
+    return MASKS if task.segments else PROTOCOL
 
 
 def _architecture(encoder: EncoderSettings) -> EncoderSettings:

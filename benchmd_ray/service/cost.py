@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmd_ray.models.encoder import NETWORK, make_encoder
+from benchmd_ray.models.encoder import NETWORK, input_extents, make_encoder
+from benchmd_ray.models.segmenter import windows_of
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings, as_dict, updated
 from benchmd_ray.signals import Signal
@@ -101,7 +103,8 @@ def labelled_rows(transfer: TransferSettings, source: Dataset) -> int:
 def forward_flops(signal: Signal, encoder: EncoderSettings) -> float:
     """Operations of encoding one example; another network than ours is run once to count them."""
     if encoder.network != NETWORK:
-        return _counted(signal, encoder)[0]
+        counted = _counted(signal, encoder)
+        return counted.flops * counted.windows
     return patch_flops(signal, encoder) + blocks_flops(signal, encoder)
 
 
@@ -126,9 +129,9 @@ def training_flops(signal: Signal, encoder: EncoderSettings) -> float:
 
     But for the patch embedding, whose input takes no gradient.
     """
-    forward = forward_flops(signal, encoder)
-    own = encoder.network != NETWORK
-    return 3 * forward - (0.0 if own else patch_flops(signal, encoder))
+    if encoder.network != NETWORK:  # one that segments is trained on one window of each example
+        return 3 * _counted(signal, encoder).flops
+    return 3 * forward_flops(signal, encoder) - patch_flops(signal, encoder)
 
 
 def pretrain_flops(signal: Signal, encoder: EncoderSettings, technique: str, batch: int) -> float:
@@ -152,7 +155,7 @@ def pretrain_flops(signal: Signal, encoder: EncoderSettings, technique: str, bat
 def encoder_parameters(signal: Signal, encoder: EncoderSettings) -> int:
     """Parameters of an encoder."""
     if encoder.network != NETWORK:
-        return _counted(signal, encoder)[1]
+        return _counted(signal, encoder).parameters
     signal = signal.with_patch(encoder.patch_size)
     width, inner = encoder.width, encoder.heads * encoder.head_dim
     norm, bias = 2 * width, 3 * inner if encoder.qkv_bias else 0
@@ -165,7 +168,7 @@ def encoder_parameters(signal: Signal, encoder: EncoderSettings) -> int:
 
 def features_width(signal: Signal, encoder: EncoderSettings) -> int:
     """Width of the features that an encoder gives a head."""
-    return encoder.width if encoder.network == NETWORK else _counted(signal, encoder)[2]
+    return encoder.width if encoder.network == NETWORK else _counted(signal, encoder).width
 
 
 def head_parameters(signal: Signal, encoder: EncoderSettings, head: str | int) -> int:
@@ -185,13 +188,25 @@ def head_parameters(signal: Signal, encoder: EncoderSettings, head: str | int) -
     return norm + (width + 1) * outputs[method] if method in outputs else 0
 
 
-def _counted(signal: Signal, encoder: EncoderSettings) -> tuple[float, int, int]:
-    """Operations and parameters of another network than the transformer, and its width."""
+class _Counted(NamedTuple):
+    """Of another network than the transformer."""
+
+    flops: float
+    """Operations on what it sees at once."""
+    parameters: int
+    width: int
+    """Of its features, or maps."""
+    windows: int
+    """How often it sees a part of an example: 1 where it sees the whole."""
+
+
+def _counted(signal: Signal, encoder: EncoderSettings) -> _Counted:
+    """What another network than the transformer is."""
     return _counted_once(signal, json.dumps(as_dict(encoder), sort_keys=True))
 
 
 @functools.cache
-def _counted_once(signal: Signal, settings: str) -> tuple[float, int, int]:
+def _counted_once(signal: Signal, settings: str) -> _Counted:
     """Count on tensors without values; with values where the network needs them.
 
     Args:
@@ -205,13 +220,15 @@ def _counted_once(signal: Signal, settings: str) -> tuple[float, int, int]:
         return _counted_on("cpu", signal, encoder)
 
 
-def _counted_on(device: str, signal: Signal, encoder: EncoderSettings) -> tuple[float, int, int]:
+def _counted_on(device: str, signal: Signal, encoder: EncoderSettings) -> _Counted:
     with torch.device(device), torch.random.fork_rng(devices=[]):
         module = make_encoder(signal, encoder).eval()
+        extents = input_extents(module, signal)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            module(torch.zeros(1, *signal.input_shape))
+            module(torch.zeros(1, signal.input_shape[0], *extents))
     parameters = sum(p.numel() for p in module.parameters())
-    return float(counter.get_total_flops()), parameters, module.width
+    windows = windows_of(signal.input_shape[1:], extents)
+    return _Counted(float(counter.get_total_flops()), parameters, module.width, windows)
 
 
 @dataclass(frozen=True)

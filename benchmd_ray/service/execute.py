@@ -11,7 +11,12 @@ from pathlib import Path
 
 import torch
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked, Evaluation
+from benchmd_ray.benchmarks.evaluation import (
+    CLASSIFICATION,
+    Asked,
+    Evaluation,
+    usual_evaluation,
+)
 from benchmd_ray.benchmarks.registry import benchmark
 from benchmd_ray.cluster import connected, require_shared
 from benchmd_ray.data.batches import Worker
@@ -148,8 +153,9 @@ def transfer_run(
                 require_weights(pretrained)
             with working(run, settings.execution.device, settings.execution.keep):
                 launch(replace(job, folder=run.folder), on_ray=on_cluster)
+        usual = usual_evaluation(source.task)
         for path in (catalog, *targets):
-            _evaluate(run, path.resolve(), settings, on_cluster)
+            _evaluate(run, path.resolve(), settings, on_cluster, usual)
     return run
 
 
@@ -166,7 +172,7 @@ def evaluate_run(
     settings: Settings,
     address: str | None = None,
     *,
-    evaluation: Evaluation = CLASSIFICATION,
+    evaluation: Evaluation | None = None,
     also: tuple[Location, ...] = (),
     within: bool = False,
 ) -> Path:
@@ -177,7 +183,7 @@ def evaluate_run(
         catalog: The source's own or a target's.
         settings: Device, precision and feed.
         address: Ray cluster to work on; None works embedded.
-        evaluation: What is asked of the run.
+        evaluation: What is asked of the run; None for the usual one of the catalog's task.
         also: Other catalogs that the evaluation reads.
         within: This is a Ray task that holds what the run needs: work in this process.
 
@@ -193,9 +199,10 @@ def evaluate_run(
     if not run.finished:
         raise BenchmdError(f"{run.folder} is not finished: run its `benchmd transfer` again.")
     run = replace(run, folder=run.folder.resolve())
+    asked = evaluation or usual_evaluation(open_catalog(catalog.resolve()).task)
     alone = replace(settings, execution=replace(settings.execution, workers=1))
     with _place(alone, address, within=within) as (settings, on_cluster):
-        return _evaluate(run, catalog.resolve(), settings, on_cluster, evaluation, also)
+        return _evaluate(run, catalog.resolve(), settings, on_cluster, asked, also)
 
 
 @contextlib.contextmanager
@@ -236,7 +243,7 @@ def _evaluate(
     catalog: Location,
     settings: Settings,
     on_cluster: bool,
-    evaluation: Evaluation = CLASSIFICATION,
+    evaluation: Evaluation,
     also: tuple[Location, ...] = (),
 ) -> Path:
     opened, others = open_catalog(catalog), open_also(also)

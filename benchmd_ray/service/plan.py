@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
+from benchmd_ray.benchmarks.evaluation import usual_evaluation
 from benchmd_ray.benchmarks.registry import evaluations_asked
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
-    PROTOCOL,
     Choice,
     chosen_datasets,
     require_known,
+    settings_for,
     technique_settings,
     with_setting,
 )
@@ -224,11 +224,11 @@ def _drafts_of_source(
                 yield _Draft(upstream, step, technique, "pretrain", seeded, source)
                 if step.total(seeded) is None:  # one for all seeds: nothing is drawn
                     exported[technique] = upstream
-            for setting in dict.fromkeys(choice.settings or PROTOCOL):
+            for setting in dict.fromkeys(choice.settings or settings_for(source.kind.task)):
                 own = with_setting(seeded, setting)
                 draft = _Draft(
                     f"{name}/{setting}",
-                    transfer_step(own),
+                    transfer_step(own, usual_evaluation(source.kind.task)),
                     technique,
                     setting,
                     own,
@@ -242,9 +242,12 @@ def _drafts_of_source(
 def _evaluations(
     choice: Choice, transfer: _Draft, targets: Sequence[Dataset], found: Sequence[Dataset]
 ) -> Iterator[_Draft]:
-    """What is asked of a transfer, but the classification of its source, which it does itself."""
+    """What is asked of a transfer, but the usual evaluation of its source, which it does itself."""
+    task = transfer.source.kind.task
     for evaluation in evaluations_asked(choice.evaluated or choice.bench):
-        usual = evaluation is CLASSIFICATION
+        if task.kind not in evaluation.tasks:
+            continue
+        usual = evaluation is usual_evaluation(task)
         for dataset in (transfer.source, *targets):
             if dataset.role not in evaluation.roles or (usual and dataset is transfer.source):
                 continue

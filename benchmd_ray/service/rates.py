@@ -16,8 +16,7 @@ import torch
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
-from benchmd_ray.models.encoder import make_encoder
-from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.encoder import input_extents, make_encoder
 from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.service.cost import Inputs, Work, forward_flops, training_flops
 from benchmd_ray.service.datasets import Dataset
@@ -25,8 +24,9 @@ from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.settings import EncoderSettings, Settings
 from benchmd_ray.signals import Signal
 from benchmd_ray.training.engine import TorchEngine, autocast
+from benchmd_ray.training.objectives import model_of
 from benchmd_ray.training.predictions import predictions_path, read_predictions
-from benchmd_ray.training.transfer import RESULT, transfer_result
+from benchmd_ray.training.transfer import RESULT, selected_by, transfer_result
 from benchmd_ray.training_log import read_metrics
 
 SPOT_SECONDS = 5.0
@@ -113,7 +113,8 @@ def _work_of_run(run: Run, known: Sequence[Dataset]) -> Work | None:
     rows, labelled = _rows(run, known), None
     if about["kind"] == "transfer":
         if (run.folder / RESULT).is_file():
-            labelled = int(transfer_result(run.folder)["training_records"])
+            held = transfer_result(run.folder, selected_by(run.modality.task))
+            labelled = int(held["training_records"])
         if "validation" not in rows or not (labelled or rows.get("train")):
             return None
     name = str(about["source"])
@@ -169,14 +170,15 @@ def measure_here(
     signal, place = modality.signal, torch.device(device)
     most = SPOT_FLOPS[device] // training_flops(signal, settings.encoder)
     batch = max(1, min(settings.pretrain.batch_size, int(most)))
-    model = Classifier(make_encoder(signal, settings.encoder), len(modality.task.classes))
+    model = model_of(make_encoder(signal, settings.encoder), modality.task)
     engine = TorchEngine(
         model, settings.pretrain.optimiser, settings.execution, Worker(device=place)
     )
     signals = torch.randn(batch, *signal.input_shape, device=place)
+    seen = signals[:, :, *map(slice, input_extents(model.encoder, signal))]
 
     def train() -> None:
-        engine.step(engine(signals).square().mean(), 1e-6)
+        engine.step(engine(seen).square().mean(), 1e-6)
 
     def encode() -> None:
         with torch.inference_mode(), autocast(place, settings.execution.precision):

@@ -124,6 +124,11 @@ class SearchPlan:
         ]
 
     @property
+    def score(self) -> str:
+        """Name of the score that trials are compared by: ``auroc``, or ``dsc`` of masks."""
+        return self.sources[0].kind.task.selected_by
+
+    @property
     def name(self) -> str:
         """Name of its folder: readable, and a hash of what decides it."""
         where = "universal" if self.method.across else self.sources[0].kind.signal.name
@@ -152,7 +157,7 @@ class SearchPlan:
                 }
                 for source, catalog in zip(self.sources, inner, strict=True)
             ],
-            "objectives": ["auroc", "device_hours"] if self.method.cost else ["auroc"],
+            "objectives": [self.score, *(["device_hours"] if self.method.cost else [])],
             "across": self.method.across,
             "sampler": self.method.sampler,
             "stopping": self.method.stopping,

@@ -152,6 +152,8 @@ class _OfEncoder:
 class _OnLabels:
     """What trains on a source's labels, and scores the source."""
 
+    evaluation: Evaluation
+
     def total(self, settings: Settings) -> int:
         """Its epochs."""
         return settings.transfer.epochs
@@ -163,7 +165,7 @@ class _OnLabels:
         upstream = None if before is None else finished_upstream(before.folder, catalog)
         _, name, description = transferring(catalog, store, request.settings, upstream)
         run = _named(store, name, description)
-        return Progress(run, run.finished and is_scored(run, catalog))
+        return Progress(run, run.finished and is_scored(run, catalog, self.evaluation))
 
     def run(self, request: Request) -> Run:
         """Transfer and score."""
@@ -335,9 +337,9 @@ def pretrain_step(technique: str) -> Step:
     return Export() if technique_named(technique).method is None else Pretrain()
 
 
-def transfer_step(settings: Settings) -> Step:
-    """The step of a transfer with these settings."""
-    return Linear() if settings.transfer.mode == "linear" else Finetune()
+def transfer_step(settings: Settings, evaluation: Evaluation = CLASSIFICATION) -> Step:
+    """The step of a transfer with these settings, which is scored by an evaluation."""
+    return (Linear if settings.transfer.mode == "linear" else Finetune)(evaluation)
 
 
 def counts(steps: Iterable[Step]) -> dict[str, int]:

@@ -114,7 +114,8 @@ def _validation(source: Dataset) -> str:
 
 
 def _objective(plan: SearchPlan) -> str:
-    across = {None: "AUROC", "mean-auroc": "the mean AUROC", "mean-rank": "the mean rank of AUROC"}
+    name = plan.score.upper()
+    across = {None: name, "mean-auroc": f"the mean {name}", "mean-rank": f"the mean rank of {name}"}
     scored = across[plan.method.across] + (" over modalities" if plan.method.across else "")
     return scored + plan.stage.scored_by + (" and device hours" if plan.method.cost else "")
 

@@ -34,6 +34,8 @@ class Augmentation:
     """(signals, numbers (batch, numbers)) to the signals of a training step."""
     evaluate: Callable[[torch.Tensor], torch.Tensor]
     """Signals to what the model is evaluated on."""
+    moves: bool = True
+    """Whether it moves voxels and keeps their values, so that masks move alike."""
 
 
 def _unchanged(signals: torch.Tensor) -> torch.Tensor:
@@ -85,7 +87,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "shift": Augmentation(AXES, _shifted, _unchanged),
     "flip+shift": Augmentation(2 * AXES, _flipped_and_shifted, _unchanged),
     # Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), section "Baseline Methods".
-    "shape": Augmentation(1, _faded, _half),
+    "shape": Augmentation(1, _faded, _half, moves=False),
 }
 """By the name that ``transfer.augmentation`` takes."""
 
@@ -103,13 +105,38 @@ def augmented(
         step: Number of the step.
         worker: Whose share it is.
     """
-    chosen, share = AUGMENTATIONS[name], len(signals)
+    chosen = AUGMENTATIONS[name]
     if not chosen.numbers:
         return signals
+    return chosen.train(
+        signals, _drawn(chosen, len(signals), seed, step, worker).to(signals.device)
+    )
+
+
+def augmented_masks(
+    masks: torch.Tensor, name: str, seed: int, step: int, worker: Worker
+) -> torch.Tensor:
+    """The masks of a worker's signals of a training step, moved as `augmented` moves these.
+
+    Args:
+        masks: (batch, *extents).
+        name: One of `AUGMENTATIONS`.
+        seed: Of the run.
+        step: Number of the step.
+        worker: Whose share it is.
+    """
+    chosen = AUGMENTATIONS[name]
+    if not chosen.numbers or not chosen.moves:
+        return masks
+    numbers = _drawn(chosen, len(masks), seed, step, worker).to(masks.device)
+    return chosen.train(masks[:, None], numbers)[:, 0]
+
+
+def _drawn(chosen: Augmentation, share: int, seed: int, step: int, worker: Worker) -> torch.Tensor:
+    """Numbers of a worker's examples: (share, numbers)."""
     drawn = np.random.default_rng([AUGMENTATION, seed, step])
     numbers = drawn.random((share * worker.world, chosen.numbers), np.float32)
-    own = torch.from_numpy(numbers[worker.rank * share :][:share])
-    return chosen.train(signals, own.to(signals.device))
+    return torch.from_numpy(numbers[worker.rank * share :][:share])
 
 
 def evaluated(

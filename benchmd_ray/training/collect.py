@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from benchmd_ray.data.batches import Feed, Worker
+from benchmd_ray.data.batches import Batch, Feed, Worker
 from benchmd_ray.models.encoder import values_held
 from benchmd_ray.training.engine import autocast, gather
 
@@ -38,10 +38,29 @@ def collect(
     Returns:
         (rows, width) float32.
     """
+    found: npt.NDArray[np.float32] = gathered(
+        lambda batch: forward(batch.signals).float(), feed, batch_size
+    )
+    return found
+
+
+def gathered(
+    work: Callable[[Batch], torch.Tensor], feed: Feed, batch_size: int
+) -> npt.NDArray[Any]:
+    """What a function gives of every row in row order, without gradients; for every worker.
+
+    Args:
+        work: A batch to a tensor (batch, …).
+        feed: Gives the rows.
+        batch_size: Examples of a step, all workers together.
+
+    Returns:
+        (rows, …).
+    """
     rows, outputs = [], []
     with torch.inference_mode():
         for batch in feed.ordered(batch_size):
-            outputs.append(gather(forward(batch.signals).float()).cpu())
+            outputs.append(gather(work(batch)).cpu())
             rows.append(gather(torch.from_numpy(batch.rows).to(batch.signals.device)).cpu())
     row = torch.cat(rows).numpy()
     output = torch.cat(outputs).numpy()[row >= 0]

@@ -10,12 +10,15 @@ from torch import nn
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.segmenter import Segmenter
 
 FIRST = ("patch_embedding", "cls", "positions", "stem")
 """Parts of an encoder below its first block."""
 
 
-def layer_factors(model: Classifier, decay: float, network: str) -> dict[str, float] | None:
+def layer_factors(
+    model: Classifier | Segmenter, decay: float, network: str
+) -> dict[str, float] | None:
     """Factor of the learning rate of each parameter.
 
     Of an encoder with D blocks, block i (from 0, the one next to the signal) has decay^(D − i);

@@ -74,6 +74,11 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     require_fitting(catalog.signal, job.settings.encoder)
     if technique.method is None:  # nothing is trained
         return
+    if catalog.card.task.segments:
+        raise BenchmdError(
+            f"the task of {catalog.card.name} is a segmentation, whose networks are trained from "
+            f"random weights: leave the technique {job.technique} out, or take scratch."
+        )
     if job.settings.pretrain.options and not technique.plugged_in:
         raise BenchmdError(
             f"pretrain.options is {job.settings.pretrain.options}, which {job.technique} does not "

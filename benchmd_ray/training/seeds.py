@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-WEIGHTS, DRAWS, DROPOUT, AUGMENTATION = 1, 2, 3, 4
+WEIGHTS, DRAWS, DROPOUT, AUGMENTATION, PATCHES = 1, 2, 3, 4, 5
 """What is drawn."""
 
 

@@ -20,6 +20,7 @@ from benchmd_ray.data.feed import (
     whole_split_feed,
 )
 from benchmd_ray.data.splits import label_subset
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.metrics import auroc, pooled, probabilities, require_scorable
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import TaskKind
@@ -31,14 +32,14 @@ Weights = dict[str, torch.Tensor]
 class Best:
     """The best epoch so far."""
 
-    auroc: float = -1.0
+    score: float = -1.0
     epoch: int = -1
     weights: Weights = field(default_factory=dict)
 
-    def offer(self, auroc: float, epoch: int, weights: Callable[[], Weights]) -> None:
+    def offer(self, score: float, epoch: int, weights: Callable[[], Weights]) -> None:
         """Take an epoch that is better than all before; among equals the first stays."""
-        if auroc > self.auroc:
-            self.auroc, self.epoch, self.weights = auroc, epoch, weights()
+        if score > self.score:
+            self.score, self.epoch, self.weights = score, epoch, weights()
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class TransferData:
     columns: Columns
     """Of all rows of the training split."""
     validation_targets: npt.NDArray[np.int8]
-    """Of all rows of the validation split."""
+    """Of all rows of the validation split; none of a segmentation, whose masks the feed gives."""
     validation_units: list[str]
     """What each of these rows is scored as part of."""
 
@@ -70,10 +71,13 @@ def transfer_data(settings: Settings, catalog: Catalog) -> TransferData:
     """Rows and targets of the label setting, checked.
 
     Raises:
-        BenchmdError: The validation split has no class that can be scored.
+        BenchmdError: The validation split has no class that can be scored, or a segmentation is
+            to have few labels or permuted ones.
     """
     columns = read_columns(catalog, "train")
-    targets = columns.targets.copy()
+    if catalog.task.segments:
+        return _mask_data(settings, catalog, columns)
+    targets = columns.targets.astype(np.int8)
     rows = label_subset(
         targets,
         settings.transfer.labels_per_class,
@@ -83,12 +87,39 @@ def transfer_data(settings: Settings, catalog: Catalog) -> TransferData:
     if settings.transfer.shuffle_labels:
         order = np.random.default_rng([settings.seed, 0x5F1]).permutation(len(rows))
         targets[rows] = targets[rows[order]]
-    validation = read_columns(catalog, "validation").targets
+    validation = read_columns(catalog, "validation").targets.astype(np.int8)
     units = read_units(catalog, "validation")
     _, scored, _ = pooled(units, validation, np.zeros(validation.shape))
     require_scorable(scored, catalog.task.classes, f"{catalog.path}, split validation")
     labelled = replace(columns, targets=targets)
     return TransferData(catalog.task.kind, rows, labelled, validation, units)
+
+
+def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> TransferData:
+    """All masks of the training split.
+
+    Raises:
+        BenchmdError: Fewer are asked for, or permuted ones, or the validation split shows nothing.
+    """
+    transfer = settings.transfer
+    for name, holds, expected in (
+        ("labels", transfer.labels == "full", "full: a mask is not a label of one class"),
+        ("shuffle_labels", not transfer.shuffle_labels, "false: masks belong to their volumes"),
+    ):
+        if not holds:
+            raise BenchmdError(
+                f"transfer.{name} is {getattr(transfer, name)}, and the task of {catalog.dataset} "
+                f"is a segmentation: expected {expected}."
+            )
+    shown = catalog.manifest["splits"]["validation"]["classes"]
+    if not any(shown[name] for name in catalog.card.classes[1:]):
+        raise BenchmdError(
+            f"{catalog.path}, split validation, shows none of "
+            f"{', '.join(catalog.card.classes[1:])}, so no epoch could be chosen: expected a mask "
+            "with a class but the background."
+        )
+    none = np.empty((0, 0), np.int8)
+    return TransferData(catalog.task.kind, np.arange(len(columns)), columns, none, [])
 
 
 def training_streams(catalog: Catalog, settings: Settings, data: TransferData) -> bool:

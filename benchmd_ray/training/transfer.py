@@ -1,17 +1,17 @@
 """Transfer to the source's labels: linear evaluation and fine-tuning; knows no Ray.
 
-The best epoch by the source's validation AUROC is kept. Targets play no part here: this module
-is given only the source's catalog (decision D17).
+The best epoch by the source's validation AUROC, or DSC of masks, is kept. Targets play no part
+here: this module is given only the source's catalog (decision D17).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,20 +21,20 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.integrity import Kinds, made_again, read_hashed_json, write_hashed_json
-from benchmd_ray.models.encoder import make_encoder, require_fitting
-from benchmd_ray.models.heads import Classifier, classification_loss
+from benchmd_ray.models.encoder import make_encoder, require_fitting, require_task
+from benchmd_ray.models.heads import Classifier
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
 from benchmd_ray.signals import differing_in
 from benchmd_ray.storage.location import Location
-from benchmd_ray.tasks import TaskKind
-from benchmd_ray.training.augmentation import augmented, evaluated
+from benchmd_ray.tasks import Task, TaskKind
+from benchmd_ray.training.augmentation import evaluated
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
-from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine
 from benchmd_ray.training.linear import linear_evaluation
 from benchmd_ray.training.notice import Agreement
+from benchmd_ray.training.objectives import Model, Objective, model_of, objective_of
 from benchmd_ray.training.pretrain import require_source, require_whole_batches
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed, seed_step
@@ -74,10 +74,18 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     Raises:
         BenchmdError: A target's catalog, a split without records or without a class that can be
             scored, an encoder that does not fit, several workers for linear evaluation or where
-            batches must stay whole, or an upstream of another architecture.
+            batches must stay whole, linear evaluation of masks, or an upstream of another
+            architecture.
     """
     require_source(catalog)
     catalog.require_split("validation")
+    require_task(catalog.task, job.settings.encoder)
+    if catalog.task.segments and job.settings.transfer.mode == "linear":
+        raise BenchmdError(
+            f"the task of {catalog.dataset} is a segmentation, of which no frozen encoder gives "
+            "features: fine-tune instead (--setting finetune-full, or "
+            "--set transfer.mode=finetune)."
+        )
     require_fitting(catalog.signal, job.settings.encoder)
     if job.settings.transfer.mode == "linear" and job.settings.execution.workers > 1:
         raise BenchmdError(
@@ -137,16 +145,18 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         stated = model_description(job.upstream)["weights"]
         load_weights(encoder, job.upstream / MODEL, stated, "encoder.")
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
-    model = Classifier(encoder, len(catalog.task.classes))
+    model = model_of(encoder, catalog.task)
     if settings.transfer.mode == "linear":
+        assert isinstance(model, Classifier)  # `require_transferable` refuses others
         about = (settings, catalog, data, model, worker, reporter)
         best = linear_evaluation(*about, kept=job.features)
     else:
         best = _finetune(job, catalog, data, model, worker, reporter)
     if best.epoch < 0:
         raise BenchmdError(
-            f"none of the {settings.transfer.epochs} epochs has a validation AUROC, so none can be "
-            f"kept: the split validation of {catalog.path} could not be scored."
+            f"none of the {settings.transfer.epochs} epochs has a validation "
+            f"{catalog.task.selected_by.upper()}, so none can be kept: the split validation of "
+            f"{catalog.path} could not be scored."
         )
     if worker.rank == 0:
         _export(job, catalog, data, best)
@@ -162,22 +172,31 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
         job.folder / RESULT,
         {
             "best_epoch": best.epoch,
-            "validation_auroc": best.auroc,
+            selected_by(catalog.task): best.score,
             "training_records": len(data.rows),
         },
         of=job.folder,
     )
 
 
-def transfer_result(folder: Path) -> dict[str, Any]:
-    """What `RESULT` says of a transfer: best_epoch, validation_auroc, training_records.
+def selected_by(task: Task) -> str:
+    """Name of the score by which an epoch is kept, in metrics and in `RESULT`."""
+    return f"validation_{task.selected_by}"
+
+
+def transfer_result(folder: Path, score: str = "validation_auroc") -> dict[str, Any]:
+    """What `RESULT` says of a transfer: best_epoch, the score, training_records.
+
+    Args:
+        folder: Of the run.
+        score: What `selected_by` gives.
 
     Raises:
         Damaged: It is missing, or not what was written.
     """
     kinds: Kinds = {
         "best_epoch": int,
-        "validation_auroc": float,
+        score: float,
         "training_records": int,
     }
     return read_hashed_json(folder / RESULT, made_again(folder), kinds, of=folder)
@@ -187,7 +206,7 @@ def _finetune(
     job: TransferJob,
     catalog: Catalog,
     data: TransferData,
-    model: Classifier,
+    model: Model,
     worker: Worker,
     reporter: Reporter,
 ) -> Best:
@@ -196,20 +215,20 @@ def _finetune(
     factors = layer_factors(model, transfer.layer_decay, settings.encoder.network)
     engine = make_engine(model, transfer.optimiser, settings.execution, worker, factors)
     held, best = load_checkpoint(job.folder, engine), Best()
+    kept, objective = f"best_{catalog.task.selected_by}", objective_of(data.task)
     position: Mapping[str, Any] = {} if held is None else held.position
     if held is not None:
         weights = load_file(held.folder / BEST) if worker.rank == 0 else {}  # who exports it
-        best = Best(position["best_auroc"], position["best_epoch"], weights)
+        best = Best(position[kept], position["best_epoch"], weights)
     first = 0 if held is None else held.step
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
-    size = evaluation_batch(model.encoder)
     forward = evaluated(engine, transfer.augmentation)
     begun: list[float] = position.get("sums", [])
     agreement = Agreement(worker)
 
     def save(epochs: int, sums: list[float]) -> None:
-        held = {"best_epoch": best.epoch, "best_auroc": best.auroc, "sums": sums}
+        held = {"best_epoch": best.epoch, kept: best.score, "sums": sums}
         save_checkpoint(job.folder, epochs, engine, held, {BEST: partial(save_file, best.weights)})
 
     reporter.start("fine-tuning", transfer.epochs, "epochs", first)
@@ -223,10 +242,10 @@ def _finetune(
             raise Stopped(stop)
         begun = []
         engine.module.eval()
-        score = data.score(collect(forward, validation, size))
+        score = objective.score(forward, validation, model, data)
         best.offer(score, epoch, engine.weights)
         loss = float(sums.sum()) / feed.rows
-        reporter.report(epoch + 1, {"loss": loss, "validation_auroc": score})
+        reporter.report(epoch + 1, {"loss": loss, selected_by(catalog.task): score})
         due = time.monotonic() - saved >= settings.execution.checkpoint_seconds
         # The first worker's clock decides for all.
         decision = gather(torch.tensor([float(due)], device=worker.device))[0]
@@ -265,14 +284,14 @@ def finetune_epoch(
     engine.module.train()
     size = min(transfer.batch_size, feed.rows)
     steps = -(-feed.rows // size)
-    sums, stop = [], 0
+    sums, stop, objective = [], 0, objective_of(task)
+    model = cast("Model", engine.module)
     for number, batch in enumerate(feed.epoch(size, epoch, len(begun)), len(begun)):
         step = epoch * steps + number
         seed_step(settings.seed, step, worker.rank)
         lr = transfer.optimiser.lr_at(step, steps * transfer.epochs)
-        seen = augmented(batch.signals, transfer.augmentation, settings.seed, step, worker)
-        batch = replace(batch, signals=seen)
-        sums.append(_finetune_step(engine, batch, settings, lr, task))
+        seen = objective.seen(batch, model, settings, step, worker)
+        sums.append(_finetune_step(engine, seen, settings, lr, objective))
         if stop := agreement.stop():
             break
     earlier = torch.tensor(begun, device=worker.device)
@@ -284,7 +303,7 @@ def finetune_epoch(
 
 
 def _finetune_step(
-    engine: Engine, batch: Batch, settings: Settings, lr: float, task: TaskKind
+    engine: Engine, batch: Batch, settings: Settings, lr: float, objective: Objective
 ) -> torch.Tensor:
     """One optimiser step; the summed loss of this worker's examples."""
     parts, smoothing = settings.execution.accumulation, settings.transfer.label_smoothing
@@ -293,7 +312,7 @@ def _finetune_step(
     rows = gather(batch.weights).sum()
     sums = []
     for number, (signals, targets, weights) in enumerate(shares, 1):
-        each = classification_loss(engine(signals), targets, task, smoothing) * weights
+        each = objective.loss(engine(signals), targets, smoothing) * weights
         engine.step(each.sum() * engine.worker.world / rows, lr, last=number == len(shares))
         sums.append(each.detach().sum())
     return torch.stack(sums).sum()

@@ -28,8 +28,15 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
-from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder, network_source
+from benchmd_ray.models.encoder import (
+    NETWORKS,
+    Encoder,
+    make_encoder,
+    network_source,
+    require_task,
+)
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import EncoderSettings, as_dict, updated
 from benchmd_ray.signals import Signal
@@ -197,10 +204,35 @@ def load_encoder(folder: Path) -> Encoder:
 
 
 def load_classifier(folder: Path) -> Classifier:
-    """Encoder and head of a finished transfer run.
+    """Encoder and head of a finished transfer run to classes of records.
 
     Raises:
-        BenchmdError: The folder holds no exported model, or one without a head.
+        BenchmdError: The folder holds no exported model, or one without a head or for masks.
+    """
+    model = _load_model(folder)
+    if not isinstance(model, Classifier):
+        raise BenchmdError(f"{folder} is of a model that segments: name one that classifies.")
+    return model
+
+
+def load_segmenter(folder: Path) -> Segmenter:
+    """Network and head of a finished transfer run to masks.
+
+    Raises:
+        BenchmdError: The folder holds no exported model, or one without a head or of classes.
+    """
+    model = _load_model(folder)
+    if not isinstance(model, Segmenter):
+        raise BenchmdError(f"{folder} is of a model that classifies: name one that segments.")
+    return model
+
+
+def _load_model(folder: Path) -> Classifier | Segmenter:
+    """Encoder and head.
+
+    Raises:
+        BenchmdError: The folder holds no exported model, or one without a head, or whose network
+            does not fit its task.
     """
     encoder = load_encoder(folder)
     description = model_description(folder)
@@ -210,7 +242,8 @@ def load_classifier(folder: Path) -> Classifier:
             f"{folder} is a pretraining: its model has no head. Name a run that `benchmd transfer` "
             "printed."
         )
-    model = Classifier(encoder, len(task.classes))
+    require_task(task, updated(EncoderSettings(), description["encoder"]))
+    model = (Segmenter if task.segments else Classifier)(encoder, len(task.classes))
     load_weights(model, folder / MODEL, description["weights"])
     return model
 

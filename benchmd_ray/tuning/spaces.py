@@ -17,6 +17,7 @@ from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import Modality, modalities
 from benchmd_ray.models.encoder import NETWORK as TRANSFORMER
 from benchmd_ray.models.resnet import require_option
+from benchmd_ray.models.segmentation_networks import require_segmentation_option
 from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.settings import LABEL_SETTINGS, Settings
 from benchmd_ray.tuning.entries import Scope, read_entries
@@ -210,6 +211,7 @@ def _require_options(space: Space, settings: Settings) -> None:
                 )
             for value in parameter.values or (parameter.low, parameter.high):
                 require_option(network, option, value)
+                require_segmentation_option(network, option, value)
 
 
 def _require_warmed_up(space: Space, settings: Settings) -> None:

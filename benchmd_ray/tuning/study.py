@@ -88,7 +88,8 @@ class Trial:
     state: State
     values: Mapping[str, Any]
     auroc: float
-    """On the search's validation records, over all modalities; NaN unless it is complete."""
+    """On the search's validation records, over all modalities; NaN unless it is complete. DSC
+    where masks are learned."""
     aurocs: Mapping[str, float]
     """By modality, as far as it came."""
     rank: float

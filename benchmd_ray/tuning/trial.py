@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from benchmd_ray.data.catalog import confined
+from benchmd_ray.data.catalog import confined, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, remove
 from benchmd_ray.integrity import copy_hashed
@@ -25,7 +25,7 @@ from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import RunReporter, SilentReporter
-from benchmd_ray.training.transfer import TransferJob, transfer_result
+from benchmd_ray.training.transfer import TransferJob, selected_by, transfer_result
 from benchmd_ray.training.weights import START
 from benchmd_ray.training_log import read_metrics
 from benchmd_ray.tuning.spaces import PRETRAIN, applied
@@ -62,6 +62,8 @@ class Work:
     """Threads of a trial."""
     memory_bytes: int | None = None
     """Memory that a trial's process may allocate; None sets no limit."""
+    score: str = "auroc"
+    """Name of what trials are compared by."""
 
     def trial_folder(self, number: int) -> Path:
         """Folder of a trial while it is at work."""
@@ -74,7 +76,8 @@ class Reached:
 
     step: int
     auroc: float
-    """Best on the search's validation records so far; of several arms, the mean over those done."""
+    """Best on the search's validation records so far; of several arms, the mean over those done.
+    DSC where masks are learned."""
     aurocs: Mapping[str, float]
     """By modality, of the arms that are done."""
     seconds: float
@@ -259,19 +262,25 @@ class _Ticking(SilentReporter):
 def _trained(
     job: TransferJob, clock: _Clock, reached: Callable[[int, float], None] | None = None
 ) -> float:
-    """Run a transfer; its best validation AUROC."""
+    """Run a transfer; its best score on the validation records."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    launch(job, reporter=_Best(job, clock, reached))
-    return float(transfer_result(job.folder)["validation_auroc"])
+    score = selected_by(open_catalog(job.catalog).task)
+    launch(job, reporter=_Best(job, score, clock, reached))
+    return float(transfer_result(job.folder, score)[score])
 
 
 class _Best(RunReporter):
-    """Tells the best validation AUROC so far after every epoch of a transfer."""
+    """Tells the best validation score so far after every epoch of a transfer."""
 
     def __init__(
-        self, job: TransferJob, clock: _Clock, reached: Callable[[int, float], None] | None
+        self,
+        job: TransferJob,
+        score: str,
+        clock: _Clock,
+        reached: Callable[[int, float], None] | None,
     ) -> None:
         super().__init__(job.folder, silent=True)
+        self._score = score
         self._folder, self._clock, self._reached = job.folder, clock, reached
         self._best, self._begun = -math.inf, clock.seconds
         self._shares = job.features is not None and job.settings.transfer.mode == "linear"
@@ -285,19 +294,19 @@ class _Best(RunReporter):
         if self._shares:
             self._clock.leave_out(self._clock.seconds - self._begun)
         for line in read_metrics(self._folder):
-            self._take(line["validation_auroc"])
+            self._take(line[self._score])
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
         """Take an epoch's values."""
         super().report(done, values)
-        self._take(values["validation_auroc"])
+        self._take(values[self._score])
         self._clock.tick()
         if self._reached is not None and math.isfinite(self._best):
             self._reached(done, self._best)
 
-    def _take(self, auroc: float) -> None:
-        if auroc > self._best:  # never where it is not a number
-            self._best = auroc
+    def _take(self, score: float) -> None:
+        if score > self._best:  # never where it is not a number
+            self._best = score
 
 
 OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory")

@@ -184,7 +184,7 @@ def _yaml(changes: Mapping[str, Any], work: Work, best: Trial, first: Trial) -> 
     )
     return (
         f"# The best settings of the search {changes['tuned']}: trial {best.number}.\n"
-        f"# AUROC on the search's validation records {best.auroc:.4f}{start}.\n"
+        f"# {work.score.upper()} on the search's validation records {best.auroc:.4f}{start}.\n"
         f"# benchmd run --catalog CATALOGS{modalities} --technique {work.technique} "
         f"--setting {setting} --settings best.yaml\n"
         + yaml.safe_dump(dict(changes), sort_keys=False, allow_unicode=True)

@@ -116,7 +116,7 @@ def test_a_detector_takes_the_variant_with_the_highest_accuracy():
 
 def test_plans_ask_an_evaluation_that_is_not_planned_only_by_its_name():
     assert evaluations_asked("ood")[1:] == (DETECTION,)
-    assert evaluations_asked("ood-released")[1:] == (AS_RELEASED,)
+    assert evaluations_asked("ood-released")[-1:] == (AS_RELEASED,)
     assert asked_name("ood-tuned") == "ood-tuned"
     with pytest.raises(BenchmdError, match="unknown benchmark or evaluation 'ood-release'"):
         asked_name("ood-release")

@@ -227,6 +227,25 @@ def test_predictions_of_one_machine_reach_the_other(s3, machine):
         assert path.read_bytes() == b"scores"  # seen within, so nothing is done twice
 
 
+def test_masks_are_published_before_their_table_and_not_pulled(s3, machine):
+    run = open_run(machine("a"), "transfer-ecg", ABOUT)
+    with working(run):
+        train(run)
+    with scoring(run, "georgia"):
+        path = predictions(run)
+        masks = path.with_suffix("")
+        masks.mkdir()
+        (masks / "case.nii.gz").write_bytes(b"mask")
+        (masks / ".partial-case.nii.gz").write_bytes(b"half")
+    name = f"{run.folder.name}/predictions/classification/georgia"
+    held = {key for key in s3.objects() if "/predictions/" in key}
+    assert held == {f"{name}.parquet", f"{name}.parquet.sha256", f"{name}/case.nii.gz"}
+    there = open_run(machine("b"), "transfer-ecg", ABOUT)
+    assert there.finished
+    folder = there.folder / "predictions" / "classification"
+    assert sorted(p.name for p in folder.iterdir()) == ["georgia.parquet", "georgia.parquet.sha256"]
+
+
 def test_done_is_put_last_and_only_light_files_and_checkpoints_are_published(
     s3, machine, monkeypatch
 ):

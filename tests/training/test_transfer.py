@@ -316,7 +316,7 @@ def test_among_equal_epochs_the_first_is_best():
     best, asked = Best(), []
     for epoch, score in enumerate([0.5, 0.7, 0.7, 0.6, 0.7]):
         best.offer(score, epoch, lambda epoch=epoch: asked.append(epoch) or {"w": epoch})
-    assert (best.epoch, best.auroc, best.weights) == (1, 0.7, {"w": 1})
+    assert (best.epoch, best.score, best.weights) == (1, 0.7, {"w": 1})
     assert asked == [0, 1]  # weights are copied only where they are kept
 
 
@@ -398,7 +398,7 @@ def test_a_loss_that_is_no_number_stops_and_names_step_and_rate(run, mode, monke
     def wrong(*what):
         return classification_loss(*what) * (float("nan") if next(calls) == 5 else 1)
 
-    for name in ("linear", "transfer"):
+    for name in ("linear", "objectives"):
         monkeypatch.setattr(f"benchmd_ray.training.{name}.classification_loss", wrong)
     with pytest.raises(BenchmdError, match=r"NaN at step 5 with learning rate 0\.001"):
         run(mode)  # 3 steps an epoch: the second step of the second

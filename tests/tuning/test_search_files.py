@@ -342,5 +342,5 @@ def test_progress_names_the_best_trial(make):
     fill(study)
     limits.running = {5, 6}
     limits.look()
-    assert limits.text == "2 running, 1 stopped early, 1 failed, best AUROC 0.750 (trial 1)"
+    assert limits.text == "2 running, 1 stopped early, 1 failed, best 0.750 (trial 1)"
     assert limits.ended == 5

@@ -10,24 +10,17 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from benchmd_ray.benchmarks.benchmark import Benchmark, Start
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
-from benchmd_ray.settings import Settings
+from benchmd_ray.benchmarks.evaluation import SEGMENTATION
+from benchmd_ray.benchmarks.touchstone.recipes import (
+    datasets,
+    like,
+    space,
+    start_settings,
+    variants,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def _settings(kind: Modality, technique: str, variant: str) -> Settings:
-    raise BenchmdError("segmentation networks are not trained here yet.")
-
-
-def _like(kind: Modality, technique: str, settings: Settings) -> Settings | None:
-    return None
-
-
-def _datasets() -> tuple[str, ...]:
-    return ()
 
 
 def _rows(datasets: Collection[str]) -> pd.DataFrame:
@@ -40,8 +33,21 @@ BENCHMARK = Benchmark(
     name="touchstone",
     version=1,
     title="Touchstone: segmentations scored from files, and whole algorithms compared",
-    datasets=_datasets,
-    starts=(Start("unet", "a small UNet of MONAI", _settings, _like),),
+    datasets=datasets,
+    starts=(
+        Start(
+            "small-baseline",
+            "a network of MONAI on patches, from random weights",
+            start_settings,
+            like,
+            variants,
+            technique="scratch",
+            setting="finetune-full",
+            note="a small baseline; none of the paper's algorithms.",
+        ),
+    ),
+    evaluations=(SEGMENTATION,),
+    space=space,
     rows=_rows,
     tables="benchmd_ray.benchmarks.touchstone.report_rows:TABLES",
     figures="benchmd_ray.benchmarks.touchstone.report_rows:TOPICS",

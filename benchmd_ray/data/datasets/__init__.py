@@ -16,6 +16,7 @@ from benchmd_ray.data.datasets import (
     chexpert,
     cinc,
     cxr,
+    decathlon,
     ham10000,
     images,
     isic2017,
@@ -65,6 +66,7 @@ DATASETS: dict[str, Dataset] = {
     "lidc-idri": Dataset(lidc.discover, lidc.read),
     "lndb": Dataset(lndb.discover, lndb.read),
     "medmnist": Dataset(medmnist.discover, medmnist.read),
+    "decathlon": Dataset(decathlon.discover, decathlon.read),
 }
 """By the name of the card, or of its collection."""
 PACKAGE = "benchmd_ray.data."

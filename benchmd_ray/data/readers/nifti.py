@@ -43,19 +43,7 @@ def read_nifti(path: Path) -> Volume:
     Raises:
         RecordError: It is missing, damaged or too large, or no volume of three axes.
     """
-    require_nifti(path)
-    reader: Any = SimpleITK.ImageFileReader()  # type: ignore[no-untyped-call]
-    reader.SetImageIO("NiftiImageIO")
-    reader.SetFileName(str(path))
-    try:
-        image = reader.Execute()
-        if image.GetDimension() == 4:
-            image = image[..., 0]
-        image = SimpleITK.DICOMOrient(image, "LPS")  # type: ignore[no-untyped-call]
-    except RuntimeError as error:  # it raises that for whatever it meets, and quotes the path
-        raise RecordError(
-            "it cannot be read as NIfTI: it is damaged, or its directions are not at right angles"
-        ) from error
+    image = turned(read_image(path))
     values = SimpleITK.GetArrayFromImage(image)
     x, y, z = image.GetSpacing()
     directions = np.array(image.GetDirection()).reshape(3, 3)  # columns: x, y and z of the voxels
@@ -66,6 +54,44 @@ def read_nifti(path: Path) -> Volume:
         + np.arange(len(values))[:, None] * z * directions[:, 2],
         normal=directions[:, 2],
         read_slice=lambda number: np.asarray(values[number]),
+    )
+
+
+def read_image(path: Path) -> Any:
+    """Read a volume as a SimpleITK image, its axes and directions as the file has them.
+
+    Args:
+        path: A file that ends in ``.nii`` or ``.nii.gz``.
+
+    Raises:
+        RecordError: It is missing, damaged or too large, or no volume of three axes.
+    """
+    require_nifti(path)
+    reader: Any = SimpleITK.ImageFileReader()  # type: ignore[no-untyped-call]
+    reader.SetImageIO("NiftiImageIO")
+    reader.SetFileName(str(path))
+    try:
+        image = reader.Execute()
+        return image[..., 0] if image.GetDimension() == 4 else image
+    except RuntimeError as error:  # it raises that for whatever it meets, and quotes the path
+        raise _unreadable() from error
+
+
+def turned(image: Any) -> Any:
+    """An image whose x runs to the left, y to the back and z to the head, by right angles.
+
+    Raises:
+        RecordError: Its directions are not at right angles.
+    """
+    try:
+        return SimpleITK.DICOMOrient(image, "LPS")  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise _unreadable() from error
+
+
+def _unreadable() -> RecordError:
+    return RecordError(
+        "it cannot be read as NIfTI: it is damaged, or its directions are not at right angles"
     )
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.records import OLDEST_AGE, decode_signals, decode_targets
+from benchmd_ray.data.records import OLDEST_AGE, decode_signals, targets_of
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.signals import valid_area
 from benchmd_ray.tasks import UNKNOWN
@@ -90,10 +90,11 @@ def class_balance(catalog: Catalog) -> dict[str, Balance]:
         records = 0
         positive, unknown = np.zeros((2, len(catalog.card.classes)), np.int64)
         for _, table in _tables(catalog, split, ["target"]):
-            targets = decode_targets(table["target"])
+            targets = targets_of(table["target"], catalog.card.target)
             records += len(targets)
-            positive += (targets == 1).sum(axis=0)
-            unknown += (targets == UNKNOWN).sum(axis=0)
+            positive += catalog.card.target.present(targets).sum(axis=0)
+            if not catalog.card.target.is_mask:
+                unknown += (targets == UNKNOWN).sum(axis=0)
         names = catalog.card.classes
         found[split] = Balance(
             records,
@@ -168,8 +169,10 @@ def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, i
     best = {name: pd.DataFrame() for name in names}
     for split in splits(catalog):
         for start, table in _tables(catalog, split, ["record_id", "group_id", "target"]):
-            targets = decode_targets(table["target"])
-            of_class = np.column_stack([targets == 1, (targets == 0).all(axis=1)])
+            targets = targets_of(table["target"], catalog.card.target)
+            present = catalog.card.target.present(targets)
+            none = (targets == 0).reshape(len(targets), -1).all(axis=1)
+            of_class = np.column_stack([present, none])
             ids, groups = (table[name].to_numpy() for name in ("record_id", "group_id"))
             for column, name in enumerate(names):
                 rows = np.flatnonzero(of_class[:, column])
@@ -212,15 +215,15 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
             number, row = number + 1, row - rows
         table = file.read_row_group(number, columns=columns).slice(row, 1)
     signal = decode_signals(table["signal"], catalog.signal)[0]
-    held = table.drop_columns("signal").to_pylist()[0]
-    inside = valid_area(signal.shape[1:], held["valid_size"])
+    (present,) = catalog.card.target.present(targets_of(table["target"], catalog.card.target))
+    held = table.drop_columns(["signal", "target"]).to_pylist()[0]
+    names, inside = catalog.card.classes, valid_area(signal.shape[1:], held["valid_size"])
     physical = signal[:, *inside].astype(np.float32) * held["scale"]
-    names = zip(catalog.card.classes, held["target"], strict=True)
     return Example(
         record_id=held["record_id"],
         group_id=held["group_id"],
         split=held["split"],
-        classes=tuple(name for name, value in names if value == 1),
+        classes=tuple(name for name, is_there in zip(names, present, strict=True) if is_there),
         signal=physical.astype(np.float32),
     )
 

@@ -57,6 +57,7 @@ TASKS: dict[TaskKind, str] = {
     "single-label": "one of these classes",
     "multi-label": "any of these labels",
     "ordinal": "one of these classes, in this order",
+    "segmentation": "one of these classes for each voxel",
 }
 """What is predicted, in words."""
 

@@ -32,7 +32,9 @@ from benchmd_ray.results.report.figures_wording import joined, plain
 SECTION = "Training"
 POINTS = 50
 """Most epochs of a curve that are drawn."""
-NAMES = {"loss": "loss", "validation_auroc": "validation AUROC"}
+SCORES = {"validation_auroc": "validation AUROC", "validation_dsc": "validation DSC"}
+"""By which an epoch is kept."""
+NAMES = {"loss": "loss", **SCORES}
 
 
 def draw_training(report: Report) -> Iterator[Drawn]:
@@ -102,8 +104,8 @@ def draw_transfer(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
         f"Of more than {POINTS} epochs some are drawn, evenly spread."
         if int(frame["done"].nunique()) > POINTS
         else "",
-        "The epoch of the highest validation AUROC is the one that is scored, so that this AUROC "
-        "is a little too high.",
+        "The epoch of the highest validation AUROC (DSC of masks) is the one that is scored, so "
+        "that this value is a little too high.",
     )
     return Titled(f"training-{study.slug}", SECTION, title, caption, figure)
 
@@ -162,14 +164,15 @@ def _from_to(frame: pd.DataFrame) -> str:
 
 def _peaks(frame: pd.DataFrame) -> str:
     """How many runs had their best epoch last: those might gain from more epochs."""
-    rows = frame[frame["name"] == "validation_auroc"].sort_values("done")
+    rows = frame[frame["name"].isin(list(SCORES))].sort_values("done")
     if rows.empty:
         return "training loss; no validation AUROC was reported"
+    name = SCORES[rows["name"].iloc[0]]
     runs = rows.groupby("run")
     best = rows.loc[runs["value"].idxmax()].set_index("run")["done"]
     last = runs["done"].max()
     at_end, total = int((best == last).sum()), len(best)
     return (
-        f"validation AUROC is highest at the last epoch in {at_end} of {total} runs "
+        f"{name} is highest at the last epoch in {at_end} of {total} runs "
         f"(median best epoch {best.median():.0f} of {last.median():.0f})"
     )

@@ -16,11 +16,14 @@ from benchmd_ray.training_log import read_metrics
 Row = dict[str, Any]
 LINES = 500
 """Most lines of metrics that are taken of a run, evenly; the last one always."""
-NAMES = ("loss", "validation_auroc", "lr")
+NAMES = ("loss", "validation_auroc", "validation_dsc", "lr")
 
 
 def training_rows(found: Sequence[Run]) -> Iterator[Row]:
-    """Loss, source validation AUROC and learning rate over steps (pretraining) or epochs."""
+    """Loss, source validation AUROC (DSC of masks), learning rate, over steps or epochs.
+
+    Pretraining counts steps, transfers count epochs.
+    """
     for run in found:
         about = run.description
         unit = "steps" if about["kind"] == "pretrain" else "epochs"

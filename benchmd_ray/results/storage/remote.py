@@ -208,13 +208,16 @@ def _lease(mirror: Mirror) -> Lease:
 
 
 def _publish_predictions(publication: Publication, run: Path, path: Path, what: str) -> None:
-    """Publish a file of predictions, after its hash.
+    """Publish a file of predictions, after its hash and the files that it names, such as masks.
+
+    Those files are published for whoever fetches them; no mirror pulls them.
 
     Raises:
         Transient: The bucket cannot be reached: the predictions stay here.
     """
     try:
-        for file in (path.with_name(f"{path.name}{SUFFIX}"), path):
+        named = sorted(path.with_suffix("").glob("[!.]*"))
+        for file in (*named, path.with_name(f"{path.name}{SUFFIX}"), path):
             publication.push_file(file.relative_to(run).as_posix(), file)
     except BucketError as error:
         raise Transient(

@@ -1,0 +1,133 @@
+"""Where a stored volume lies in space, so that masks go back to the grid of the file.
+
+A grid is as SimpleITK and DICOM state it: axes x, y, z point to the patient's left, back and head,
+in mm. The grid of a file is kept as it is; that of the catalog is turned to these axes, maybe
+resampled, and padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from benchmd_ray.files import replacing
+
+VERSION = 1
+"""Raised whenever what it makes of the same values changes."""
+GRID = pa.struct(
+    [
+        pa.field("extents", pa.list_(pa.int32(), 3)),
+        pa.field("spacing", pa.list_(pa.float64(), 3)),
+        pa.field("origin", pa.list_(pa.float64(), 3)),
+        pa.field("direction", pa.list_(pa.float64(), 9)),
+    ]
+)
+GEOMETRY = pa.struct([pa.field("file", GRID), pa.field("stored", GRID)])
+"""Type of a catalog's column ``geometry``."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Voxels in space."""
+
+    extents: tuple[int, ...]
+    """Voxels along x, y and z."""
+    spacing: tuple[float, ...]
+    """mm along x, y and z."""
+    origin: tuple[float, ...]
+    """Centre of the first voxel: x, y and z in mm."""
+    direction: tuple[float, ...]
+    """Matrix of the axes' unit vectors, its columns, row by row."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of one record."""
+
+    file: Grid
+    stored: Grid
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `GEOMETRY` stores it."""
+        return asdict(self)
+
+
+def geometry_of(held: Mapping[str, Mapping[str, Any]]) -> Geometry:
+    """The geometry of a row of a catalog's column."""
+    grids = {
+        name: Grid(**{key: tuple(value) for key, value in grid.items()})
+        for name, grid in held.items()
+    }
+    return Geometry(**grids)
+
+
+def grid_of(image: Any) -> Grid:
+    """The grid of a SimpleITK image of three axes."""
+    return Grid(
+        tuple(image.GetSize()),
+        tuple(image.GetSpacing()),
+        tuple(image.GetOrigin()),
+        tuple(image.GetDirection()),
+    )
+
+
+def image_of(values: npt.NDArray[Any], grid: Grid) -> Any:
+    """A SimpleITK image.
+
+    Args:
+        values: (z, y, x), of the grid's extents.
+        grid: Where they are.
+    """
+    import SimpleITK
+
+    image: Any = SimpleITK.GetImageFromArray(values)
+    image.SetSpacing(grid.spacing)
+    image.SetOrigin(grid.origin)
+    image.SetDirection(grid.direction)
+    return image
+
+
+def in_file(mask: npt.NDArray[np.uint8], geometry: Geometry) -> Any:
+    """A mask in the catalog's grid as a SimpleITK image in that of the file.
+
+    Each voxel of the file takes the label of the nearest stored voxel, the background outside of
+    what is stored. Where nothing was resampled, these are the very voxels.
+
+    Args:
+        mask: (z, y, x), as stored.
+        geometry: Of the record.
+    """
+    import SimpleITK
+
+    held, grid = image_of(mask, geometry.stored), geometry.file
+    moved = SimpleITK.Resample(
+        held,
+        grid.extents,
+        SimpleITK.Transform(3, SimpleITK.sitkIdentity),  # type: ignore[no-untyped-call]
+        SimpleITK.sitkNearestNeighbor,
+        grid.origin,
+        grid.spacing,
+        grid.direction,
+        0,
+        SimpleITK.sitkUInt8,
+    )
+    return moved
+
+
+def write_nifti(image: Any, path: Path) -> None:
+    """Write a SimpleITK image as NIfTI, whole or not at all.
+
+    Args:
+        image: The image.
+        path: Ends in ``.nii`` or ``.nii.gz``.
+    """
+    import SimpleITK
+
+    with replacing(path) as partial:
+        SimpleITK.WriteImage(image, str(partial), True)

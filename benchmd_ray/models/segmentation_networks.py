@@ -1,0 +1,267 @@
+"""Networks of MONAI that segment images and volumes, with random weights; nothing is fetched.
+
+Each gives maps of a signal, one for each of ``encoder.options.width``, as many voxels as it has; a
+head makes logits of them (`models.segmenter`). Where the network itself ends with a convolution of
+one voxel, this is left to the head, so that both together are MONAI's network.
+
+- ``monai-unet``: Ronneberger et al. (https://arxiv.org/abs/1505.04597), with residual units as
+  Kerfoot et al. 2019 (doi:10.1007/978-3-030-12029-0_40). MONAI's ends with a transposed
+  convolution to logits; here it is one to maps, normalised and activated as within the network.
+- ``monai-segresnet``: Myronenko (https://arxiv.org/abs/1810.11654), without its autoencoder.
+- ``monai-unetr``: Hatamizadeh et al. (https://arxiv.org/abs/2103.10504).
+- ``monai-swinunetr``: Hatamizadeh et al. (https://arxiv.org/abs/2201.01266).
+
+All normalise each example by itself. MONAI is an extra of the package (``benchmd-ray[monai]``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.models.monai_networks import AXES, monai_nets
+from benchmd_ray.settings import EncoderSettings, updated
+from benchmd_ray.signals import Signal
+
+HEADS = 12
+"""Attention heads of UNETR's transformer, as in its paper."""
+
+
+@dataclass(frozen=True)
+class SegmentationOptions:
+    """What these networks read of ``encoder.options``; of the other settings they read none."""
+
+    width: int = 0
+    """Maps at full resolution, doubled at each level; 0: the network's own."""
+    depth: int = 0
+    """Levels of resolution of a UNet or SegResNet; 0: the network's own."""
+    patch: int = 0
+    """Extent in voxels of what it is trained on and sees at once, along each axis, or the signal's
+    where that is less or this is 0; cut to a multiple of what the network halves."""
+    hidden: int = 0
+    """Width of UNETR's transformer; 0: 768, as in its paper."""
+    dropout: float = 0.0
+    """Dropout within the network."""
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("width", self.width, 2**10),
+            ("depth", self.depth, 8),
+            ("patch", self.patch, 2**12),
+            ("hidden", self.hidden, 2**14),
+        ):
+            if not 0 <= value <= most:
+                raise BenchmdError(
+                    f"encoder.options.{name} is {value}, expected 1 to {most:,}, or 0 for the "
+                    "network's own."
+                )
+        if not 0 <= self.dropout < 1:
+            raise BenchmdError(
+                f"encoder.options.dropout is {self.dropout}, expected a number in [0, 1)."
+            )
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What a network is made of."""
+
+    axes: int
+    channels: int
+    window: tuple[int, ...]
+    width: int
+    depth: int
+    hidden: int
+    dropout: float
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of MONAI's networks."""
+
+    make: Callable[[Any, _Size], nn.Module]
+    """(module ``monai.networks.nets``, size) to the network, which gives maps."""
+    width: int
+    """Maps where no option says how many."""
+    of: int
+    """What the width is a multiple of."""
+    halvings: int
+    """How often it halves a window; of those with an option, one less than its `depth`."""
+    depth: int = 0
+    """Levels where no option says how many; 0 where there is no such option."""
+    hidden: int = 0
+    """Width of its transformer where no option says so; 0 where there is no such option."""
+
+
+def _unet(nets: Any, size: _Size) -> nn.Module:
+    from monai.networks.blocks import ADN
+
+    network = nets.UNet(
+        spatial_dims=size.axes,
+        in_channels=size.channels,
+        out_channels=size.width,
+        channels=[size.width * 2**level for level in range(size.depth)],
+        strides=[2] * (size.depth - 1),
+        num_res_units=2,
+        dropout=size.dropout,
+    )
+    end = ADN("NA", size.width, act="PRELU", norm="INSTANCE", norm_dim=size.axes)
+    return nn.Sequential(network, end)
+
+
+def _segresnet(nets: Any, size: _Size) -> nn.Module:
+    network = nets.SegResNet(
+        spatial_dims=size.axes,
+        init_filters=size.width,
+        in_channels=size.channels,
+        out_channels=1,
+        dropout_prob=size.dropout or None,
+        blocks_down=(1, *(2,) * (size.depth - 2), 4),
+        blocks_up=(1,) * (size.depth - 1),
+    )
+    network.conv_final[-1] = nn.Identity()
+    return network  # type: ignore[no-any-return]
+
+
+def _unetr(nets: Any, size: _Size) -> nn.Module:
+    network = nets.UNETR(
+        in_channels=size.channels,
+        out_channels=1,
+        img_size=size.window,
+        feature_size=size.width,
+        hidden_size=size.hidden,
+        mlp_dim=4 * size.hidden,
+        num_heads=HEADS,
+        norm_name="instance",
+        dropout_rate=size.dropout,
+        spatial_dims=size.axes,
+    )
+    network.out = nn.Identity()
+    return network  # type: ignore[no-any-return]
+
+
+class _RatesHere(TorchFunctionMode):
+    """SwinUNETR reads numbers of a tensor while it is made, which one without storage has not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.linspace:
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+def _swin_unetr(nets: Any, size: _Size) -> nn.Module:
+    with _RatesHere():
+        network = nets.SwinUNETR(
+            in_channels=size.channels,
+            out_channels=1,
+            feature_size=size.width,
+            drop_rate=size.dropout,
+            spatial_dims=size.axes,
+        )
+    network.out = nn.Identity()
+    return network  # type: ignore[no-any-return]
+
+
+KINDS: dict[str, Kind] = {
+    "monai-unet": Kind(_unet, width=16, of=1, halvings=0, depth=4),
+    "monai-segresnet": Kind(_segresnet, width=16, of=8, halvings=0, depth=4),
+    "monai-unetr": Kind(_unetr, width=16, of=1, halvings=4, hidden=768),
+    "monai-swinunetr": Kind(_swin_unetr, width=24, of=12, halvings=5),
+}
+"""By the name that ``encoder.network`` takes."""
+
+
+class SegmentationNetwork(nn.Module):
+    """Windows of images (channel, y, x) or volumes (channel, z, y, x) to maps as large."""
+
+    def __init__(self, signal: Signal, size: EncoderSettings, kind: Kind) -> None:
+        """Make it with random weights, as MONAI draws them.
+
+        Args:
+            signal: An image or a volume.
+            size: ``network`` and ``options``.
+            kind: The network.
+
+        Raises:
+            BenchmdError: MONAI is not installed, the options are not its own, or the signal is of
+                other axes or cannot be halved as often.
+        """
+        super().__init__()
+        made = _sized(signal, size, kind)
+        self.signal, self.window, self.width = signal, made.window, made.width
+        """What it is of; extents of what it sees at once; its maps."""
+        self.network = kind.make(monai_nets(size.network), made)
+        self.largest_map = 2 * made.width * math.prod(signal.input_shape[1:])
+        """Values of the largest map of one example, its skip connection among them."""
+
+    def forward(self, signals: torch.Tensor) -> torch.Tensor:
+        """Maps: (batch, width, *extents).
+
+        Args:
+            signals: (batch, channel, *extents), normalised; the extents are those of its window.
+        """
+        maps: torch.Tensor = self.network(signals)
+        return maps
+
+
+def _sized(signal: Signal, size: EncoderSettings, kind: Kind) -> _Size:
+    """The size that settings choose.
+
+    Raises:
+        BenchmdError: They choose what cannot be.
+    """
+    options, name = updated(SegmentationOptions(), size.options, "encoder.options."), size.network
+    if signal.axes not in AXES:
+        raise BenchmdError(
+            f"encoder.network is {name}, for images and volumes, and {signal.name} has the axes "
+            f"{', '.join(signal.axes)}."
+        )
+    for option in ("depth", "hidden"):
+        if getattr(options, option) and not getattr(kind, option):
+            raise BenchmdError(f"{name} reads no encoder.options.{option}: leave it out.")
+    width, depth = options.width or kind.width, options.depth or kind.depth
+    hidden = options.hidden or kind.hidden
+    if width % kind.of or hidden % HEADS or (kind.depth and depth < 2):
+        raise BenchmdError(
+            f"{name} cannot have encoder.options.width {width}, depth {depth} and hidden {hidden}: "
+            f"expected a width that is a multiple of {kind.of}, a hidden width that is one of "
+            f"{HEADS}, and two levels or more."
+        )
+    by = 2 ** (depth - 1 if kind.depth else kind.halvings)
+    window = tuple(min(options.patch or e, e) // by * by for e in signal.input_shape[1:])
+    if min(window) == 0 or math.prod(window) == by ** len(window):
+        raise BenchmdError(
+            f"{name} sees windows whose extents are multiples of {by}, one of them twice that or "
+            f"more, and encoder.options.patch is {options.patch} for {signal.name} of "
+            f"{' × '.join(map(str, signal.input_shape[1:]))} voxels: choose a larger patch, 0 for "
+            f"the whole signal{', or a smaller encoder.options.depth' if kind.depth else ''}."
+        )
+    axes = len(signal.axes) - 1
+    return _Size(axes, signal.input_shape[0], window, width, depth, hidden, options.dropout)
+
+
+def require_segmentation_option(network: str, name: str, value: object) -> None:
+    """Refuse an option that a network of this module does not read; of others nothing is known.
+
+    Raises:
+        BenchmdError: There is no such option, or it refuses the value.
+    """
+    if network not in KINDS:
+        return
+    updated(SegmentationOptions(), {name: value}, "encoder.options.")
+    if name in ("depth", "hidden") and not getattr(KINDS[network], name):
+        raise unknown_name(f"option of {network}", name, ("width", "patch", "dropout"))
+
+
+SEGMENTATION_NETWORKS: dict[str, Callable[[Signal, EncoderSettings], SegmentationNetwork]] = {
+    name: partial(SegmentationNetwork, kind=kind) for name, kind in KINDS.items()
+}
+"""By the name that ``encoder.network`` takes."""

@@ -1,0 +1,35 @@
+"""Overlap of a predicted mask and its reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+BOTH, PREDICTED, REFERENCE = 0, 1, 2
+"""Places of what is counted along the last axis."""
+
+
+def dice(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Dice similarity coefficient, without smoothing: NaN where the reference is empty.
+
+    Args:
+        counts: (…, 3), voxels in both, in the prediction, and in the reference.
+
+    Returns:
+        (…), 0 to 1.
+    """
+    both, predicted, reference = np.moveaxis(counts.astype(np.float64), -1, 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = 2 * both / (predicted + reference)
+    return np.where(reference > 0, value, np.nan)
+
+
+def presence(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
+    """Where a class is: ``both``, ``absent``, ``missed`` or ``spurious``.
+
+    Args:
+        counts: As in `dice`.
+    """
+    predicted, reference = counts[..., PREDICTED] > 0, counts[..., REFERENCE] > 0
+    names = np.array([["absent", "spurious"], ["missed", "both"]])
+    return np.asarray(names[reference.astype(int), predicted.astype(int)])

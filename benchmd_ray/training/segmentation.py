@@ -1,0 +1,90 @@
+"""Training and selection on masks: patches of volumes, and the overlap of what is predicted.
+
+What is drawn depends on the seed, the step and the example's place in the batch of all workers, so
+that any number of workers sees the same patches, and a resumed run too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmd_ray.data.batches import Batch, Feed, Worker
+from benchmd_ray.scores.dice import dice
+from benchmd_ray.training.collect import gathered
+from benchmd_ray.training.seeds import PATCHES
+
+
+def patches(batch: Batch, window: Sequence[int], seed: int, step: int, worker: Worker) -> Batch:
+    """A patch of each example of a worker's share of a step, at a place that is drawn uniformly.
+
+    Args:
+        batch: Whole signals with their masks; the other workers' shares are as long.
+        window: Extents of a patch.
+        seed: Of the run.
+        step: Number of the step.
+        worker: Whose share it is.
+    """
+    extents, share = batch.signals.shape[2:], len(batch.signals)
+    free = np.array(extents) - np.array(window)
+    if not free.any():
+        return batch
+    drawn = np.random.default_rng([PATCHES, seed, step]).random((share * worker.world, len(free)))
+    starts = np.floor(drawn[worker.rank * share :][:share] * (free + 1)).astype(int)
+    areas = [tuple(slice(a, a + w) for a, w in zip(row, window, strict=True)) for row in starts]
+    signals = torch.stack([x[:, *area] for x, area in zip(batch.signals, areas, strict=True)])
+    masks = torch.stack([x[area] for x, area in zip(batch.targets, areas, strict=True)])
+    return Batch(batch.rows, signals, masks)
+
+
+def overlaps(labels: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.Tensor:
+    """Voxels of each class in both, in what is predicted, and in the truth.
+
+    Args:
+        labels: (batch, *extents), predicted.
+        masks: (batch, *extents).
+        classes: How many there are.
+
+    Returns:
+        (batch, classes, 3) int64.
+    """
+    codes = masks.long() * classes + labels.long()  # uint8 would overflow
+    counts = [torch.bincount(row, minlength=classes**2) for row in codes.flatten(1)]
+    joint = torch.stack(counts).view(-1, classes, classes)
+    both = joint.diagonal(dim1=1, dim2=2)
+    return torch.stack([both, joint.sum(dim=1), joint.sum(dim=2)], dim=2)
+
+
+def collect_overlaps(
+    forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, batch_size: int, classes: int
+) -> npt.NDArray[np.int64]:
+    """Overlaps of every row in row order: (rows, classes, 3); every worker gets all of them.
+
+    Args:
+        forward: (batch, *input_shape) → logits (batch, classes, *extents); in eval mode.
+        feed: Gives the rows.
+        batch_size: Examples of a step, all workers together.
+        classes: How many there are.
+    """
+
+    def counted(batch: Batch) -> torch.Tensor:
+        return overlaps(forward(batch.signals).argmax(dim=1), batch.targets, classes)
+
+    found: npt.NDArray[np.int64] = gathered(counted, feed, batch_size)
+    return found
+
+
+def mean_dice(counts: npt.NDArray[np.int64]) -> float:
+    """Mean over the classes but the background of the mean DSC of the cases that have the class.
+
+    Args:
+        counts: (cases, classes, 3), as `overlaps` gives them.
+    """
+    each = dice(counts[:, 1:])
+    present = ~np.isnan(each)
+    cases = present.sum(axis=0)
+    sums = np.where(present, each, 0.0).sum(axis=0)
+    return float((sums[cases > 0] / cases[cases > 0]).mean()) if cases.any() else float("nan")

@@ -1,0 +1,211 @@
+"""Predictions of a segmentation: masks as NIfTI files, and what each overlaps of its reference.
+
+The masks are in the run, ``predictions/segmentation/<dataset>/<record>.nii.gz``, each in the grid
+of the file that its volume was read from. The table counts voxels in the catalog's grid, which is
+the same where nothing was resampled. With the model's masks it has those of `BASELINE`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.data.geometry import Geometry, geometry_of, in_file, write_nifti
+from benchmd_ray.data.records import PERSON, targets_of
+from benchmd_ray.data.resident import split_table
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import remove
+from benchmd_ray.scores.dice import PREDICTED, REFERENCE, dice, presence
+from benchmd_ray.settings import Settings
+from benchmd_ray.signals import differing_in, valid_area
+from benchmd_ray.tasks import SEGMENTATION
+from benchmd_ray.training.augmentation import evaluated
+from benchmd_ray.training.collect import evaluating, evaluation_batch
+from benchmd_ray.training.predictions import (
+    IDENTIFIERS,
+    Predictions,
+    predictions_path,
+)
+from benchmd_ray.training.segmentation import overlaps
+from benchmd_ray.training.weights import described, load_segmenter, model_description
+
+BASELINE = "mean mask"
+"""What needs no model: of each voxel of the catalog's grid the class that most masks of its
+training split have there. A target has none."""
+COLUMNS: dict[str, pa.DataType] = {
+    **dict.fromkeys(IDENTIFIERS, pa.string()),
+    "method": pa.string(),
+    "class": pa.string(),
+    "dsc": pa.float64(),
+    "code": pa.string(),
+    "volume_ref_ml": pa.float64(),
+    "volume_pred_ml": pa.float64(),
+    **PERSON,
+    "file": pa.string(),
+    "sha256": pa.string(),
+}
+"""Of the table: a row for each case, method and class but the background.
+
+``method`` is empty for the model, else `BASELINE`; ``dsc`` is NaN where the reference is empty;
+``code`` is as `scores.dice.presence` gives it; ``file`` and its ``sha256`` are the mask's, null
+of the baseline, which writes none. Distances of surfaces are scored from the files.
+"""
+MAY_BE_NULL = (*PERSON, "file", "sha256")
+CODES = ("both", "absent", "missed", "spurious")
+UNSAFE = re.compile(r"[^\w.-]|^\.", re.ASCII)
+"""What no name of a mask's file has."""
+
+
+def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> pa.Table:
+    """Segment the evaluation splits of a catalog by a run's model, and write the masks.
+
+    Args:
+        run: Folder of a finished transfer run.
+        catalog: The source's own or a target's.
+        settings: Precision and feed.
+        worker: The device.
+
+    Returns:
+        The table with `COLUMNS`.
+
+    Raises:
+        BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
+    """
+    about = model_description(run)
+    signal, task = described(about, run)
+    if signal != catalog.signal or task != catalog.task:
+        raise BenchmdError(
+            f"{run} is a model of {signal.name}, the catalog {catalog.path} is of "
+            f"{catalog.signal.name}{differing_in(signal, catalog.signal)}, or of other classes: "
+            "name a catalog of the same signal and task."
+        )
+    if not catalog.evaluation_splits:
+        raise BenchmdError(f"the catalog {catalog.path} has no record in its evaluation splits.")
+    folder = predictions_path(run, catalog.dataset, SEGMENTATION).with_suffix("")
+    remove(folder)  # it may have masks of another catalog of this name
+    common = _common_mask(catalog) if catalog.rows("train") else None
+    rows: list[dict[str, Any]] = []
+    for split in catalog.evaluation_splits:
+        for known, geometry, mask, reference in _masks(run, catalog, split, settings, worker):
+            area = valid_area(mask.shape, known.pop("valid_size"))
+            path = folder / f"{UNSAFE.sub('_', known['record_id'])}.nii.gz"
+            outside = np.ones(mask.shape, bool)
+            outside[area] = False
+            mask[outside] = 0
+            write_nifti(in_file(mask, geometry), path)
+            file = {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            own = {**known, "split": split}
+            rows += _rows(own | file | {"method": ""}, mask, reference, geometry, catalog)
+            if common is not None:
+                usual = np.where(outside, 0, common).astype(np.uint8)
+                of_none = dict.fromkeys(file) | {"method": BASELINE}
+                rows += _rows(own | of_none, usual, reference, geometry, catalog)
+    return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
+
+
+def _common_mask(catalog: Catalog) -> npt.NDArray[np.uint8]:
+    """The class that most masks of the training split have in each voxel, the lowest of equals."""
+    target = catalog.card.target
+    counts = np.zeros((target.classes, *target.shape), np.int64)
+    catalog.require_split("train")
+    for table in catalog.tables("train", ["target"]):
+        masks = targets_of(table["target"], target)
+        for label in range(target.classes):
+            counts[label] += (masks == label).sum(axis=0)
+    return np.asarray(counts.argmax(axis=0), np.uint8)
+
+
+Found = tuple[dict[str, Any], Geometry, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
+"""What is known of a record, its geometry, the predicted mask and the reference, as stored."""
+
+
+def _masks(
+    run: Path, catalog: Catalog, split: str, settings: Settings, worker: Worker
+) -> Iterator[Found]:
+    """Each record of a split with its predicted mask."""
+    model, about = load_segmenter(run), model_description(run)
+    forward = evaluated(
+        evaluating(model, worker, settings.execution.precision), about["augmentation"]
+    )
+    feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
+    columns = ["record_id", "unit_id", "group_id", *PERSON, "valid_size", "geometry"]
+    known = split_table(catalog, split, columns).to_pylist()
+    seen, stored = catalog.signal.input_shape[1:], catalog.signal.stored_shape[1:]
+    inner = tuple(
+        slice((whole - part) // 2, (whole - part) // 2 + part)
+        for whole, part in zip(stored, seen, strict=True)
+    )
+    with torch.inference_mode():
+        for batch in feed.ordered(evaluation_batch(model.encoder)):
+            labels = forward(batch.signals).argmax(dim=1).to(torch.uint8).cpu().numpy()
+            masks = batch.targets.cpu().numpy()
+            for row, label, reference in zip(batch.rows, labels, masks, strict=True):
+                if row < 0:  # padding
+                    continue
+                whole = np.zeros(stored, np.uint8)
+                whole[inner] = label
+                held = dict(known[row])
+                yield held, geometry_of(held.pop("geometry")), whole, reference
+
+
+def _rows(
+    known: dict[str, Any],
+    mask: npt.NDArray[np.uint8],
+    reference: npt.NDArray[np.uint8],
+    geometry: Geometry,
+    catalog: Catalog,
+) -> Iterator[dict[str, Any]]:
+    """A row for each class but the background."""
+    classes = catalog.card.classes
+    ours, truth = (torch.from_numpy(np.array(each))[None] for each in (mask, reference))
+    counts = overlaps(ours, truth, len(classes))[0].numpy()
+    voxel = float(np.prod(geometry.stored.spacing)) / 1000  # mL
+    values, codes = dice(counts), presence(counts)
+    for label, name in enumerate(classes[1:], 1):
+        yield {
+            **known,
+            "class": name,
+            "dsc": float(values[label]),
+            "code": str(codes[label]),
+            "volume_ref_ml": float(counts[label, REFERENCE]) * voxel,
+            "volume_pred_ml": float(counts[label, PREDICTED]) * voxel,
+        }
+
+
+def fault(predictions: Predictions) -> str:
+    """What is wrong with a table of predictions; empty where nothing is."""
+    table = predictions.table
+    for name, kind in COLUMNS.items():
+        if name not in table.column_names:
+            return f"it lacks the column {name}"
+        if not table.schema.field(name).type.equals(kind):
+            return f"its column {name} is of the type {table.schema.field(name).type}"
+        if name not in MAY_BE_NULL and table[name].null_count:
+            return f"its column {name} has missing values"
+    if not len(table):
+        return "it has no rows"
+    score = table["dsc"].to_numpy()
+    if not (np.isnan(score) | ((score >= 0) & (score <= 1))).all():
+        return "a DSC is outside 0 to 1"
+    for name in ("volume_ref_ml", "volume_pred_ml"):
+        if not (np.isfinite(table[name].to_numpy()) & (table[name].to_numpy() >= 0)).all():
+            return f"its column {name} has a value that is negative or not finite"
+    for name, valid in (
+        ("code", set(CODES)),
+        ("method", {"", BASELINE}),
+        ("class", set(predictions.task.foreground)),
+    ):
+        if others := set(table[name].to_pylist()) - valid:
+            return f"its column {name} has the value {min(others)!r}"
+    return ""
