@@ -468,6 +468,7 @@ def test_ungradable_photographs_are_excluded_where_another_condition_is_held_out
 # Windows of scans
 
 
+@pytest.mark.slow
 def test_scans_with_a_window_of_a_class_leave_with_their_patients(
     synthetic_ct, ct_catalogs, build_once, tmp_path
 ):
@@ -494,6 +495,7 @@ def test_scans_with_a_window_of_a_class_leave_with_their_patients(
     assert catalog.manifest["excluded"][OTHERS] == others["unit_id"].nunique() > 0
 
 
+@pytest.mark.slow
 def test_a_scan_that_cannot_be_read_has_no_condition(synthetic_ct, build_once, tmp_path):
     raw = tmp_path / "lidc-idri"
     shutil.copytree(synthetic_ct["lidc-idri"], raw)

@@ -105,7 +105,7 @@ def test_an_altered_validation_shard_is_refused(source, tmp_path):
         inner_catalog(source, tmp_path / "inner")
 
 
-def test_medmnist_alone_has_a_validation_split_to_choose_by():
+def test_only_these_collections_have_a_validation_split_to_choose_by():
     rows = {"train": 10, "validation": 2, "test": 3}
     found = {
         card.collection
@@ -113,7 +113,7 @@ def test_medmnist_alone_has_a_validation_split_to_choose_by():
         for splits in card.evaluation_splits.values()
         if card.role == "source" and has_validation(rows, splits)
     }
-    assert found == {"medmnist"}
+    assert found == {"decathlon", "medmnist"}
     assert not has_validation(
         {"train": 10, "test": 3}, dataset_card("breastmnist").evaluation_splits["clean"]
     )
