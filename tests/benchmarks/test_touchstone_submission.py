@@ -68,7 +68,7 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
 @pytest.mark.parametrize("processes", [1, 3])
 def test_what_takes_too_much_memory_is_ended(tmp_path, processes):
     """By the limit of one process, or by what several hold together."""
-    own = "import time; held = bytearray(b'1') * (150 << 20) * 1; time.sleep(20)"
+    own = "import time; held = bytearray(b'1') * (150 << 20); time.sleep(20)"
     code = (
         "import subprocess, sys\n"
         f"own = [subprocess.Popen([sys.executable, '-c', {own!r}]) for _ in range({processes})]\n"
