@@ -76,6 +76,7 @@ PARTS: Mapping[str, Part] = {
             "benchmarks/touchstone/layouts.py",
             "benchmarks/touchstone/masks.py",
             "benchmarks/touchstone/tasks.py",
+            "scores/dice.py",
             "scores/overlap.py",
             "scores/segmentation.py",
             "scores/surfaces.py",

@@ -1,4 +1,4 @@
-"""Where a stored volume lies in space, so that masks go back to the grid of the file.
+"""Where a stored volume is in space, so that masks go back to the grid of the file.
 
 A grid is as SimpleITK and DICOM state it: axes x, y, z point to the patient's left, back and head,
 in mm. The grid of a file is kept as it is; that of the catalog is turned to these axes, maybe

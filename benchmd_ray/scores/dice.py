@@ -1,10 +1,19 @@
-"""Overlap of a predicted mask and its reference."""
+"""Overlap of a predicted mask and its reference, from counts of voxels.
+
+Dice, Measures of the amount of ecologic association between species (Ecology, 1945), unsmoothed.
+"""
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+Presence = Literal["both", "absent", "missed", "spurious"]
+"""Where a class is: in reference and prediction; in neither; in the reference only; in the
+prediction only."""
+CODES: tuple[Presence, ...] = get_args(Presence)
 BOTH, PREDICTED, REFERENCE = 0, 1, 2
 """Places of what is counted along the last axis."""
 
@@ -25,7 +34,7 @@ def dice(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def presence(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
-    """Where a class is: ``both``, ``absent``, ``missed`` or ``spurious``.
+    """Where a class is, see `Presence`: (…).
 
     Args:
         counts: As in `dice`.

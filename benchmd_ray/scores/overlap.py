@@ -1,7 +1,4 @@
-"""Overlap of two segmentations: one joint histogram gives Dice and volumes of all classes.
-
-Dice, Measures of the amount of ecologic association between species (Ecology, 1945), unsmoothed.
-"""
+"""Overlap of two segmentations: one joint histogram counts the voxels of all classes."""
 
 from __future__ import annotations
 
@@ -12,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
+
+from benchmd_ray.scores.dice import BOTH, PREDICTED, REFERENCE
 
 Box = tuple[slice, slice, slice]
 Kinds = npt.NDArray[np.unsignedinteger[Any]]
@@ -113,23 +112,8 @@ class Masks:
         return Segmentation(self._kinds, members)
 
 
-@dataclass(frozen=True)
-class Voxels:
-    """Counts of voxels, (classes,) each."""
-
-    reference: npt.NDArray[np.int64]
-    prediction: npt.NDArray[np.int64]
-    both: npt.NDArray[np.int64]
-
-    def dice(self) -> npt.NDArray[np.float64]:
-        """(classes,) 2 |A ∩ B| / (|A| + |B|); NaN where both are empty."""
-        total = (self.reference + self.prediction).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            return np.asarray(2 * self.both / total)
-
-
-def voxels(reference: Segmentation, prediction: Segmentation) -> Voxels:
-    """Voxels of each class in the reference, in the prediction, and in both.
+def voxels(reference: Segmentation, prediction: Segmentation) -> npt.NDArray[np.int64]:
+    """Voxels of each class: (classes, 3), as `scores.dice` takes them.
 
     Raises:
         ValueError: They are of different shapes or numbers of classes.
@@ -138,11 +122,11 @@ def voxels(reference: Segmentation, prediction: Segmentation) -> Voxels:
     if reference.kinds.shape != prediction.kinds.shape or own.shape[1] != other.shape[1]:
         raise ValueError("segmentations of different shapes or classes cannot be compared")
     joint = joint_histogram(reference.kinds, prediction.kinds, len(own), len(other))
-    return Voxels(
-        reference=joint.sum(axis=1) @ own,
-        prediction=joint.sum(axis=0) @ other,
-        both=np.einsum("kl,kc,lc->c", joint, own, other),
-    )
+    counts = np.empty((own.shape[1], 3), np.int64)
+    counts[:, BOTH] = np.einsum("kl,kc,lc->c", joint, own, other)
+    counts[:, PREDICTED] = joint.sum(axis=0) @ other
+    counts[:, REFERENCE] = joint.sum(axis=1) @ own
+    return counts
 
 
 def joint_histogram(first: Kinds, second: Kinds, rows: int, columns: int) -> npt.NDArray[np.int64]:

@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from benchmd_ray.scores.dice import PREDICTED, REFERENCE, Presence, dice, presence
 from benchmd_ray.scores.overlap import Box, Segmentation, voxels
 from benchmd_ray.scores.surfaces import distances, surface
 
-Presence = Literal["both", "absent", "missed", "spurious"]
-"""Where a class is: in reference and prediction; in neither; in the reference only; in the
-prediction only."""
 PERCENT = 95.0
 """Of the Hausdorff distance."""
 
@@ -54,26 +51,30 @@ def scored(
         ValueError: Both are of different shapes or numbers of classes.
     """
     counts = voxels(reference, prediction)
-    dice = counts.dice().tolist()
+    overlap, codes = dice(counts).tolist(), presence(counts).tolist()
     own, other = reference.boxes(), prediction.boxes()
-    voxel = math.prod(spacing) / 1000
+    volumes = counts * (math.prod(spacing) / 1000)
     found = []
     for number, tolerance in enumerate(tolerances):
         there, predicted = own[number], other[number]
-        dsc = nsd = hd95 = math.nan
-        code: Presence = "spurious" if predicted else "absent"
-        if there:
-            code, dsc, nsd, hd95 = "missed", dice[number], 0.0, math.inf
+        nsd, hd95 = (0.0, math.inf) if there else (math.nan, math.nan)
         if there and predicted:
-            code = "both"
             apart = distances(
                 surface(reference.mask(number, there), spacing, _start(there)),
                 surface(prediction.mask(number, predicted), spacing, _start(predicted)),
                 spacing,
             )
             nsd, hd95 = apart.surface_dice(tolerance), apart.hausdorff(PERCENT)
-        volumes = [float(each[number] * voxel) for each in (counts.reference, counts.prediction)]
-        found.append(ClassScores(dsc, nsd, hd95, volumes[0], volumes[1], code))
+        found.append(
+            ClassScores(
+                overlap[number],
+                nsd,
+                hd95,
+                float(volumes[number, REFERENCE]),
+                float(volumes[number, PREDICTED]),
+                codes[number],
+            )
+        )
     return found
 
 

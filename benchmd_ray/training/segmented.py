@@ -26,7 +26,7 @@ from benchmd_ray.data.records import PERSON, targets_of
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import remove
-from benchmd_ray.scores.dice import PREDICTED, REFERENCE, dice, presence
+from benchmd_ray.scores.dice import CODES, PREDICTED, REFERENCE, dice, presence
 from benchmd_ray.settings import Settings
 from benchmd_ray.signals import differing_in, valid_area
 from benchmd_ray.tasks import SEGMENTATION
@@ -58,11 +58,10 @@ COLUMNS: dict[str, pa.DataType] = {
 """Of the table: a row for each case, method and class but the background.
 
 ``method`` is empty for the model, else `BASELINE`; ``dsc`` is NaN where the reference is empty;
-``code`` is as `scores.dice.presence` gives it; ``file`` and its ``sha256`` are the mask's, null
+``code`` is as `scores.dice.Presence` says; ``file`` and its ``sha256`` are the mask's, null
 of the baseline, which writes none. Distances of surfaces are scored from the files.
 """
 MAY_BE_NULL = (*PERSON, "file", "sha256")
-CODES = ("both", "absent", "missed", "spurious")
 UNSAFE = re.compile(r"[^\w.-]|^\.", re.ASCII)
 """What no name of a mask's file has."""
 

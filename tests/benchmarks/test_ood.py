@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from benchmd_ray.benchmarks.ood import _also as also_of
 from benchmd_ray.benchmarks.ood.calibrate import best_threshold
 from benchmd_ray.benchmarks.ood.cards import family, in_distribution, of_one_origin, use_case_of
-from benchmd_ray.benchmarks.ood.scores import Compared, metrics, resampled_auroc
+from benchmd_ray.benchmarks.ood.measures import Compared, metrics, resampled_auroc
 from benchmd_ray.benchmarks.ood.sets import calibrates
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, dataset_card

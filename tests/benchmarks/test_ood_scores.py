@@ -11,7 +11,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.benchmarks.ood import scores
-from benchmd_ray.benchmarks.ood.scores import chance_p, score_rows, threshold_of
+from benchmd_ray.benchmarks.ood.measures import threshold_of
+from benchmd_ray.benchmarks.ood.scores import chance_p, score_rows
 from benchmd_ray.benchmarks.ood.table import ABOUT, ABOUT_KEYS, HALF, IN, KEYS, THRESHOLDS
 from benchmd_ray.training.predictions import Predictions
 

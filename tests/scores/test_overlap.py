@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from benchmd_ray.scores.dice import BOTH, PREDICTED, dice
 from benchmd_ray.scores.overlap import Masks, of_labels, voxels
 from benchmd_ray.scores.segmentation import scored
 
@@ -19,24 +20,24 @@ def drawn(seed, shape=(5, 7, 6), classes=3):
 
 def test_dice_is_that_of_each_class_by_itself():
     first, second = drawn(0), drawn(1)
-    dice = voxels(of(first), of(second)).dice()
+    found = dice(voxels(of(first), of(second)))
     for number in range(3):
         a, b = first == number + 1, second == number + 1
-        assert dice[number] == pytest.approx(2 * (a & b).sum() / (a.sum() + b.sum()))
+        assert found[number] == pytest.approx(2 * (a & b).sum() / (a.sum() + b.sum()))
 
 
 def test_pairs_of_many_classes_do_not_wrap_around():
     labels = np.arange(1, 201, dtype=np.uint8).reshape(2, 10, 10)
     own = of_labels(labels, {n: n - 1 for n in range(1, 201)}, 200)
     counts = voxels(own, own)
-    assert counts.both.tolist() == [1] * 200
-    assert counts.dice().tolist() == [1.0] * 200
+    assert counts.tolist() == [[1, 1, 1]] * 200
+    assert dice(counts).tolist() == [1.0] * 200
 
 
 def test_more_than_255_kinds_are_told_apart():
     labels = np.arange(1, 301, dtype=np.uint16).reshape(3, 10, 10)
     own = of_labels(labels, {n: n - 1 for n in range(1, 301)}, 300)
-    assert voxels(own, own).both.tolist() == [1] * 300
+    assert voxels(own, own).tolist() == [[1, 1, 1]] * 300
 
 
 def test_overlapping_masks_are_scored_each_from_its_own():
@@ -52,8 +53,8 @@ def test_overlapping_masks_are_scored_each_from_its_own():
     box = (slice(None),) * 3
     for number, mask in enumerate(masks):
         np.testing.assert_array_equal(own.mask(number, box), mask)
-        assert counts.prediction[number] == mask.sum()
-        assert counts.both[number] == (mask & reference.mask(number, box)).sum()
+        assert counts[number, PREDICTED] == mask.sum()
+        assert counts[number, BOTH] == (mask & reference.mask(number, box)).sum()
 
 
 def test_boxes_are_the_smallest():

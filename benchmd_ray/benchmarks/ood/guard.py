@@ -22,12 +22,12 @@ from safetensors.numpy import load_file, save_file
 from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, require_conformable
 from benchmd_ray.benchmarks.ood.detectors import bank_of, pictured, unfit
+from benchmd_ray.benchmarks.ood.measures import threshold_of
 from benchmd_ray.benchmarks.ood.methods import USUAL, detector_sources, detectors
 from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, Seen, State, finite
 from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer, pictures
-from benchmd_ray.benchmarks.ood.scores import threshold_of
 from benchmd_ray.benchmarks.ood.sets import inside
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.loose import ignored_files, loose_files, read_loose

@@ -18,13 +18,10 @@ from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.files import replacing, sha256, write_json
 from benchmd_ray.integrity import Damaged
 from benchmd_ray.parquet import read_table
-from benchmd_ray.scores.segmentation import Presence
 from benchmd_ray.typed import typed
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["SCHEMA", "Manifest", "Presence", "read_manifest", "read_scored", "write_scored"]
 
 FORMAT = 1
 SCORES, MANIFEST, QUARANTINE = "scores.parquet", "manifest.json", "quarantine.json"
@@ -41,7 +38,7 @@ SCHEMA = pa.schema(
         pa.field("hd95", pa.float64()),  # mm; inf where missed, NaN where the reference is empty
         pa.field("volume_ref_ml", pa.float64()),
         pa.field("volume_pred_ml", pa.float64()),
-        pa.field("code", pa.string()),  # `Presence`; null where results of others do not say
+        pa.field("code", pa.string()),  # `scores.dice.Presence`; null where unknown
         pa.field("seconds", pa.float64()),  # that predicting the case took; NaN where unknown
     ]
 )

@@ -94,8 +94,8 @@ def _known(
     columns: Mapping[str, list[str]], names: Sequence[str], cases: Sequence[str]
 ) -> dict[str, str]:
     """By case, where the first column of these names that is there says something."""
-    chosen = next((name for name in names if name in columns), "")
-    pairs = zip(cases, columns.get(chosen, ()), strict=False)
+    chosen = next((columns[name] for name in names if name in columns), [""] * len(cases))
+    pairs = zip(cases, chosen, strict=True)
     return {case: text for case, text in pairs if text.lower() not in MISSING}
 
 

@@ -1,7 +1,7 @@
 """Recipes for training MONAI's networks on volumes with masks: small baselines, not the paper's.
 
 The paper's algorithms were trained by their inventors, mostly within nnU-Net, on thousands of
-scans. These are what a study of one's own data compares with.
+scans. These are what a study of your own data compares with.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ def distances(scores: Scores) -> pd.DataFrame:
 def missed(scores: Scores) -> pd.DataFrame:
     """Organs without any overlap, missed ones, and those predicted where there are none.
 
-    Missed and spurious are counted where the scores say which (`cases.Presence`), else NaN: a DSC
-    of 0 is a missed organ or one predicted elsewhere.
+    Missed and spurious are counted where the scores say which (`scores.dice.Presence`), else NaN: a
+    DSC of 0 is a missed organ or one predicted elsewhere.
     """
     found = []
     for (algorithm, name), held in scores.rows.groupby(["algorithm", "class"], sort=False):

@@ -1,0 +1,141 @@
+"""Scores of records of both kinds by one detector, compared: metrics and their resamples.
+
+Out is the positive class and a larger score is more out; nothing is ever turned round. In and out
+count the same whatever their numbers, and nothing is drawn at random: accuracy is balanced, and
+average precision weighs each kind a half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from benchmd_ray.benchmarks.ood.methods.method import Floats, auroc
+from benchmd_ray.scores.ranking import rank, weighted_auroc
+from benchmd_ray.scores.resampling import group_multiplicities
+from benchmd_ray.scores.support import Basis, support
+
+ACCEPTED = 0.95
+"""Share of in-distribution records that a threshold without other records accepts."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Scores of records of both kinds by one detector, each record once."""
+
+    inside: pd.DataFrame
+    """Of in-distribution records: ``score``, ``group_id`` (the patient) and ``abnormal``."""
+    outside: pd.DataFrame
+    """Of the others."""
+    threshold: float
+    """Scores above it are rejected."""
+    alike: pd.DataFrame | None = None
+    """In-distribution records that were made as coarse as the others, where these are coarser."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """See `metrics`."""
+        own, other = (each["score"].to_numpy() for each in (self.inside, self.outside))
+        return metrics(own, other, self.threshold)
+
+    @property
+    def among_abnormal(self) -> Compared | None:
+        """The same with abnormal in-distribution records only; None where there are none."""
+        own = self.inside[self.inside["abnormal"].fillna(False).astype(bool)]
+        return replace(self, inside=own) if len(own) else None
+
+
+def metrics(inside: Floats, outside: Floats, threshold: float) -> dict[str, float]:
+    """All scores of a detector on records of both kinds.
+
+    Args:
+        inside: Scores of in-distribution records, (records,).
+        outside: Of the others.
+        threshold: Scores above it are rejected.
+
+    Returns:
+        ``auroc``; ``aupr out`` and ``aupr in``, the average precision of either kind; ``fpr at
+        95``, the share of in that is rejected where 95 % of out are; ``detected at 5``, the share
+        of out that is rejected where at most 5 % of in are; ``balanced accuracy`` and ``rejected``
+        (the share of out) at the threshold.
+    """
+    out = np.concatenate([np.zeros(len(inside), int), np.ones(len(outside), int)])
+    scores = np.concatenate([inside, outside])
+    weights = np.where(out == 1, 0.5 / len(outside), 0.5 / len(inside))
+    ascending = np.sort(outside)
+    most = ascending[int(np.floor(0.05 * len(outside)))]  # 95 % of out score so much or more
+    limit = np.sort(inside)[int(np.ceil(0.95 * len(inside))) - 1]
+    rejected, accepted = (outside > threshold).mean(), (inside <= threshold).mean()
+    return {
+        "auroc": auroc(inside, outside),
+        "aupr out": _average_precision(out, scores, weights),
+        "aupr in": _average_precision(1 - out, -scores, weights),
+        "fpr at 95": float((inside >= most).mean()),
+        "detected at 5": float((outside > limit).mean()),
+        "balanced accuracy": float((rejected + accepted) / 2),
+        "rejected": float(rejected),
+    }
+
+
+def _average_precision(kind: npt.NDArray[np.int_], scores: Floats, weights: Floats) -> float:
+    """Average precision of weighted records, without interpolation; equal scores are one level."""
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    found = np.cumsum((weights * kind)[order])[ends]
+    called = np.cumsum(weights[order])[ends]
+    return float((np.diff(found, prepend=0) * found / called).sum() / found[-1])
+
+
+def threshold_of(calibrating: Floats) -> float:
+    """The score that 95 % of new in-distribution records do not exceed, on average.
+
+    Of n records that calibrate the ⌈0.95 (n + 1)⌉-th least (Vovk et al. 2005, conformal
+    prediction), the largest where n is below 19.
+    """
+    place = int(np.ceil(ACCEPTED * (len(calibrating) + 1)))
+    return float(np.sort(calibrating)[min(place, len(calibrating)) - 1])
+
+
+def resampled_auroc(compared: Compared, resamples: int) -> Floats:
+    """AUROC over resamples of patients, (resamples,).
+
+    Patients of in and of out are drawn apart; one with records of both kinds, such as a copy with a
+    fault, is drawn once for both.
+    """
+    inside, outside = compared.inside["group_id"], compared.outside["group_id"]
+    groups = np.unique(inside), np.unique(outside)
+    if len(np.intersect1d(*groups)):
+        every, place = np.unique(pd.concat([inside, outside]), return_inverse=True)
+        weights = _drawn(len(every), resamples, 0)
+    else:
+        places = (
+            np.searchsorted(groups[0], inside),
+            len(groups[0]) + np.searchsorted(groups[1], outside),
+        )
+        place = np.concatenate(places)
+        drawn = [_drawn(len(group), resamples, seed) for seed, group in enumerate(groups)]
+        weights = np.concatenate(drawn, axis=1)
+    scores = pd.concat([compared.inside["score"], compared.outside["score"]]).to_numpy()
+    ranking = rank(_kinds(compared), scores, place.astype(np.intp))
+    return weighted_auroc(ranking, weights)
+
+
+@lru_cache(maxsize=16)
+def _drawn(patients: int, resamples: int, seed: int) -> npt.NDArray[np.int32]:
+    """The same for all detectors and sets of as many patients."""
+    return group_multiplicities(patients, range(resamples), seed=seed)
+
+
+def _kinds(compared: Compared) -> npt.NDArray[np.int8]:
+    """1 for out: (records,)."""
+    return np.repeat(np.array([0, 1], np.int8), [len(compared.inside), len(compared.outside)])
+
+
+def basis_of(compared: Compared) -> Basis:
+    """The patients that scores rest on."""
+    patients = pd.concat([compared.inside["group_id"], compared.outside["group_id"]])
+    return support(_kinds(compared)[:, None], patients.to_numpy()).basis("auroc", 1)
