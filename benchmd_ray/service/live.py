@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
 from benchmd_ray.service.plan import Item
 from benchmd_ray.training_log import last_metrics
 
@@ -45,6 +46,11 @@ class Progressing:
         done = None if total is None or self.folder is None else units_done(self.folder)
         return None if done is None or total is None else min(1.0, done / total)
 
+    @property
+    def late(self) -> bool:
+        """Whether it takes longer than was estimated, and does not show how far it is."""
+        return self.fraction is None and self.seconds > self.item.seconds
+
 
 def units_done(folder: Path) -> float | None:
     """Steps or epochs by the last line of a run's metrics; None without one."""
@@ -55,14 +61,18 @@ def units_done(folder: Path) -> float | None:
 def status_text(
     running: Sequence[Progressing], failed: int, elsewhere: int, done_per_minute: float, left: float
 ) -> str:
-    """``2 running (ptb-xl mae pretrain 45 %, …), 0 failed, 1.2 runs/min, 23 min left``."""
+    """``2 running (ptb-xl mae pretrain 45 %, …), 0 failed, 1.2 runs/min, 23 min left``.
+
+    Of items that are late how long they have worked is said, and that more than that is left.
+    """
     parts = [f"{len(running)} running{_named(running)}"]
     if elsewhere:
         parts.append(f"{elsewhere} elsewhere")
     parts.append(f"{failed} failed")
     if done_per_minute:
         parts.append(f"{done_per_minute:.2g} runs/min")
-    return ", ".join([*parts, f"{duration(left)} left"])
+    more = "more than " if any(at.late for at in running) and not math.isnan(left) else ""
+    return ", ".join([*parts, f"{more}{duration(left)} left"])
 
 
 def _named(running: Sequence[Progressing]) -> str:
@@ -71,7 +81,8 @@ def _named(running: Sequence[Progressing]) -> str:
     names = []
     for at in running[:SHOWN]:
         done = at.fraction
-        names.append(label(at.item) + ("" if done is None else f" {done:.0%}"))
+        far = f", {duration(at.seconds)} so far" if at.late else ""
+        names.append(label(at.item) + (far if done is None else f" {done:.0%}"))
     return f" ({', '.join(names)}{', …' if len(running) > SHOWN else ''})"
 
 
@@ -79,7 +90,9 @@ def label(item: Item) -> str:
     """An item in a few words: ``ptb-xl mae pretrain``, ``ptb-xl mae linear on georgia``."""
     name = f"{item.source} {item.technique} {item.setting}"
     seed = f" seed {item.seed}" if item.seed else ""
-    return name + seed + (f" on {item.dataset}" if item.dataset != item.source else "")
+    asked = item.step.evaluation.name
+    asked = "" if item.step.makes_run or asked == CLASSIFICATION.name else f" {asked}"
+    return name + seed + asked + (f" on {item.dataset}" if item.dataset != item.source else "")
 
 
 def duration(seconds: float) -> str:
