@@ -147,7 +147,7 @@ def _segmentation_scores(predictions: Predictions, resamples: int) -> pd.DataFra
 
 
 SEGMENTATION = Evaluation(
-    Form("segmentation", 1, _segmentation_fault),
+    Form("segmentation", 2, _segmentation_fault),
     _segmented,
     _segmentation_scores,
     tasks=(SEGMENTS,),

@@ -1,8 +1,9 @@
-"""Score rows of a segmentation: DSC of each class with its interval over patients."""
+"""Scores of segmentations: DSC of each class with its interval over patients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,30 +15,92 @@ from benchmd_ray.scores.support import Basis, effective
 from benchmd_ray.training.predictions import Predictions
 
 Floats = npt.NDArray[np.float64]
+Where = tuple[str, str, str]
+"""Split, method, and class, or `MEAN`."""
+METRIC = "dsc"
+MEAN = "mean"
+"""In place of a class: the mean of the classes' values."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """DSC of one class, or the mean over classes, on one split."""
+
+    value: float
+    """Mean over the cases whose reference has the class; NaN without any."""
+    draws: Floats
+    """(resamples,): the same of whole patients drawn with replacement."""
+    basis: Basis
+    """The patients that it rests on."""
+    records: int
+    """Cases of the split."""
+    patients: int
+    """Patients of the split."""
+    cases: int
+    """Cases whose reference has the class, or any class."""
+
+
+def measured(predictions: Predictions, resamples: int) -> dict[Where, Measured]:
+    """DSC of the model and of the baseline, split by split: each class, and their mean.
+
+    Args:
+        predictions: Of the evaluation ``segmentation``.
+        resamples: Of the bootstrap over patients. Draws are the same for all methods and runs that
+            have the same patients.
+    """
+    frame = predictions.table.to_pandas()
+    return {
+        (str(split), str(method), name): one
+        for (split, method), own in frame.groupby(["split", "method"], sort=True)
+        for name, one in _measured(own, predictions.task.foreground, resamples)
+    }
 
 
 def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
-    """Rows of the model and of the baseline, split by split: each class, and their mean.
-
-    The value of a class is the mean over the cases whose reference has it; ``mean`` is the mean of
-    the classes' values. Intervals are of whole patients drawn with replacement.
+    """Score rows of `measured`.
 
     Args:
         predictions: Of the evaluation ``segmentation``.
         resamples: Of the bootstrap over patients.
     """
-    frame = predictions.table.to_pandas()
-    rows: list[dict[str, object]] = []
-    for (split, method), own in frame.groupby(["split", "method"], sort=True):
-        shared = {"split": split, "method": method, "scored": predictions.task.scored}
-        rows += [shared | row for row in _rows(own, predictions.task.foreground, resamples)]
+    rows = [
+        {
+            "split": split,
+            "method": method,
+            "scored": predictions.task.scored,
+            "class": name,
+            **row_of([one]),
+        }
+        for (split, method, name), one in measured(predictions, resamples).items()
+    ]
     return pd.DataFrame(rows)
 
 
-def _rows(
+def row_of(seeds: list[Measured]) -> dict[str, object]:
+    """Value, interval and counts of one seed or of several, pooled.
+
+    Args:
+        seeds: Of the same cases.
+    """
+    first = seeds[0]
+    pooled = pooled_seeds([one.value for one in seeds], [one.draws for one in seeds], first.basis)
+    return {
+        "metric": METRIC,
+        "value": pooled.mean,
+        "low": pooled.low,
+        "high": pooled.high,
+        "caution": pooled.caution,
+        "records": first.records,
+        "patients": first.patients,
+        "positives": first.cases,
+        "effective": first.basis.fewest,
+    }
+
+
+def _measured(
     own: pd.DataFrame, classes: tuple[str, ...], resamples: int
-) -> Iterator[dict[str, object]]:
-    """Rows of one method on one split."""
+) -> Iterator[tuple[str, Measured]]:
+    """Of one method on one split."""
     table = own.pivot(index="record_id", columns="class", values="dsc")[list(classes)]
     cases = own.drop_duplicates("record_id").set_index("record_id").loc[table.index]
     names, place = np.unique(cases["group_id"].to_numpy(dtype=np.str_), return_inverse=True)
@@ -49,12 +112,15 @@ def _rows(
     scored = ~np.isnan(point)
     patients = [effective(np.bincount(place[column])) for column in known.T]
     counts = tuple(n for n, is_in in zip(patients, scored, strict=True) if is_in)
-    whole = Basis(effective(np.bincount(place)), counts)
+    sizes = len(place), len(names)
     mean = float(point[scored].mean()) if scored.any() else np.nan
-    yield _row("mean", mean, draws[:, scored].mean(axis=1), whole, known.any(axis=1), place)
+    whole = Basis(effective(np.bincount(place)), counts)
+    over = draws[:, scored].mean(axis=1)
+    yield MEAN, Measured(mean, over, whole, *sizes, int(known.any(axis=1).sum()))
     for column, name in enumerate(classes):
         basis = Basis(patients[column], ())
-        yield _row(name, point[column], draws[:, column], basis, known[:, column], place)
+        one = draws[:, column]
+        yield name, Measured(point[column], one, basis, *sizes, int(known[:, column].sum()))
 
 
 def _means(weights: Floats, values: Floats, known: npt.NDArray[np.bool_]) -> Floats:
@@ -71,26 +137,3 @@ def _means(weights: Floats, values: Floats, known: npt.NDArray[np.bool_]) -> Flo
     total = weights @ known.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(weights @ np.where(known, values, 0.0) / total)
-
-
-def _row(
-    name: str,
-    value: float,
-    draws: Floats,
-    basis: Basis,
-    known: npt.NDArray[np.bool_],
-    place: npt.NDArray[np.intp],
-) -> dict[str, object]:
-    pooled = pooled_seeds([value], [draws], basis)
-    return {
-        "metric": "dsc",
-        "class": name,
-        "value": pooled.mean,
-        "low": pooled.low,
-        "high": pooled.high,
-        "caution": pooled.caution,
-        "records": len(place),
-        "patients": len(np.unique(place)),
-        "positives": int(known.sum()),
-        "effective": basis.fewest,
-    }

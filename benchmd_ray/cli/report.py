@@ -67,15 +67,16 @@ def print_report(
     """
     from benchmd_ray.results.report.analysis import analyse_stores
     from benchmd_ray.results.report.table_files import write_tables
-    from benchmd_ray.results.report.tables import results
+    from benchmd_ray.results.report.tables import main_table
 
     analysis = analyse_stores(paths, resamples=resamples, curves=figures)
-    print_table(results(analysis))
+    main = main_table(analysis)
+    print_table(main.printed(analysis) if main.printed else None)
     click.echo()
     for note in analysis.notes:
         click.echo(note)
-    paths = write_tables(analysis, out)
-    click.echo(f"written: {len(paths)} tables in {out}, the main one {paths[0]}")
+    written = write_tables(analysis, out)
+    click.echo(f"written: {len(written)} files of tables in {out}, first {out / main.name}.csv")
     drawn = _write_figures(analysis, out / "figures", resamples) if figures else []
     click.echo(f"written: {_write_page(analysis, drawn, out)}")
 

@@ -182,8 +182,7 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
         ]
         if not targets and not chosen.also:
             notes.append(
-                f"{source.name}: no catalog of a target, so classification is scored on its own "
-                "splits only."
+                f"{source.name}: no catalog of a target, so it is scored on its own splits only."
             )
         fitting = {}
         for name in names:

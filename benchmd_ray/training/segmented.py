@@ -1,8 +1,9 @@
 """Predictions of a segmentation: masks as NIfTI files, and what each overlaps of its reference.
 
 The masks are in the run, ``predictions/segmentation/<dataset>/<record>.nii.gz``, each in the grid
-of the file that its volume was read from. The table counts voxels in the catalog's grid, which is
-the same where nothing was resampled. With the model's masks it has those of `BASELINE`.
+of the file that its volume was read from; next to this folder ``<dataset>.mean-mask`` has those of
+`BASELINE`. The table counts voxels in the catalog's grid, which is the same where nothing was
+resampled.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ COLUMNS: dict[str, pa.DataType] = {
 """Of the table: a row for each case, method and class but the background.
 
 ``method`` is empty for the model, else `BASELINE`; ``dsc`` is NaN where the reference is empty;
-``code`` is as `scores.dice.Presence` says; ``file`` and its ``sha256`` are the mask's, null
-of the baseline, which writes none. Distances of surfaces are scored from the files.
+``code`` is as `scores.dice.Presence` says; ``file``, from the table's folder, and its ``sha256`` are
+the mask's. Distances of surfaces are scored from the files.
 """
-MAY_BE_NULL = (*PERSON, "file", "sha256")
+MAY_BE_NULL = tuple(PERSON)
 UNSAFE = re.compile(r"[^\w.-]|^\.", re.ASCII)
 """What no name of a mask's file has."""
 
@@ -91,26 +92,42 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
         )
     if not catalog.evaluation_splits:
         raise BenchmdError(f"the catalog {catalog.path} has no record in its evaluation splits.")
-    folder = predictions_path(run, catalog.dataset, SEGMENTATION).with_suffix("")
-    remove(folder)  # it may have masks of another catalog of this name
+    table = predictions_path(run, catalog.dataset, SEGMENTATION)
+    folders = {method: mask_folder(table, method) for method in ("", BASELINE)}
+    for folder in folders.values():  # they may have masks of another catalog of this name
+        remove(folder)
     common = _common_mask(catalog) if catalog.rows("train") else None
     rows: list[dict[str, Any]] = []
     for split in catalog.evaluation_splits:
         for known, geometry, mask, reference in _masks(run, catalog, split, settings, worker):
             area = valid_area(mask.shape, known.pop("valid_size"))
-            path = folder / f"{UNSAFE.sub('_', known['record_id'])}.nii.gz"
+            name = f"{UNSAFE.sub('_', known['record_id'])}.nii.gz"
             outside = np.ones(mask.shape, bool)
             outside[area] = False
-            mask[outside] = 0
-            write_nifti(in_file(mask, geometry), path)
-            file = {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-            own = {**known, "split": split}
-            rows += _rows(own | file | {"method": ""}, mask, reference, geometry, catalog)
-            if common is not None:
-                usual = np.where(outside, 0, common).astype(np.uint8)
-                of_none = dict.fromkeys(file) | {"method": BASELINE}
-                rows += _rows(own | of_none, usual, reference, geometry, catalog)
+            for method, made in (("", mask), (BASELINE, common)):
+                if made is None:
+                    continue
+                made = np.where(outside, 0, made).astype(np.uint8)
+                path = folders[method] / name
+                write_nifti(in_file(made, geometry), path)
+                file = {
+                    "file": path.relative_to(table.parent).as_posix(),
+                    "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                }
+                own = {**known, "split": split, "method": method, **file}
+                rows += _rows(own, made, reference, geometry, catalog)
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
+
+
+def mask_folder(table: Path, method: str = "") -> Path:
+    """Folder of the masks of a method, next to the table that names them.
+
+    Args:
+        table: Path of the predictions.
+        method: Empty for the model, or `BASELINE`.
+    """
+    suffix = f".{method.replace(' ', '-')}" if method else ""  # no dataset's name has a full stop
+    return table.with_name(f"{table.stem}{suffix}")
 
 
 def _common_mask(catalog: Catalog) -> npt.NDArray[np.uint8]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,11 +14,13 @@ from pathlib import Path
 
 import made_catalogs
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import SimpleITK
 import yaml
 from masks import mask_splits, small_card, write_masks
+from scipy.stats import ttest_rel
 
 from benchmd_ray.benchmarks.benchmark import Benchmark
 from benchmd_ray.benchmarks.evaluation import (
@@ -26,7 +30,8 @@ from benchmd_ray.benchmarks.evaluation import (
     usual_evaluation,
 )
 from benchmd_ray.benchmarks.registry import benchmark, evaluations_asked, protocol_of
-from benchmd_ray.benchmarks.segmentation import score_rows
+from benchmd_ray.benchmarks.segmentation import measured, score_rows
+from benchmd_ray.benchmarks.touchstone import report_trained
 from benchmd_ray.benchmarks.touchstone.recipes import NETWORKS, datasets, start_settings
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
@@ -39,6 +44,9 @@ from benchmd_ray.integrity import Damaged
 from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.results.report.analysis import analyse
+from benchmd_ray.results.report.figures_parts import Report
+from benchmd_ray.results.report.table_files import write_tables
+from benchmd_ray.results.report.tables import main_table
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.execute import evaluate_run, is_scored, transfer_run
@@ -50,7 +58,7 @@ from benchmd_ray.training.predictions import (
     predictions_path,
     read_predictions,
 )
-from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault
+from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault, mask_folder
 from benchmd_ray.tuning.study import Method
 from benchmd_ray.tuning.trial import Arm, Transfer, Work, run_trial
 
@@ -167,7 +175,7 @@ def test_a_finished_run_has_a_mask_for_each_case_in_the_grid_of_its_file(run, pr
     own = table[table["method"] == ""]
     assert set(own["record_id"]) == records().keys()
     folder = predictions_path(run.folder, "hippocampus", "segmentation").with_suffix("")
-    assert sorted(p.name for p in folder.iterdir()) == sorted(set(own["file"]))
+    assert sorted(f"hippocampus/{p.name}" for p in folder.iterdir()) == sorted(set(own["file"]))
     for name, record in records().items():
         image = SimpleITK.ReadImage(str(folder / f"{name}.nii.gz"))
         file = record.geometry.file
@@ -177,12 +185,16 @@ def test_a_finished_run_has_a_mask_for_each_case_in_the_grid_of_its_file(run, pr
         assert image.GetPixelID() == SimpleITK.sitkUInt8
 
 
-def test_scores_are_those_of_the_files(run, predictions):
-    folder = predictions_path(run.folder, "hippocampus", "segmentation").with_suffix("")
+@pytest.mark.parametrize("method", ["", BASELINE])
+def test_scores_are_those_of_the_files(method, run, predictions):
+    path = predictions_path(run.folder, "hippocampus", "segmentation")
     table = predictions.table.to_pandas()
-    own = table[table["method"] == ""].set_index(["record_id", "class"])
+    own = table[table["method"] == method].set_index(["record_id", "class"])
     for name, record in records().items():
-        image = SimpleITK.ReadImage(str(folder / f"{name}.nii.gz"))
+        file = path.parent / own.loc[(name, "anterior"), "file"]
+        assert file == mask_folder(path, method) / f"{name}.nii.gz"
+        assert hashlib.sha256(file.read_bytes()).hexdigest() in own["sha256"].to_list()
+        image = SimpleITK.ReadImage(str(file))
         ours = SimpleITK.GetArrayFromImage(image)
         stored = image_of(record.target, record.geometry.stored)
         truth = SimpleITK.GetArrayFromImage(SimpleITK.Resample(stored, image, interpolator=1))
@@ -204,7 +216,6 @@ def test_the_mean_mask_is_the_commonest_class_of_each_voxel(predictions):
         common[place] = max(range(3), key=lambda k: (values.count(k), -k))
     table = predictions.table.to_pandas()
     own = table[table["method"] == BASELINE].set_index(["record_id", "class"])
-    assert own["file"].isna().all()
     for name, record in records().items():
         for label, kind in ((1, "anterior"), (2, "posterior")):
             a, b = common == label, record.target == label
@@ -226,11 +237,12 @@ def test_a_finished_run_is_not_done_again(run, catalog):
 
 def test_masks_are_the_same_when_they_are_made_again(run, catalog, predictions):
     path = predictions_path(run.folder, "hippocampus", "segmentation")
-    stray = path.with_suffix("") / "case_of_another_catalog.nii.gz"
-    stray.write_bytes(b"mask")
+    strays = [mask_folder(path, m) / "case_of_another_catalog.nii.gz" for m in ("", BASELINE)]
+    for stray in strays:
+        stray.write_bytes(b"mask")
     table = SEGMENTATION.compute(Asked(run.folder, catalog, SMALL, Worker()))
     assert table.equals(predictions.table)
-    assert not stray.exists()
+    assert not any(stray.exists() for stray in strays)
     assert read_predictions(path, SEGMENTATION.form).table.equals(table)
 
 
@@ -256,6 +268,7 @@ def test_a_target_is_segmented_zero_shot_and_has_no_mean_mask(catalog, tmp_path)
     table = read_predictions(path, SEGMENTATION.form).table
     assert set(table["method"].to_pylist()) == {""}
     assert len(list(path.with_suffix("").iterdir())) == 4
+    assert not mask_folder(path, BASELINE).exists()
 
 
 def changed(table, name, value, row=0):
@@ -369,13 +382,69 @@ def test_a_class_in_no_case_has_no_value_and_does_not_count():
     assert rows.loc["mean", "value"] == pytest.approx(0.5)
 
 
-def test_a_report_has_the_scores_beside_the_mean_masks(run):
-    rows = analyse([read_run(run.folder)], resamples=100).rows
-    own = rows[rows["evaluation"] == "segmentation"]
+@pytest.fixture(scope="module")
+def reported(run, catalog):
+    """The analysis of two seeds of a network and one of another."""
+    others = {"encoder": {"options": {"width": 8, "depth": 2, "patch": 8}}}
+    store = run.folder.parent
+    second = transfer_run(catalog.path, store, updated(SMALL, {"seed": 1}))
+    wide = transfer_run(catalog.path, store, updated(SMALL, others))
+    return analyse([read_run(one.folder) for one in (run, second, wide)], resamples=100)
+
+
+def test_a_report_has_the_scores_beside_the_mean_masks(reported):
+    own = reported.rows[reported.rows["evaluation"] == "segmentation"]
     assert set(own["method"]) == {"", BASELINE}
     assert set(own["class"]) == {"mean", "anterior", "posterior"}
     assert set(own["split"]) == {"test"}
     assert set(own["source"]) == {"hippocampus"}
+    assert set(own["raw_records"]) == set(own["raw_expected"]) == {9}
+
+
+def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
+    rows = report_trained.frame(reported).set_index(["protocol", "class"])
+    assert len(rows) == 6
+    singles = reported.rows[reported.rows["evaluation"] == "segmentation"]
+    singles = singles.set_index(["protocol", "class", "method", "seed"])["value"].sort_index()
+    for (protocol, name), row in rows.iterrows():
+        seeds = singles[protocol, name, ""]
+        assert row["seeds"] == len(seeds)
+        assert row["value"] == pytest.approx(seeds.mean())
+        base = singles[protocol, name, BASELINE].iloc[0]
+        assert row["baseline"] == pytest.approx(base)
+        assert row["difference"] == pytest.approx(seeds.mean() - base)
+        assert "no interval" in row["caution"]
+    assert sorted(rows["seeds"]) == [1, 1, 1, 2, 2, 2]
+    (pair,) = report_trained.pairs_frame(reported).to_dict("records")
+    first, other = (singles[one, "mean", "", 0] for one in ("custom 1", "custom 2"))
+    assert pair["a"] == "monai-unet (custom 1)"
+    assert pair["difference"] == pytest.approx(other - first)  # of the seed that both have
+    written = write_tables(reported, tmp_path)
+    assert main_table(reported).name == "segmentation-networks"
+    text = (tmp_path / "segmentation-networks.md").read_text()
+    assert "mean mask" in text
+    assert "custom: settings other than" in text
+    assert tmp_path / "segmentation-networks-pairs.csv" in written
+    (figure,) = report_trained.draw(Report(reported, {}, ()))
+    assert figure.name == "segmentation-networks-hippocampus-test"
+
+
+def test_differences_are_those_of_the_same_cases():
+    rng = np.random.default_rng(3)
+    easy = rng.uniform(0.3, 0.9, 60)  # cases differ much, networks little
+    gain = rng.normal(0.02, 0.03, 60)
+    ours, others = (
+        {0: measured(table_of({"anterior": each, "posterior": each}), 4000)["test", "", "mean"]}
+        for each in (easy + gain, easy)
+    )
+    found = report_trained._difference(ours, others)
+    expected = ttest_rel(easy + gain, easy)
+    low, high = expected.confidence_interval(0.95)
+    assert found["difference"] == pytest.approx(gain.mean())
+    assert (found["difference_low"], found["difference_high"]) == pytest.approx(
+        (low, high), abs=0.1 * (high - low)
+    )
+    assert found["p"] == pytest.approx(expected.pvalue, rel=0.5, abs=2 / 4001)
 
 
 # Searches ----------------------------------------------------------------------------------------
@@ -469,7 +538,14 @@ def test_from_raw_files_to_masks_and_a_report_by_the_command_line(tmp_path):
     before = [path.stat().st_mtime_ns for path in masks]
     benchmd("run", *common, *changes)
     assert [path.stat().st_mtime_ns for path in masks] == before
-    benchmd("report", "runs", "--out", "report")
-    assert "dsc" in (tmp_path / "report" / "scores.csv").read_text() or any(
-        "dsc" in path.read_text() for path in (tmp_path / "report").glob("*.csv")
-    )
+    shown = benchmd("report", "runs", "--out", "report")
+    rows = pd.read_csv(tmp_path / "report" / "segmentation-networks.csv").set_index("class")
+    assert f"{rows.loc['mean', 'value']:.3f}" in shown
+    for method, expected in (("", rows["value"]), (BASELINE, rows["baseline"])):
+        masks = mask_folder(folder / "predictions" / "segmentation" / "beans.parquet", method)
+        benchmd("segment", "score", masks, raw / "labelsTr", "--task", "hippocampus", "--out", "s")
+        scored = pd.read_parquet(tmp_path / "s" / "scores.parquet")
+        found = scored.groupby("class")["dsc"].mean()
+        for name in ("anterior", "posterior"):  # both sides of files of one grid
+            assert found[name] == pytest.approx(expected[name], abs=1e-6)
+        shutil.rmtree(tmp_path / "s")

@@ -233,13 +233,15 @@ def test_masks_are_published_before_their_table_and_not_pulled(s3, machine):
         train(run)
     with scoring(run, "georgia"):
         path = predictions(run)
-        masks = path.with_suffix("")
-        masks.mkdir()
-        (masks / "case.nii.gz").write_bytes(b"mask")
-        (masks / ".partial-case.nii.gz").write_bytes(b"half")
+        for folder in ("georgia", "georgia.mean-mask", "georgia-2"):
+            masks = path.with_name(folder)
+            masks.mkdir()
+            (masks / "case.nii.gz").write_bytes(b"mask")
+            (masks / ".partial-case.nii.gz").write_bytes(b"half")
     name = f"{run.folder.name}/predictions/classification/georgia"
     held = {key for key in s3.objects() if "/predictions/" in key}
-    assert held == {f"{name}.parquet", f"{name}.parquet.sha256", f"{name}/case.nii.gz"}
+    masks = {f"{name}/case.nii.gz", f"{name}.mean-mask/case.nii.gz"}
+    assert held == {f"{name}.parquet", f"{name}.parquet.sha256", *masks}
     there = open_run(machine("b"), "transfer-ecg", ABOUT)
     assert there.finished
     folder = there.folder / "predictions" / "classification"

@@ -17,11 +17,11 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.ood import EVALUATIONS, TUNED
 from benchmd_ray.benchmarks.ood.scores import (
+    RESAMPLES,
     Scored,
     Where,
     ensemble,
     mean_of,
-    resamples_of,
     scored,
 )
 from benchmd_ray.benchmarks.ood.sets import FEWEST
@@ -57,6 +57,8 @@ class Network:
     """Of each seed, by `WHERE`."""
     predictions: dict[int, Predictions]
     """By seed."""
+    resamples: int
+    """Of the bootstrap over patients."""
     also: str = ""
     """The other catalogs that were read: networks with others are not compared."""
 
@@ -70,7 +72,7 @@ class Network:
             made = ensemble(seeds)
         except BenchmdError:  # such as seeds of catalogs that were built again in between
             return {}
-        return {_key(one): one for one in scored(made, resamples_of(seeds[0]))}
+        return {_key(one): one for one in scored(made, self.resamples)}
 
     def of(self, key: tuple[Any, ...]) -> dict[int, Scored]:
         """Of each seed that has it; the ensemble counts for each of its seeds."""
@@ -144,9 +146,13 @@ def _networks(analysis: Analysis) -> list[Network]:
             except BenchmdError:  # the rows' notes name it
                 continue
             also = predictions.description["also"]
-            network = found.setdefault((*key, also), Network(names, {}, {}, also))
+            network = found.setdefault(
+                (*key, also), Network(names, {}, {}, analysis.resamples, also)
+            )
             network.predictions[int(seed)] = predictions
-            network.seeds[int(seed)] = {_key(one): one for one in scored(predictions)}
+            network.seeds[int(seed)] = {
+                _key(one): one for one in scored(predictions, analysis.resamples)
+            }
     return [network for network in found.values() if network.seeds]
 
 
@@ -331,7 +337,7 @@ def _of_tuned(network: Network) -> Iterator[dict[str, Any]]:
 def tuned_frame(predictions: Predictions) -> pd.DataFrame:
     """What a search of detectors gained, by use-case, of one run."""
     own = {_key(one): one for one in scored(predictions)}
-    network = Network(dict.fromkeys(STUDY, ""), {0: own}, {0: predictions})
+    network = Network(dict.fromkeys(STUDY, ""), {0: own}, {0: predictions}, RESAMPLES)
     columns = ["use_case", "method", *TUNED_COLUMNS, "difference", "low", "high", "p_holm"]
     return _with_holm([*_of_tuned(network)], TUNED_COLUMNS)[columns]
 

@@ -105,27 +105,23 @@ def _rows(found: Sequence[Scored]) -> Iterator[dict[str, object]]:
                 yield {**one.row, "metric": metric, "value": value}
 
 
-def scored(predictions: Predictions, resamples: int | None = None) -> tuple[Scored, ...]:
+def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[Scored, ...]:
     """All detectors on all sets, then their means over the sets of each use-case.
 
     A mean has the sets with `FEWEST` out records or more; each set and severity counts the same.
 
     Args:
         predictions: Of the evaluation ``ood``.
-        resamples: Of the bootstrap over patients; None takes what this process has computed of
-            them, such as for the score rows, or else `RESAMPLES`.
+        resamples: Of the bootstrap over patients.
     """
-    key = _name(predictions)
-    count, found = _KNOWN.get(key, (0, ()))
-    wanted = resamples or count or RESAMPLES
-    if count != wanted:
-        found = _scored(predictions, wanted)
-        _KNOWN[key] = wanted, found
-    return found
+    key = (str(resamples), *_name(predictions))
+    if key not in _KNOWN:
+        _KNOWN[key] = _scored(predictions, resamples)
+    return _KNOWN[key]
 
 
-_KNOWN: dict[tuple[str, ...], tuple[int, tuple[Scored, ...]]] = {}
-"""Resamples and scores of predictions: rows, tables and figures ask for the same."""
+_KNOWN: dict[tuple[str, ...], tuple[Scored, ...]] = {}
+"""Scores of predictions, by resamples: rows, tables and figures ask for the same."""
 
 
 def _name(predictions: Predictions) -> tuple[str, ...]:
@@ -139,11 +135,6 @@ def _name(predictions: Predictions) -> tuple[str, ...]:
     stated = predictions.description
     keys = ("of", "dataset", "catalog", "also", "evaluation")
     return (*(stated.get(key, "") for key in keys), hashed.hexdigest())
-
-
-def resamples_of(predictions: Predictions) -> int | None:
-    """Resamples that predictions were scored with in this process, if they were."""
-    return _KNOWN[_name(predictions)][0] if _name(predictions) in _KNOWN else None
 
 
 def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from benchmd_ray.benchmarks.touchstone import report_trained
 from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, EVALUATION, LEVEL, OWN, RANK
 from benchmd_ray.benchmarks.touchstone.summaries import MEAN
 from benchmd_ray.results.report.analysis import Analysis
@@ -98,5 +99,5 @@ def draw(report: Report) -> Iterator[Drawn]:
         yield Titled(slug, HEADING, title, caption, figure)
 
 
-TABLES = (Declared.both("segmentation", HEADING, frame, algorithms),)
-TOPICS = (draw,)
+TABLES = (*report_trained.TABLES, Declared.both("segmentation", HEADING, frame, algorithms))
+TOPICS = (*report_trained.TOPICS, draw)

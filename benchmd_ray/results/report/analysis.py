@@ -93,6 +93,8 @@ class Analysis:
     """The searches themselves, with every trial."""
     runs: list[Run] = field(default_factory=list)
     """All runs."""
+    resamples: int = 1000
+    """Of the bootstrap over patients."""
     notes: list[str] = field(default_factory=list)
     """What a reader must know."""
 
@@ -166,6 +168,7 @@ def analyse(
         notes=[*notes(frames["rows"]), *said],
         records=list(searches),
         runs=list(found),
+        resamples=resamples,
         **frames,
     )
 

@@ -20,16 +20,19 @@ from benchmd_ray.training.predictions import CLASSIFIED
 
 def notes(rows: pd.DataFrame) -> list[str]:
     """Notes on score rows (`frames.FRAMES`), but those that no run has made."""
-    ours = rows[(rows["run"] != "") & (rows["evaluation"] == CLASSIFIED.evaluation)]
+    runs = rows[rows["run"] != ""]
+    ours = runs[runs["evaluation"] == CLASSIFIED.evaluation]
     found = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
     own = found["role"] == "source"
-    protocols = found["protocol"].str.split(" ").str[0]
-    lines = [
-        "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % interval "
-        f"by Student's t from a {BOOTSTRAP}, with several seeds over patients and seeds.",
-        *_notes_on_seeds(found),
-        *_notes_on_paper(found),
-    ]
+    protocols = runs["protocol"].str.split(" ").str[0]
+    lines = [*_notes_on_seeds(runs), *_notes_on_paper(found)]
+    if len(found):
+        lines.insert(
+            0,
+            "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % "
+            f"interval by Student's t from a {BOOTSTRAP}, with several seeds over patients and "
+            "seeds.",
+        )
     if (own & (found["split"] == "validation")).any():
         lines.append(
             "validation: the split that also chose the best epoch, so that its AUROC is a little "
@@ -58,14 +61,14 @@ def notes(rows: pd.DataFrame) -> list[str]:
         lines.append("shuffled: trained on labels shuffled among the records, a sanity check.")
     lines += [
         f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."
-        for dataset, held, whole in _distinct(found, "dataset", "raw_records", "raw_expected")
+        for dataset, held, whole in _distinct(runs, "dataset", "raw_records", "raw_expected")
         if held != whole
     ]
-    options = sorted({one for text in found["options"] for one in text.split("; ") if one})
+    options = sorted({one for text in runs["options"] for one in text.split("; ") if one})
     lines += [f"{option}, an option of the build; the default is another." for option in options]
     warnings = {
         (name, one)
-        for name, text in _distinct(found, "dataset", "warnings")
+        for name, text in _distinct(runs, "dataset", "warnings")
         for one in text.split("; ")
         if one
     }

@@ -54,8 +54,8 @@ def beside(one: Scored, protocol: str) -> Beside | None:
         run["source"],
         one.about["role"],
         split=one.split,
-        options=_options(one),
-        raw=(_raw(one), tuple(run["raw"])),
+        options=_options(one.run, one.dataset, one.about),
+        raw=(_raw(one.about), tuple(run["raw"])),
     )
     return Beside(value, published.source, unlike)
 
@@ -80,7 +80,6 @@ def score_rows(one: Scored, protocol: str) -> Iterator[Row]:
     """Rows of a measured result: each metric over all classes (``mean``) and of each class."""
     near = beside(one, protocol)
     published = near is not None and near.unlike is None
-    raw = _raw(one)
     shared = {
         "evaluation": CLASSIFIED.evaluation,
         **dict.fromkeys(("method", "regime", "use_case", "group"), ""),
@@ -89,13 +88,7 @@ def score_rows(one: Scored, protocol: str) -> Iterator[Row]:
         "records": len(one.targets),
         "scored": one.predicted.scored,
         "patients": one.patients,
-        "raw_records": raw[0],
-        "raw_expected": raw[1],
-        "options": "; ".join(_options(one)),
-        "warnings": "; ".join(
-            f"{count_of(count, 'record')}: {warning}"
-            for warning, count in json.loads(one.about["warnings"]).items()
-        ),
+        **_of_catalog(one.run, one.dataset, one.about),
         "unlike": "" if near is None or near.unlike is None else near.unlike,
         "run": one.run.folder.name,
     }
@@ -181,6 +174,7 @@ def _said(run: Run, about: Mapping[str, str]) -> dict[str, object]:
     return {
         **{name: about[name] for name in ("evaluation", "modality", "dataset", "role", "policy")},
         **{name: said[name] for name in ("source", "setting", "technique", "seed")},
+        **_of_catalog(run, about["dataset"], about),
         "run": run.folder.name,
     }
 
@@ -225,16 +219,29 @@ def unfinished(found: Sequence[Run]) -> list[str]:
     return [f"Not finished, skipped: {', '.join(names)}."] if names else []
 
 
-def _raw(one: Scored) -> tuple[int, int]:
-    return int(one.about["raw_records"]), int(one.about["raw_expected"])
+def _of_catalog(run: Run, dataset: str, about: Mapping[str, str]) -> Row:
+    """What a row says of the raw files behind it, for notes."""
+    raw = _raw(about)
+    return {
+        "raw_records": raw[0],
+        "raw_expected": raw[1],
+        "options": "; ".join(_options(run, dataset, about)),
+        "warnings": "; ".join(
+            f"{count_of(count, 'record')}: {warning}"
+            for warning, count in json.loads(about["warnings"]).items()
+        ),
+    }
 
 
-def _options(one: Scored) -> tuple[str, ...]:
+def _raw(about: Mapping[str, str]) -> tuple[int, int]:
+    return int(about["raw_records"]), int(about["raw_expected"])
+
+
+def _options(run: Run, dataset: str, about: Mapping[str, str]) -> tuple[str, ...]:
     """Chosen options of the builds of the source and of the dataset that is scored."""
-    run = one.run.description
     chosen: dict[str, Mapping[str, str]] = {
-        run["source"]: run["options"],
-        one.dataset: json.loads(one.about["options"]),
+        run.description["source"]: run.description["options"],
+        dataset: json.loads(about["options"]),
     }
     return tuple(
         f"{dataset}: {name}={value}"

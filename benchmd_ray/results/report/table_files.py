@@ -9,11 +9,8 @@ from typing import Any
 from benchmd_ray.files import replacing
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.table import Table, plain
-from benchmd_ray.results.report.tables import Declared, declared
+from benchmd_ray.results.report.tables import Declared, declared, main_table
 from benchmd_ray.results.written import csv_text, latex, markdown
-
-MAIN = "auroc"
-"""The table that the notes stand below."""
 
 
 def file_names() -> frozenset[str]:
@@ -29,12 +26,13 @@ def _names(tables: Sequence[Declared]) -> frozenset[str]:
 def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
     """Write every table with rows: as CSV, and where it is printed as Markdown and LaTeX.
 
-    The notes stand below the main table, ``auroc``.
+    The notes stand below the main table.
 
     Returns:
-        The files written, the main table's first.
+        The files written.
     """
-    return write_declared(declared(), analysis, folder, main=MAIN, notes=analysis.notes)
+    main = main_table(analysis).name
+    return write_declared(declared(), analysis, folder, main=main, notes=analysis.notes)
 
 
 def write_declared(

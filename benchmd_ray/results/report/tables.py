@@ -409,3 +409,10 @@ def declared() -> tuple[Declared, ...]:
                 )
             made[one.name] = one
     return tuple(made.values())
+
+
+def main_table(analysis: Analysis) -> Declared:
+    """The table that answers first: AUROC, or where no run classifies the first of a benchmark."""
+    others = declared()[len(TABLES) :]
+    found = (one for one in (TABLES[0], *others) if one.printed and one.printed(analysis))
+    return next(found, TABLES[0])

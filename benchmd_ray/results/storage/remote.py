@@ -216,7 +216,8 @@ def _publish_predictions(publication: Publication, run: Path, path: Path, what: 
         Transient: The bucket cannot be reached: the predictions stay here.
     """
     try:
-        named = sorted(path.with_suffix("").glob("[!.]*"))
+        folders = (path.stem, f"{path.stem}.*")  # of a method of its own, such as a baseline
+        named = sorted(file for name in folders for file in path.parent.glob(f"{name}/[!.]*"))
         for file in (*named, path.with_name(f"{path.name}{SUFFIX}"), path):
             publication.push_file(file.relative_to(run).as_posix(), file)
     except BucketError as error:

@@ -1,0 +1,230 @@
+"""Networks that were trained here, in reports of runs: seeds pooled, next to the mean mask."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.benchmarks.evaluation import SEGMENTATION
+from benchmd_ray.benchmarks.segmentation import MEAN, Measured, Where, measured, row_of
+from benchmd_ray.results.report.analysis import Analysis
+from benchmd_ray.results.report.columns import (
+    cautions,
+    column_of,
+    interval_of,
+    key_columns,
+    part,
+    table_of,
+)
+from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
+from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled
+from benchmd_ray.results.report.frames import KEY
+from benchmd_ray.results.report.table import Column, Table
+from benchmd_ray.results.report.tables import Declared
+from benchmd_ray.scores.comparison import holm
+from benchmd_ray.scores.seeds import difference_over_seeds
+from benchmd_ray.training.predictions import Predictions, predictions_path, read_predictions
+from benchmd_ray.training.segmented import BASELINE
+
+HEADING = "Networks that segment"
+DIFFERENCE = ("difference", "difference_low", "difference_high", "p")
+COLUMNS = (
+    *(*KEY, "network", "class", "value", "low", "high", "baseline", *DIFFERENCE),
+    *("records", "patients", "positives", "seeds", "caution", "runs"),
+)
+PLACE = tuple(name for name in KEY if name not in ("technique", "protocol"))
+"""Where networks meet on the same cases."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network on one split of a dataset: its runs, which differ by their seeds."""
+
+    key: dict[str, str]
+    """By the names of `frames.KEY`."""
+    network: str
+    catalog: str
+    """Digest of what was scored."""
+    runs: dict[int, str]
+    """Names, by seed."""
+    scores: dict[int, dict[Where, Measured]]
+    """By seed."""
+
+    @property
+    def classes(self) -> list[str]:
+        """`MEAN`, then the classes."""
+        split = self.key["split"]
+        found = next(iter(self.scores.values()))
+        return [name for own, method, name in found if (own, method) == (split, "")]
+
+    def of(self, name: str, method: str = "") -> dict[int, Measured]:
+        """A class of each seed; none of a baseline that is not there."""
+        where = (self.key["split"], method, name)
+        return {seed: found[where] for seed, found in self.scores.items() if where in found}
+
+
+_LAST: list[tuple[Analysis, list[Trained]]] = []
+"""The last analysis that was asked for: tables and figure ask for the same."""
+
+
+def trained(analysis: Analysis) -> list[Trained]:
+    """The networks of an analysis."""
+    if not _LAST or _LAST[0][0] is not analysis:
+        _LAST[:] = [(analysis, [*_trained(analysis)])]
+    return _LAST[0][1]
+
+
+def _trained(analysis: Analysis) -> list[Trained]:
+    held = analysis.rows[analysis.rows["evaluation"] == SEGMENTATION.name]
+    held = held[held["run"] != ""].sort_values("seed", kind="stable")
+    runs = {run.folder.name: run for run in analysis.runs}
+    read: dict[tuple[str, str], Predictions] = {}
+    found: dict[tuple[str, ...], Trained] = {}
+    for *key, seed, name in held[[*KEY, "seed", "run"]].drop_duplicates().itertuples(index=False):
+        names, run = dict(zip(KEY, map(str, key), strict=True)), runs[str(name)]
+        path = predictions_path(run.folder, names["dataset"], SEGMENTATION.name)
+        if (held_at := (run.folder.name, names["dataset"])) not in read:
+            read[held_at] = read_predictions(path, SEGMENTATION.form)
+        predictions = read[held_at]
+        network, catalog = run.settings.encoder.network, predictions.description["catalog"]
+        one = found.setdefault((*names.values(), catalog), Trained(names, network, catalog, {}, {}))
+        one.runs[int(seed)] = run.folder.name
+        one.scores[int(seed)] = measured(predictions, analysis.resamples)
+    return list(found.values())
+
+
+def frame(analysis: Analysis) -> pd.DataFrame:
+    """DSC of each network and class, pooled over seeds, and how far it is from the mean mask's.
+
+    ``p`` is two-sided, of no difference on the same cases; ``positives`` are the cases whose
+    reference has the class.
+    """
+    rows = []
+    for one in trained(analysis):
+        for name in one.classes:
+            ours, base = one.of(name), one.of(name, BASELINE)
+            row = one.key | {"network": one.network, "class": name, **row_of([*ours.values()])}
+            row |= {"seeds": len(one.runs), "runs": "; ".join(one.runs.values())}
+            if base:  # none of a target, which nothing was trained on
+                row |= {"baseline": next(iter(base.values())).value, **_difference(ours, base)}
+            rows.append(row)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _difference(ours: Mapping[int, Measured], others: Mapping[int, Measured]) -> dict[str, float]:
+    """One minus the other on the same cases, of the seeds that both have."""
+    seeds = sorted(ours.keys() & others.keys())
+    found = difference_over_seeds(
+        [ours[seed].value - others[seed].value for seed in seeds],
+        [ours[seed].draws - others[seed].draws for seed in seeds],
+        ours[seeds[0]].basis,
+    )
+    values = (found.value, found.low, found.high, found.p)
+    return dict(zip(DIFFERENCE, values, strict=True))
+
+
+def pairs_frame(analysis: Analysis) -> pd.DataFrame:
+    """Mean DSC of each network minus that of each other one, of the seeds that both have.
+
+    ``p_holm`` is corrected over the pairs of one dataset and split.
+    """
+    rows: list[dict[str, Any]] = []
+    for a, b in itertools.combinations(trained(analysis), 2):
+        place = {name: a.key[name] for name in PLACE}
+        alike = a.catalog == b.catalog and all(b.key[name] == place[name] for name in PLACE)
+        if not alike or not a.runs.keys() & b.runs.keys():
+            continue
+        found = _difference(b.of(MEAN), a.of(MEAN))
+        rows.append({**place, "catalog": a.catalog, "a": _title(a), "b": _title(b), **found})
+    made = pd.DataFrame(rows, columns=[*PLACE, "catalog", "a", "b", *DIFFERENCE])
+    made["p_holm"] = np.nan
+    for _, held in made[made["p"].notna()].groupby([*PLACE, "catalog"]):
+        made.loc[held.index, "p_holm"] = holm(held["p"].to_numpy())
+    return made
+
+
+def _title(one: Trained) -> str:
+    return f"{one.network} ({one.key['protocol']})"
+
+
+def networks(analysis: Analysis) -> Table | None:
+    """DSC of the networks, class by class, next to the mean mask's."""
+    rows = frame(analysis)
+    columns = (
+        *key_columns(rows),
+        column_of("network", rows["network"], "text", filtered=True),
+        column_of("class", rows["class"], "text", filtered=True),
+        interval_of("DSC [95 %]", rows, "value"),
+        Column("mean mask", list(rows["baseline"]), "number"),
+        interval_of(
+            "network − mean mask [95 %]",
+            part(rows, "difference").assign(p=rows["p"]),
+            "difference",
+            "change",
+            p="p",
+        ),
+        Column("cases with it", list(rows["positives"]), "integer"),
+        column_of("patients", rows["patients"], "integer"),
+        column_of("seeds", rows["seeds"], "integer"),
+        *cautions(rows),
+    )
+    caption = (
+        "DSC of each class over the cases whose reference has it, and the mean of the classes, "
+        "with 95 % intervals over patients and, of several, seeds. Mean mask: of each voxel the "
+        "class that most training masks have there. `benchmd segment score` adds distances of "
+        "surfaces from the masks' files."
+    )
+    return table_of(caption, columns, rows)
+
+
+def pairs(analysis: Analysis) -> Table | None:
+    """Networks against each other."""
+    rows = pairs_frame(analysis)
+    difference = part(rows, "difference").assign(p=rows["p_holm"])
+    columns = (
+        *key_columns(rows),
+        *(column_of(name, rows[name], "text", filtered=True, order=()) for name in ("a", "b")),
+        interval_of("b − a [95 %]", difference, "difference", "change", p="p"),
+        column_of("p", rows["p"], "p"),
+        column_of("p (Holm)", rows["p_holm"], "p"),
+    )
+    return table_of("Difference in mean DSC of two networks on the same cases.", columns, rows)
+
+
+def draw(report: Report) -> Iterator[Drawn]:
+    """Networks against the mean mask, a figure for each dataset and split."""
+    rows = frame(report.analysis)
+    for (dataset, split), held in rows.groupby(["dataset", "split"], sort=False):
+        names = list(dict.fromkeys(held["class"]))
+        best = held[held["class"] == MEAN].sort_values("value", ascending=False).iloc[0]
+        title = f"{dataset}: mean DSC {best['value']:.3f} by {best['network']}"
+        if not np.isnan(best["baseline"]):
+            title += f", {best['baseline']:.3f} by the mean mask"
+        mean = held[held["class"] == MEAN]
+        labels = [f"{n} ({p})" for n, p in zip(mean["network"], mean["protocol"], strict=True)]
+        figure, panels = grid(title, len(names), columns=3, row=0.24 * len(labels) + 0.7)
+        for axes, name in zip(panels, names, strict=True):
+            own = held[held["class"] == name]
+            places = np.arange(len(own))
+            axes.hlines(places, own["low"], own["high"], color="#0072B2", linewidth=1.3)
+            axes.scatter(own["value"], places, color="#0072B2", s=20, zorder=3)
+            axes.scatter(own["baseline"], places, color="#D55E00", s=40, marker="|", zorder=2)
+            axes.set_yticks(places, labels, fontsize=SMALL)
+            axes.set_ylim(len(own) - 0.4, -0.6)
+            axes.grid(axis="y", color=FAINT, linewidth=0.4)
+            axes.set_xlabel(f"DSC, {name}")
+        caption = "With 95 % intervals over patients and seeds; orange bars: the mean mask."
+        slug = f"segmentation-networks-{dataset}-{split}"
+        yield Titled(slug, HEADING, title, caption, figure)
+
+
+TABLES = (
+    Declared.both("segmentation-networks", HEADING, frame, networks),
+    Declared.both("segmentation-networks-pairs", HEADING, pairs_frame, pairs),
+)
+TOPICS = (draw,)
