@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 @click.option("--universal", is_flag=True, help="One search of settings that all modalities share.")
 @click.option(
     "--across",
-    type=click.Choice(["mean-auroc", "mean-rank"]),
-    help="With --universal: what decides over the modalities; else mean-auroc.",
+    type=click.Choice(["mean-score", "mean-rank"]),
+    help="With --universal: what decides over the modalities; else mean-score.",
 )
 @click.option("--space", type=FILE, help="YAML file of your own search space.")
 @HELD
@@ -217,7 +217,7 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     method = Method(
         sampler=options["sampler"],
         stopping=options["stopping"] or ("none" if options["cost"] else "asha"),
-        across=(options["across"] or "mean-auroc") if options["universal"] else None,
+        across=(options["across"] or "mean-score") if options["universal"] else None,
         cost=options["cost"],
         seed=options["seeds"][0],
     )

@@ -16,15 +16,15 @@ from benchmd_ray.results.report.rows import score_rows, whole_rows
 from benchmd_ray.results.report.scored import measured, of_predictions
 from benchmd_ray.results.store import read_run
 from benchmd_ray.training.predictions import predictions_path, read_predictions
-from benchmd_ray.tuning.records import AUROC_OF, SEARCHES, TRIALS, read_trials
+from benchmd_ray.tuning.records import SCORE_OF, SEARCHES, TRIALS, read_trials
 
 RESAMPLES = 200
 """For the intervals that W&B shows; the report has more."""
 ABOUT = ("technique", "setting", "modality")
 """What of a search every one of its trials shows."""
 RESULTS = {
-    "value": "auroc",
-    "last_value": "last_auroc",
+    "value": "score",
+    "last_value": "last_score",
     "rank": "mean_rank",
     "step": "step",
     "steps": "steps",
@@ -34,8 +34,8 @@ RESULTS = {
 """Columns of a trial that are results, with their names in W&B."""
 UNSENT = ("number", "state", "reason", "started", "finished", "curve")
 """Columns that are neither results nor settings; of them number, state and curve are sent."""
-CURVE = "inner_validation_auroc"
-"""The AUROC on the search's validation records after each step."""
+CURVE = "inner_validation_score"
+"""The score on the search's validation records after each step."""
 
 OF = ("method", "regime", "use_case", "group")
 """Columns of score rows that say what scores are of, where they are not of the network itself."""
@@ -81,7 +81,7 @@ def settings_of(trial: Row) -> dict[str, Any]:
     named = {
         name: _plain(value)
         for name, value in trial.items()
-        if name not in UNSENT and name not in RESULTS and not name.startswith(AUROC_OF)
+        if name not in UNSENT and name not in RESULTS and not name.startswith(SCORE_OF)
     }
     return {name: value for name, value in named.items() if value is not None}
 
@@ -101,7 +101,7 @@ def tell_trial(wandb_run: Any, trial: Row) -> None:
 
 
 def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
-    """All trials of a search as one table; their counts and the highest AUROC as summary."""
+    """All trials of a search as one table; their counts and the highest score as summary."""
     import wandb
 
     shown = [(row, settings_of(row), _results(row)) for row in trials]
@@ -117,10 +117,10 @@ def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
     wandb_run.log({"trials": table})
     states = [row["state"] for row in trials]
     wandb_run.summary.update({f"trials/{state}": states.count(state) for state in set(states)})
-    scored = [(held["auroc"], int(row["number"])) for row, _, held in shown if "auroc" in held]
+    scored = [(held["score"], int(row["number"])) for row, _, held in shown if "score" in held]
     if scored:
         value, number = max(scored, key=lambda each: (each[0], -each[1]))
-        wandb_run.summary.update({"highest_auroc": value, "highest_auroc_trial": number})
+        wandb_run.summary.update({"highest_score": value, "highest_score_trial": number})
 
 
 def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
@@ -138,8 +138,8 @@ def _results(trial: Row) -> dict[str, Any]:
     """What came out of a trial, without what it has no value for."""
     named = {title: _plain(trial.get(name)) for name, title in RESULTS.items()}
     for name, value in trial.items():
-        if name.startswith(AUROC_OF):
-            named[f"auroc/{name.removeprefix(AUROC_OF)}"] = _plain(value)
+        if name.startswith(SCORE_OF):
+            named[f"score/{name.removeprefix(SCORE_OF)}"] = _plain(value)
     return {name: value for name, value in named.items() if value is not None}
 
 

@@ -185,7 +185,7 @@ class LoggedSearch:
         """
         state = str(trial["state"])
         about = {name: trial[name] for name in ("step", "seconds", "reason")}
-        about |= {"trial": trial["number"], "auroc": trial["value"]}
+        about |= {"trial": trial["number"], "score": trial["value"]}
         level = "error" if state == "failed" else "info"
         self._log.write(f"trial {state}", level, search=search, **about)
 

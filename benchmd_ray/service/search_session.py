@@ -70,9 +70,9 @@ class Searched:
         if self.best is None:
             return [*lines, "    no trial is complete, so there is nothing to choose"]
         first = self.trials[0]
-        began = f"; the start had {first.auroc:.4f}" if first.state == "complete" else ""
-        name = self.plan.score.upper()
-        score = f"{name} {self.best.auroc:.4f} on the search's validation records"
+        began = f"; the start had {first.score:.4f}" if first.state == "complete" else ""
+        name = self.plan.metric.upper()
+        score = f"{name} {self.best.score:.4f} on the search's validation records"
         lines.append(f"    best: trial {self.best.number}, {score}{began}")
         lines += [f"        {name}: {value}" for name, value in self.best.values.items()]
         return [*lines, f"    written: {shown(self.folder)}"]
@@ -109,7 +109,7 @@ class Session:
             rungs=tuple(range(1, len(arms))) if len(arms) > 1 else rungs(longest(plan)),
             cpus=max(1, int(place.cpus)),
             memory_bytes=memory,
-            score=plan.score,
+            metric=plan.metric,
         )
         self.clock = _Worked(folder)
         self.best: int | None = None

@@ -124,7 +124,7 @@ class SearchPlan:
         ]
 
     @property
-    def score(self) -> str:
+    def metric(self) -> str:
         """Name of the score that trials are compared by: ``auroc``, or ``dsc`` of masks."""
         return self.sources[0].kind.task.selected_by
 
@@ -157,7 +157,7 @@ class SearchPlan:
                 }
                 for source, catalog in zip(self.sources, inner, strict=True)
             ],
-            "objectives": [self.score, *(["device_hours"] if self.method.cost else [])],
+            "objectives": [self.metric, *(["device_hours"] if self.method.cost else [])],
             "across": self.method.across,
             "sampler": self.method.sampler,
             "stopping": self.method.stopping,

@@ -114,8 +114,8 @@ def _validation(source: Dataset) -> str:
 
 
 def _objective(plan: SearchPlan) -> str:
-    name = plan.score.upper()
-    across = {None: name, "mean-auroc": f"the mean {name}", "mean-rank": f"the mean rank of {name}"}
+    name = plan.metric.upper()
+    across = {None: name, "mean-score": f"the mean {name}", "mean-rank": f"the mean rank of {name}"}
     scored = across[plan.method.across] + (" over modalities" if plan.method.across else "")
     return scored + plan.stage.scored_by + (" and device hours" if plan.method.cost else "")
 

@@ -59,7 +59,7 @@ COLUMNS: dict[str, pa.DataType] = {
 """Of the table: a row for each case, method and class but the background.
 
 ``method`` is empty for the model, else `BASELINE`; ``dsc`` is NaN where the reference is empty;
-``code`` is as `scores.dice.Presence` says; ``file``, from the table's folder, and its ``sha256`` are
+``code`` is as `scores.dice.Presence` says; ``file``, from the table's folder, and ``sha256`` are
 the mask's. Distances of surfaces are scored from the files.
 """
 MAY_BE_NULL = tuple(PERSON)

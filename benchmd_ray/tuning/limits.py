@@ -99,7 +99,7 @@ class Limits:
         parts = [f"{len(self.running)} running"]
         parts += [f"{ended['stopped']} stopped early", f"{ended['failed']} failed"]
         if best is not None:
-            parts.append(f"best {best.auroc:.3f} (trial {best.number})")
+            parts.append(f"best {best.score:.3f} (trial {best.number})")
         self.text, self.ended = ", ".join(parts), sum(ended.values())
         for state, number in (ended | {"running": len(self.running)}).items():
             gauge("benchmd_search_trials", number, state=state)

@@ -90,10 +90,10 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         if result["failed"]:
             study.ended(number, seconds=seconds, reason=result["failed"])
         elif result["complete"]:
-            prefix = "aurocs/"
-            aurocs = {k.removeprefix(prefix): v for k, v in result.items() if prefix in k}
-            study.ended(number, seconds=seconds, aurocs=aurocs)
-        elif study.reported(number, int(result["step"]), float(result["auroc"]), seconds):
+            prefix = "scores/"
+            scores = {k.removeprefix(prefix): v for k, v in result.items() if prefix in k}
+            study.ended(number, seconds=seconds, scores=scores)
+        elif study.reported(number, int(result["step"]), float(result["score"]), seconds):
             study.ended(number, seconds=seconds)
         else:
             self._limits.look()

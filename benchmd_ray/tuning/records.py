@@ -57,15 +57,15 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 """Columns of ``trials.parquet`` that every search has.
 
-``reason``: why a trial failed. ``value``: objective, AUROC on the search's validation records, of a
-complete trial. ``rank``: mean rank over modalities. ``last_value``, ``step``: what was reported
+``reason``: why a trial failed. ``value``: objective, the score of a complete trial on the search's
+validation records. ``rank``: mean rank over modalities. ``last_value``, ``step``: what was reported
 last; ``steps``: what the trial would have gone to (epochs, pretraining steps, or modalities).
 ``seconds``, ``device_hours``: worked, all attempts. ``started``, ``finished``: ISO time, UTC.
 """
 REQUIRED = ("number", "state", "seconds", "device_hours", "started")
 """Columns without a missing value."""
-AUROC_OF = "auroc:"
-"""Beginning of the columns with the AUROC of one modality, of a search over several."""
+SCORE_OF = "score:"
+"""Beginning of the columns with the score of one modality, of a search over several."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class SearchRecord:
     """modality, source, policy, digests of catalog and inner catalog, and records and patients of
     the inner catalog's two splits; several of a universal search."""
     objectives: tuple[str, ...]
-    """``auroc``, and maybe ``device_hours``."""
+    """``auroc`` or ``dsc``, and maybe ``device_hours``."""
     across: str | None
     """How the modalities of a universal search are summed up; None of a search on one source."""
     sampler: str
@@ -93,7 +93,7 @@ class SearchRecord:
     device: str
     trials: pd.DataFrame
     """One row per trial in order of number: `COLUMNS`, each searched setting, and of a universal
-    search the AUROC of each modality. ``curve`` holds tuples of (step, value)."""
+    search the score of each modality. ``curve`` holds tuples of (step, value)."""
     result: Mapping[str, Any] | None
     """What ``result.json`` says; None while no trial is complete."""
 
@@ -161,7 +161,7 @@ class SearchRecord:
 
     @property
     def front(self) -> tuple[int, ...]:
-        """Numbers of the trials that no other one beats in both AUROC and device hours."""
+        """Numbers of the trials that no other one beats in both score and device hours."""
         return () if self.result is None else tuple(map(int, self.result["front"]))
 
     def start(self, modality: str, source: str, policy: str) -> Settings | None:
@@ -180,14 +180,14 @@ def trials_schema(
     Args:
         space: What is searched, as ``search.json`` has it: name of a setting → ``kind`` and, of a
             choice, ``values``.
-        modalities: Those of a universal search, which has a column of AUROC for each.
+        modalities: Those of a universal search, which has a column of scores for each.
 
     Raises:
         BenchmdError: A setting is of a kind that is not known.
     """
     fields = [pa.field(name, kind, nullable=name not in REQUIRED) for name, kind in COLUMNS.items()]
     fields += [pa.field(name, _column_type(name, about)) for name, about in space.items()]
-    fields += [pa.field(f"{AUROC_OF}{name}", pa.float64()) for name in dict.fromkeys(modalities)]
+    fields += [pa.field(f"{SCORE_OF}{name}", pa.float64()) for name in dict.fromkeys(modalities)]
     return pa.schema(fields)
 
 
@@ -253,7 +253,7 @@ def read_search(folder: Path) -> SearchRecord:
     if fault := plan_fault(plan):
         raise Damaged(path, fault, remedy)
     modalities = [about["modality"] for about in plan["sources"]]
-    if len(modalities) == 1:  # its AUROC is the objective
+    if len(modalities) == 1:  # its score is the objective
         modalities = []
     trials = _read_trials(folder / TRIALS, trials_schema(plan["space"], modalities))
     tuples = ("sources", "objectives", "settings")

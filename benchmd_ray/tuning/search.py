@@ -134,7 +134,7 @@ def trial_loop(config: Mapping[str, Any], work: Work) -> None:
     from ray import tune
 
     def report(reached: Reached) -> None:
-        tune.report({**vars(reached), "aurocs": dict(reached.aurocs), "failed": ""})
+        tune.report({**vars(reached), "scores": dict(reached.scores), "failed": ""})
 
     start = time.monotonic()
     try:

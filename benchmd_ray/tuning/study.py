@@ -33,7 +33,7 @@ from benchmd_ray.tuning.spaces import Space
 
 Sampler = Literal["tpe", "random", "gp", "nsga2"]
 Stopping = Literal["asha", "median", "none"]
-Across = Literal["mean-auroc", "mean-rank"]
+Across = Literal["mean-score", "mean-rank"]
 State = Literal["complete", "stopped", "failed", "unfinished"]
 
 REDUCTION = 3
@@ -51,7 +51,7 @@ STATES: dict[TrialState, State] = {
 }
 GENERATION = "generation"
 """Part of the name under which nsga2 notes a trial's generation."""
-SECONDS, REASON, AUROCS, STARTED = "seconds", "reason", "aurocs", "started"
+SECONDS, REASON, SCORES, STARTED = "seconds", "reason", "scores", "started"
 CURVE, CRASHES, HOURS, STOP = "curve", "crashes", "device_hours", "stop"
 """Names of what is noted with a trial."""
 
@@ -63,7 +63,7 @@ class Method:
     sampler: Sampler = "tpe"
     stopping: Stopping = "asha"
     across: Across | None = None
-    """Over several modalities: what their AUROCs are made to."""
+    """Over several modalities: what their scores are made to."""
     cost: bool = False
     """Whether device hours are a second objective, to be small."""
     seed: int = 0
@@ -87,15 +87,15 @@ class Trial:
     number: int
     state: State
     values: Mapping[str, Any]
-    auroc: float
-    """On the search's validation records, over all modalities; NaN unless it is complete. DSC
-    where masks are learned."""
-    aurocs: Mapping[str, float]
+    score: float
+    """On the search's validation records, over all modalities: AUROC, or DSC of masks; NaN
+    unless it is complete."""
+    scores: Mapping[str, float]
     """By modality, as far as it came."""
     rank: float
     """Mean rank over the modalities among all complete trials; NaN where that is not asked for."""
     curve: tuple[tuple[int, float], ...]
-    """Reported AUROC by step."""
+    """Reported score by step."""
     seconds: float
     device_hours: float
     """Seconds times the GPUs, or CPUs, that it held, in hours."""
@@ -240,7 +240,7 @@ class Study:
         held = shown.get_trials(deepcopy=False)[-1].system_attrs
         return chosen, {name: note for name, note in held.items() if GENERATION in name}
 
-    def reported(self, number: int, step: int, auroc: float, seconds: float) -> bool:
+    def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
         """Note what a trial has reached; whether it should be stopped there.
 
         The first trial, which is what the others are compared with, never is.
@@ -249,11 +249,11 @@ class Study:
         if self.method.cost:
             # What a process that was lost reported before is reported again.
             before = [point for point in trial.user_attrs.get(CURVE, []) if point[0] < step]
-            trial.set_user_attr(CURVE, [*before, [step, auroc]])
+            trial.set_user_attr(CURVE, [*before, [step, score]])
             return False
         if step in self._study.get_trials(deepcopy=False)[number].intermediate_values:
             return bool(trial.user_attrs.get(STOP))  # likewise
-        trial.report(auroc, step)
+        trial.report(score, step)
         stopped = trial.should_prune()  # asked of the first too: it is one of those at a rung
         if number > 0 and stopped:
             trial.set_user_attr(STOP, True)
@@ -264,28 +264,28 @@ class Study:
         number: int,
         *,
         seconds: float,
-        aurocs: Mapping[str, float] | None = None,
+        scores: Mapping[str, float] | None = None,
         reason: str = "",
     ) -> None:
-        """Tell how a trial ended: complete with an AUROC for each modality, failed or stopped.
+        """Tell how a trial ended: complete with a score for each modality, failed or stopped.
 
         Args:
             number: The trial.
             seconds: Worked in all.
-            aurocs: By modality, of a complete trial; None of one that was stopped early or failed.
+            scores: By modality, of a complete trial; None of one that was stopped early or failed.
             reason: Why it failed.
         """
         trial = self._worked(number, seconds)
-        if aurocs is not None and not all(map(math.isfinite, aurocs.values())):
-            reason = reason or "its AUROC is NaN"
+        if scores is not None and not all(map(math.isfinite, scores.values())):
+            reason = reason or "its score is NaN"
         if reason:
             trial.set_user_attr(REASON, reason)
             self._study.tell(number, state=TrialState.FAIL)
-        elif aurocs is None:
+        elif scores is None:
             self._study.tell(number, state=TrialState.PRUNED)
         else:
-            trial.set_user_attr(AUROCS, dict(aurocs))
-            mean = math.fsum(aurocs.values()) / len(aurocs)
+            trial.set_user_attr(SCORES, dict(scores))
+            mean = math.fsum(scores.values()) / len(scores)
             hours = float(trial.user_attrs[HOURS])
             self._study.tell(number, [mean, hours] if self.method.cost else mean)
 
@@ -323,8 +323,8 @@ class Study:
         complete = [trial for trial in held if trial.state is TrialState.COMPLETE]
         if self.method.across != "mean-rank" or not complete:
             return {}
-        names = sorted(complete[0].user_attrs[AUROCS])
-        values = np.array([[t.user_attrs[AUROCS][name] for name in names] for t in complete])
+        names = sorted(complete[0].user_attrs[SCORES])
+        values = np.array([[t.user_attrs[SCORES][name] for name in names] for t in complete])
         ranks = mean_ranks(values)
         return {trial.number: float(r) for trial, r in zip(complete, ranks, strict=True)}
 
@@ -333,10 +333,10 @@ class Study:
         complete = [trial for trial in self.trials() if trial.state == "complete"]
         if self.method.across == "mean-rank":
             return min(complete, key=lambda trial: trial.rank, default=None)
-        return max(complete, key=lambda trial: trial.auroc, default=None)
+        return max(complete, key=lambda trial: trial.score, default=None)
 
     def importance(self) -> tuple[dict[str, float], str]:
-        """Share of each searched setting in the variance of the AUROC, by fANOVA; or why not.
+        """Share of each searched setting in the variance of the score, by fANOVA; or why not.
 
         Of complete trials, and of settings that all of these have: conditional ones are excluded.
         """
@@ -345,8 +345,8 @@ class Study:
         complete = [trial for trial in self.trials() if trial.state == "complete"]
         if len(complete) < IMPORTANCE_TRIALS:
             return {}, f"{len(complete)} complete trials are too few, expected {IMPORTANCE_TRIALS}"
-        if len({trial.auroc for trial in complete}) < 2:
-            return {}, "all complete trials have the same AUROC"
+        if len({trial.score for trial in complete}) < 2:
+            return {}, "all complete trials have the same score"
         try:
             found = get_param_importances(
                 self._study,
@@ -358,16 +358,16 @@ class Study:
         return {name: float(share) for name, share in found.items()}, ""
 
 
-def mean_ranks(aurocs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def mean_ranks(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Mean rank of each trial over the modalities, 1 the best; ties share their mean rank.
 
     Args:
-        aurocs: (trials, modalities).
+        scores: (trials, modalities).
 
     Returns:
         (trials,).
     """
-    return np.asarray(rankdata(-aurocs, axis=0).mean(axis=1), np.float64)
+    return np.asarray(rankdata(-scores, axis=0).mean(axis=1), np.float64)
 
 
 def _known(trial: FrozenTrial, rank: float) -> Trial:
@@ -378,8 +378,8 @@ def _known(trial: FrozenTrial, rank: float) -> Trial:
         number=trial.number,
         state=STATES[trial.state],
         values=dict(trial.params),
-        auroc=float(trial.values[0]) if complete else math.nan,
-        aurocs=dict(trial.user_attrs.get(AUROCS, {})),
+        score=float(trial.values[0]) if complete else math.nan,
+        scores=dict(trial.user_attrs.get(SCORES, {})),
         rank=rank,
         curve=tuple((int(step), float(value)) for step, value in curve),
         seconds=float(trial.user_attrs.get(SECONDS, 0.0)),

@@ -62,7 +62,7 @@ class Work:
     """Threads of a trial."""
     memory_bytes: int | None = None
     """Memory that a trial's process may allocate; None sets no limit."""
-    score: str = "auroc"
+    metric: str = "auroc"
     """Name of what trials are compared by."""
 
     def trial_folder(self, number: int) -> Path:
@@ -75,10 +75,10 @@ class Reached:
     """What a trial has reached."""
 
     step: int
-    auroc: float
-    """Best on the search's validation records so far; of several arms, the mean over those done.
-    DSC where masks are learned."""
-    aurocs: Mapping[str, float]
+    score: float
+    """Best on the search's validation records so far, AUROC or DSC of masks; of several arms, the
+    mean over those done."""
+    scores: Mapping[str, float]
     """By modality, of the arms that are done."""
     seconds: float
     """Worked so far, also by processes before this one."""

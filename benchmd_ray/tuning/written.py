@@ -15,7 +15,7 @@ from benchmd_ray.files import replacing
 from benchmd_ray.integrity import OF, name_of, replacing_hashed, write_hashed_json
 from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.tuning.limits import Limits
-from benchmd_ray.tuning.records import AUROC_OF, BEST, RESULT, STATES, TRIALS, trials_schema
+from benchmd_ray.tuning.records import BEST, RESULT, SCORE_OF, STATES, TRIALS, trials_schema
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.study import Study, Trial
 from benchmd_ray.tuning.trial import Work
@@ -35,13 +35,13 @@ def trial_row(trial: Trial, work: Work) -> dict[str, Any]:
     settings = applied(work.arms[0].settings, trial.values)
     final = len(work.arms) if several else work.stage.last_step(settings)
     complete = trial.state == "complete"
-    reached = (final, trial.auroc) if complete else (trial.curve or [(None, None)])[-1]
-    curve = [*trial.curve, *([(final, trial.auroc)] if complete else [])]
+    reached = (final, trial.score) if complete else (trial.curve or [(None, None)])[-1]
+    curve = [*trial.curve, *([(final, trial.score)] if complete else [])]
     return {
         "number": trial.number,
         "state": trial.state,
         "reason": trial.reason or None,
-        "value": trial.auroc if complete else None,
+        "value": trial.score if complete else None,
         "rank": None if math.isnan(trial.rank) else trial.rank,
         "last_value": reached[1],
         "step": reached[0],
@@ -52,7 +52,7 @@ def trial_row(trial: Trial, work: Work) -> dict[str, Any]:
         "finished": trial.finished or None,
         "curve": [{"step": step, "value": value} for step, value in curve],
         **trial.values,
-        **({f"{AUROC_OF}{name}": value for name, value in trial.aurocs.items()} if several else {}),
+        **({f"{SCORE_OF}{name}": value for name, value in trial.scores.items()} if several else {}),
     }
 
 
@@ -94,8 +94,8 @@ def write_result(
     found = [applied(arm.settings, best.values) for arm in work.arms]
     content = {
         "best": best.number,
-        "value": best.auroc,
-        "first_value": None if math.isnan(trials[0].auroc) else trials[0].auroc,
+        "value": best.score,
+        "first_value": None if math.isnan(trials[0].score) else trials[0].score,
         "counts": {state: sum(t.state == state for t in trials) for state in STATES},
         **spent,
         "device_hours": limits.device_hours,
@@ -132,8 +132,8 @@ def front(trials: Sequence[Trial]) -> list[int]:
     """Numbers of the complete trials that no other beats in both AUROC and time, by time."""
     chosen: list[Trial] = []
     complete = [trial for trial in trials if trial.state == "complete"]
-    for trial in sorted(complete, key=lambda t: (t.seconds, -t.auroc, t.number)):
-        if not chosen or trial.auroc > chosen[-1].auroc:
+    for trial in sorted(complete, key=lambda t: (t.seconds, -t.score, t.number)):
+        if not chosen or trial.score > chosen[-1].score:
             chosen.append(trial)
     return [trial.number for trial in chosen]
 
@@ -180,11 +180,11 @@ def _yaml(changes: Mapping[str, Any], work: Work, best: Trial, first: Trial) -> 
     modalities = "".join(f" --modality {arm.modality}" for arm in work.arms)
     setting = work.arms[0].settings.transfer.setting
     start = (
-        "" if math.isnan(first.auroc) else f"; trial 0, where the search began: {first.auroc:.4f}"
+        "" if math.isnan(first.score) else f"; trial 0, where the search began: {first.score:.4f}"
     )
     return (
         f"# The best settings of the search {changes['tuned']}: trial {best.number}.\n"
-        f"# {work.score.upper()} on the search's validation records {best.auroc:.4f}{start}.\n"
+        f"# {work.metric.upper()} on the search's validation records {best.score:.4f}{start}.\n"
         f"# benchmd run --catalog CATALOGS{modalities} --technique {work.technique} "
         f"--setting {setting} --settings best.yaml\n"
         + yaml.safe_dump(dict(changes), sort_keys=False, allow_unicode=True)

@@ -264,5 +264,5 @@ def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_
         {"width": 2, "resize": 14, "dropout": 0.25},
         {},
     ]
-    assert all(reached.complete and 0 <= reached.auroc <= 1 for reached in scores)
+    assert all(reached.complete and 0 <= reached.score <= 1 for reached in scores)
     assert len(scores) == 2

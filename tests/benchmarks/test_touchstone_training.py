@@ -485,7 +485,7 @@ def test_a_trial_is_scored_by_dice_on_the_inner_fold(catalog, tmp_path):
     assert found[-1].complete
     folder = tmp_path / "search" / "trials" / "00000" / "hippocampus-mr" / "transfer"
     held = json.loads((folder / "training.json").read_text())
-    assert found[-1].auroc == held["validation_dsc"]
+    assert found[-1].score == held["validation_dsc"]
     assert 0 <= held["validation_dsc"] <= 1
 
 

@@ -306,13 +306,13 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
         for r in records(folders[names[0]])
         if r.HasField("history")
         for item in r.history.item
-        if "inner_validation_auroc" in (item.key, *item.nested_key)
+        if "inner_validation_score" in (item.key, *item.nested_key)
     ]
     assert curve == [(1, 0.5), (2, 0.75), (3, 0.7)]
     ends = [summaries(folders[name]) for name in names]
     assert [end["state"] for end in ends] == ["complete", "stopped", "failed"]
-    assert (ends[0]["auroc"], ends[0]["last_auroc"], ends[0]["seconds"]) == (0.75, 0.7, 2.5)
-    assert "auroc" not in ends[1]
+    assert (ends[0]["score"], ends[0]["last_score"], ends[0]["seconds"]) == (0.75, 0.7, 2.5)
+    assert "score" not in ends[1]
     exits = [r.exit.exit_code for r in records(folders[names[2]]) if r.HasField("exit")]
     assert exits == [1]
     (path,) = (folders[SEARCH] / "files").rglob("trials_*.table.json")
@@ -322,10 +322,10 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
         (0, "complete"), (1, "complete"), (2, "stopped"), (3, "failed"),
     ]  # fmt: skip
     assert [row["transfer.optimiser.lr"] for row in rows] == [0.01, 0.1, 0.01, 1]
-    assert [row["auroc"] for row in rows] == [0.625, 0.75, None, None]
+    assert [row["score"] for row in rows] == [0.625, 0.75, None, None]
     assert "reason" not in table["columns"]
     summary = summaries(folders[SEARCH])
-    assert (summary["highest_auroc"], summary["highest_auroc_trial"]) == (0.75, 1)
+    assert (summary["highest_score"], summary["highest_score_trial"]) == (0.75, 1)
     assert summary["trials/complete"] == 2
     _require_private(folders.values(), tmp_path)
     for folder in folders.values():
@@ -336,11 +336,11 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
 
 def test_the_modalities_of_a_universal_search_are_results_not_settings():
     told = Told()
-    row = trial(4, value=0.6, rank=1.5) | {"auroc:ecg": 0.5, "auroc:cxr": math.nan}
+    row = trial(4, value=0.6, rank=1.5) | {"score:ecg": 0.5, "score:cxr": math.nan}
     tracking.tell_trial(told, row)
-    assert told.summary["auroc/ecg"] == 0.5
+    assert told.summary["score/ecg"] == 0.5
     assert told.summary["mean_rank"] == 1.5
-    assert "auroc/cxr" not in told.summary
+    assert "score/cxr" not in told.summary
     assert set(tracking.trial_config(row)) == {"trial", "transfer_optimiser_lr", "encoder_pool"}
 
 

@@ -505,12 +505,12 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
          "records": {"train": 3, "validation": 2}, "patients": {"train": 3, "validation": 2}}
         for kind, source in (("ecg", "ptb-xl"), ("cxr", "mimic-cxr"))
     ]  # fmt: skip
-    rows = [{**row, "rank": 1.5, "auroc:ecg": 0.6, "auroc:cxr": 0.7} for row in make_trials(3)]
+    rows = [{**row, "rank": 1.5, "score:ecg": 0.6, "score:cxr": 0.7} for row in make_trials(3)]
     two = [json.loads(json.dumps({"seed": seed})) for seed in (1, 2)]
     name, across = search_name("tune-universal-mae-linear"), "mean-rank"
     make_search(tmp_path, name, rows=rows, sources=sources, settings=two, across=across)
     (record,) = searches([tmp_path])
-    assert record.trials["auroc:cxr"].tolist() == [0.7] * 3
+    assert record.trials["score:cxr"].tolist() == [0.7] * 3
     first = record.start("cxr", "mimic-cxr", "clean")
     assert first is not None
     assert first.seed == 2

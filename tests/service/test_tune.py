@@ -170,7 +170,7 @@ def test_trials_are_scored_on_the_inner_catalog_alone(tuning, whole, tmp_path):
         told = []
         work = Work("scratch", Transfer(), (arm,), tmp_path, ())
         run_trial(work, trial.number, trial.values, told.append)
-        assert told[-1].auroc == trial.auroc
+        assert told[-1].score == trial.score
 
 
 class Interrupting:
@@ -293,7 +293,7 @@ def test_a_lost_process_is_started_again_and_fails_the_second_time(
     assert [trial.state for trial in found.trials] == ["complete", "failed", "complete"]
     assert found.trials[1].reason == "its process was lost, more than once"
     for number in (0, 2):
-        assert found.trials[number].auroc == whole.trials[number].auroc
+        assert found.trials[number].score == whole.trials[number].score
 
 
 def test_the_budgets_end_a_search(tuning, tmp_path):

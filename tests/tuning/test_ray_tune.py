@@ -42,7 +42,7 @@ def trial(proposal, failures=0, last=None):
 
 
 def reported(**values):
-    return {"failed": "", "complete": False, "step": 1, "auroc": 0.5, "seconds": 2.0} | values
+    return {"failed": "", "complete": False, "step": 1, "score": 0.5, "seconds": 2.0} | values
 
 
 def test_a_trial_goes_from_proposal_to_its_end(limits, judge, told, tmp_path):
@@ -50,11 +50,11 @@ def test_a_trial_goes_from_proposal_to_its_end(limits, judge, told, tmp_path):
     assert (proposal["number"], proposal["values"]) == (0, SPACE.start)
     assert limits.running == {0}
     assert judge.on_trial_result(None, trial(proposal), reported()) == "CONTINUE"
-    ended = reported(complete=True, seconds=3.0, **{"aurocs/ecg": 0.75})
+    ended = reported(complete=True, seconds=3.0, **{"scores/ecg": 0.75})
     assert judge.on_trial_result(None, trial(proposal), ended) == "STOP"
     assert (limits.running, told) == (set(), [0])
     (known,) = limits.study.trials()
-    assert (known.state, known.auroc, known.seconds) == ("complete", 0.75, 3.0)
+    assert (known.state, known.score, known.seconds) == ("complete", 0.75, 3.0)
     assert not list((tmp_path / "trials").iterdir())
 
 

@@ -103,11 +103,11 @@ def fill(study):
         if number < 6:
             study.reported(number, 1, 0.5 + number / 64, 3.0)
     study.reported(2, 2, 0.546875, 4.0)
-    study.ended(0, seconds=SECONDS, aurocs={"ecg": 0.625})
-    study.ended(1, seconds=SECONDS / 2, aurocs={"ecg": 0.75})
+    study.ended(0, seconds=SECONDS, scores={"ecg": 0.625})
+    study.ended(1, seconds=SECONDS / 2, scores={"ecg": 0.75})
     study.ended(2, seconds=SECONDS / 4)
     study.ended(3, seconds=SECONDS / 8, reason="the loss became NaN at step 3")
-    study.ended(4, seconds=SECONDS / 16, aurocs={"ecg": 0.75})
+    study.ended(4, seconds=SECONDS / 16, scores={"ecg": 0.75})
 
 
 def written(folder, study, work, limits, seconds=100.0):
@@ -138,9 +138,9 @@ def test_trials_of_every_state_are_read_back(make):
             else:
                 assert row[name] is None or math.isnan(row[name])
         complete = trial.state == "complete"
-        assert row["value"] == trial.auroc if complete else math.isnan(row["value"])
+        assert row["value"] == trial.score if complete else math.isnan(row["value"])
         assert row["steps"] == 20
-        curve = trial.curve + (((20, trial.auroc),) if complete else ())
+        curve = trial.curve + (((20, trial.score),) if complete else ())
         assert row["curve"] == curve
         if curve:
             assert (row["step"], row["last_value"]) == curve[-1]
@@ -186,7 +186,7 @@ def test_there_is_no_result_while_no_trial_is_complete(make):
     assert not (folder / BEST).exists()
     assert (folder / TRIALS).exists()
     study.propose()
-    study.ended(1, seconds=1.0, aurocs={"ecg": 0.5})
+    study.ended(1, seconds=1.0, scores={"ecg": 0.5})
     record = written(folder, study, work, limits)
     assert record.best == 1
     assert math.isnan(record.first_value)
@@ -198,7 +198,7 @@ def test_the_best_settings_load_as_they_were(make, number):
     folder, study, work, limits = make(sampler="random", stopping="none", seed=number)
     for trial in range(6):
         study.propose()
-        study.ended(trial, seconds=1.0, aurocs={"ecg": 0.75 if trial == number else 0.5})
+        study.ended(trial, seconds=1.0, scores={"ecg": 0.75 if trial == number else 0.5})
     written(folder, study, work, limits)
     base = default_settings(MODALITIES["ecg"])
     best = applied(work.arms[0].settings, study.trials()[number].values)
@@ -220,7 +220,7 @@ def test_the_best_settings_load_as_they_were(make, number):
 def test_best_settings_that_are_the_fixed_protocols_again_are_written_for_all(make):
     """A value that is the protocol's in one modality and not in the other holds in both."""
     folder, study, work, limits = make(
-        "ecg", "ldct", across="mean-auroc", sampler="random", stopping="none"
+        "ecg", "ldct", across="mean-score", sampler="random", stopping="none"
     )
     assert default_settings(MODALITIES["ldct"]).transfer.batch_size == 32
     sizes = []
@@ -228,7 +228,7 @@ def test_best_settings_that_are_the_fixed_protocols_again_are_written_for_all(ma
         study.propose()
         aurocs = {"ecg": 0.5 + trial / 64, "ldct": 0.5 + trial / 32}
         study.reported(trial, 1, aurocs["ecg"], 1.0)
-        study.ended(trial, seconds=1.0, aurocs=aurocs)
+        study.ended(trial, seconds=1.0, scores=aurocs)
         record = written(folder, study, work, limits)
         best = study.best()
         sizes.append(best.values[BATCH])
@@ -237,9 +237,9 @@ def test_best_settings_that_are_the_fixed_protocols_again_are_written_for_all(ma
             assert found.transfer.batch_size == best.values[BATCH]
             assert found.transfer.optimiser.lr == best.values[LR]
     assert set(sizes) == {32, 64, 128}
-    assert list(record.trials["auroc:ldct"]) == [0.5 + trial / 32 for trial in range(8)]
-    assert list(record.trials["auroc:ecg"]) == [0.5 + trial / 64 for trial in range(8)]
-    assert record.trials["curve"][1] == ((1, 0.515625), (2, study.trials()[1].auroc))
+    assert list(record.trials["score:ldct"]) == [0.5 + trial / 32 for trial in range(8)]
+    assert list(record.trials["score:ecg"]) == [0.5 + trial / 64 for trial in range(8)]
+    assert record.trials["curve"][1] == ((1, 0.515625), (2, study.trials()[1].score))
     assert set(record.trials["steps"]) == {2}  # modalities
 
 
@@ -247,7 +247,7 @@ def test_ranks_are_read_back(make):
     folder, study, work, limits = make("ecg", "ldct", across="mean-rank", stopping="none")
     for trial, aurocs in enumerate([(0.5, 0.9), (0.7, 0.8), (0.6, 0.7), (0.55, 0.6)]):
         study.propose()
-        study.ended(trial, seconds=1.0, aurocs=dict(zip(("ecg", "ldct"), aurocs, strict=True)))
+        study.ended(trial, seconds=1.0, scores=dict(zip(("ecg", "ldct"), aurocs, strict=True)))
     study.propose()
     record = written(folder, study, work, limits)
     assert list(record.trials["rank"])[:4] == [2.5, 1.5, 2.5, 3.5]
@@ -258,7 +258,7 @@ def test_ranks_are_read_back(make):
 def test_a_pretraining_goes_to_its_last_step(make):
     folder, study, work, limits = make(stage=Pretraining())
     study.propose()
-    study.ended(0, seconds=1.0, aurocs={"ecg": 0.5})
+    study.ended(0, seconds=1.0, scores={"ecg": 0.5})
     record = written(folder, study, work, limits)
     assert record.trials["curve"][0] == ((100_000, 0.5),)
     assert record.trials["steps"][0] == 100_000
@@ -269,7 +269,7 @@ def test_files_are_replaced_whole(make):
     fill(study)
     written(folder, study, work, limits)
     names = {path.name for path in folder.iterdir()}
-    study.ended(5, seconds=1.0, aurocs={"ecg": 0.875})
+    study.ended(5, seconds=1.0, scores={"ecg": 0.875})
     assert written(folder, study, work, limits).best == 5
     assert {path.name for path in folder.iterdir()} == names  # nothing half-written stays
     assert json.loads((folder / RESULT).read_text("utf-8"))["value"] == 0.875

@@ -50,7 +50,7 @@ def complete(study, count, score=objective):
     made = []
     for _ in range(count):
         made.append(study.propose())
-        study.ended(made[-1].number, seconds=1.0, aurocs={"ecg": score(made[-1].values)})
+        study.ended(made[-1].number, seconds=1.0, scores={"ecg": score(made[-1].values)})
     return made
 
 
@@ -72,13 +72,13 @@ def test_a_trial_is_unfinished_until_it_is_told_how_it_ended(make):
     assert not study.reported(1, 2, 0.75, 3.0)
     study.ended(1, seconds=5.0)
     study.ended(2, seconds=6.0, reason="the loss became NaN")
-    study.ended(3, seconds=7.0, aurocs={"ecg": 0.625})
+    study.ended(3, seconds=7.0, scores={"ecg": 0.625})
     zero, one, two, three = study.trials()
     assert [t.state for t in study.trials()] == ["unfinished", "stopped", "failed", "complete"]
     assert (one.curve, one.seconds, one.reason) == (((2, 0.75),), 5.0, "")
     assert (two.reason, two.seconds) == ("the loss became NaN", 6.0)
-    assert (three.auroc, three.aurocs) == (0.625, {"ecg": 0.625})
-    assert all(math.isnan(trial.auroc) for trial in (zero, one, two))
+    assert (three.score, three.scores) == (0.625, {"ecg": 0.625})
+    assert all(math.isnan(trial.score) for trial in (zero, one, two))
     assert zero.started
     assert not zero.finished
     assert all(t.started.endswith("+00:00") and t.finished >= t.started for t in (one, two, three))
@@ -91,7 +91,7 @@ def test_a_reopened_study_goes_on_with_what_was_unfinished(make):
     before = make()
     made = [before.propose() for _ in range(4)]
     before.reported(2, 1, 0.5, 12.5)
-    before.ended(1, seconds=1.0, aurocs={"ecg": 0.5})
+    before.ended(1, seconds=1.0, scores={"ecg": 0.5})
     after = make()
     assert [(p.number, p.values, p.seconds) for p in after.unfinished()] == [
         (0, made[0].values, 0.0),
@@ -208,7 +208,7 @@ def test_the_first_trial_is_never_stopped(make, stopping):
         study.propose()
     for trial in range(1, 9):
         study.reported(trial, 1, 0.9, 1.0)
-        study.ended(trial, seconds=1.0, aurocs={"ecg": 0.9})
+        study.ended(trial, seconds=1.0, scores={"ecg": 0.9})
     assert not study.reported(0, 1, 0.1, 1.0)
     assert study.reported(9, 1, 0.2, 1.0)  # better, and no first
 
@@ -231,7 +231,7 @@ def test_trials_are_stopped_below_the_median(make, seed):
             outcomes.append((stop, bool(slow)))
             if stop:
                 break
-        study.ended(trial, seconds=1.0, aurocs=None if stop else {"ecg": best})
+        study.ended(trial, seconds=1.0, scores=None if stop else {"ecg": best})
         if not stop:
             complete_ones.append(curve)
     assert all(stop == slow for stop, slow in outcomes)
@@ -301,15 +301,15 @@ TWO = [
 ]
 
 
-@pytest.mark.parametrize(("across", "best"), [("mean-auroc", 0), ("mean-rank", 1)])
+@pytest.mark.parametrize(("across", "best"), [("mean-score", 0), ("mean-rank", 1)])
 def test_the_best_by_mean_rank_need_not_be_the_best_by_mean(make, across, best):
     study = make(across=across)
     for aurocs in TWO:
         study.propose()
-        study.ended(study.begun - 1, seconds=1.0, aurocs=aurocs)
+        study.ended(study.begun - 1, seconds=1.0, scores=aurocs)
     for trial, aurocs in zip(study.trials(), TWO, strict=True):
-        assert trial.auroc == pytest.approx(np.mean(list(aurocs.values())))
-        assert dict(trial.aurocs) == aurocs
+        assert trial.score == pytest.approx(np.mean(list(aurocs.values())))
+        assert dict(trial.scores) == aurocs
     assert study.best().number == best
     found = [trial.rank for trial in study.trials()]
     if across == "mean-rank":
@@ -322,7 +322,7 @@ def test_ranks_are_of_complete_trials_alone(make):
     study = make(across="mean-rank")
     for aurocs in (None, TWO[0], None, TWO[1]):
         study.propose()
-        study.ended(study.begun - 1, seconds=1.0, aurocs=aurocs)
+        study.ended(study.begun - 1, seconds=1.0, scores=aurocs)
     ranks = [trial.rank for trial in study.trials()]
     assert np.isnan([ranks[0], ranks[2]]).all()
     assert [ranks[1], ranks[3]] == [1.5, 1.5]
@@ -339,7 +339,7 @@ def test_proposals_by_rank_go_where_ranks_are_good(make, sampler):
         made.append(study.propose())
         near = -abs(math.log10(made[-1].values[LR]) + 2)
         aurocs = {"ecg": 0.8 + near / 100, "eeg": 0.7 + near / 100, "cxr": 0.5 - near / 10}
-        study.ended(made[-1].number, seconds=1.0, aurocs=aurocs)
+        study.ended(made[-1].number, seconds=1.0, scores=aurocs)
     assert [p.number for p in made] == list(range(count))
     assert study.begun == len(study.trials()) == count
     for proposal in made:
@@ -368,7 +368,7 @@ def test_importance_says_why_there_is_none(make):
     assert study.importance() == ({}, "3 complete trials are too few, expected 10")
     other = make("other", sampler="random")
     complete(other, 10, lambda _: 0.5)
-    assert other.importance() == ({}, "all complete trials have the same AUROC")
+    assert other.importance() == ({}, "all complete trials have the same score")
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2"])
@@ -379,11 +379,11 @@ def test_cost_as_second_objective(make, sampler):
         for step in (1, 3):
             assert not study.reported(number, step, 0.1 * step, float(step))
         auroc, seconds = objective(proposal.values), 100.0 + number % 5
-        study.ended(number, seconds=seconds, aurocs={"ecg": auroc})
+        study.ended(number, seconds=seconds, scores={"ecg": auroc})
     for trial in make(sampler=sampler, stopping="none", cost=True).trials():
         assert trial.curve == ((1, 0.1), (3, pytest.approx(0.3)))
-        assert trial.auroc == objective(trial.values)
-    assert study.best().auroc == max(objective(t.values) for t in study.trials())
+        assert trial.score == objective(trial.values)
+    assert study.best().score == max(objective(t.values) for t in study.trials())
     assert study.importance()[1] == ""
 
 
@@ -409,7 +409,7 @@ def test_the_front_holds_what_no_other_trial_beats(make, seed):
             study.ended(number, seconds=0.0, reason="it failed")
             continue
         told[number] = (float(auroc), float(seconds))
-        study.ended(number, seconds=seconds, aurocs={"ecg": auroc})
+        study.ended(number, seconds=seconds, scores={"ecg": auroc})
 
     def beats(one, other):
         return one != other and one[0] >= other[0] and one[1] <= other[1]
@@ -427,10 +427,10 @@ def test_device_hours_are_those_of_the_devices_of_each_session(make):
     study.propose()
     study.reported(0, 1, 0.5, 3600.0)
     study.propose()
-    study.ended(1, seconds=1800.0, aurocs={"ecg": 0.5})
+    study.ended(1, seconds=1800.0, scores={"ecg": 0.5})
     later = make(devices=2.0, stopping="none")
     later.reported(0, 3, 0.5, 3000.0)  # of a process that knew less than the one before it
-    later.ended(0, seconds=7200.0, aurocs={"ecg": 0.5})
+    later.ended(0, seconds=7200.0, scores={"ecg": 0.5})
     assert [trial.device_hours for trial in later.trials()] == [0.25 + 2.0, 0.125]
     assert [trial.seconds for trial in later.trials()] == [7200.0, 1800.0]
 
@@ -438,10 +438,10 @@ def test_device_hours_are_those_of_the_devices_of_each_session(make):
 def test_an_auroc_that_is_no_number_is_a_failure(make):
     study = make(stopping="none")
     study.propose()
-    study.ended(0, seconds=1.0, aurocs={"ecg": math.nan})
+    study.ended(0, seconds=1.0, scores={"ecg": math.nan})
     assert (study.trials()[0].state, study.trials()[0].reason) == (
         "failed",
-        "its AUROC is NaN",
+        "its score is NaN",
     )
 
 
@@ -530,7 +530,7 @@ def test_nothing_is_said_to_the_user(make, capfd):
         for _ in range(STARTUP_TRIALS + 2):
             study.propose()
             study.reported(study.begun - 1, 1, 0.5, 1.0)
-            study.ended(study.begun - 1, seconds=1.0, aurocs={"ecg": 0.5, "cxr": 0.5})
+            study.ended(study.begun - 1, seconds=1.0, scores={"ecg": 0.5, "cxr": 0.5})
         study.importance()
     assert capfd.readouterr() == ("", "")
     assert optuna.logging.get_verbosity() == optuna.logging.ERROR

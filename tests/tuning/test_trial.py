@@ -49,7 +49,7 @@ class Told:
 
     @property
     def scores(self):
-        return [(reached.step, reached.auroc, reached.complete) for reached in self.all]
+        return [(reached.step, reached.score, reached.complete) for reached in self.all]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_linear_trial_is_an_ordinary_transfer_on_the_inner_catalog(work, arm, 
     run_trial(work(made), 4, values, told, seconds=100.0)
     score, best = trained(applied(made.settings, values), made.catalog, made.upstream)
     assert told.scores == [(1, best[0], False), (3, best[2], False), (4, score, True)]
-    assert all(dict(reached.aurocs) == {"ecg": reached.auroc} for reached in told.all)
+    assert all(dict(reached.scores) == {"ecg": reached.score} for reached in told.all)
     assert 100 < told.all[0].seconds <= told.all[1].seconds <= told.all[2].seconds < 160
     other, _ = trained(made.settings, made.catalog, made.upstream, "other")
     assert other != score  # the values were used
@@ -222,8 +222,8 @@ def test_two_arms_report_their_mean_after_each(work, arm, trained):
     )
     assert one != two
     assert told.scores == [(1, one, False), (2, pytest.approx((one + two) / 2, abs=1e-15), True)]
-    assert dict(told.all[0].aurocs) == {"one": one}
-    assert dict(told.all[1].aurocs) == {"one": one, "two": two}
+    assert dict(told.all[0].scores) == {"one": one}
+    assert dict(told.all[1].scores) == {"one": one, "two": two}
     # An arm that is done is neither forgotten nor counted as one that is whole.
     silent = Told()
     run_trial(work(*made, rungs=(), name="silent"), 0, values, silent)
@@ -350,6 +350,6 @@ def test_the_reason_of_a_failure_is_one_line(error, text):
 def test_what_a_trial_reports_is_never_better_than_its_end(work, arm):
     told = Told()
     run_trial(work(replace(arm(*FINETUNE)), rungs=(1, 2, 3)), 0, {LR: 1e-2}, told)
-    found = [reached.auroc for reached in told.all]
+    found = [reached.score for reached in told.all]
     assert found == sorted(found)
     assert all(math.isfinite(auroc) and 0 <= auroc <= 1 for auroc in found)
