@@ -69,7 +69,7 @@ PARTS: Mapping[str, Part] = {
     "linear evaluation": Part(1, ("training/linear.py", "training/features.py")),
     "augmentation": Part(1, ("training/augmentation.py",)),
     "segmentation scores": Part(
-        1,
+        2,
         (
             "benchmarks/touchstone/case.py",
             "benchmarks/touchstone/dicom_masks.py",

@@ -258,6 +258,12 @@ def _check_classes(card: DatasetCard, where: str, content: Any) -> None:
             f"{where}: a segmentation{line} is of images or volumes whose masks a dataset's module "
             "reads: expected neither files nor merged_classes, and no axis time."
         )
+    if card.task.segments and card.signal.input_shape != card.signal.stored_shape:
+        line = line_of(content, "modality", "signal", "input_shape")
+        raise BenchmdError(
+            f"{where}: input_shape{line} of a segmentation is expected to be its stored_shape: "
+            "volumes are cut to patches with their masks, by encoder.options.patch."
+        )
     if card.files is not None and card.task.scored not in SCORED:
         line = line_of(content, "modality", "task", "scored")
         raise unknown_name(f"value of {where}: task, scored{line}:", card.task.scored, SCORED)

@@ -98,10 +98,17 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
         remove(folder)
     common = _common_mask(catalog) if catalog.rows("train") else None
     rows: list[dict[str, Any]] = []
+    written: set[str] = set()
     for split in catalog.evaluation_splits:
         for known, geometry, mask, reference in _masks(run, catalog, split, settings, worker):
             area = valid_area(mask.shape, known.pop("valid_size"))
             name = f"{UNSAFE.sub('_', known['record_id'])}.nii.gz"
+            if name in written:
+                raise BenchmdError(
+                    f"two records of {catalog.path} would have one file of masks, {name}: give "
+                    "them names that differ in letters, digits, full stops or hyphens."
+                )
+            written.add(name)
             outside = np.ones(mask.shape, bool)
             outside[area] = False
             for method, made in (("", mask), (BASELINE, common)):
@@ -157,11 +164,6 @@ def _masks(
     feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
     columns = ["record_id", "unit_id", "group_id", *PERSON, "valid_size", "geometry"]
     known = split_table(catalog, split, columns).to_pylist()
-    seen, stored = catalog.signal.input_shape[1:], catalog.signal.stored_shape[1:]
-    inner = tuple(
-        slice((whole - part) // 2, (whole - part) // 2 + part)
-        for whole, part in zip(stored, seen, strict=True)
-    )
     with torch.inference_mode():
         for batch in feed.ordered(evaluation_batch(model.encoder)):
             labels = forward(batch.signals).argmax(dim=1).to(torch.uint8).cpu().numpy()
@@ -169,10 +171,8 @@ def _masks(
             for row, label, reference in zip(batch.rows, labels, masks, strict=True):
                 if row < 0:  # padding
                     continue
-                whole = np.zeros(stored, np.uint8)
-                whole[inner] = label
                 held = dict(known[row])
-                yield held, geometry_of(held.pop("geometry")), whole, reference
+                yield held, geometry_of(held.pop("geometry")), label, reference
 
 
 def _rows(

@@ -97,6 +97,24 @@ def test_surface_dice_is_that_of_monai(spacing, tolerance):
         assert own == pytest.approx(float(theirs), abs=1e-4)
 
 
+@pytest.mark.parametrize("dense", [0.0, 1.0])
+@pytest.mark.parametrize(("step", "tolerance", "unit"), [(0.6, 3, 0.2), (0.1, 0.3, 0.1)])
+def test_a_tolerance_of_whole_steps_holds_wherever_the_organ_is(
+    step, tolerance, unit, dense, monkeypatch
+):
+    monkeypatch.setattr(surfaces, "DENSE", dense)
+    whole = round(step / unit)  # in these units all lengths are whole numbers, and sums exact
+    for length in range(10, 100):
+        first, second = np.zeros((length + 12, 5, 5), bool), np.zeros((length + 12, 5, 5), bool)
+        first[1 : length + 1, 1:4, 1:4] = True
+        shift = round(tolerance / step)
+        second[1 + shift : length + 1 + shift, 1:4, 1:4] = True
+        found = measured(first, second, (step, step, step)).surface_dice(tolerance)
+        exact = measured(first, second, (whole,) * 3).surface_dice(round(tolerance / unit))
+        assert found == pytest.approx(exact)
+        assert exact == 1.0
+
+
 def slow_percentile(values, weights, share):
     """The least distance within which so large a share of the area is."""
     for value in sorted(values):

@@ -33,8 +33,6 @@ from benchmd_ray.scores.overlap import Kinds, Masks, Segmentation, of_labels
 from benchmd_ray.scores.segmentation import scored
 from benchmd_ray.typed import typed
 
-PARTS_OF_A_CASE = ("the reference", "the prediction", "scoring")
-"""What the process is at, for messages where it dies."""
 RESAMPLE = "--resample puts it on the reference's grid by nearest neighbours"
 Bits = npt.NDArray[np.bool_]
 
@@ -304,15 +302,15 @@ def _binary(values: npt.NDArray[np.generic], path: Path) -> Bits:
 
 
 def _owners(segments: Segments, task: Task, path: Path) -> dict[int, int]:
-    """Number of the class of each segment that is of one.
+    """Number of the class of each segment that is of one; a class without a segment is empty.
 
     Raises:
-        RecordError: A class has no segment or several.
+        RecordError: A class has several segments, or none has any.
     """
-    named = task.file_names()
+    named = {_plain(name): own for name, own in task.file_names().items()}
     owners: dict[int, int] = {}
     for segment, label in enumerate(segments.names):
-        name = named.get(label.strip().lower().replace(" ", "_").replace("-", "_"))
+        name = named.get(_plain(label))
         if name is None:
             continue
         number = task.classes.index(name)
@@ -322,6 +320,11 @@ def _owners(segments: Segments, task: Task, path: Path) -> dict[int, int]:
     if not owners:
         raise RecordError(f"{path.name} has no segment that is named as a class of {task.name}")
     return owners
+
+
+def _plain(name: str) -> str:
+    """A name in small letters, its words joined by one sign."""
+    return name.strip().lower().replace(" ", "_").replace("-", "_")
 
 
 if __name__ == "__main__":

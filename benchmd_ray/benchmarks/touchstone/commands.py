@@ -35,7 +35,7 @@ def segment() -> None:
     "--task", "task_name", required=True, metavar="TASK", help="Task, or its card's path."
 )
 @click.option("--out", type=FOLDER, required=True, help="Folder for the scores.")
-@click.option("--name", default="", help="The algorithm's name in tables; else the folder's.")
+@click.option("--name", default="", help="The algorithm's in tables; else the folder's.")
 @click.option(
     "--tolerance",
     default="",
@@ -97,7 +97,7 @@ def score_files(
 
     \b
     benchmd segment score unet/ labels/ --task abdomen9 --labels-layout abdomenatlas --out unet-run
-    benchmd segment score images/ labels/ --task spleen --out run \\
+    benchmd segment score images/ labels/ --task spleen --name theirs --out run \\
         --command "docker run --rm --network none -v /data:/data IMAGE {input} {output}"
     """
     from benchmd_ray.benchmarks.touchstone.files import Asked, score
@@ -105,6 +105,8 @@ def score_files(
     from benchmd_ray.benchmarks.touchstone.tasks import task_named
 
     submission = None
+    if command is not None and not name:
+        raise BenchmdError("--command needs --name: what the algorithm is called in tables.")
     if command is not None:
         submission = Submission(command, seconds, int(memory * 2**30), gpus)
     asked = Asked(

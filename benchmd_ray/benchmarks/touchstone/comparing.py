@@ -11,7 +11,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone import groups as of_groups
 from benchmd_ray.benchmarks.touchstone import two_sets
 from benchmd_ray.benchmarks.touchstone.contests import Family, pairs, ranked
-from benchmd_ray.benchmarks.touchstone.joining import Scores, unequal
+from benchmd_ray.benchmarks.touchstone.joining import Scores, require_comparable, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.summaries import (
     MEAN,
@@ -115,17 +115,13 @@ def compare(
             f"no algorithm takes {seconds_at_most:g} s or less for a volume: raise "
             "--seconds-at-most."
         )
-    if not scores.metrics or not scores.common.any():
-        raise BenchmdError(
-            "the algorithms have no case in common: compare those that were scored on the same "
-            "cases."
-        )
+    require_comparable(scores)
     drawn = {metric: draw(scores, metric, known, resamples) for metric in scores.metrics}
     tests = pairs(scores, drawn, family)
     ranking, shares, taus = ranked(scores, drawn, tests)
     groups, group_pairs, excluded = of_groups.compare_groups(scores, known, scores.metrics[0])
-    others = None if against is None else _other_means(against, resamples)
-    apart = distance(_means(scores, drawn), others or {})
+    others, untold = _other_means(scores, against, resamples)
+    apart = distance(_means(scores, drawn), others)
     return Comparison(
         scores=scores,
         metadata=known,
@@ -151,6 +147,7 @@ def compare(
             *unequal(scores),
             *_said_of_metrics(scores),
             *_said_of_cases(scores, known),
+            *untold,
         ),
     )
 
@@ -183,15 +180,25 @@ def _means(scores: Scores, drawn: Mapping[str, Drawn]) -> dict[tuple[str, str], 
 
 
 def _other_means(
-    against: Scores | Mapping[tuple[str, str], Means], resamples: int
-) -> Mapping[tuple[str, str], Means]:
+    scores: Scores, against: Scores | Mapping[tuple[str, str], Means] | None, resamples: int
+) -> tuple[Mapping[tuple[str, str], Means], list[str]]:
+    """Means of the other test set that can be compared, and notes on what cannot."""
     if not isinstance(against, Scores):
-        return against
+        return against or {}, []
+    said = [
+        f"other test set: {scores.title(metric)} here and {against.title(metric)} there are not "
+        "compared."
+        for metric in scores.metrics
+        if metric in against.metrics and scores.title(metric) != against.title(metric)
+    ]
+    alike = [metric for metric in against.metrics if against.title(metric) == scores.title(metric)]
     # another seed: the two sets are drawn independently of each other
-    drawn = {
-        metric: draw(against, metric, Metadata(), resamples, seed=1) for metric in against.metrics
-    }
-    return _means(against, drawn)
+    drawn = {metric: draw(against, metric, Metadata(), resamples, seed=1) for metric in alike}
+    means = _means(against, drawn)
+    if set(scores.classes) != set(against.classes):
+        said.append("other test set: it has other classes, so that averages are not compared.")
+        means = {key: one for key, one in means.items() if key[1] != MEAN}
+    return means, said
 
 
 def _said_of_metrics(scores: Scores) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -178,6 +177,7 @@ def _require_layouts(asked: Asked, cases: Mapping[str, _Case]) -> None:
     )
     for option, side, name in sides:
         needed = any(getattr(one, side).needs_layout for one in cases.values())
+        needed |= option == "predictions" and asked.submission is not None  # nobody has seen it
         if asked.task.layout(name) is None and needed:
             raise BenchmdError(
                 f"the {option} are files with labels of all classes, and layouts of "
@@ -190,7 +190,7 @@ def _plan(asked: Asked) -> dict[str, Any]:
     """All that scores depend on, but the files themselves."""
     versions = {name: module.VERSION for name, module in _READERS.items()}
     return {
-        "algorithm": asked.name or re.sub(r"(\.nii)?\.\w+$", "", asked.predictions.name),
+        "algorithm": asked.name or stem_of(asked.predictions),
         "task": digest(asdict(asked.task)),
         "tolerance": asked.task.tolerances(asked.tolerance),
         "layouts": list(asked.layouts),

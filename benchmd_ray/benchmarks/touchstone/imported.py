@@ -108,6 +108,12 @@ def _algorithm(folder: Path) -> AlgorithmScores:
         if {*map(str, table)} != {*classes}:
             differ = ", ".join(sorted({*map(str, table)} ^ {*classes}))
             raise BenchmdError(f"{folder / metric}.csv has other classes than dsc.csv: {differ}.")
+        differing = table.index.symmetric_difference(tables["dsc"].index)
+        if len(differing):
+            raise BenchmdError(
+                f"{folder / metric}.csv and dsc.csv differ in {count_of(len(differing), 'case')}, "
+                f"such as {shown(differing[0])}: expected the same cases in both."
+            )
     rows = pd.concat([_long(table, metric) for metric, table in tables.items()], axis=1)
     rows = rows.reset_index().assign(algorithm=known.title)
     empty = {name: math.nan for name in SCHEMA.names if name not in rows}
@@ -164,14 +170,20 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
     return pd.DataFrame(content, index=cases)
 
 
-def read_lines(path: Path, delimiter: str = ",") -> list[list[str]]:
+def read_lines(path: Path, delimiters: str = ",") -> list[list[str]]:
     """Cells of a text table, UTF-8 with or without a byte-order mark.
+
+    Args:
+        path: The file.
+        delimiters: Of these the one that the first line has most of.
 
     Raises:
         BenchmdError: It cannot be read or is too large.
     """
     try:
         content = read_bounded(path, MAX_BYTES, "the table").decode("utf-8-sig")
+        first = content.partition("\n")[0]
+        delimiter = max(delimiters, key=first.count)
         return list(csv.reader(io.StringIO(content), delimiter=delimiter, strict=True))
     except RecordError as error:
         raise BenchmdError(f"{path}: {error}.") from error

@@ -23,6 +23,8 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 METRICS = ("dsc", "nsd")
 """Metrics with means, the first decides where one is needed."""
+SAME_VOLUME = 1e-6
+"""Share by which the volumes of one reference may differ: they are computed alike."""
 MOST_NAMED = 5
 """Names that a message lists."""
 
@@ -163,7 +165,28 @@ def joined(each: Sequence[AlgorithmScores]) -> Scores:
         [one.rows[SCHEMA.names].assign(algorithm=one.name) for one in each],
         ignore_index=True,
     )
+    _require_one_reference(rows, seen)
     return Scores(first.task, first.classes, tuple(seen), rows, seen)
+
+
+def require_comparable(scores: Scores) -> None:
+    """Refuse algorithms that share no case, or of which one has no score.
+
+    Raises:
+        BenchmdError: The message names them.
+    """
+    if not scores.common.any():
+        raise BenchmdError(
+            f"{', '.join(scores.algorithms)} have no case in common: compare those that were "
+            "scored on the same cases."
+        )
+    if not scores.metrics:
+        counts = scores.rows.groupby("algorithm")[METRICS[0]].count()
+        without = [name for name in scores.algorithms if not counts[name]]
+        raise BenchmdError(
+            f"{_some(without)}: no case has a {METRICS[0].upper()}, as no reference has any of the "
+            "classes: exclude it."
+        )
 
 
 def _require_sound(one: AlgorithmScores) -> None:
@@ -211,6 +234,22 @@ def _require_alike(first: AlgorithmScores, one: AlgorithmScores) -> None:
                 f"{pair} have NSD of {name} at other tolerances ({_mm(mine[name])} and "
                 f"{_mm(other[name])}): such numbers cannot be compared, score one again."
             )
+
+
+def _require_one_reference(rows: pd.DataFrame, seen: Mapping[str, AlgorithmScores]) -> None:
+    """Refuse scores against other references, such as corrected ones, by the organs' volumes."""
+    known = rows[rows["volume_ref_ml"].notna()]
+    volumes = known.groupby(["case", "class"])["volume_ref_ml"]
+    low, high = volumes.min(), volumes.max()
+    if (apart := (high - low > SAME_VOLUME * high)).any():
+        case, name = apart[apart].index[0]
+        held = known[(known["case"] == case) & (known["class"] == name)].set_index("algorithm")
+        first, other = held["volume_ref_ml"].idxmin(), held["volume_ref_ml"].idxmax()
+        raise BenchmdError(
+            f"{seen[first].source} and {seen[other].source} were scored against two references: "
+            f"{name} of {case} has {low[case, name]:g} mL and {high[case, name]:g} mL, and "
+            f"{count_of(int(apart.sum()), 'volume')} differ. Score one again."
+        )
 
 
 def _tolerances(one: AlgorithmScores) -> dict[str, Floats]:

@@ -82,6 +82,8 @@ class Geometry:
         turned = np.abs(np.array(self.direction) - np.array(expected.direction))
         if turned.max() > DIRECTION_TOLERANCE:
             own, other = axes_of(self.direction), axes_of(expected.direction)
+            if own == other:
+                own, other = (_listed(each.direction) for each in (self, expected))
             said.append(f"axes {own}, expected {other}")
         moved = np.abs(np.array(self.origin) - np.array(expected.origin))
         if moved.max() > ORIGIN_TOLERANCE:
@@ -168,6 +170,11 @@ def claimed(path: Path) -> tuple[int, int]:
 
     Reading will say why.
     """
+    voxels, each = _claimed(path)
+    return (voxels, each) if 0 < voxels <= MAX_VOXELS else (0, 0)
+
+
+def _claimed(path: Path) -> tuple[int, int]:
     try:
         if path.is_dir():
             files = slices_of(path)
@@ -263,7 +270,8 @@ def _of_nifti(path: Path, *, packed: bool) -> tuple[int, int]:
         header = stream.read(HEADER_BYTES)
     order = "<" if header[:4] == struct.pack("<i", HEADER_BYTES) else ">"
     (kind,) = struct.unpack(f"{order}h", header[70:72])
-    return math.prod(struct.unpack(f"{order}3h", header[42:48])), TYPES.get(kind, 0)
+    extents = struct.unpack(f"{order}3h", header[42:48])
+    return math.prod(extents) if min(extents) > 0 else 0, TYPES.get(kind, 0)
 
 
 def _require_nrrd(path: Path) -> None:

@@ -28,7 +28,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
 """What groups are made by, and the columns that may say it."""
 SPLIT = "split"
 SEXES = {"m": "male", "male": "male", "f": "female", "female": "female"}
-MISSING = ("", "nan", "na", "n/a", "none", "unknown")
+MISSING = ("", "nan", "na", "n/a", "unknown")
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,7 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
     Raises:
         BenchmdError: It is no such table, a case is there twice, or an age is not a number.
     """
-    first = read_lines(path, "\0")
-    delimiter = max(",;\t", key=lambda mark: first[0][0].count(mark)) if first and first[0] else ","
-    lines = [line for line in read_lines(path, delimiter) if line]
+    lines = [line for line in read_lines(path, ",;\t") if line]
     head = [name.strip().lower() for name in lines[0]] if lines else []
     key = next((name for name in CASE if name in head), "")
     if not key:
@@ -73,14 +71,16 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
             f"{path}: its columns are {', '.join(head) or 'none'}; expected one that names the "
             f"case ({', '.join(CASE)})."
         )
+    if twice := sorted({name for name in head if head.count(name) > 1}):
+        raise BenchmdError(f"{path}: the column {shown(twice[0])} is there twice: keep one.")
     for number, line in enumerate(lines, 1):
         if len(line) != len(head):
             raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
     columns = {name: [line[place].strip() for line in lines[1:]] for place, name in enumerate(head)}
     cases = columns[key]
     if len(set(cases)) < len(cases):
-        twice = next(case for case in cases if cases.count(case) > 1)
-        raise BenchmdError(f"{path}: the case {shown(twice)} is there twice: keep one row of each.")
+        both = next(case for case in cases if cases.count(case) > 1)
+        raise BenchmdError(f"{path}: the case {shown(both)} is there twice: keep one row of each.")
     return Metadata(
         str(path),
         _labels(path, columns, cases, also),

@@ -14,10 +14,11 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.cases import MANIFEST, read_manifest
 from benchmd_ray.benchmarks.touchstone.contests import pairs, ranked
-from benchmd_ray.benchmarks.touchstone.joining import Scores
+from benchmd_ray.benchmarks.touchstone.joining import Scores, require_comparable
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.scored import read_scores
 from benchmd_ray.benchmarks.touchstone.summaries import cells, draw
+from benchmd_ray.errors import BenchmdError
 
 NAMED = "BENCHMD_SCORES"
 """Folders of score runs, or of released CSVs, separated as in ``PATH``."""
@@ -35,7 +36,14 @@ def named_rows() -> pd.DataFrame:
         BenchmdError: A folder cannot be read, or scores of one task cannot be compared.
     """
     folders = [Path(name) for name in os.environ.get(NAMED, "").split(os.pathsep) if name]
-    parts = [score_rows(task, scores) for task, scores in _by_task(folders)]
+    found = list(_by_task(folders))
+    names = [name for name, _ in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BenchmdError(
+            f"{NAMED} has two test sets named {twice[0]}: rename the folder of one, or name one of "
+            "the two."
+        )
+    parts = [score_rows(task, scores) for task, scores in found]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -60,6 +68,7 @@ def score_rows(dataset: str, scores: Scores) -> pd.DataFrame:
         dataset: What the test set is called.
         scores: Of its algorithms.
     """
+    require_comparable(scores)
     drawn = {metric: draw(scores, metric, Metadata(), RESAMPLES) for metric in scores.metrics}
     titles = {metric: scores.title(metric) for metric in scores.metrics}
     held = cells(scores, drawn)

@@ -135,8 +135,8 @@ def _cells(scores: Scores, drawn: Mapping[str, Drawn]) -> Iterator[dict[str, Any
             sizes = [len(v) for v in held]
             rows = zip(
                 (*scores.classes, MEAN),
-                (*means, float(np.mean(means))),
-                (*sds, float(np.mean(sds))),
+                (*means, float(_over(np.array(means)))),
+                (*sds, float(_over(np.array(sds)))),
                 (*sizes, int((~np.isnan(own[:, a])).any(axis=1).sum())),
                 strict=True,
             )

@@ -6,6 +6,7 @@ named by the path of its card.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +85,7 @@ class Task:
             _require_known(name, preset.classes, own)
         positive = [self.tolerance, *(p.default for p in self.presets.values())]
         positive += [value for p in self.presets.values() for value in p.classes.values()]
-        if min(positive) <= 0:
+        if not all(0 < value < math.inf for value in positive):
             raise FieldError("tolerance", "tolerances are lengths above 0 mm.")
 
     def file_names(self) -> dict[str, str]:
