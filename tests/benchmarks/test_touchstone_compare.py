@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,16 @@ from benchmd_ray.benchmarks.touchstone import report
 from benchmd_ray.benchmarks.touchstone.commands import compare_scores
 from benchmd_ray.benchmarks.touchstone.comparing import compare
 from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, RAW, organs
-from benchmd_ray.benchmarks.touchstone.joining import Masks, joined
+from benchmd_ray.benchmarks.touchstone.joining import joined
+from benchmd_ray.benchmarks.touchstone.masks import Geometry, Labels
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
+from benchmd_ray.benchmarks.touchstone.planes import centre, cut
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
 from benchmd_ray.benchmarks.touchstone.report_groups import group_tests_frame
 from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
 from benchmd_ray.benchmarks.touchstone.report_rows import algorithms
 from benchmd_ray.benchmarks.touchstone.report_rows import draw as draw_rows
-from benchmd_ray.benchmarks.touchstone.report_slices import centre, draw_planes
+from benchmd_ray.benchmarks.touchstone.report_slices import draw_planes
 from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, NAMED, OWN, named_rows
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, agreement
 from benchmd_ray.cli import main
@@ -34,6 +37,7 @@ from benchmd_ray.results.report.figures_parts import Report, Skipped, Titled
 from benchmd_ray.results.report.rows import whole_rows
 from benchmd_ray.results.report.table import plain
 from benchmd_ray.scores.comparison import holm
+from benchmd_ray.scores.overlap import of_labels
 
 
 @pytest.fixture(scope="module")
@@ -272,18 +276,36 @@ def test_another_test_set_is_compared_algorithm_by_algorithm(one):
 
 
 def test_a_box_of_masks_is_drawn_in_three_planes_through_the_references_centre():
-    reference = np.zeros((12, 20, 30), bool)
-    reference[3:9, 5:15, 10:20] = True
+    reference = np.zeros((12, 20, 30), np.uint8)
+    reference[3:9, 5:15, 10:20] = 1
     prediction = np.roll(reference, 2, axis=2)
-    assert centre(reference) in [(5, y, x) for y in (9, 10) for x in (14, 15)]
+    assert centre(reference > 0) in [(5, y, x) for y in (9, 10) for x in (14, 15)]
+    grid = Geometry(reference.shape, (5.0, 1.0, 1.0), (0, 0, 0), (1, 0, 0, 0, 1, 0, 0, 0, 1))
+    sides = [of_labels(mask, {1: 0}, 1) for mask in (reference, prediction)]
     figure = Figure()
     axes = figure.subplots(1, 3)
-    draw_planes(axes, Masks(reference, prediction, (5.0, 1.0, 1.0)), np.zeros(reference.shape))
+    draw_planes(axes, cut(*sides, grid, 0, Labels(np.zeros(reference.shape), grid)))
     figure.canvas.draw()
     contours = [len(each.collections) for each in axes]
     assert contours == [3, 3, 3]  # the image, the reference, the prediction
-    hollow = Masks(reference, np.zeros_like(reference), (5.0, 1.0, 1.0))
+    hollow = cut(sides[0], of_labels(np.zeros_like(reference), {1: 0}, 1), grid, 0)
     draw_planes(figure.subplots(1, 3), hollow)
+
+
+@pytest.mark.parametrize(("air", "window"), [(-1000, (-160.0, 240.0)), (0, (5.0, 495.0))])
+def test_an_image_is_shown_as_ct_where_it_has_air_else_by_its_own_values(air, window):
+    mask = np.zeros((1, 1, 511), np.uint8)
+    mask[..., 10:511] = 1
+    values = np.full(mask.shape, air, np.int16)
+    values[..., 10:511] = np.arange(501)
+    grid = Geometry(mask.shape, (1.0, 1.0, 99.0), (0, 0, 0), (1, 0, 0, 0, 1, 0, 0, 0, 1))
+    side = of_labels(mask, {1: 0}, 1)
+    found = cut(side, side, grid, 0, Labels(values, grid))
+    assert found.window == pytest.approx(window, abs=2)
+    other = replace(grid, spacing=(1.0, 1.0, 2.0))
+    unlike = cut(side, side, grid, 0, Labels(values, other))
+    assert "spacing 1 × 1 × 2 mm, expected 1 × 1 × 99 mm" in unlike.note
+    assert all(plane.image is None for plane in unlike.each)
 
 
 def test_worst_cases_are_those_of_the_lowest_mean_over_algorithms(one):
@@ -299,6 +321,8 @@ def test_the_folder_has_page_tables_and_figures_and_nothing_of_before(tmp_path):
     one = compare(simulated(classes=("liver",)), resamples=50)
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "map-old.png").write_bytes(b"")
+    (tmp_path / "figures" / "own.png").write_bytes(b"the user's")
+    (tmp_path / "figures" / "figures.json").write_text('["map-old.png", "../own.png", 1]')
     (tmp_path / "speed.tex").write_text("old")
     said = write_comparison(one, tmp_path)
     page = (tmp_path / "comparison.html").read_text("utf-8")
@@ -308,6 +332,7 @@ def test_the_folder_has_page_tables_and_figures_and_nothing_of_before(tmp_path):
     pictures = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {"map-dsc-liver.png", "dots-dsc.svg", "blob-dsc.png", "tau-dsc.png"} <= pictures
     assert "map-old.png" not in pictures
+    assert "own.png" in pictures
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)  # it needs nothing else
     assert "without masks" in " ".join(said)
     text = (tmp_path / "published.md").read_text("utf-8")

@@ -3,14 +3,15 @@
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import SimpleITK
 from touchstone_scores import algorithm
 
-from benchmd_ray.benchmarks.touchstone.cases import Manifest, write_scored
+from benchmd_ray.benchmarks.touchstone.cases import Manifest, read_manifest, write_scored
 from benchmd_ray.benchmarks.touchstone.comparing import compare
 from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
-from benchmd_ray.benchmarks.touchstone.scored import read_image, read_scores
+from benchmd_ray.benchmarks.touchstone.scored import read_scores
 from benchmd_ray.benchmarks.touchstone.tasks import task_named
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.figures_parts import Skipped, Titled
@@ -57,14 +58,14 @@ def run(folder, name, *, moved=0, turned=False, **changes):
         volume_pred_ml=both,
     ).rows
     manifest = Manifest(
-        task="hippocampus",
+        task=TASK,
         algorithm=name,
-        classes=TASK.classes,
         tolerance=dict.fromkeys(TASK.classes, 1.0),
         scorer="1",
-        identity="1",
         predictions=str(folder / name),
         labels=str(folder / "labels"),
+        layouts=("", ""),
+        resample=False,
         scores="",
     )
     write_scored(folder / f"run-{name}", rows.to_dict("records"), replace(manifest, **changes))
@@ -86,7 +87,7 @@ def test_runs_are_compared_under_their_algorithms_names(tmp_path):
     ("changes", "message"),
     [
         ({"scorer": "2"}, "were scored by two versions of the scorer"),
-        ({"task": "spleen"}, "are of two tasks, hippocampus and spleen"),
+        ({"task": replace(TASK, name="spleen")}, "are of two tasks, hippocampus and spleen"),
         ({"algorithm": "one"}, "have one display name, one"),
     ],
 )
@@ -101,25 +102,55 @@ def test_an_unfinished_run_is_refused(tmp_path):
         read_scores([tmp_path])
 
 
+def spans(mask):
+    """First and last row and column."""
+    return [tuple(np.flatnonzero(mask.any(axis=axis))[[0, -1]].tolist()) for axis in (1, 0)]
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_worst_cases_are_drawn_the_way_the_patient_lies(tmp_path, turned):
     scores = read_scores([run(tmp_path, "far", moved=3, turned=turned)])
-    masks = scores.by_name["far"].masks("s0000", "anterior")
-    assert masks.spacing == SPACING
-    np.testing.assert_array_equal(masks.reference, box(1) == 1)
-    np.testing.assert_array_equal(masks.prediction, box(1, moved=3) == 1)
     image = np.arange(np.prod(SHAPE), dtype=np.int16).reshape(SHAPE)
-    write_volume(tmp_path / "images" / "s0000.nii.gz", image, turned)
-    np.testing.assert_array_equal(read_image(tmp_path / "images", "s0000"), image)
-    assert read_image(tmp_path / "images", "s0001") is None
-    drawn = list(draw_slices(compare(scores, resamples=10), lambda case: image.astype(float)))
+    path = tmp_path / "images" / "s0000.nii.gz"
+    write_volume(path, image, turned)
+    planes = scores.by_name["far"].planes("s0000", "anterior", path)
+    axial, coronal, sagittal = planes.each  # the margin takes in the whole small volume
+    assert [each.steps for each in planes.each] == [(1.5, 1.0), (3.0, 1.0), (3.0, 1.5)]
+    for plane, mask, own in (
+        (axial, box(1)[2], image[2]),
+        (coronal, box(1)[:, 4], image[:, 4]),
+        (sagittal, box(1)[:, :, 6], image[:, :, 6]),
+    ):
+        np.testing.assert_array_equal(plane.reference, mask == 1)
+        np.testing.assert_array_equal(plane.image, own)
+    assert spans(axial.prediction) == [(3, 5), (7, 11)]
+    drawn = list(draw_slices(compare(scores, resamples=10), {"s0000": path}))
     assert [type(each) for each in drawn] == [Titled, Titled]
     assert drawn[0].title == "Worst cases of anterior: DSC from 40 % (s0000)"
+
+
+def test_a_picture_goes_without_an_image_that_cannot_be_read_and_says_so(tmp_path):
+    scores = read_scores([run(tmp_path, "far", moved=3)])
+    (tmp_path / "broken.nii.gz").write_bytes(b"no image")
+    drawn = list(draw_slices(compare(scores, resamples=10), {"s0000": tmp_path / "broken.nii.gz"}))
+    reasons = [each.reason for each in drawn if isinstance(each, Skipped)]
+    assert len([each for each in drawn if isinstance(each, Titled)]) == 2
+    assert "s0000: no image, s0000 cannot be drawn: broken.nii.gz" in reasons[0]
 
 
 def test_files_that_were_changed_after_scoring_are_not_drawn(tmp_path):
     scores = read_scores([run(tmp_path, "far", moved=3)])
     write_volume(tmp_path / "far" / "s0000.nii.gz", np.ones(SHAPE, np.uint8))
-    drawn = list(draw_slices(compare(scores, resamples=10)))
+    drawn = list(draw_slices(compare(scores, resamples=10), {}))
     assert all(isinstance(each, Skipped) for each in drawn)
-    assert "is not what was scored" in drawn[0].reason
+    assert "are not what was scored" in drawn[0].reason
+
+
+def test_runs_against_two_references_are_refused(tmp_path):
+    runs = [run(tmp_path, "one"), run(tmp_path, "two")]
+    table = pq.read_table(runs[1] / "scores.parquet").to_pandas()
+    table["volume_ref_ml"] *= 1.01
+    manifest = read_manifest(runs[1])
+    write_scored(runs[1], table.to_dict("records"), manifest)
+    with pytest.raises(BenchmdError, match="were scored against two references: anterior of s0000"):
+        read_scores(runs)

@@ -50,7 +50,7 @@ def test_a_run_has_a_row_for_each_case_and_class(tmp_path, here):
     assert frame["seconds"].isna().all()
     manifest = read_manifest(tmp_path / "run")
     assert manifest == outcome.manifest
-    assert (manifest.task, manifest.tolerance) == ("two", {"near": 1.5, "far": 1.5})
+    assert (manifest.task.name, manifest.tolerance) == ("two", {"near": 1.5, "far": 1.5})
     assert manifest.quarantined == 0
     assert not (tmp_path / "run" / "parts").exists()
 

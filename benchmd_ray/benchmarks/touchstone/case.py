@@ -26,6 +26,7 @@ from benchmd_ray.benchmarks.touchstone.masks import (
     resampled,
     suffix_of,
 )
+from benchmd_ray.benchmarks.touchstone.planes import Planes, cut, packed
 from benchmd_ray.benchmarks.touchstone.tasks import LARGEST_LABEL, Layout, Task
 from benchmd_ray.data.apart import begin, serve
 from benchmd_ray.data.records import RecordError
@@ -59,16 +60,20 @@ class Source:
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Scores of a case.
+    """Scores of a case, or planes of it for a picture.
 
     Args:
-        request: ``task`` (its content), ``tolerances`` by class, ``reference`` and ``prediction``
-            (`Files`), ``layouts`` (the names of theirs), ``resample``.
+        request: ``task`` (its content), ``reference`` and ``prediction`` (`Files`), ``layouts``
+            (the names of theirs), ``resample``; for scores ``tolerances`` by class, for planes the
+            class to ``draw`` and an ``image``, the path of one or nothing.
 
     Returns:
-        ``rows``, one for each class, and ``notes``; or ``fault``, why there are none.
+        ``rows``, one for each class, and ``notes``; or `planes.packed`; or ``fault``, why there are
+        none.
     """
     try:
+        if "draw" in request:
+            return packed(_drawn(request))
         rows, notes = score_case(request)
         return {"rows": rows, "notes": asdict(notes)}, b""
     except MemoryError:
@@ -88,8 +93,30 @@ def score_case(request: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Notes]
         RecordError: A file is missing, damaged or not what the task expects, or both sides are on
             different grids.
     """
-    task: Task = typed(Task, request["task"], "the task")
     notes = Notes()
+    task, own, other, grid = _both(request, notes)
+    begin(2)
+    tolerances = [request["tolerances"][name] for name in task.classes]
+    scores = scored(own, other, grid.spacing, tolerances)
+    rows = [
+        {"class": name, "tolerance": tolerance, **asdict(one)}
+        for name, tolerance, one in zip(task.classes, tolerances, scores, strict=True)
+    ]
+    return rows, notes
+
+
+def _drawn(request: Mapping[str, Any]) -> Planes:
+    task, own, other, grid = _both(request, Notes())
+    begin(2)
+    image = _read(Path(request["image"])) if request["image"] else None
+    return cut(own, other, grid, task.classes.index(request["draw"]), image)
+
+
+def _both(
+    request: Mapping[str, Any], notes: Notes
+) -> tuple[Task, Segmentation, Segmentation, Geometry]:
+    """The task, reference and prediction, and the grid that they are on."""
+    task: Task = typed(Task, request["task"], "the task")
     sides = []
     for place, side in enumerate(("reference", "prediction")):
         begin(place)
@@ -103,14 +130,7 @@ def score_case(request: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Notes]
     begin(1)
     other = prediction.on(grid)
     notes.overlapping = other.overlapping
-    begin(2)
-    tolerances = [request["tolerances"][name] for name in task.classes]
-    scores = scored(own, other, grid.spacing, tolerances)
-    rows = [
-        {"class": name, "tolerance": tolerance, **asdict(one)}
-        for name, tolerance, one in zip(task.classes, tolerances, scores, strict=True)
-    ]
-    return rows, notes
+    return task, own, other, grid
 
 
 def _grid(reference: Source, prediction: Source) -> Geometry:

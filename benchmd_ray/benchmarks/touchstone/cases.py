@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.files import replacing, sha256, write_json
 from benchmd_ray.integrity import Damaged
@@ -23,7 +24,7 @@ from benchmd_ray.typed import typed
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 1
+FORMAT = 2
 SCORES, MANIFEST, QUARANTINE = "scores.parquet", "manifest.json", "quarantine.json"
 """Files of a score run; the manifest is written last."""
 MAX_MANIFEST_BYTES = 2**26
@@ -49,20 +50,22 @@ SCHEMA = pa.schema(
 class Manifest:
     """What a score run says of itself."""
 
-    task: str
+    task: Task
+    """What was scored."""
     algorithm: str
     """Its name in tables."""
-    classes: tuple[str, ...]
     tolerance: dict[str, float]
     """mm, of each class's surface Dice."""
     scorer: str
     """Digest of the versions of what scores: scores of two are not compared."""
-    identity: str
-    """Digest of the task's card, tolerances, layouts and all else that scores depend on."""
     predictions: str
-    """Folder of the predictions."""
+    """Folder of the predictions, or one file."""
     labels: str
-    """Folder of the references."""
+    """Folder of the references, or one file."""
+    layouts: tuple[str, str]
+    """Of references and predictions."""
+    resample: bool
+    """Whether predictions were put on the references' grids."""
     scores: str
     """SHA-256 of `SCORES`."""
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)

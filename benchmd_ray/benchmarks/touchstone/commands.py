@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,13 +130,13 @@ def _print(outcome: Outcome, out: Path) -> None:
     from benchmd_ray.errors import count_of
 
     manifest, frame = outcome.manifest, read_scored(out)
-    width = max(len("class"), *map(len, manifest.classes))
+    width = max(len("class"), *map(len, manifest.task.classes))
     click.echo(
-        f"{manifest.algorithm}, {manifest.task}, {count_of(len(manifest.cases), 'case')}; n: cases "
-        "whose reference has the class"
+        f"{manifest.algorithm}, {manifest.task.name}, {count_of(len(manifest.cases), 'case')}; n: "
+        "cases whose reference has the class"
     )
     click.echo(f"{'class':{width}}     n    DSC    NSD        HD95 median  missed  spurious")
-    for name in manifest.classes:
+    for name in manifest.task.classes:
         own = frame[frame["class"] == name]
         there = own[own["code"].isin(["both", "missed"])]
         counts = own["code"].value_counts()
@@ -238,9 +237,10 @@ def compare_scores(
     """
     from benchmd_ray.benchmarks.touchstone import report
     from benchmd_ray.benchmarks.touchstone.comparing import compare
+    from benchmd_ray.benchmarks.touchstone.layouts import images_of
     from benchmd_ray.benchmarks.touchstone.metadata import read_metadata
     from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
-    from benchmd_ray.benchmarks.touchstone.scored import read_against, read_image, read_scores
+    from benchmd_ray.benchmarks.touchstone.scored import read_against, read_scores
 
     if also and metadata is None:
         raise BenchmdError("--group names a column of the metadata: give --metadata, too.")
@@ -258,6 +258,6 @@ def compare_scores(
     click.echo()
     for note in one.notes:
         click.echo(note)
-    image = partial(read_image, images) if images else None
-    for line in write_comparison(one, out, image, figures=figures):
+    pictures = images_of(images) if images else {}
+    for line in write_comparison(one, out, pictures, figures=figures):
         click.echo(line)

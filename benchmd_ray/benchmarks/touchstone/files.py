@@ -327,14 +327,14 @@ def _manifest(
     with_network = [name for name, one in scored.items() if not one.get("without_network", True)]
     predictions = asked.out / PREDICTIONS if asked.submission else asked.predictions
     return Manifest(
-        task=asked.task.name,
+        task=asked.task,
         algorithm=plan["algorithm"],
-        classes=asked.task.classes,
         tolerance=plan["tolerance"],
         scorer=plan["scorer"],
-        identity=digest(plan),
         predictions=str(predictions),
         labels=str(asked.labels),
+        layouts=asked.layouts,
+        resample=asked.resample,
         scores="",
         cases=scored,
         quarantined=len(done) - len(scored),

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.cases import SCHEMA
 from benchmd_ray.errors import BenchmdError, count_of, shown
+
+if TYPE_CHECKING:
+    from benchmd_ray.benchmarks.touchstone.planes import Planes
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -27,17 +31,6 @@ SAME_VOLUME = 1e-6
 """Share by which the volumes of one reference may differ: they are computed alike."""
 MOST_NAMED = 5
 """Names that a message lists."""
-
-
-class Masks(NamedTuple):
-    """One class of one case."""
-
-    reference: Bools
-    """(z, y, x)."""
-    prediction: Bools
-    """(z, y, x)."""
-    spacing: tuple[float, float, float]
-    """mm, of z, y and x."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +50,8 @@ class AlgorithmScores:
     """Data of an earlier training, as its card declares it."""
     notes: tuple[str, ...] = ()
     """What a reader must know, such as cases without scores."""
-    masks: Callable[[str, str], Masks] | None = None
-    """From case and class to masks, where there are any."""
+    planes: Callable[[str, str, Path | None], Planes] | None = None
+    """From case, class and the path of an image to planes of masks, where there are any."""
 
 
 @dataclass(frozen=True, eq=False)

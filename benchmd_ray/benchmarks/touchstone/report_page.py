@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -11,8 +13,8 @@ from benchmd_ray.benchmarks.touchstone import report
 from benchmd_ray.benchmarks.touchstone.comparing import VERSION, Comparison
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
 from benchmd_ray.benchmarks.touchstone.report_parts import RESULTS
-from benchmd_ray.benchmarks.touchstone.report_slices import Image, draw_slices
-from benchmd_ray.files import replacing
+from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
+from benchmd_ray.files import remove, replacing, write_json
 from benchmd_ray.progress import progress
 from benchmd_ray.results.canvas import styled, write
 from benchmd_ray.results.report.document import (
@@ -29,6 +31,9 @@ from benchmd_ray.results.report.table_files import write_declared
 
 NAME = "comparison.html"
 FIGURES = "figures"
+LISTED, FIGURE = "figures.json", r"[\w-]+\.(png|svg)"
+"""Names of the figures that are a comparison's, and what such a name is like."""
+MAX_LISTED_BYTES = 2**20
 LEAD = (
     "Algorithms compared by their scores of single cases, after Touchstone (Bassi, Li et al. "
     "2024). Ranks, tests and intervals use the cases that all of them have; the published way of "
@@ -79,7 +84,7 @@ WORDS = (
 def write_comparison(
     one: Comparison,
     folder: Path,
-    image: Callable[[str], Image | None] | None = None,
+    images: Mapping[str, Path] | None = None,
     *,
     figures: bool = True,
 ) -> list[str]:
@@ -88,14 +93,14 @@ def write_comparison(
     Args:
         one: The comparison.
         folder: For all of it.
-        image: From a case to its image, for pictures of worst cases.
+        images: Paths of images by case, for pictures of worst cases.
         figures: Whether figures are drawn.
 
     Returns:
         What was written and what was not, for the terminal.
     """
     with styled():
-        drawn = [*draw(one), *draw_slices(one, image)] if figures else []
+        drawn = [*draw(one), *draw_slices(one, images or {})] if figures else []
     titled = [each for each in drawn if isinstance(each, Titled)]
     _write_figures(titled, folder / FIGURES)
     tables = write_declared(report.TABLES, one, folder, main=report.MAIN, notes=one.notes)
@@ -112,18 +117,30 @@ def write_comparison(
 
 
 def _write_figures(figures: Sequence[Titled], folder: Path) -> None:
-    """Write figures; those of an earlier comparison do not stay among them."""
-    kept = {f"{each.name}.{kind}" for each in figures for kind in ("png", "svg")}
-    for path in folder.glob("*.*") if folder.is_dir() else ():
-        if path.suffix in (".png", ".svg") and path.name not in kept:
-            path.unlink()
+    """Write figures; those of an earlier comparison do not stay among them, and all else does."""
+    for name in _before(folder / LISTED):
+        (folder / name).unlink(missing_ok=True)
     if not figures:
+        remove(folder / LISTED)
         return
+    names = [f"{each.name}.{kind}" for each in figures for kind in ("png", "svg")]
+    write_json(folder / LISTED, names)
     display = progress("figures", len(figures), "figures")
     for number, each in enumerate(figures, 1):
         write(each.figure, folder, each.name)
         display.update(number)
     display.close()
+
+
+def _before(path: Path) -> list[str]:
+    """Names of an earlier comparison's figures; none where the list cannot be read."""
+    if not path.is_file() or path.stat().st_size > MAX_LISTED_BYTES:
+        return []
+    with suppress(ValueError, RecursionError):
+        names = json.loads(path.read_bytes())
+        if isinstance(names, list):
+            return [n for n in names if isinstance(n, str) and re.fullmatch(FIGURE, n)]
+    return []
 
 
 def page(one: Comparison, figures: Sequence[Titled]) -> str:

@@ -52,7 +52,7 @@ def _by_task(folders: list[Path]) -> Iterator[tuple[str, Scores]]:
     runs: dict[str, list[Path]] = {}
     for folder in folders:
         if (folder / MANIFEST).is_file():
-            runs.setdefault(read_manifest(folder).task, []).append(folder)
+            runs.setdefault(read_manifest(folder).task.name, []).append(folder)
         else:
             yield folder.name, read_scores((), folder)
     for task, held in runs.items():

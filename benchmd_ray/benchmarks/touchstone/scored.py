@@ -1,14 +1,14 @@
-"""Score runs and released scores as algorithms to compare, with the masks of runs for pictures."""
+"""Score runs and released scores as algorithms to compare; planes of runs' masks for pictures."""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmd_ray.benchmarks.touchstone.cases import Manifest, read_manifest, read_scored
 from benchmd_ray.benchmarks.touchstone.imported import (
@@ -16,23 +16,20 @@ from benchmd_ray.benchmarks.touchstone.imported import (
     algorithms,
     read_csv_folder,
 )
-from benchmd_ray.benchmarks.touchstone.joining import AlgorithmScores, Masks, Scores, joined
-from benchmd_ray.benchmarks.touchstone.layouts import IMAGES, Files, cases_of
-from benchmd_ray.benchmarks.touchstone.masks import (
-    SUFFIXES,
-    Geometry,
-    Labels,
-    read_labels,
-    resampled,
+from benchmd_ray.benchmarks.touchstone.joining import (
+    SAME_VOLUME,
+    AlgorithmScores,
+    Scores,
+    joined,
 )
-from benchmd_ray.benchmarks.touchstone.tasks import task_named
+from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of
+from benchmd_ray.benchmarks.touchstone.planes import Planes, unpacked
+from benchmd_ray.benchmarks.touchstone.scoring import PARTS, PROCESS
+from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, read_means
-from benchmd_ray.data.records import RecordError
+from benchmd_ray.data.apart import Died
 from benchmd_ray.errors import BenchmdError, count_of
-
-T = TypeVar("T", bound=np.generic)
-SAME_VOLUME = 1e-3
-"""Share by which a volume that is read may differ from the one that was scored."""
+from benchmd_ray.typed import typed
 
 
 def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:
@@ -79,18 +76,18 @@ def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
     both = rows[["volume_ref_ml", "volume_pred_ml"]].to_numpy(np.float64).tolist()
     volumes = {place: (one, other) for place, (one, other) in zip(places, both, strict=True)}
 
-    def masks(case: str, name: str) -> Masks:
-        return read_masks(manifest, case, name, volumes[case, name])
+    def planes(case: str, name: str, image: Path | None) -> Planes:
+        return read_planes(manifest, case, name, volumes[case, name], image)
 
     return AlgorithmScores(
         manifest.algorithm,
         str(run),
-        manifest.task,
-        manifest.classes,
+        manifest.task.name,
+        manifest.task.classes,
         rows,
         card.pretrained_on,
         tuple(_without_scores(manifest)),
-        masks,
+        planes,
     )
 
 
@@ -108,88 +105,61 @@ def _without_scores(manifest: Manifest) -> Iterator[str]:
             )
 
 
-def read_image(folder: Path, case: str) -> npt.NDArray[np.float64] | None:
-    """The image of a case, axes to head, back and left; None where there is none.
-
-    Args:
-        folder: With files named by their cases, or folders with an image (`layouts.IMAGES`).
-        case: Its name.
-    """
-    names = [case, *(f"{case}/{name}" for name in IMAGES), f"{case}_0000"]
-    paths = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        return None
-    try:
-        image = read_labels(path)
-    except (RecordError, OSError) as error:
-        raise BenchmdError(f"{path} cannot be drawn: {error}.") from error
-    return _upright(np.asarray(image.values, np.float64), image.geometry)
-
-
-def read_masks(manifest: Manifest, case: str, name: str, volumes: tuple[float, float]) -> Masks:
-    """Reference and prediction of a class, on the reference's grid, axes to head, back and left.
+def read_planes(
+    manifest: Manifest, case: str, name: str, volumes: tuple[float, float], image: Path | None
+) -> Planes:
+    """Planes of a class of a case, read in a process apart.
 
     Args:
         manifest: Of the run.
         case: Its name.
         name: Of the class.
-        volumes: mL of both when they were scored. They say which layout a file has, and that it is
-            the one that was scored.
+        volumes: mL of both when they were scored, which tell whether files are still those.
+        image: To show behind them.
 
     Raises:
         BenchmdError: A file cannot be read, or is not what was scored.
     """
-    reference = _read(Path(manifest.labels), manifest.task, case, name, volumes[0], None)
-    grid = reference.geometry
-    prediction = _read(Path(manifest.predictions), manifest.task, case, name, volumes[1], grid)
-    turned = [
-        _upright(np.asarray(one.values != 0, np.bool_), grid) for one in (reference, prediction)
-    ]
-    spacing = np.array(grid.spacing)[list(_order(grid))]
-    z, y, x = map(float, spacing)
-    return Masks(turned[0], turned[1], (z, y, x))
-
-
-def _read(
-    folder: Path, task: str, case: str, name: str, volume: float, grid: Geometry | None
-) -> Labels:
-    """One class of a case, 0 and 1."""
-    own = task_named(task)
-    files = _cases(folder, task).get(case)
-    if files is None or files.fault:
-        raise BenchmdError(f"{folder}: the case {case} is not there any more.")
-    path = Path(files.masks.get(name, files.labels))
+    request = {
+        "task": asdict(manifest.task),
+        "reference": asdict(_files(Path(manifest.labels), manifest.task, case)),
+        "prediction": asdict(_files(Path(manifest.predictions), manifest.task, case)),
+        "layouts": list(manifest.layouts),
+        "resample": manifest.resample,
+        "draw": name,
+        "image": str(image or ""),
+    }
     try:
-        labels = read_labels(path)
-        if grid is not None and labels.geometry.differences(grid):
-            labels = resampled(labels, grid)
-    except (RecordError, OSError) as error:
-        raise BenchmdError(f"{path} cannot be drawn: {error}.") from error
-    ids = [0] if files.masks else [one.ids[name] for one in own.layouts.values() if one.ids]
-    for label in ids:
-        values = labels.values == label if label else labels.values != 0
-        found = float(np.count_nonzero(values)) * labels.geometry.voxel_ml
-        if abs(found - volume) <= SAME_VOLUME * max(found, volume):
-            return Labels(values.astype(np.uint8), labels.geometry)
-    raise BenchmdError(f"{path} is not what was scored: score it again for pictures.")
+        head, data = PROCESS.call(request)
+    except Died as death:
+        place = PARTS[death.place] if 0 <= death.place < 2 else "the image"
+        raise BenchmdError(f"{case} cannot be drawn: {place} {death.how}.") from death
+    if "fault" in head:
+        raise BenchmdError(f"{case} cannot be drawn: {head['fault']}.")
+    planes = unpacked(head, data)
+    if not np.allclose(planes.volumes, volumes, rtol=SAME_VOLUME, atol=0):
+        raise BenchmdError(
+            f"{case}: its files are not what was scored: score them again for pictures."
+        )
+    return planes
+
+
+def _files(folder: Path, task: Task, case: str) -> Files:
+    """The files of a case.
+
+    Raises:
+        BenchmdError: They are not there any more.
+    """
+    if folder.is_file():
+        return files_of(folder, task)
+    content = json.dumps(asdict(task))
+    found = _cases(folder, content).get(case)
+    if found is None:
+        raise BenchmdError(f"{folder}: the case {case} is not there any more.")
+    return found
 
 
 @functools.lru_cache(maxsize=64)
-def _cases(folder: Path, task: str) -> dict[str, Files]:
-    return cases_of(folder, task_named(task))
-
-
-def _order(grid: Geometry) -> tuple[int, int, int]:
-    """The file's axis that is nearest to the patient's z, y and x."""
-    columns = np.abs(np.array(grid.direction).reshape(3, 3))
-    along = [2 - int(np.argmax(columns[axis])) for axis in (2, 1, 0)]
-    return (along[0], along[1], along[2]) if len(set(along)) == 3 else (0, 1, 2)
-
-
-def _upright(values: npt.NDArray[T], grid: Geometry) -> npt.NDArray[T]:
-    """(z, y, x), ascending to the patient's head, back and left."""
-    order = _order(grid)
-    matrix = np.array(grid.direction).reshape(3, 3)
-    signs = [matrix[2 - place, 2 - axis] for place, axis in enumerate(order)]
-    return values.transpose(order)[tuple(slice(None, None, -1 if s < 0 else 1) for s in signs)]
+def _cases(folder: Path, content: str) -> dict[str, Files]:
+    task: Task = typed(Task, json.loads(content), "the task")
+    return cases_of(folder, task)

@@ -1,0 +1,163 @@
+"""Three planes through a class of a case, for pictures: cut in the process that reads its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.benchmarks.touchstone.masks import Geometry, Labels
+from benchmd_ray.scores.overlap import Box, Segmentation
+
+T = TypeVar("T", bound=np.generic)
+Bits = npt.NDArray[np.bool_]
+MARGIN = 10.0
+"""mm around what is drawn."""
+HU_WINDOW = (-160.0, 240.0)
+"""Shown of an image in HU."""
+LEAST_OF_CT = -500.0
+"""An image with lower values is in HU: air is at -1000."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """One plane; rows and columns ascend to the patient's head, back and left."""
+
+    reference: Bits
+    """(rows, columns)."""
+    prediction: Bits
+    steps: tuple[float, float]
+    """mm between rows and between columns."""
+    image: npt.NDArray[np.float32] | None = None
+
+
+class Planes(NamedTuple):
+    """The planes across z, y and x through a class of a case."""
+
+    each: tuple[Plane, ...]
+    volumes: tuple[float, float]
+    """mL of reference and prediction."""
+    window: tuple[float, float] = HU_WINDOW
+    """Values of the image that are black and white."""
+    note: str = ""
+    """Why there is no image."""
+
+
+def cut(
+    reference: Segmentation,
+    prediction: Segmentation,
+    grid: Geometry,
+    number: int,
+    image: Labels | None = None,
+) -> Planes:
+    """Planes through the centre of the reference, or of the prediction where that is empty.
+
+    Args:
+        reference: On the grid.
+        prediction: On the grid.
+        grid: Of both.
+        number: Of the class.
+        image: On the same grid, or not shown.
+    """
+    everything: Box = (slice(None), slice(None), slice(None))
+    masks = [_upright(one.mask(number, everything), grid) for one in (reference, prediction)]
+    spacing = [grid.spacing[axis] for axis in _order(grid)]
+    at = centre(masks[0] if masks[0].any() else masks[1])
+    window = box(masks[0] | masks[1], spacing)
+    note, shown = "", HU_WINDOW
+    values: npt.NDArray[Any] | None = None
+    if image is not None:
+        note = "; ".join(image.geometry.differences(grid))
+        if not note:
+            values = _upright(image.values, grid)
+            shown = _window(values, window)
+    made = []
+    for axis in range(3):
+        kept = [each for each in range(3) if each != axis]
+        plane = tuple(at[each] if each == axis else window[each] for each in range(3))
+        own = None if values is None else np.asarray(values[plane], np.float32)
+        steps = (float(spacing[kept[0]]), float(spacing[kept[1]]))
+        made.append(Plane(masks[0][plane], masks[1][plane], steps, own))
+    volumes = [float(np.count_nonzero(mask)) * grid.voxel_ml for mask in masks]
+    return Planes(tuple(made), (volumes[0], volumes[1]), shown, note)
+
+
+def centre(mask: Bits) -> tuple[int, int, int]:
+    """The slice across z, y and x nearest to the centre of mass that has any of the mask."""
+    places = np.nonzero(mask)
+    if not places[0].size:
+        return (mask.shape[0] // 2, mask.shape[1] // 2, mask.shape[2] // 2)
+    z, y, x = (int(own[np.abs(own - own.mean()).argmin()]) for own in places)
+    return (z, y, x)
+
+
+def box(mask: Bits, spacing: Sequence[float]) -> Box:
+    """What is drawn: the mask's box and `MARGIN`."""
+    slices = []
+    for axis, step in enumerate(spacing):
+        others = tuple(each for each in range(3) if each != axis)
+        there = np.flatnonzero(mask.any(axis=others))
+        room = int(np.ceil(MARGIN / step))
+        low, high = (there[0], there[-1]) if there.size else (0, mask.shape[axis] - 1)
+        slices.append(slice(max(0, int(low) - room), int(high) + room + 1))
+    return (slices[0], slices[1], slices[2])
+
+
+def _window(values: npt.NDArray[Any], box: Box) -> tuple[float, float]:
+    """That of soft tissue on CT; of other images all but the darkest and brightest hundredth."""
+    if float(values.min()) < LEAST_OF_CT:
+        return HU_WINDOW
+    low, high = np.quantile(values[box].astype(np.float64), (0.01, 0.99))
+    return float(low), float(high)
+
+
+def _order(grid: Geometry) -> tuple[int, int, int]:
+    """The file's axis that is nearest to the patient's z, y and x."""
+    columns = np.abs(np.array(grid.direction).reshape(3, 3))
+    along = [2 - int(np.argmax(columns[axis])) for axis in (2, 1, 0)]
+    return (along[0], along[1], along[2]) if len(set(along)) == 3 else (0, 1, 2)
+
+
+def _upright(values: npt.NDArray[T], grid: Geometry) -> npt.NDArray[T]:
+    """(z, y, x), ascending to the patient's head, back and left; a view."""
+    order = _order(grid)
+    matrix = np.array(grid.direction).reshape(3, 3)
+    signs = [matrix[2 - place, 2 - axis] for place, axis in enumerate(order)]
+    return values.transpose(order)[tuple(slice(None, None, -1 if s < 0 else 1) for s in signs)]
+
+
+def packed(planes: Planes) -> tuple[dict[str, Any], bytes]:
+    """Planes as plain values and bytes, for another process."""
+    arrays: list[npt.NDArray[Any]] = []
+    for one in planes.each:
+        arrays += [one.reference.astype(np.uint8), one.prediction.astype(np.uint8)]
+        arrays += [one.image] if one.image is not None else []
+    head = {
+        "planes": [
+            {"shape": one.reference.shape, "steps": one.steps, "image": one.image is not None}
+            for one in planes.each
+        ],
+        **{"volumes": planes.volumes, "window": planes.window, "note": planes.note},
+    }
+    return head, b"".join(array.tobytes() for array in arrays)
+
+
+def unpacked(head: dict[str, Any], data: bytes | bytearray) -> Planes:
+    """What `packed` packed."""
+    made, start = [], 0
+
+    def taken(dtype: type[np.generic], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        nonlocal start
+        values = np.frombuffer(data, dtype, shape[0] * shape[1], start).reshape(shape)
+        start += values.nbytes
+        return values
+
+    for one in head["planes"]:
+        shape = (int(one["shape"][0]), int(one["shape"][1]))
+        reference, prediction = (taken(np.uint8, shape) > 0 for _ in range(2))
+        image = taken(np.float32, shape) if one["image"] else None
+        made.append(Plane(reference, prediction, tuple(one["steps"]), image))
+    return Planes(tuple(made), tuple(head["volumes"]), tuple(head["window"]), head["note"])
