@@ -2,8 +2,10 @@
 
 import json
 import shlex
+import subprocess
 import sys
 import time
+import uuid
 
 import psutil
 import pytest
@@ -81,6 +83,55 @@ def test_what_takes_too_much_memory_is_ended(tmp_path, processes):
     else:
         assert found.fault == "it held more than the 0.292969 GiB that a case may take"
     assert found.seconds < 10
+
+
+def test_memory_that_processes_share_counts_once(tmp_path):
+    code = (
+        "import os, time\n"
+        "held = bytearray(b'1') * (120 << 20)\n"
+        "for _ in range(5):\n"
+        "    if not os.fork():\n"
+        "        time.sleep(1.5)\n"
+        "        os._exit(0)\n"
+        f"time.sleep(1)\n{COPY}"
+    )
+    found, _, _ = ran(tmp_path, code, memory=400 << 20)
+    assert found.fault == ""
+    assert 120 << 20 < found.peak < 300 << 20
+
+
+def test_a_command_ends_with_the_worker_that_watches_it(tmp_path):
+    """Also where the worker has no time to end it."""
+    image = write(tmp_path / "image.nii.gz", boxes())
+    word = f"sleep-of-{uuid.uuid4()}"
+    code = "import time; time.sleep(60)"
+    own = python(code, word)
+    worker = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from benchmd_ray.benchmarks.touchstone.submission import Submission, predict\n"
+        "image, folder = map(Path, sys.argv[1:3])\n"
+        "predict(Submission(sys.argv[3]), image, folder / 'out' / 'x.nii.gz', folder / 'log')\n"
+    )
+    at_work = subprocess.Popen([sys.executable, "-c", worker, image, tmp_path, own])
+
+    def commands():
+        found = psutil.process_iter(["pid", "cmdline"])
+        others = [p for p in found if p.info["pid"] != at_work.pid]
+        return [p for p in others if p.info["cmdline"] and p.info["cmdline"][-1] == word]
+
+    wait_until(commands)
+    at_work.kill()
+    at_work.wait()
+    wait_until(lambda: not commands())
+
+
+def wait_until(condition, seconds=20):
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail("it did not come true")
 
 
 def test_only_the_ends_of_long_output_are_kept(tmp_path):

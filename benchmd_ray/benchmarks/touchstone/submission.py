@@ -6,6 +6,7 @@ needs, and limits of time and memory. What it printed is kept; its failure is it
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import shlex
@@ -31,6 +32,11 @@ ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBL
 """Variables that a command is given: others may hold keys."""
 WITHOUT_NETWORK = ("unshare", "--map-root-user", "--net")
 """Runs a command in a network of its own, which has no other members."""
+GUARD = 'read nothing; kill -s KILL -- "-$0"'
+"""For a shell, which is given a process group: ends it when its standard input does, as the system
+closes that of a worker that is killed."""
+SHARED_SECONDS = 0.25
+"""Between two looks at how much of their memory several processes share, which takes longer."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ def _watched(
     assert process.stdout is not None
     assert process.stderr is not None
     printed = [_Kept(process.stdout), _Kept(process.stderr)]
-    tree = _Tree(process.pid)
+    tree, guard = _Tree(process.pid), _guard(process.pid)
     fault, peak = "", 0
     while process.poll() is None:
         peak = max(peak, tree.held())
@@ -162,6 +168,8 @@ def _watched(
     tree.held()
     tree.end()
     process.wait()
+    guard.kill()  # before its input ends: the number of the group may be used again
+    guard.communicate()
     texts = [each.text() for each in printed]
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("--- stdout\n{}\n--- stderr\n{}\n".format(*texts), "utf-8")
@@ -173,17 +181,29 @@ def _watched(
     return Ran(seconds, peak, fault)
 
 
+def _guard(group: int) -> subprocess.Popen[bytes]:
+    """A process that ends a command whose worker dies: nobody else would watch its limits."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", GUARD, str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 class _Tree:
     """A process and all that it started, also those that left its session."""
 
     def __init__(self, root: int) -> None:
         self._root = root
+        self._shared, self._looked = 0, -math.inf
         self._seen: dict[int, str] = {}
         """When each process began, by its number: numbers are used again."""
 
     def held(self) -> int:
-        """Bytes of memory that they hold now."""
-        total, page = 0, os.sysconf("SC_PAGE_SIZE")
+        """Bytes of memory that they hold now; what several share counts once."""
+        page = os.sysconf("SC_PAGE_SIZE")
         parents = {pid: (parent, begun, pages) for pid, parent, begun, pages in _processes()}
         known = {self._root} | {
             p for p, b in self._seen.items() if p in parents and parents[p][1] == b
@@ -193,10 +213,15 @@ class _Tree:
             more = {pid for pid, (parent, _, _) in parents.items() if parent in known} - known
             known |= more
             grown = bool(more)
-        for pid in known & parents.keys():
-            self._seen[pid] = parents[pid][1]
-            total += parents[pid][2] * page
-        return total
+        alive = known & parents.keys()
+        self._seen |= {pid: parents[pid][1] for pid in alive}
+        resident = {pid: parents[pid][2] * page for pid in alive}
+        if len(alive) < 2:
+            return sum(resident.values())
+        if time.monotonic() - self._looked > SHARED_SECONDS:
+            self._shared = sum(_proportional(pid, held) for pid, held in resident.items())
+            self._looked = time.monotonic()
+        return self._shared
 
     def end(self) -> None:
         """End them all."""
@@ -218,6 +243,14 @@ def _processes() -> Iterator[tuple[int, int, str, int]]:
             text = Path("/proc", name, "stat").read_text("ascii", "replace")
             fields = text.rpartition(")")[2].split()
             yield int(name), int(fields[1]), fields[19], int(fields[21])
+
+
+def _proportional(pid: int, resident: int) -> int:
+    """Bytes that a process holds, pages that n processes share as one n-th; else all of them."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc", str(pid), "smaps_rollup").read_text("ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) * 1024
+    return resident
 
 
 class _Kept:
