@@ -153,8 +153,9 @@ def _watched(
     assert process.stdout is not None
     assert process.stderr is not None
     printed = [_Kept(process.stdout), _Kept(process.stderr)]
-    tree, guard = _Tree(process.pid), _guard(process.pid)
-    fault, peak = "", 0
+    tree = _Tree(process.pid)
+    fault, peak = "", tree.held()
+    guard = _guard(process.pid)
     while process.poll() is None:
         peak = max(peak, tree.held())
         if peak > submission.memory:
