@@ -162,7 +162,7 @@ def _how(code: int) -> tuple[str, bool]:
         return f"took more than {CPU_SECONDS:g} s of processor time", False
     if code >= 0:
         return f"ended the process that read it (exit code {code})", False
-    name = signal.Signals(-code).name
+    name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
     if name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
         return f"was being read when the process was ended from outside ({name})", True
     return f"crashed the process that read it ({name})", False
@@ -171,6 +171,7 @@ def _how(code: int) -> tuple[str, bool]:
 # --- within the process -----------------------------------------------------------------------
 
 _PLACE = struct.Struct("=q")
+_LIBRARY = ctypes.CDLL(None)
 _place_file: int | None = None
 """Where the process notes its place; None in any other process."""
 
@@ -217,10 +218,15 @@ def serve(answer: Answer) -> None:
 
 def _end_with(owner: int) -> None:
     """Let the system end this process with its owner, also while a library does not return."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    end_with_parent()
     if os.getppid() != owner:
         sys.exit()
+
+
+def end_with_parent() -> None:
+    """Let the system end this process with the thread that started it, where it can."""
+    if sys.platform == "linux":
+        _LIBRARY.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _send(file: IO[bytes], head: dict[str, Any], data: bytes | memoryview) -> None:

@@ -1,6 +1,7 @@
 """Submissions that are commands: measured, bounded, without network; their failure is their own."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from made_masks import boxes, card, score_in_process, write
 from benchmd_ray.benchmarks.touchstone import submission as submissions
 from benchmd_ray.benchmarks.touchstone.cases import read_manifest, read_scored
 from benchmd_ray.benchmarks.touchstone.files import Asked, score
-from benchmd_ray.benchmarks.touchstone.submission import Submission, network_can_be_cut, predict
+from benchmd_ray.benchmarks.touchstone.submission import Submission, isolation, predict
 from benchmd_ray.benchmarks.touchstone.tasks import read_task
 from benchmd_ray.errors import BenchmdError
 
@@ -47,7 +48,10 @@ def test_what_fails_says_how_with_its_last_words(tmp_path):
     found, _, log = ran(tmp_path, "import sys; print('why', file=sys.stderr); sys.exit(3)")
     assert found.fault == "the command failed (exit code 3): why"
     assert "why" in log
-    assert ran(tmp_path, "import os; os.abort()")[0].fault == "the command failed (SIGABRT)"
+    assert "SIGABRT" in ran(tmp_path, "import os; os.abort()")[0].fault
+    assert "(exit code 1)" in ran(tmp_path, "import sys; sys.exit(1)")[0].fault
+    late = "import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 6)"
+    assert re.search(r"failed \((exit code 168|signal 40)", ran(tmp_path, late)[0].fault)
     assert ran(tmp_path, "pass")[0].fault == "the command wrote no output"
 
 
@@ -143,7 +147,7 @@ def test_only_the_ends_of_long_output_are_kept(tmp_path):
     assert "bytes …" in log
 
 
-@pytest.mark.skipif(not network_can_be_cut(), reason="the system does not allow namespaces")
+@pytest.mark.skipif(not isolation(), reason="the system does not allow namespaces")
 def test_a_command_has_no_network(tmp_path):
     code = (
         "import socket, sys\n"
@@ -224,7 +228,7 @@ def test_a_submission_is_run_and_scored_with_its_seconds(tmp_path, monkeypatch):
     assert read_manifest(tmp_path / "run").predictions == str(kept)
     assert sorted(path.name for path in kept.iterdir()) == [f"case{n}.nii.gz" for n in range(3)]
     assert (tmp_path / "run" / "logs" / "case0.txt").is_file()
-    assert len(outcome.manifest.with_network) == (0 if network_can_be_cut() else 3)
+    assert len(outcome.manifest.with_network) == (0 if isolation() else 3)
 
 
 def test_an_output_may_be_a_folder_of_masks(tmp_path, monkeypatch):
@@ -253,6 +257,44 @@ def test_an_output_is_checked_as_any_prediction(tmp_path, monkeypatch):
     outcome = scored(tmp_path, code, monkeypatch)
     assert set(outcome.quarantined) == {"case0", "case1", "case2"}
     assert "case0.nii.gz: it cannot be opened" in outcome.quarantined["case0"]
+
+
+@pytest.mark.skipif(len(isolation()) < 5, reason="the system does not allow namespaces")
+def test_what_a_finished_command_left_running_ends_with_it(tmp_path):
+    """Also what nothing connects with it any more."""
+    word = f"1{uuid.uuid4().int % 10**8}"
+    code = f"import subprocess\nsubprocess.run(['setsid', '-f', 'sleep', {word!r}])\n{COPY}"
+    found, output, _ = ran(tmp_path, code)
+    assert found.fault == ""
+    assert output.is_file()
+    left = [p for p in psutil.process_iter(["cmdline"]) if word in (p.info["cmdline"] or ())]
+    assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.parametrize("what", ["folder", "hard link"])
+def test_a_command_cannot_hand_in_a_reference(tmp_path, monkeypatch, what):
+    """By a link in the place of the folder of its output, or by another name of the file."""
+    given = {
+        "folder": "import os, sys\nfrom pathlib import Path\n"
+        "there = Path(sys.argv[2]).parent\nos.rmdir(there)\nos.symlink(sys.argv[3], there)",
+        "hard link": "import os, sys\nfrom pathlib import Path\n"
+        "os.link(Path(sys.argv[3]) / Path(sys.argv[2]).name, sys.argv[2])",
+    }
+    labels = tmp_path / "labels"
+    code = given[what].replace("sys.argv[3]", repr(str(labels)))
+    outcome = scored(tmp_path, code, monkeypatch)
+    assert set(outcome.quarantined) == {"case0", "case1", "case2"}
+    expected = {"folder": "output's folder was replaced", "hard link": "is a hard link to another"}
+    assert expected[what] in outcome.quarantined["case1"]
+    assert sorted(path.name for path in labels.iterdir()) == [f"case{n}.nii.gz" for n in range(3)]
+
+
+def test_an_image_may_be_named_like_a_mark(tmp_path):
+    image = write(tmp_path / "x{output}.nii.gz", boxes())
+    output = tmp_path / "out" / "one.nii.gz"
+    found = predict(Submission(python(COPY)), image, output, tmp_path / "log.txt")
+    assert found.fault == ""
+    assert output.is_file()
 
 
 def test_an_output_that_is_a_link_is_not_followed(tmp_path, monkeypatch):

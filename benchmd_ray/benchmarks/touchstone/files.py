@@ -120,7 +120,8 @@ def score(
     plan = _plan(asked)
     with locked(asked.out / ".lock", f"the score run {asked.out}"):
         _require_same(asked.out, plan)
-        remove_partial(asked.out)
+        for folder in (asked.out, asked.out / PREDICTIONS):
+            remove_partial(folder)
         done = _done(asked.out, cases, complete=(asked.out / MANIFEST).is_file())
         todo = [one for one in cases.values() if one.name not in done]
         if todo or not (asked.out / MANIFEST).is_file():

@@ -13,7 +13,7 @@ from benchmd_ray.benchmarks.touchstone.layouts import files_of
 from benchmd_ray.benchmarks.touchstone.submission import (
     Ran,
     Submission,
-    network_can_be_cut,
+    isolation,
     predict,
 )
 from benchmd_ray.benchmarks.touchstone.tasks import Task
@@ -47,7 +47,7 @@ def work(given: Mapping[str, Any]) -> dict[str, Any]:
         measured = {
             "seconds": ran.seconds,
             "peak_mib": round(ran.peak / 2**20, 1),
-            "without_network": network_can_be_cut(),
+            "without_network": bool(isolation()),
         }
         if ran.fault:
             return measured | {"reason": ran.fault}
@@ -75,25 +75,38 @@ def _predicted(given: Mapping[str, Any]) -> tuple[Ran, Path]:
     kept, own = Path(given["output"]), Submission(**given["submission"])
     partial = kept.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}"
     written = partial / f"{kept.name}.nii.gz"
+    partial.mkdir(parents=True)
+    began = partial.lstat().st_ino
     try:
         ran = predict(own, Path(given["image"]), written, Path(given["log"]))
         if ran.fault:
             return ran, kept
+        if _replaced(partial, began) or kept.parent.is_symlink():
+            return Ran(ran.seconds, ran.peak, "its output's folder was replaced"), kept
         if why := _untaken(written):
             return Ran(ran.seconds, ran.peak, why), kept
+        for earlier in (kept, kept.with_name(written.name)):
+            remove(earlier)
         if not written.is_dir():
             kept = kept.with_name(written.name)
-        remove(kept)
         os.replace(written, kept)
         return ran, kept
     finally:
-        remove(partial)
+        if not _replaced(partial, began):
+            remove(partial)
+
+
+def _replaced(folder: Path, number: int) -> bool:
+    """Whether something else is in the place of a folder, by the number of its inode."""
+    return folder.is_symlink() or not folder.is_dir() or folder.stat().st_ino != number
 
 
 def _untaken(written: Path) -> str:
-    """Why an output is not read; empty where it is: a link could name any file."""
+    """Why an output is not read; empty where it is: a link could be any file, also a reference."""
     inside = written.rglob("*") if written.is_dir() else ()
     for path in (written, *inside):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             return f"its output {path.name} is a link or not a regular file"
+        if path.is_file() and path.stat().st_nlink > 1:
+            return f"its output {path.name} is a hard link to another file"
     return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
 import shlex
 import signal
@@ -22,7 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from benchmd_ray.data.apart import end_with_parent
 from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.files import replacing
 
 INPUT, OUTPUT = "{input}", "{output}"
 KEPT_BYTES = 2**15
@@ -30,10 +33,13 @@ KEPT_BYTES = 2**15
 WATCH_SECONDS = 0.02
 ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """Variables that a command is given: others may hold keys."""
-WITHOUT_NETWORK = ("unshare", "--map-root-user", "--net")
-"""Runs a command in a network of its own, which has no other members."""
-GUARD = 'read nothing; kill -s KILL -- "-$0"'
-"""For a shell, which is given a process group: ends it when its standard input does, as the system
+ALONE = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+WITHOUT_NETWORK = ("unshare", "--map-root-user", "--net", "--")
+ISOLATIONS = ((*ALONE, "--", "/bin/sh", "-c", '"$@"; exit $?', "command"), WITHOUT_NETWORK)
+"""What runs a command in a network of its own, which has no other members, and where the system
+lets it also with process numbers of its own: when the first process ends, all others do."""
+GUARD = 'read group; read nothing; kill -s KILL -- "-$group"'
+"""For a shell: it reads a process group, and ends that when its standard input ends, as the system
 closes that of a worker that is killed."""
 SHARED_SECONDS = 0.25
 """Between two looks at how much of their memory several processes share, which takes longer."""
@@ -95,12 +101,11 @@ def predict(submission: Submission, image: Path, output: Path, log: Path) -> Ran
     with tempfile.TemporaryDirectory(prefix="benchmd-") as scratch:
         given = {INPUT: str(image), OUTPUT: str(output)}
         words = [_filled(word, given) for word in submission.words()]
-        prefix = WITHOUT_NETWORK if network_can_be_cut() else ()
         own = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-        start = time.monotonic()
+        start, guard = time.monotonic(), _guard()
         try:
             process = subprocess.Popen(
-                [*prefix, *words],
+                [*isolation(), *words],
                 cwd=scratch,
                 env=own | {"TMPDIR": scratch},
                 stdin=subprocess.DEVNULL,
@@ -109,27 +114,32 @@ def predict(submission: Submission, image: Path, output: Path, log: Path) -> Ran
                 start_new_session=True,
                 preexec_fn=_Limits(submission),
             )
+            _tell(guard, process.pid)
+            ran = _watched(process, submission, start, log)
         except OSError as error:
             return Ran(0.0, 0, f"the command cannot be run: {error.strerror}")
-        ran = _watched(process, submission, start, log)
-    if not ran.fault and not output.exists():
+        finally:
+            guard.kill()  # before its input ends: the number of the group may be used again
+            guard.communicate()
+    if not ran.fault and not os.path.lexists(output):
         return Ran(ran.seconds, ran.peak, "the command wrote no output")
     return ran
 
 
 @cache
-def network_can_be_cut() -> bool:
-    """Whether the system lets this user run a command without network."""
-    with suppress(OSError, subprocess.SubprocessError):
-        tried = subprocess.run([*WITHOUT_NETWORK, "true"], capture_output=True, timeout=10)
-        return tried.returncode == 0
-    return False
+def isolation() -> tuple[str, ...]:
+    """The first of `ISOLATIONS` that the system lets this user have; empty where it lets none."""
+    for words in ISOLATIONS:
+        with suppress(OSError, subprocess.SubprocessError):
+            tried = subprocess.run([*words, "true"], capture_output=True, timeout=10)
+            if tried.returncode == 0:
+                return words
+    return ()
 
 
 def _filled(word: str, given: dict[str, str]) -> str:
-    for mark, value in given.items():
-        word = word.replace(mark, value)
-    return word
+    marks = "|".join(map(re.escape, given))
+    return re.sub(marks, lambda found: given[found[0]], word)
 
 
 class _Limits:
@@ -139,7 +149,8 @@ class _Limits:
         self._bytes = submission.memory
 
     def __call__(self) -> None:
-        """Set them."""
+        """Set them, and let the system end the process with its worker."""
+        end_with_parent()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         limit = self._bytes if most == resource.RLIM_INFINITY else min(self._bytes, most)
@@ -155,7 +166,6 @@ def _watched(
     printed = [_Kept(process.stdout), _Kept(process.stderr)]
     tree = _Tree(process.pid)
     fault, peak = "", tree.held()
-    guard = _guard(process.pid)
     while process.poll() is None:
         peak = max(peak, tree.held())
         if peak > submission.memory:
@@ -169,23 +179,38 @@ def _watched(
     tree.held()
     tree.end()
     process.wait()
-    guard.kill()  # before its input ends: the number of the group may be used again
-    guard.communicate()
     texts = [each.text() for each in printed]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("--- stdout\n{}\n--- stderr\n{}\n".format(*texts), "utf-8")
+    if not log.parent.is_symlink():  # the command could have put a link there
+        with replacing(log) as partial:
+            partial.write_text("--- stdout\n{}\n--- stderr\n{}\n".format(*texts), "utf-8")
     if not fault and process.returncode:
-        code = process.returncode
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how = _ended(process.returncode)
         last = (texts[1].strip() or texts[0].strip()).rpartition("\n")[2][:200]
         fault = f"the command failed ({how}){': ' + last if last else ''}"
     return Ran(seconds, peak, fault)
 
 
-def _guard(group: int) -> subprocess.Popen[bytes]:
+def _ended(code: int) -> str:
+    """How a process ended; a shell adds 128 to the number of the signal that its command met."""
+    number = -code if code < 0 else code - 128
+    name = ""
+    with suppress(ValueError):
+        name = signal.Signals(number).name
+    if code < 0:
+        return name or f"signal {number}"
+    return f"exit code {code}{', ' if name else ''}{name}"
+
+
+def _tell(guard: subprocess.Popen[bytes], group: int) -> None:
+    assert guard.stdin is not None
+    guard.stdin.write(f"{group}\n".encode())
+    guard.stdin.flush()
+
+
+def _guard() -> subprocess.Popen[bytes]:
     """A process that ends a command whose worker dies: nobody else would watch its limits."""
     return subprocess.Popen(
-        ["/bin/sh", "-c", GUARD, str(group)],
+        ["/bin/sh", "-c", GUARD],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
