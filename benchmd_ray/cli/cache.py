@@ -7,6 +7,7 @@ import time
 import click
 
 from benchmd_ray.cli.group import main
+from benchmd_ray.cli.options import Real
 
 
 @main.group()
@@ -30,7 +31,7 @@ def cache_list() -> None:
 @cache.command("prune")
 @click.option(
     "--keep-gib",
-    type=click.FloatRange(0),
+    type=Real(0),
     required=True,
     help="Size that may stay; the least recently used beyond it goes.",
 )

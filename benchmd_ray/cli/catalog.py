@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import CATALOG, FILE, FOLDER, complete_dataset, raw_options
+from benchmd_ray.cli.options import (
+    CATALOG,
+    FILE,
+    FOLDER,
+    Real,
+    complete_dataset,
+    raw_options,
+)
 from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
@@ -106,7 +113,7 @@ def catalog_new(name: str, folder: Path, out: Path) -> None:
 )
 @click.option(
     "--max-quarantined",
-    type=click.FloatRange(0, 1),
+    type=Real(0, 1),
     default=0.01,
     show_default=True,
     help="Largest accepted share of unreadable records.",

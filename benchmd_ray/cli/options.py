@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
     from benchmd_ray.service.outcome import Observer
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Real(click.FloatRange):
+    """A number within a range, and not nan or infinite, as `click.FloatRange` lets pass."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 class FolderType(click.Path):

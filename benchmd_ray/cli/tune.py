@@ -20,6 +20,7 @@ from benchmd_ray.cli.options import (
     START,
     WANDB,
     WEIGHTS,
+    Real,
     complete_technique,
     execution_options,
     observers,
@@ -90,9 +91,7 @@ if TYPE_CHECKING:
 )
 @click.option("--cost", is_flag=True, help="Device hours as a second objective.")
 @click.option("--at-once", type=click.IntRange(1), help="Trials at once; else as many as fit.")
-@click.option(
-    "--memory-gib", type=click.FloatRange(1), help="Memory that a trial may allocate, 1 or more."
-)
+@click.option("--memory-gib", type=Real(1), help="Memory that a trial may allocate, 1 or more.")
 @click.option(
     "--seed",
     "seeds",

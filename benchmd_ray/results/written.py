@@ -78,9 +78,14 @@ def text(frame: pd.DataFrame) -> str:
 
 def markdown(frame: pd.DataFrame) -> str:
     """A frame as a Markdown table, columns of numbers to the right."""
-    head, *rows = ([v.replace("|", "\\|") for v in row] for row in _rows(frame))
+    head, *rows = ([_plain(v) for v in row] for row in _rows(frame))
     marks = ["---:" if right else "---" for right in _right(frame)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, marks, *rows))
+
+
+def _plain(cell: str) -> str:
+    """A cell of which Markdown makes neither another cell nor HTML."""
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", " ".join(cell.split()).replace("|", "\\|"))
 
 
 def latex(frame: pd.DataFrame, caption: str, label: str, notes: Sequence[str] = ()) -> str:

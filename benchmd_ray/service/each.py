@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmd_ray.errors import first_line
+from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.interrupts import stopping
 
 TRIES = 3
@@ -44,7 +44,12 @@ class Lost:
 
 
 def each(
-    calls: Iterable[Call], work: Callable[[Any], Any], *, cpus: float = 1.0, gpus: float = 0.0
+    calls: Iterable[Call],
+    work: Callable[[Any], Any],
+    *,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    grows: bool = False,
 ) -> Iterator[tuple[str, Any | Lost]]:
     """Names of items with what the work gave, as they end; within `cluster.connected`.
 
@@ -53,12 +58,20 @@ def each(
         work: A function of a module, which workers import.
         cpus: That each holds.
         gpus: That each holds.
+        grows: Whether the cluster may yet get nodes with them.
 
     Raises:
+        BenchmdError: There are not so many GPUs, and there will not be.
         Stopped: A signal asked to stop. All tasks have been ended.
     """
     import ray
 
+    held = ray.cluster_resources().get("GPU", 0)
+    if gpus > held and not grows:
+        raise BenchmdError(
+            f"{gpus:g} GPUs are asked for, and this machine has {held:g}: ask for fewer, or name a "
+            "cluster with --address."
+        )
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
     waiting, running = deque(calls), dict[Any, Call]()
     tries: dict[str, list[int]] = {}

@@ -239,3 +239,78 @@ def test_published_means_are_read_once_each(tmp_path):
         path.write_text(text)
         with pytest.raises(BenchmdError, match=message):
             read_means(path)
+
+
+def test_metadata_may_be_quoted_and_their_delimiter_follows_from_the_case(tmp_path):
+    path = tmp_path / "meta.csv"
+    for text in (
+        '"case","age"\n"s1","12"\n',
+        '"case","age"\n"s1",12\n',
+        "case;age;comment,x,y,z\ns1;12;a\n",
+    ):
+        path.write_text(text)
+        assert read_metadata(path).groups("age", ["s1"]) == ["10–19"]
+    path.write_text("case,Patient,patient\ns1,a,b\n")
+    with pytest.raises(BenchmdError, match="the column 'patient' is there twice"):
+        read_metadata(path)
+    path.write_text("case,diagnosis\ns1,none\ns2,NA\n")
+    assert read_metadata(path).groups("diagnosis", ["s1", "s2"]) == ["none", None]
+
+
+@pytest.mark.parametrize(("value", "said"), [("nan", "is not a number"), ("inf", "is not a num")])
+def test_means_that_are_not_finite_are_refused(tmp_path, value, said):
+    path = tmp_path / "means.csv"
+    path.write_text(f"algorithm,class,mean\na,liver,{value}\n")
+    with pytest.raises(BenchmdError, match=said):
+        read_means(path)
+    path.write_text("algorithm,class,mean\n")
+    with pytest.raises(BenchmdError, match="has no rows below its header"):
+        read_means(path)
+
+
+@pytest.mark.parametrize("name", ["mean", "$x", "a\nb"])
+def test_classes_that_tables_and_figures_cannot_show_are_refused(tmp_path, name):
+    write_csv(tmp_path / "one", values(), classes=("spleen", "liver", name))
+    with pytest.raises(BenchmdError, match=r"a class is named mean|the class is named"):
+        joined(read_csv_folder(tmp_path))
+
+
+def test_folders_without_scores_among_others_are_named(tmp_path):
+    write_csv(tmp_path / "one", values())
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "DSC.csv").write_text("name,spleen\n")
+    notes = compare(joined(read_csv_folder(tmp_path)), resamples=10).notes
+    assert any("not read: two in" in note for note in notes)
+
+
+def test_both_metrics_are_of_the_same_cases(tmp_path):
+    write_csv(tmp_path / "one", values())
+    write_csv(tmp_path / "one", values(cases=13), metric="nsd")
+    with pytest.raises(BenchmdError, match="differ in 1 case, such as 's0012'"):
+        read_csv_folder(tmp_path)
+
+
+def test_what_another_set_has_otherwise_is_said_and_not_compared():
+    ours = simulated(cases=40)
+    with_nsd = [algorithm(f"net-{n}", values(n, 40), nsd=0.5, tolerance=2.0) for n in range(3)]
+    unstated = [algorithm(f"net-{n}", values(n, 40), nsd=0.5) for n in range(3)]
+    one = compare(joined(with_nsd), against=joined(unstated), resamples=20)
+    assert set(one.distance["metric"]) == {"dsc"}
+    assert any("NSD@2mm here and NSD (authors', tolerance" in note for note in one.notes)
+    two = compare(ours, against=simulated(1, cases=40, classes=CLASSES[:2]), resamples=20)
+    assert set(two.distance["class"]) == set(CLASSES[:2])
+    assert any("so that averages are not compared" in note for note in two.notes)
+
+
+def test_an_algorithm_without_any_score_is_named():
+    empty = algorithm("empty", np.full((12, 3), np.nan))
+    with pytest.raises(BenchmdError, match="empty: no case has a DSC"):
+        compare(joined([algorithm("one", values()), empty]), resamples=10)
+
+
+def test_own_averages_skip_classes_that_no_case_shows():
+    dsc = values()
+    dsc[:, 2] = np.nan
+    cells = compare(joined([algorithm("one", dsc)]), resamples=10).cells.set_index("class")
+    assert cells.loc["mean", "own_mean"] == pytest.approx(dsc[:, :2].mean(axis=0).mean())
+    assert cells.loc["mean", "own_mean"] == pytest.approx(cells.loc["mean", "value"])

@@ -1,6 +1,7 @@
 """Reading masks of one case: layouts, formats, geometry, and what is refused."""
 
 import dataclasses
+import os
 import struct
 from pathlib import Path
 
@@ -459,3 +460,93 @@ def test_labels_on_real_dicom_slices_are_those_of_the_nifti_but_for_turned_axes(
     assert {(row["code"], row["dsc"], row["nsd"], row["hd95"]) for row in there} == {
         ("both", 1.0, 1.0, 0.0)
     }
+
+
+def changed_header(path, place, kind, *values):
+    content = bytearray(path.read_bytes())
+    content[place : place + struct.calcsize(kind)] = struct.pack(kind, *values)
+    path.write_bytes(content)
+    return path
+
+
+SROW_X, PIXDIM, QOFFSET = 280, 80, 268
+
+
+@pytest.mark.parametrize(
+    ("place", "values", "said"),
+    [
+        (SROW_X, (-1, 0.6928203, 0, 0, 0, -0.4, 0, 0), "its directions are not at right angles"),
+        (PIXDIM, (4.0,), r"4 × 0.8 × 1.5 mm by pixdim and 1 × 0.8 × 1.5 mm by sform"),
+        (QOFFSET, (50.0,), "its qform and sform place voxels 50 mm apart"),
+        (SROW_X, (1.0, 0.0, 0.0), "its qform and sform place voxels"),
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused(tmp_path, place, values, said):
+    path = write(tmp_path / "x.nii", boxes())
+    read_labels(path)
+    with pytest.raises(RecordError, match=said):
+        read_labels(changed_header(path, place, f"<{len(values)}f", *values))
+
+
+def test_a_place_in_another_space_is_no_contradiction(tmp_path):
+    path = changed_header(write(tmp_path / "x.nii", boxes()), QOFFSET, "<f", 50.0)
+    read_labels(changed_header(path, 252, "<h", 2))  # the qform is of another space than the sform
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["x.nii", "x.nii.gz"])
+def test_voxels_that_are_not_finite_are_counted_and_refused(tmp_path, name, value):
+    values = boxes().astype(np.float64)
+    values[3, 4, 5], values[-1, -1, -1] = value, value
+    with pytest.raises(RecordError, match="2 of its voxels are not finite numbers"):
+        read_labels(write(tmp_path / name, values))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "does not say how far its voxels are apart"),
+        ('spacings: 1 1 1\nspace units: "m" "m" "m"\n', "its lengths are in m, expected mm"),
+    ],
+)
+def test_a_nrrd_header_without_millimetres_is_refused(tmp_path, line, said):
+    head = f"NRRD0004\ntype: uchar\ndimension: 3\nsizes: 2 2 2\nencoding: raw\n{line}\n"
+    (tmp_path / "x.nrrd").write_bytes(head.encode() + bytes(8))
+    with pytest.raises(RecordError, match=said):
+        read_labels(tmp_path / "x.nrrd")
+
+
+def test_slices_that_are_shifted_within_their_plane_are_no_volume(tmp_path, pair):
+    series = dicom_series(tmp_path / "series", boxes(shift=1))
+    for path in series.iterdir():
+        header = pydicom.dcmread(path)
+        x, y, z = header.ImagePositionPatient
+        header.ImagePositionPatient = [x, y + 0.5 * z, z]
+        header.save_as(path)
+    with pytest.raises(RecordError, match="no regular grid: each is shifted within its plane"):
+        scores(tmp_path, pair[0], series)
+
+
+def test_a_class_without_a_segment_is_empty_and_noted(tmp_path, pair):
+    other = segmentation(tmp_path / "x.dcm", boxes(), names=("near", "farr"))
+    found, notes = scores(tmp_path, pair[0], other)
+    assert found["far"]["code"] == "missed"
+    assert notes.without_segment == ["x.dcm has no segment of far, and others: 'farr'"]
+
+
+def test_names_that_tables_cannot_hold_are_refused(tmp_path):
+    task = task_named(str(card(tmp_path)))
+    write(tmp_path / "cases" / "a.nii.gz", boxes())
+    for name in (b"caf\xe9.nii.gz", b"x\nwritten: y.nii.gz"):
+        path = os.fsencode(tmp_path / "cases") + b"/" + name
+        with open(path, "wb"):
+            pass
+        with pytest.raises(BenchmdError, match="is not of printable characters"):
+            cases_of(tmp_path / "cases", task)
+        os.remove(path)
+    assert list(cases_of(tmp_path / "cases", task)) == ["a"]
+
+
+def test_headers_without_extents_ask_for_no_memory(tmp_path):
+    path = write(tmp_path / "x.nii", boxes())
+    assert claimed(changed_header(path, 42, "<3h", -512, 512, 600)) == (0, 0)

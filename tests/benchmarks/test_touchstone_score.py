@@ -12,11 +12,14 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from made_masks import SPACING, boxes, card, score_in_process, sides, write, write_masks
 
 from benchmd_ray.benchmarks.touchstone import files
 from benchmd_ray.benchmarks.touchstone.cases import SCHEMA, read_manifest, read_scored
+from benchmd_ray.benchmarks.touchstone.commands import segment
 from benchmd_ray.benchmarks.touchstone.files import Asked, score
+from benchmd_ray.benchmarks.touchstone.submission import Submission
 from benchmd_ray.benchmarks.touchstone.tasks import read_task
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.integrity import Damaged
@@ -321,3 +324,100 @@ def test_a_prediction_of_the_reference_is_perfect_in_millilitres(tmp_path, here)
         (boxes() == 1).sum() * np.prod(SPACING) / 1000
     )
     assert (frame["volume_ref_ml"] == frame["volume_pred_ml"]).all()
+
+
+def test_files_of_another_folder_are_scored_anew_whatever_their_times(tmp_path, here):
+    predictions, labels = sides(tmp_path, 1, shift=0)
+    write(tmp_path / "others" / "case000.nii.gz", boxes(shift=2))
+    paths = [*predictions.iterdir(), *(tmp_path / "others").iterdir()]
+    size = max(path.stat().st_size for path in paths)
+    for path in paths:  # as unpacked from an archive
+        path.write_bytes(path.read_bytes().ljust(size, b"\0"))
+        os.utime(path, (10**9, 10**9))
+    run(tmp_path, predictions, labels, name="own")
+    assert set(read_scored(tmp_path / "run")["dsc"]) == {1.0}
+    run(tmp_path, tmp_path / "others", labels, name="own")
+    assert (read_scored(tmp_path / "run")["dsc"] < 1).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: part["rows"][0].update(dsc=7.5),
+        lambda part: part["rows"][0].update(algorithm="x"),
+        lambda part: part["rows"][0].update(dsc="abc"),
+        lambda part: part["rows"][0].update(code="fine"),
+        lambda part: part["rows"].pop(),
+        lambda part: part.update(rows=[]),
+        lambda part: part.update(rows=[5, 6]),
+        lambda part: part.update(noted=5),
+        lambda part: part.update(case=None),
+    ],
+)
+def test_results_of_an_interrupted_run_that_cannot_be_are_scored_anew(tmp_path, here, change):
+    predictions, labels = sides(tmp_path, 2)
+    run(tmp_path, predictions, labels, name="own")
+    expected = (tmp_path / "run" / "scores.parquet").read_bytes()
+    found = read_scored(tmp_path / "run")
+    cases = read_manifest(tmp_path / "run").cases
+    (tmp_path / "run" / "manifest.json").unlink()
+    for name in cases:
+        rows = found[found["case"] == name].to_dict("records")
+        part = {"case": name, "rows": rows, "noted": cases[name]}
+        if name == "case001":
+            change(part)
+        path = tmp_path / "run" / "parts" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(part))
+    run(tmp_path, predictions, labels, name="own")
+    assert (tmp_path / "run" / "scores.parquet").read_bytes() == expected
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "[" * 100_000, "no JSON"])
+def test_a_plan_that_is_none_is_refused(tmp_path, here, content):
+    predictions, labels = sides(tmp_path, 1)
+    run(tmp_path, predictions, labels)
+    (tmp_path / "run" / "plan.json").write_text(content)
+    with pytest.raises(BenchmdError, match="has scores with another algorithm"):
+        run(tmp_path, predictions, labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seconds", "nan"), "'nan' is not a finite number"),
+        (("--memory", "inf"), "is not in the range"),
+        (("--memory", "1e12"), "is not in the range"),
+        (("--gpus", "nan"), "'nan' is not a finite number"),
+        ((), "--command needs --name"),
+    ],
+)
+def test_limits_that_are_none_are_refused(tmp_path, options, said):
+    predictions, labels = sides(tmp_path, 1)
+    words = ["score", predictions, labels, "--task", card(tmp_path), "--out", tmp_path / "run"]
+    words += ["--command", "cp {input} {output}", *options]
+    found = CliRunner().invoke(segment, [*map(str, words)])
+    assert found.exit_code != 0
+    assert said in found.output + str(found.exception)
+
+
+def test_a_command_needs_the_layout_of_what_it_will_write(tmp_path, here):
+    _, labels = sides(tmp_path, 1)
+    own = Submission("cp {input} {output}")
+    question = asked(tmp_path, labels, labels, layouts=("plain", ""), submission=own, name="own")
+    with pytest.raises(BenchmdError, match="the predictions are files with labels of all classes"):
+        score(question, say=print)
+
+
+def test_a_folders_whole_name_is_the_algorithms(tmp_path, here):
+    predictions, labels = sides(tmp_path, 1)
+    predictions.rename(tmp_path / "nnUNet_v2.1")
+    outcome = run(tmp_path, tmp_path / "nnUNet_v2.1", labels)
+    assert outcome.manifest.algorithm == "nnUNet_v2.1"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_command_does_not_wait_for_a_gpu_that_is_not_there(ray_cluster):
+    with pytest.raises(BenchmdError, match="99 GPUs are asked for, and this machine has"):
+        next(each([Call("one", 1)], str, gpus=99))

@@ -71,3 +71,14 @@ def test_a_broken_card_says_what_is_wrong(tmp_path, before, after, said):
 def test_an_unknown_task_is_answered_with_the_nearest():
     with pytest.raises(BenchmdError, match="abdomen9"):
         task_named("abdomen")
+
+
+def test_a_name_of_files_has_one_meaning(tmp_path):
+    text = CARD.replace("names: {near: near_one}", "names: {near: far, far: near}")
+    with pytest.raises(BenchmdError, match="files named far are of near, and of far elsewhere"):
+        read_task(card(tmp_path, text))
+
+
+def test_no_class_is_named_as_the_mean_over_classes(tmp_path):
+    with pytest.raises(BenchmdError, match="'mean' names no file of a class's masks"):
+        read_task(card(tmp_path, CARD.replace("far", "mean")))

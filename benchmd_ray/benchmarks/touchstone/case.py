@@ -30,6 +30,7 @@ from benchmd_ray.benchmarks.touchstone.planes import Planes, cut, packed
 from benchmd_ray.benchmarks.touchstone.tasks import LARGEST_LABEL, Layout, Task
 from benchmd_ray.data.apart import begin, serve
 from benchmd_ray.data.records import RecordError
+from benchmd_ray.errors import shown
 from benchmd_ray.scores.overlap import Kinds, Masks, Segmentation, of_labels
 from benchmd_ray.scores.segmentation import scored
 from benchmd_ray.typed import typed
@@ -47,6 +48,9 @@ class Notes:
     ignored: list[int] = field(default_factory=list)
     """Labels of structures that the task excludes."""
     resampled: bool = False
+    without_segment: list[str] = field(default_factory=list)
+    """Classes that a DICOM segmentation has no segment of, so that they are empty there, and the
+    segments that are of no class."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,14 @@ class _Reading:
         with _named(path):
             segments = read_segments(path)
         owners = _owners(segments, self.task, path)
+        if len(owners) < len(self.task.classes):
+            missing = {*range(len(self.task.classes))} - {*owners.values()}
+            others = [n for place, n in enumerate(segments.names) if place not in owners]
+            said = ", ".join(self.task.classes[number] for number in sorted(missing))
+            self.notes.without_segment.append(
+                f"{path.name} has no segment of {said}"
+                + (f", and others: {', '.join(map(shown, others[:5]))}" if others else "")
+            )
 
         def on(grid: Geometry) -> Segmentation:
             made = Masks(grid.shape, len(self.task.classes))
@@ -298,7 +310,7 @@ def _whole(values: npt.NDArray[np.generic], path: Path) -> Kinds:
         out[:] = own
         if own.dtype.kind == "f" and (out != own).any():
             found = own[out != own][0]
-            raise RecordError(f"{path.name} has the value {found:g}, expected whole labels")
+            raise RecordError(f"{path.name} has the value {found:.10g}, expected whole labels")
     return whole
 
 
@@ -315,7 +327,7 @@ def _binary(values: npt.NDArray[np.generic], path: Path) -> Bits:
         if out.any():
             chosen = own[out]
             inside |= {float(chosen.min()), float(chosen.max())}
-    if len(inside) > 1 or not all(value > 0 and value == int(value) for value in inside):
+    if len(inside) > 1 or not all(value > 0 and value.is_integer() for value in inside):
         some = ", ".join(f"{value:g}" for value in sorted(inside))
         raise RecordError(f"{path.name} has the values {some}, expected a mask of 0 and 1")
     return mask

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from benchmd_ray.cli.group import Commands
-from benchmd_ray.cli.options import CPUS, FILE, FOLDER
+from benchmd_ray.cli.options import (
+    CPUS,
+    FILE,
+    FOLDER,
+    Real,
+)
 from benchmd_ray.cli.report import print_table
 from benchmd_ray.errors import BenchmdError
 
@@ -54,22 +59,20 @@ def segment() -> None:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(1),
+    type=Real(1),
     default=600.0,
     show_default=True,
     help="Limit of COMMAND for a case.",
 )
 @click.option(
     "--memory",
-    type=click.FloatRange(0.1),
+    type=Real(0.1, 2**20),
     default=8.0,
     show_default=True,
     metavar="GIB",
     help="Limit of COMMAND for a case.",
 )
-@click.option(
-    "--gpus", type=click.FloatRange(0), default=0.0, show_default=True, help="Of COMMAND, a case."
-)
+@click.option("--gpus", type=Real(0), default=0.0, show_default=True, help="Of COMMAND, a case.")
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
 @CPUS
 def score_files(
@@ -147,14 +150,18 @@ def _print(outcome: Outcome, out: Path) -> None:
             f"{tolerance:7} {there['hd95'].median():>8.2f} mm {counts.get('missed', 0):>7} "
             f"{counts.get('spurious', 0):>9}"
         )
-    overlapping = sum(bool(one["overlapping"]) for one in manifest.cases.values())
+    overlapping = sum(bool(one.get("overlapping")) for one in manifest.cases.values())
     if overlapping:
         click.echo(
             f"masks overlap in {count_of(overlapping, 'case')}: each class is scored from its own"
         )
+    without = [one.get("without_segment") for one in manifest.cases.values()]
+    if cases := sum(map(bool, without)):
+        first = next(filter(None, without))[0]
+        click.echo(f"segments missing in {count_of(cases, 'case')}, and so empty there: {first}")
     if manifest.with_network:
-        cases = count_of(len(manifest.with_network), "case")
-        click.echo(f"the command had network on {cases}: the system does not let users cut it")
+        those = count_of(len(manifest.with_network), "case")
+        click.echo(f"the command had network on {those}: the system does not let users cut it")
     for name, reason in list(outcome.quarantined.items())[:SHOWN]:
         click.echo(f"quarantined: {name}: {reason}")
     if (more := len(outcome.quarantined) - SHOWN) > 0:
@@ -187,7 +194,7 @@ def _print(outcome: Outcome, out: Path) -> None:
 )
 @click.option(
     "--seconds-at-most",
-    type=click.FloatRange(0, min_open=True),
+    type=Real(0, min_open=True),
     help="Exclude algorithms that take longer for a volume on average.",
 )
 @click.option(

@@ -14,7 +14,6 @@ from benchmd_ray.benchmarks.touchstone.contests import Family, pairs, ranked
 from benchmd_ray.benchmarks.touchstone.joining import Scores, require_comparable, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.summaries import (
-    MEAN,
     Drawn,
     cells,
     distances,
@@ -23,6 +22,7 @@ from benchmd_ray.benchmarks.touchstone.summaries import (
     speed,
     worst,
 )
+from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, distance
 from benchmd_ray.errors import BenchmdError, count_of
 

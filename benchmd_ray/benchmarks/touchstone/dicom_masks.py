@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.touchstone.masks import SPACING_TOLERANCE, Geometry
+from benchmd_ray.benchmarks.touchstone.masks import (
+    GRID_TOLERANCE,
+    SPACING_TOLERANCE,
+    Geometry,
+)
 from benchmd_ray.data.readers.dicom import numbers, open_dicom, pixels, text
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME
 from benchmd_ray.data.records import RecordError
@@ -52,9 +56,18 @@ def contained(own: Geometry, grid: Geometry) -> bool:
 
 
 def spanning(own: Geometry, other: Geometry) -> Geometry:
-    """The grid from the first slice of two to the last, where both are of one stack."""
+    """The grid from the first slice of two to the last, where both are of one stack.
+
+    Raises:
+        RecordError: They are further apart than slices of one stack can be.
+    """
     first = _offset(other, own)
     low, high = min(0, first), max(own.shape[0], first + other.shape[0])
+    if high - low > MAX_SLICES:
+        raise RecordError(
+            f"the slices of reference and prediction are {high - low:,} slices apart, expected "
+            "both in one place"
+        )
     return _moved(own, low, high - low)
 
 
@@ -140,7 +153,7 @@ def _stacked(
         raise RecordError("the distance between its slices is not known")
     first = np.array(origins[int(np.argmin(heights))])
     expected = first + places[:, None] * depth * normal
-    if np.abs(expected - np.array(origins)).max() > max(SAME, 0.1 * depth):
+    if np.abs(expected - np.array(origins)).max() > max(SAME, GRID_TOLERANCE * depth):
         raise RecordError("its slices are no regular grid")
     geometry = Geometry(
         shape=(int(places.max()) + 1, *size),

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from benchmd_ray.benchmarks.touchstone.cases import (
     MANIFEST,
     QUARANTINE,
@@ -18,6 +21,7 @@ from benchmd_ray.benchmarks.touchstone.cases import (
     read_scored,
     write_scored,
 )
+from benchmd_ray.benchmarks.touchstone.joining import METRICS
 from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of, images_of
 from benchmd_ray.benchmarks.touchstone.masks import claimed, stem_of, suffix_of
 from benchmd_ray.benchmarks.touchstone.scoring import work
@@ -29,6 +33,7 @@ from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import digest, locked, remove, remove_partial, write_json
 from benchmd_ray.parts import versions_of
 from benchmd_ray.progress import progress
+from benchmd_ray.scores.dice import CODES
 from benchmd_ray.service.each import Call, Lost, each
 
 PARTS, PLAN, PREDICTIONS, LOGS = "parts", "plan.json", "predictions", "logs"
@@ -81,12 +86,15 @@ class _Case:
         return [*self.reference.paths, *self.prediction.paths, *image]
 
     def fingerprint(self) -> str:
-        """Of its files' names, sizes and times: another one is scored anew."""
+        """Of its files' paths, sizes and times: another one is scored anew.
+
+        Also of the time of the last change of a file itself, which unpacking does not set.
+        """
         states = []
         for path in self.paths:
             own = sorted(path.iterdir()) if path.is_dir() else [path]
-            stats = [(one.name, one.stat()) for one in own if one.exists()]
-            states.append([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
+            stats = [(str(one), one.stat()) for one in own if one.exists()]
+            states.append([[p, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for p, s in stats])
         return digest([states, self.reference.fault, self.prediction.fault])
 
     def memory(self) -> int:
@@ -122,7 +130,7 @@ def score(
         _require_same(asked.out, plan)
         for folder in (asked.out, asked.out / PREDICTIONS):
             remove_partial(folder)
-        done = _done(asked.out, cases, complete=(asked.out / MANIFEST).is_file())
+        done = _done(asked.out, cases, plan, asked.task)
         todo = [one for one in cases.values() if one.name not in done]
         if todo or not (asked.out / MANIFEST).is_file():
             _begin(asked.out, plan, done)
@@ -214,19 +222,21 @@ def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
         if others:
             raise BenchmdError(f"{out} has other files, such as {others[0]}: choose another --out.")
         return
-    try:
+    before: Any = None
+    with suppress(ValueError, RecursionError):
         before = json.loads(path.read_bytes())
-    except ValueError:
-        before = {}
+    before = before if isinstance(before, dict) else {}
     if different := [key for key in plan if before.get(key) != plan[key]]:
         raise BenchmdError(
             f"{out} has scores with another {', '.join(different)}: choose another --out."
         )
 
 
-def _done(out: Path, cases: Mapping[str, _Case], *, complete: bool) -> dict[str, dict[str, Any]]:
+def _done(
+    out: Path, cases: Mapping[str, _Case], plan: Mapping[str, Any], task: Task
+) -> dict[str, dict[str, Any]]:
     """Results of cases whose files are as they were; of a finished run, of those with scores."""
-    if complete:
+    if (out / MANIFEST).is_file():
         noted = read_manifest(out).cases
         held: dict[str, list[dict[Any, Any]]] = {}
         for row in read_scored(out).to_dict("records"):
@@ -237,14 +247,41 @@ def _done(out: Path, cases: Mapping[str, _Case], *, complete: bool) -> dict[str,
     else:
         parts = {}
         for path in sorted((out / PARTS).glob("*.json")):
-            with suppress(ValueError, KeyError, TypeError):  # what is not a part is scored anew
+            with suppress(ValueError, RecursionError):  # what is not a part is scored anew
                 part = json.loads(path.read_bytes())
-                parts[part["case"]] = {"noted": {}} | part
+                if _is_part(part):
+                    parts[part["case"]] = part
     return {
         name: part
         for name, part in parts.items()
-        if name in cases and part["noted"].get("fingerprint") == cases[name].fingerprint()
+        if name in cases
+        and ("reason" in part or _is_scored(part["rows"], name, plan["algorithm"], task))
+        and part["noted"].get("fingerprint") == cases[name].fingerprint()
     }
+
+
+def _is_part(part: Any) -> bool:
+    """Whether a file's content has the form of what `_keep` writes."""
+    if not isinstance(part, dict) or not isinstance(part.get("noted"), dict):
+        return False
+    whole = isinstance(part.get("rows"), list) or isinstance(part.get("reason"), str)
+    return whole and isinstance(part.get("case"), str)
+
+
+def _is_scored(rows: list[Any], case: str, algorithm: str, task: Task) -> bool:
+    """Whether rows are possible scores of each class of a case."""
+    if [row.get("class") if isinstance(row, dict) else None for row in rows] != [*task.classes]:
+        return False
+    try:
+        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    named = set(table["case"].to_pylist()) | set(table["algorithm"].to_pylist())
+    shares = np.stack([table[name].to_numpy() for name in METRICS])
+    rest = np.stack([table[name].to_numpy() for name in ("volume_ref_ml", "volume_pred_ml")])
+    known = set(table["code"].to_pylist()) <= set(CODES)
+    possible = np.isnan(shares) | ((shares >= 0) & (shares <= 1))
+    return named == {case, algorithm} and known and bool(possible.all() and (rest >= 0).all())
 
 
 def _begin(out: Path, plan: Mapping[str, Any], done: Mapping[str, dict[str, Any]]) -> None:
@@ -276,7 +313,7 @@ def _run(
     gpus = asked.submission.gpus if asked.submission else 0.0
     try:
         with connected(address, cpus=cpus):
-            for name, result in each(calls, work, gpus=gpus):
+            for name, result in each(calls, work, gpus=gpus, grows=address is not None):
                 given = {"reason": result.reason} if isinstance(result, Lost) else result
                 done[name] = _part(algorithm, name, given, prints[name])
                 _keep(asked.out, name, done[name])

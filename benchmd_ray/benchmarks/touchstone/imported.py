@@ -14,7 +14,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ CARDS = "touchstone"
 """Folder of cards of algorithms, in a folder of cards."""
 MAX_BYTES = 2**26
 """Of a CSV: 100,000 cases of 30 classes."""
+MAX_LINES = 10**6
 NAME = "name"
 TASK = "of the CSV files"
 ORDER = (
@@ -93,7 +94,18 @@ def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
             f"{folder}: no folder in it has a dsc.csv: expected ALGORITHM/dsc.csv, with columns "
             "name and one for each class."
         )
-    return [_algorithm(path) for path in found]
+    others = [] if found == [folder] else _without_scores(folder)
+    read = [_algorithm(path) for path in found]
+    if others:
+        said = f"not read: {', '.join(others)} in {folder.name} without a file dsc.csv."
+        read[0] = replace(read[0], notes=(*read[0].notes, said))
+    return read
+
+
+def _without_scores(folder: Path) -> list[str]:
+    """Names of folders that may be algorithms and have no scores."""
+    each = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    return [path.name for path in each if not (path / "dsc.csv").is_file()]
 
 
 def _algorithm(folder: Path) -> AlgorithmScores:
@@ -170,20 +182,28 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
     return pd.DataFrame(content, index=cases)
 
 
-def read_lines(path: Path, delimiters: str = ",") -> list[list[str]]:
+def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) -> list[list[str]]:
     """Cells of a text table, UTF-8 with or without a byte-order mark.
 
     Args:
         path: The file.
-        delimiters: Of these the one that the first line has most of.
+        delimiters: Of these the one by which the first line has most cells, those that are named as
+            in ``expected`` first.
+        expected: Names of columns, in small letters.
 
     Raises:
         BenchmdError: It cannot be read or is too large.
     """
     try:
         content = read_bounded(path, MAX_BYTES, "the table").decode("utf-8-sig")
-        first = content.partition("\n")[0]
-        delimiter = max(delimiters, key=first.count)
+        if content.count("\n") > MAX_LINES:
+            raise BenchmdError(f"{path}: it has more than {MAX_LINES:,} lines.")
+
+        def fits(mark: str) -> tuple[bool, int]:
+            first = next(csv.reader(io.StringIO(content), delimiter=mark), [])
+            return any(name.strip().lower() in expected for name in first), len(first)
+
+        delimiter = max(delimiters, key=fits)
         return list(csv.reader(io.StringIO(content), delimiter=delimiter, strict=True))
     except RecordError as error:
         raise BenchmdError(f"{path}: {error}.") from error

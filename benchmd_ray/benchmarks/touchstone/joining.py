@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.cases import SCHEMA
+from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.errors import BenchmdError, count_of, shown
 
 if TYPE_CHECKING:
@@ -198,6 +199,17 @@ def _require_sound(one: AlgorithmScores) -> None:
         raise BenchmdError(
             f"{one.source}: the class {shown(others[0])} is not of the task {one.task}, expected "
             f"{', '.join(one.classes)}."
+        )
+    for what, name in (("algorithm", one.name), *(("class", name) for name in one.classes)):
+        if not name.isprintable() or "$" in name:  # figures read it as mathematics
+            raise BenchmdError(
+                f"{one.source}: the {what} is named {name!a}, expected printable characters "
+                "without $."
+            )
+    if MEAN in one.classes:
+        raise BenchmdError(
+            f"{one.source}: a class is named {MEAN}, as the mean over classes is: rename or remove "
+            "it."
         )
     for name in METRICS:
         held = rows[name]

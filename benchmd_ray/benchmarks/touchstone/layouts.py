@@ -164,4 +164,16 @@ def _masks(folder: Path, paths: Iterable[Path], task: Task) -> Files:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    """What is in a folder, by name, but hidden files.
+
+    Raises:
+        BenchmdError: A name cannot be written into tables.
+    """
+    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    for path in found:
+        if not path.name.isprintable():  # also what is not UTF-8
+            raise BenchmdError(
+                f"{folder} has the name {path.name!a}, which is not of printable characters "
+                "in UTF-8. Rename it."
+            )
+    return found

@@ -33,6 +33,8 @@ SPACING_TOLERANCE, DIRECTION_TOLERANCE = 1e-3, 1e-3
 """Of the spacing between voxels, a share; of a direction's cosines."""
 ORIGIN_TOLERANCE = SAME
 """mm, of the first voxel's place."""
+GRID_TOLERANCE = 0.1
+"""Of the distance between slices: how far one may be from its place on a regular grid."""
 NRRD_HEADER_BYTES = 2**16
 NRRD_TYPES = {
     **dict.fromkeys(("uchar", "unsigned char", "uint8", "uint8_t"), 1),
@@ -243,6 +245,10 @@ def _of_series(folder: Path) -> Labels:
     volume = read_series(files, ct=False)
     if gaps := [why for why in volume.warnings if "thickness" not in why]:
         raise RecordError(f"its slices are no regular grid: {gaps[0]}")
+    depth, normal = volume.spacing[0], np.array(volume.normal)
+    expected = volume.origins[0] + np.arange(len(volume.origins))[:, None] * depth * normal
+    if np.abs(volume.origins - expected).max() > max(ORIGIN_TOLERANCE, GRID_TOLERANCE * depth):
+        raise RecordError("its slices are no regular grid: each is shifted within its plane")
     header = open_dicom(files[0], stop_before_pixels=True)
     cosines = numbers(header, "ImageOrientationPatient", 6) or ()
     columns = (cosines[:3], cosines[3:], tuple(volume.normal))
@@ -294,6 +300,11 @@ def _require_nrrd(path: Path) -> None:
         )
     if voxels > MAX_VOXELS or voxels * NRRD_TYPES[kind] > MAX_BYTES:
         raise RecordError(f"it has the extents {_times(tuple(sizes))}, which are too large")
+    if "spacings" not in fields and "space directions" not in fields:
+        raise RecordError("it does not say how far its voxels are apart (space directions)")
+    units = re.findall(r'"([^"]*)"', fields.get("space units", ""))
+    if any(unit != "mm" for unit in units):
+        raise RecordError(f"its lengths are in {' and '.join(dict.fromkeys(units))}, expected mm")
 
 
 def _nrrd(path: Path) -> tuple[list[int], Mapping[str, str]]:

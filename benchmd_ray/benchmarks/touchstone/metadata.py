@@ -63,7 +63,7 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
     Raises:
         BenchmdError: It is no such table, a case is there twice, or an age is not a number.
     """
-    lines = [line for line in read_lines(path, ",;\t") if line]
+    lines = [line for line in read_lines(path, ",;\t", CASE) if line]
     head = [name.strip().lower() for name in lines[0]] if lines else []
     key = next((name for name in CASE if name in head), "")
     if not key:

@@ -36,7 +36,7 @@ from benchmd_ray.benchmarks.touchstone.report_parts import (
     table_with,
     where_any,
 )
-from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.columns import column_of, interval_of
 from benchmd_ray.results.report.table import Column, Table, shown

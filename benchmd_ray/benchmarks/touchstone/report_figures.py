@@ -25,7 +25,7 @@ from benchmd_ray.benchmarks.touchstone.report_parts import (
     SPEED,
     class_title,
 )
-from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled

@@ -9,7 +9,7 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import CENTRED
-from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.results.report.columns import column_of
 from benchmd_ray.results.report.table import Column, Table, constant
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone import report_trained
 from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, EVALUATION, LEVEL, OWN, RANK
-from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid

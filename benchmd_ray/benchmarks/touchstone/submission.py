@@ -186,6 +186,7 @@ def _watched(
     if not fault and process.returncode:
         how = _ended(process.returncode)
         last = (texts[1].strip() or texts[0].strip()).rpartition("\n")[2][:200]
+        last = "".join(c if c.isprintable() else "�" for c in last)
         fault = f"the command failed ({how}){': ' + last if last else ''}"
     return Ran(seconds, peak, fault)
 

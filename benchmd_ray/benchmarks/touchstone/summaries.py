@@ -19,13 +19,12 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
+from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.scores.intervals import StandardError, difference_interval, value_interval
 from benchmd_ray.scores.resampling import resampled_means
 from benchmd_ray.scores.sums import ratio
 from benchmd_ray.scores.support import INTERVAL_PATIENTS
 
-MEAN = "mean"
-"""Name of the mean over classes where rows are by class."""
 WORST = 10
 """Cases of each class in the table of the worst."""
 PRESENT, ABSENT = ("both", "missed"), ("absent", "spurious")

@@ -6,7 +6,6 @@ named by the path of its card.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,8 @@ from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.typed import typed
 
 FOLDER = "segmentation"
+MEAN = "mean"
+"""Name of the mean over classes where rows are by class; no class has it."""
 CLASS = r"[A-Za-z0-9][\w.-]{0,99}"
 """What classes and files of masks are named like."""
 LARGEST_LABEL = 2**16 - 1
@@ -71,21 +72,29 @@ class Task:
         if not 1 <= len(own) <= MOST_CLASSES or len(own) < len(self.classes):
             raise FieldError("classes", f"expected 1 to {MOST_CLASSES} different classes.")
         for name in self.classes:
-            if not re.fullmatch(CLASS, name):
+            if not re.fullmatch(CLASS, name) or name == MEAN:
                 raise FieldError("classes", f"{shown(name)} names no file of a class's masks.")
         if not self.layouts:
             raise FieldError("layouts", "expected at least one.")
+        meant = {name: name for name in self.classes}
         for name, layout in self.layouts.items():
             if layout.ids and layout.ids.keys() != own:
                 raise FieldError("layouts", f"{name}: ids are expected for all classes, or none.")
             _require_known(name, layout.names, own)
             if not all(re.fullmatch(CLASS, each) for each in layout.names.values()):
                 raise FieldError("layouts", f"{name}: a name is not that of a file.")
+            for own_name, alias in layout.names.items():
+                if (other := meant.setdefault(alias, own_name)) != own_name:
+                    raise FieldError(
+                        "layouts",
+                        f"{name}: files named {alias} are of {own_name}, and of {other} elsewhere "
+                        "in this card: one name has one meaning.",
+                    )
         for name, preset in self.presets.items():
             _require_known(name, preset.classes, own)
         positive = [self.tolerance, *(p.default for p in self.presets.values())]
         positive += [value for p in self.presets.values() for value in p.classes.values()]
-        if not all(0 < value < math.inf for value in positive):
+        if min(positive) <= 0:
             raise FieldError("tolerance", "tolerances are lengths above 0 mm.")
 
     def file_names(self) -> dict[str, str]:

@@ -24,7 +24,7 @@ from scipy.stats import kendalltau
 
 from benchmd_ray.benchmarks.touchstone.imported import read_lines
 from benchmd_ray.benchmarks.touchstone.joining import Floats
-from benchmd_ray.benchmarks.touchstone.summaries import MEAN
+from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.scores.comparison import LEVEL, holm
 from benchmd_ray.scores.support import TEST_PATIENTS
@@ -138,8 +138,12 @@ def read_means(path: Path, metric: str = "dsc") -> dict[tuple[str, str], Means]:
             raise BenchmdError(f"{path}, line {number}: {algorithm} is there twice in {name}.")
         try:
             held[algorithm] = float(mean)
+            if not math.isfinite(held[algorithm]):
+                raise ValueError
         except ValueError as error:
             raise BenchmdError(f"{path}, line {number}: {shown(mean)} is not a number.") from error
+    if not found:
+        raise BenchmdError(f"{path}: it has no rows below its header.")
     if MEAN not in found:
         everywhere = set.intersection(*(set(held) for held in found.values())) if found else set()
         found[MEAN] = {

@@ -20,9 +20,16 @@ from benchmd_ray.data.readers.bounded import ANY, BoundedFile
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume
 from benchmd_ray.data.records import RecordError
 
-VERSION = 1
+VERSION = 2
 """Raised whenever what it reads of the same file changes."""
 HEADER_BYTES = 348
+FLOATS = {16: "f4", 64: "f8"}
+"""NumPy's names of the types that may hold what is not a number."""
+ALIKE = 1e-3
+"""How far directions may be from right angles, as a cosine; and sizes that a header has twice from
+each other, as a share."""
+MOVED = 0.5
+"""Of a voxel: how far apart two places that a header has for it may be."""
 TYPES = {2: 1, 4: 2, 8: 4, 16: 4, 64: 8, 256: 1, 512: 2, 768: 4}
 """Bytes of a voxel of the types that are taken: whole and floating-point numbers."""
 MAX_BYTES = 2**31
@@ -105,19 +112,28 @@ def require_nifti(path: Path) -> None:
     try:
         with BoundedFile(path, ANY) as file:
             stream: Any = gzip.GzipFile(fileobj=file) if packed else file
-            expected = _size(stream.read(HEADER_BYTES))
-            held = HEADER_BYTES  # SimpleITK puts zeros where a file ends early
+            header = stream.read(HEADER_BYTES)
+            expected, offset, dtype = _size(header)
+            stream.read(offset - HEADER_BYTES)
+            held, left, wrong = offset, b"", 0  # SimpleITK puts zeros where a file ends early
             while held <= expected + MAX_OFFSET and (part := stream.read(2**20)):
                 held += len(part)
+                if dtype is not None:  # and where a number is not finite
+                    part = left + part
+                    whole = len(part) - len(part) % dtype.itemsize
+                    wrong += int((~np.isfinite(np.frombuffer(part[:whole], dtype))).sum())
+                    left = part[whole:]
     except (OSError, EOFError, zlib.error) as error:  # of gzip, which holds a checksum
         raise RecordError(f"it cannot be opened, or is damaged ({type(error).__name__})") from error
     if not expected <= held <= expected + MAX_OFFSET:
         what = "cut off" if held < expected else "longer than its header says"
         raise RecordError(f"it is {what}: expected {expected:,} bytes")
+    if wrong:
+        raise RecordError(f"{wrong:,} of its voxels are not finite numbers")
 
 
-def _size(header: bytes) -> int:
-    """Bytes of the file that a header describes.
+def _size(header: bytes) -> tuple[int, int, np.dtype[Any] | None]:
+    """Bytes of the file that a header describes, where its voxels begin, and their type if floats.
 
     Raises:
         RecordError: It is no such header, or of no volume of three axes.
@@ -142,4 +158,48 @@ def _size(header: bytes) -> int:
         raise RecordError(f"its voxels begin at byte {offset:g}, expected behind the header")
     if not all(map(math.isfinite, (*spacing, *place))) or min(spacing) <= 0:
         raise RecordError("its directions or the size of its voxels are not numbers")
-    return int(offset + voxels * TYPES[kind])
+    _require_one_place(header, order)
+    dtype = np.dtype(f"{order}{FLOATS[kind]}") if kind in FLOATS else None
+    return int(offset) + voxels * TYPES[kind], int(offset), dtype
+
+
+def _require_one_place(header: bytes, order: str) -> None:
+    """Refuse a header that says in two ways where voxels are, and not the same.
+
+    A file may have a matrix (sform) and a quaternion (qform) with the voxels' sizes (pixdim); each
+    has a code that says of which space it is, 0 for none.
+
+    Raises:
+        RecordError: The message says what differs.
+    """
+    sign, *spacing = struct.unpack(f"{order}4f", header[76:92])
+    extents = np.array(struct.unpack(f"{order}3h", header[42:48]))
+    of_quaternion, of_matrix = struct.unpack(f"{order}2h", header[252:256])
+    numbers = struct.unpack(f"{order}18f", header[256:328])
+    if of_matrix <= 0:
+        return
+    matrix = np.array(numbers[6:]).reshape(3, 4)
+    sizes = np.linalg.norm(matrix[:, :3], axis=0)
+    if (np.abs(sizes - spacing) > ALIKE * np.array(spacing)).any():
+        both = [" × ".join(f"{value:.4g}" for value in each) for each in (spacing, sizes)]
+        raise RecordError(f"its voxels are {both[0]} mm by pixdim and {both[1]} mm by sform")
+    cosines = (matrix[:, :3] / sizes).T @ (matrix[:, :3] / sizes)
+    if np.abs(cosines - np.eye(3)).max() > ALIKE:
+        raise RecordError("its directions are not at right angles (sform)")
+    if of_quaternion == of_matrix:
+        b, c, d = numbers[:3]
+        a = math.sqrt(max(0.0, 1 - b * b - c * c - d * d))
+        turned = np.array(
+            [
+                [a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)],
+                [2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)],
+                [2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c],
+            ]
+        )
+        scaled = turned * np.array(spacing) * [1, 1, -1 if sign < 0 else 1]
+        other = np.column_stack([scaled, numbers[3:6]])
+        corners = np.column_stack([np.eye(3) * extents, np.zeros(3)])
+        corners = np.vstack([corners, [1, 1, 1, 1]])  # of each axis, and the first voxel
+        moved = np.abs((matrix - other) @ corners).max()
+        if moved > MOVED * min(spacing):
+            raise RecordError(f"its qform and sform place voxels {moved:.3g} mm apart")
