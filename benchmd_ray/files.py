@@ -157,6 +157,11 @@ def _not_regular(path: Path) -> BenchmdError:
     return BenchmdError(f"{path} is a link or not a regular file, expected a file: remove it.")
 
 
+def slug(*parts: object) -> str:
+    """Words as one name of a file or a place on a page: small letters, digits, hyphens."""
+    return re.sub("[^a-z0-9]+", "-", "-".join(map(str, parts)).lower()).strip("-")
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:

@@ -48,7 +48,7 @@ def opened(
             _require_bounded(file.metadata, path, remedy)
             names = _schema(file, path, remedy).names
             if len(set(names)) < len(names):
-                raise Damaged(path, "a column is there twice", remedy)
+                raise Damaged(path, "a column appears twice", remedy)
             for field in file.schema_arrow:
                 if _foreign(field.type):
                     raise Damaged(path, f"its column {field.name!r} is of a foreign type", remedy)

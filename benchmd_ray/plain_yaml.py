@@ -116,14 +116,14 @@ class _PlainValues(yaml.SafeLoader):
         """A mapping.
 
         Raises:
-            ConstructorError: A key is there twice; YAML would drop the first silently.
+            ConstructorError: A key appears twice; YAML would drop the first silently.
         """
         seen: set[str] = set()
         for name, _ in node.value:
             if isinstance(name, yaml.ScalarNode):
                 if name.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {name.value!r} is there twice", name.start_mark
+                        None, None, f"the key {name.value!r} appears twice", name.start_mark
                     )
                 seen.add(name.value)
         return super().construct_mapping(node, deep)

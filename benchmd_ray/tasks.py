@@ -89,7 +89,7 @@ class Task:
         """Refuse classes that cannot be told apart.
 
         Raises:
-            FieldError: There are too few, or one is there twice.
+            FieldError: There are too few, or one appears twice.
         """
         least = 2 if self.exclusive or self.segments else 1
         if self.segments and len(self.classes) > MOST_LABELS:

@@ -195,7 +195,7 @@ def test_an_encoder_name_in_a_file(tmp_path):
         ("=3", r"--set '=3' is not of the form a\.b=value"),
         (
             "pretrain={steps: 1, steps: 2}",
-            r"value of --set .*the key 'steps' is there twice",
+            r"value of --set .*the key 'steps' appears twice",
         ),
         ("encoder.pool=max", r"encoder\.pool.*'max'.*Valid: cls, mean"),
     ],
@@ -248,10 +248,10 @@ def test_plain_torch_is_refused_where_it_cannot_serve():
         ("pretrain: [\n", r"cannot read the settings file"),
         (
             "seed: 1\npretrain:\n  steps: 1\n  batch_size: 8\n  steps: 2\n",
-            r"cannot read the settings file .*wrong\.yaml: the key 'steps' is there twice(.|\n)*"
+            r"cannot read the settings file .*wrong\.yaml: the key 'steps' appears twice(.|\n)*"
             r"line 5, column 3",
         ),
-        ("seed: 1\n'seed': 1\n", r"the key 'seed' is there twice"),
+        ("seed: 1\n'seed': 1\n", r"the key 'seed' appears twice"),
         ("seed: !!python/object/apply:os.getpid []\n", r"cannot read the settings file"),
         ("pretrain:\n  stepz: 1\n", r"'stepz'\. Did you mean 'steps'"),
     ],

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from benchmd_ray.scores.resampling import group_multiplicities
+from benchmd_ray.scores.resampling import resampled_means
 from benchmd_ray.scores.seeds import pooled_seeds
+from benchmd_ray.scores.sums import mean_over_classes, ratio
 from benchmd_ray.scores.support import Basis, effective
 from benchmd_ray.training.predictions import Predictions
 
@@ -104,36 +105,17 @@ def _measured(
     table = own.pivot(index="record_id", columns="class", values="dsc")[list(classes)]
     cases = own.drop_duplicates("record_id").set_index("record_id").loc[table.index]
     names, place = np.unique(cases["group_id"].to_numpy(dtype=np.str_), return_inverse=True)
-    weights = group_multiplicities(len(names), range(resamples)).astype(np.float64)[:, place]
     values = table.to_numpy(dtype=np.float64)
     known = ~np.isnan(values)
-    draws = _means(weights, values, known)
-    point = _means(np.ones((1, len(values))), values, known)[0]
-    scored = ~np.isnan(point)
+    draws = resampled_means(values, place, resamples=resamples)
+    point = ratio(np.where(known, values, 0.0).sum(axis=0), known.sum(axis=0))
     patients = [effective(np.bincount(place[column])) for column in known.T]
-    counts = tuple(n for n, is_in in zip(patients, scored, strict=True) if is_in)
+    counts = tuple(n for n, some in zip(patients, known.any(axis=0), strict=True) if some)
     sizes = len(place), len(names)
-    mean = float(point[scored].mean()) if scored.any() else np.nan
     whole = Basis(effective(np.bincount(place)), counts)
-    over = draws[:, scored].mean(axis=1)
-    yield MEAN, Measured(mean, over, whole, *sizes, int(known.any(axis=1).sum()))
+    value, over = float(mean_over_classes(point)), mean_over_classes(draws)
+    yield MEAN, Measured(value, over, whole, *sizes, int(known.any(axis=1).sum()))
     for column, name in enumerate(classes):
         basis = Basis(patients[column], ())
         one = draws[:, column]
-        yield name, Measured(point[column], one, basis, *sizes, int(known[:, column].sum()))
-
-
-def _means(weights: Floats, values: Floats, known: npt.NDArray[np.bool_]) -> Floats:
-    """Mean of each class over the cases that have it, NaN without one.
-
-    Args:
-        weights: (draws, cases).
-        values: (cases, classes), NaN where unknown.
-        known: Where they are not NaN.
-
-    Returns:
-        (draws, classes).
-    """
-    total = weights @ known.astype(np.float64)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(weights @ np.where(known, values, 0.0) / total)
+        yield name, Measured(float(point[column]), one, basis, *sizes, int(known[:, column].sum()))

@@ -91,7 +91,7 @@ class Files:
         if not self.table and "class" not in self.levels:
             yield "levels", "expected class among them, or a table that says the classes"
         if len(set(self.levels)) < len(self.levels):
-            yield "levels", "one is there twice, expected each once"
+            yield "levels", "one appears twice, expected each once"
         for key in ("labels", "patient", "split", "metadata"):
             if not self.table and getattr(self, key):
                 yield key, "it names columns: add the table that has them"

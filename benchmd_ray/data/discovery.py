@@ -109,7 +109,7 @@ def _unique(found: Discovery, *, listed: bool) -> Discovery:
     others = [item for item in found.items if kept[item.record_id] is not item]
     if (clash := [i for i in others if _truth(i) != _truth(kept[i.record_id])]) and listed:
         raise BenchmdError(
-            f"the record {clash[0].record_id} is there twice with different labels "
+            f"the record {clash[0].record_id} appears twice with different labels "
             f"({len(clash):,} such records in all): correct the table."
         )
     excluded = Counter(found.excluded) + Counter({DUPLICATE: len(others)})

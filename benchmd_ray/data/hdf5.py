@@ -278,7 +278,7 @@ def _parts(
             **shard_part(table, folder / shard["file"], card),
         }
     if len(np.unique(np.concatenate(seen))) != sum(first.values()):
-        raise foreign(path, "a record is there twice")
+        raise foreign(path, "a record appears twice")
 
 
 def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -> pa.Table:

@@ -19,7 +19,7 @@ from benchmd_ray.tasks import UNKNOWN
 Key = TypeVar("Key", bound=Hashable)
 GroupedBy = Literal["patient", "lesion", "exam", "record"]
 
-DUPLICATE = "its id is there twice; the first is kept"
+DUPLICATE = "its id appears twice; the first is kept"
 """Why a further file or item of one id is excluded; it is not a further record of the dataset."""
 NO_ROW = "no table names it"
 """Why a file is excluded that is in none of the tables."""

@@ -45,14 +45,13 @@ class Sums:
 
 
 def mean_over_classes(values: Floats) -> Floats:
-    """Unweighted mean of each resample over the classes it could score, (resamples,).
+    """Unweighted mean over the classes that have a value, (...,), such as of each resample.
 
     Args:
-        values: (resamples, classes). A class that is NaN in a resample is excluded from that
-            resample's mean; the mean is NaN when all are.
+        values: (..., classes). A class that is NaN is excluded; the mean is NaN when all are.
     """
     scored = ~np.isnan(values)
-    return ratio(np.where(scored, values, 0.0).sum(axis=1), scored.sum(axis=1))
+    return ratio(np.where(scored, values, 0.0).sum(axis=-1), scored.sum(axis=-1))
 
 
 def ratio(above: npt.ArrayLike, below: npt.ArrayLike) -> Floats:

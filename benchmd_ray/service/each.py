@@ -90,7 +90,7 @@ def each(
                     call = running.pop(reference)
                     result = _result(reference, tries.setdefault(call.name, [0, 0]))
                     if result is _AGAIN:
-                        waiting.append(call)  # last: it may take the next worker along, too
+                        waiting.append(call)  # last: it may end the next worker, too
                     else:
                         yield call.name, result
     finally:
@@ -117,7 +117,7 @@ def _result(reference: Any, tries: list[int]) -> Any:
         if tries[0] < TRIES:
             return _AGAIN
         memory = isinstance(error, ray.exceptions.OutOfMemoryError)
-        why = "for want of memory" if memory else f"({type(error).__name__})"
+        why = "for lack of memory" if memory else f"({type(error).__name__})"
         return Lost(f"its Ray worker was lost {TRIES} times {why}")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import benchmd_ray
 from benchmd_ray.cluster import ENVIRONMENT, NODES, asked_nodes
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import resource_folder
+from benchmd_ray.files import resource_folder, slug
 from benchmd_ray.private_parts import private_part
 from benchmd_ray.service.job_variables import HOOK, PYTHON, write_variables
 
@@ -140,7 +140,7 @@ def submit(
     ray_constants = private_part("ray._private", "ray_constants")
     values = _values(variables, arguments)
     asked_nodes(nodes)
-    title = re.sub(r"[^a-z0-9]+", "-", (name or arguments[0]).lower()).strip("-") or "job"
+    title = slug(name or arguments[0]) or "job"
     job = f"benchmd-{title}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     with asking(address) as client, tempfile.TemporaryDirectory() as staged:
         _require_same_ray(client)

@@ -301,7 +301,7 @@ def _read_trials(path: Path, schema: pa.Schema) -> pd.DataFrame:
     if unknown:
         raise unknown_name(f"state of a trial in {path}:", str(unknown[0]), STATES)
     if trials["number"].duplicated().any():
-        raise Damaged(path, "a number of a trial is there twice", remedy)
+        raise Damaged(path, "a number of a trial appears twice", remedy)
     lacking = trials[(trials["state"] == "complete") & trials["value"].isna()]
     if len(lacking):
         why = f"trial {lacking['number'].iloc[0]} is complete and has no value"

@@ -510,7 +510,7 @@ def with_values(table, name, where, chosen, value):
             ),
             "its column set has missing values",
         ),
-        (lambda t: pa.concat_tables([t, t.slice(0, 1)]), "a record is there twice"),
+        (lambda t: pa.concat_tables([t, t.slice(0, 1)]), "a record appears twice"),
         (
             lambda t: with_values(t, "use_case", t["set"], "in", "unseen"),
             "an in-distribution record has a use-case",

@@ -7,7 +7,7 @@ from touchstone_scores import CLASSES, algorithm, simulated, write_csv
 from benchmd_ray.benchmarks.touchstone import imported
 from benchmd_ray.benchmarks.touchstone.comparing import compare
 from benchmd_ray.benchmarks.touchstone.imported import read_csv_folder
-from benchmd_ray.benchmarks.touchstone.joining import joined, unequal
+from benchmd_ray.benchmarks.touchstone.joining import completed, joined, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import read_metadata
 from benchmd_ray.benchmarks.touchstone.scored import read_scores
 from benchmd_ray.benchmarks.touchstone.two_sets import read_means
@@ -63,10 +63,10 @@ def test_cases_that_only_some_algorithms_have_are_counted_and_kept_apart():
 
 def test_a_case_that_is_there_twice_is_refused(tmp_path):
     write_csv(tmp_path / "a", values(cases=3), cases=["s1", "s2", "s1"])
-    with pytest.raises(BenchmdError, match="1 case there twice, such as 's1': keep one row"):
+    with pytest.raises(BenchmdError, match="1 case repeated, such as 's1': keep one row"):
         read_csv_folder(tmp_path)
     rows = algorithm("a", values(cases=2), cases=["s1", "s1"])
-    with pytest.raises(BenchmdError, match=r"run-a: 1 case there twice \(s1\)"):
+    with pytest.raises(BenchmdError, match=r"run-a: 1 case repeated \(s1\)"):
         joined([rows])
 
 
@@ -132,7 +132,7 @@ def test_percentages_are_refused(tmp_path):
     [
         ("", "its header is empty"),
         ("case,liver\ns1,0.5\n", "its header is case, liver; expected name"),
-        ("name,liver,liver\ns1,1,1\n", "a column is there twice"),
+        ("name,liver,liver\ns1,1,1\n", "a column appears twice"),
         ("name,liver\ns1,0.5,0.6\n", "line 2: expected 2 cells"),
         ("name,liver\ns1,good\n", "line 2: 'good' is not a number"),
         ("name,liver\ns1,\xff\n", "not a table as UTF-8 text"),
@@ -204,7 +204,7 @@ def test_cases_of_a_training_part_are_stated(tmp_path):
         ("", "its columns are none; expected one that names the case"),
         ("name,age\ns1,old\n", "the age 'old' is not a number of years"),
         ("name,age\ns1,-3\n", "the age '-3' is not within 0 to 150"),
-        ("name,age\ns1,3\ns1,4\n", "the case 's1' is there twice"),
+        ("name,age\ns1,3\ns1,4\n", "the case 's1' appears twice"),
         ("name,age\ns1\n", "line 2: expected 2 cells"),
     ],
 )
@@ -233,7 +233,7 @@ def test_published_means_are_read_once_each(tmp_path):
     assert found["dsc", "mean"].values.tolist() == [80, 80]
     for text, message in (
         ("algorithm,mean\na,3\n", "lacks the column class"),
-        ("algorithm,class,mean\na,liver,1\na,liver,2\n", "a is there twice in liver"),
+        ("algorithm,class,mean\na,liver,1\na,liver,2\n", "a appears twice in liver"),
         ("algorithm,class,mean\na,liver,good\n", "'good' is not a number"),
     ):
         path.write_text(text)
@@ -251,7 +251,7 @@ def test_metadata_may_be_quoted_and_their_delimiter_follows_from_the_case(tmp_pa
         path.write_text(text)
         assert read_metadata(path).groups("age", ["s1"]) == ["10–19"]
     path.write_text("case,Patient,patient\ns1,a,b\n")
-    with pytest.raises(BenchmdError, match="the column 'patient' is there twice"):
+    with pytest.raises(BenchmdError, match="the column 'patient' appears twice"):
         read_metadata(path)
     path.write_text("case,diagnosis\ns1,none\ns2,NA\n")
     assert read_metadata(path).groups("diagnosis", ["s1", "s2"]) == ["none", None]
@@ -314,3 +314,21 @@ def test_own_averages_skip_classes_that_no_case_shows():
     cells = compare(joined([algorithm("one", dsc)]), resamples=10).cells.set_index("class")
     assert cells.loc["mean", "own_mean"] == pytest.approx(dsc[:, :2].mean(axis=0).mean())
     assert cells.loc["mean", "own_mean"] == pytest.approx(cells.loc["mean", "value"])
+
+
+def test_cases_without_a_score_may_count_as_missed():
+    dsc = values(cases=30)
+    dsc[20, 1] = np.nan
+    whole = algorithm("whole", dsc, nsd=0.5, tolerance=2.0, code="both")
+    part = algorithm("part", dsc[:18], nsd=0.5, tolerance=2.0, code="both")
+    found = completed(joined([whole, part]))
+    assert found.common.all()
+    own = found.values("dsc")[:, 1]
+    np.testing.assert_array_equal(own[:18], dsc[:18])
+    np.testing.assert_array_equal(np.isnan(own), np.isnan(dsc))
+    assert np.nansum(own[18:]) == 0
+    rows = found.rows[(found.rows["algorithm"] == "part") & (found.rows["case"] == "s0020")]
+    assert rows["code"].tolist() == ["missed", "absent", "missed"]
+    assert rows["hd95"].tolist()[0] == np.inf
+    assert "part: 12 cases without a score, counted as missed." in found.by_name["part"].notes
+    assert completed(joined([whole])).rows.equals(joined([whole]).rows)

@@ -213,7 +213,7 @@ def test_a_folder_without_a_mask_of_each_class_is_refused(tmp_path, pair):
 
 def test_one_class_in_two_files_is_refused(tmp_path, pair):
     folder = write_masks(tmp_path / "case", boxes(), {"near": 1, "near_one": 1, "far": 2})
-    with pytest.raises(RecordError, match="near is there twice"):
+    with pytest.raises(RecordError, match="near appears twice"):
         scores(tmp_path, pair[0], folder)
 
 

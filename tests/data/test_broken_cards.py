@@ -80,7 +80,7 @@ FAULTS = [
     ("split: part", "folder: /raw\n  split: part", 9, "files: folder: '/raw' is not a path within"),
     ("table: t.csv", "table: a/../../t.csv", 8, r"files: table: .* is not a path within the raw"),
     ("  table: t.csv\n", "", 8, "files: split: it names columns: add the table"),
-    ("split: part", "levels: [class, class]\n  split: part", 9, "levels: one is there twice"),
+    ("split: part", "levels: [class, class]\n  split: part", 9, "levels: one appears twice"),
     ("files:", "evaluation_splits: {odd: [test]}\nfiles:", 7, "unknown policy in .*'odd'"),
     ("files:", "evaluation_splits: {}\nfiles:", 7, r"is empty, expected \{clean: \[test\]\}"),
     ("files:", "evaluation_splits: {clean: [train]}\nfiles:", 7, "never trained on"),

@@ -145,12 +145,12 @@ def rows(built, split):
 def test_an_id_that_is_there_twice_is_kept_once_and_counted(films, raw, tmp_path):
     films.names = ("f0", "f1", "f0", "f3", "f1", "f1")
     with pytest.raises(BenchmdError, match="holds 3 records of films, the card expects 6"):
-        build("films", raw, tmp_path / "out")  # what is there twice is not a further record
+        build("films", raw, tmp_path / "out")  # what appears twice is not a further record
     built = build("films", raw, tmp_path / "out", allow_missing=True)
     kept = rows(built, "train") + rows(built, "test")
     assert [row["record_id"] for row in kept] == ["f0", "f1", "f3"]
     assert [row["valid_size"] for row in kept] == [list(SIZES[i]) for i in (0, 1, 3)]
-    assert built.manifest["excluded"]["its id is there twice; the first is kept"] == 3
+    assert built.manifest["excluded"]["its id appears twice; the first is kept"] == 3
     assert built.manifest["raw"]["records"] == 3
     assert not verify(built).faults
 

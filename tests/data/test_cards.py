@@ -111,7 +111,7 @@ def refusal(path):
 def test_a_key_that_is_there_twice_is_refused(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text((FOLDER / "georgia.yaml").read_text() + "version: 7\n")
-    assert "card x.yaml: the key 'version' is there twice" in refusal(path)
+    assert "card x.yaml: the key 'version' appears twice" in refusal(path)
 
 
 @pytest.mark.parametrize(

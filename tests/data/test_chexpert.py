@@ -198,7 +198,7 @@ def test_a_second_row_of_an_image_is_counted_or_refused(root, copied):
     edit(copied / VALID, twice)
     found = discover(copied)
     assert found.items == expected.items
-    assert found.excluded == {"its id is there twice; the first is kept": 1}
+    assert found.excluded == {"its id appears twice; the first is kept": 1}
 
     def contradict(table):
         table.iloc[-1, table.columns.get_loc("Edema")] = (

@@ -230,7 +230,7 @@ def test_other_images_beside_ham10000_are_ignored_or_counted(synthetic_photos, c
     shutil.copy(image, image.with_name("ISIC_0024306_segmentation.png"))
     found = discover("ham10000", root)
     assert found.items == discover("ham10000", synthetic_photos["ham10000"]).items
-    assert found.excluded == {"its id is there twice; the first is kept": 1}
+    assert found.excluded == {"its id appears twice; the first is kept": 1}
     shutil.copy(image, image.with_name("ISIC_0099999.jpg"))
     assert discover("ham10000", root).excluded["no table names it"] == 1
 

@@ -332,7 +332,7 @@ def group_for_dataset(f):
         (very_old, "an age is not within 0 to 90 years"),
         (other_value, "its targets are others than 1, 0 and -1"),
         (other_label, "its rows give other splits than its manifest states"),
-        (twice, "a record is there twice"),
+        (twice, "a record appears twice"),
         (extra, "its group test holds other datasets than expected"),
         (extra_group, "it holds .*'train'.* expected"),
         (group_for_dataset, "target is not a dataset within the file"),

@@ -130,7 +130,7 @@ def test_of_two_sizes_the_larger_is_read(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "ISIC_0000103.jpg").write_bytes(b"x" * size)
     found = discover(tmp_path)
-    assert found.excluded == {"its id is there twice; the first is kept": 3}
+    assert found.excluded == {"its id appears twice; the first is kept": 3}
     paths = {item.record_id: item.path for item in found.items}
     assert paths["ISIC_0000103"] == "images_full/ISIC_0000103.jpg"
     assert len(paths) == 10
@@ -188,7 +188,7 @@ def test_real_sample_is_the_validation_part(real_data):
         rows = {r["image_id"]: r for r in csv.DictReader(file)}
     found = discover(folder)
     assert found.layout == "validation"
-    assert found.excluded == {"its id is there twice; the first is kept": 10}
+    assert found.excluded == {"its id appears twice; the first is kept": 10}
     assert len(found.missing) == 2000 + 150 - 98
     small = {path.stem for path in (folder / "images_256").iterdir()}
     full = {path.stem for path in (folder / "images_full").iterdir()}

@@ -291,7 +291,7 @@ def test_tables_in_parquet_read_as_those_in_csv(tmp_path, values):
 def test_odd_tables_in_parquet_are_refused(tmp_path, monkeypatch):
     twice = pa.Table.from_arrays([pa.array(["x"])] * 2, names=["path", "path"])
     pq.write_table(twice, tmp_path / "twice.parquet")
-    with pytest.raises(BenchmdError, match=r"twice\.parquet is damaged: a column is there twice"):
+    with pytest.raises(BenchmdError, match=r"twice\.parquet is damaged: a column appears twice"):
         list(table_rows(tmp_path / "twice.parquet", ["path"], "it"))
     pq.write_table(pa.table({"path": ["x"], "n": [1], "boxes": [[1, 2]]}), tmp_path / "t.parquet")
     with pytest.raises(BenchmdError, match="has no column 'label'; it has 'path', 'n', 'boxes'"):
@@ -397,7 +397,7 @@ def test_columns_that_say_nothing_of_what_they_are_named_for_are_refused(raw, ca
 def test_one_file_with_two_labels_is_refused(raw, card):
     (raw / "table.csv").write_text("path,label\na/a0.png,a\na/a1.png,a\na/a0.png,b\n")
     own = card({"table": "table.csv"})
-    with pytest.raises(BenchmdError, match=r"a/a0 is there twice with different labels"):
+    with pytest.raises(BenchmdError, match=r"a/a0 appears twice with different labels"):
         discovered(own, raw, "clean", None, {})
 
 

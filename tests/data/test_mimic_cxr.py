@@ -245,7 +245,7 @@ def test_a_second_row_of_a_study_is_counted_or_refused(root, copied):
     table.to_csv(copied / LABELS, index=False)
     found = mimic_cxr.discover(copied, CARD, choose())
     assert found.items == expected.items
-    reason = "its id is there twice; the first is kept"
+    reason = "its id appears twice; the first is kept"
     assert found.excluded == expected.excluded | {reason: 1}
     table.loc[0, "Edema"] = "0.0" if table.loc[0, "Edema"] == "1.0" else "1.0"
     table.to_csv(copied / LABELS, index=False)

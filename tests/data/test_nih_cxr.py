@@ -201,7 +201,7 @@ def test_a_second_file_of_a_film_is_counted(official):
     (official / "images_009" / name).touch()
     found = discover(official)
     assert found.items == expected.items
-    assert found.excluded == expected.excluded | {"its id is there twice; the first is kept": 1}
+    assert found.excluded == expected.excluded | {"its id appears twice; the first is kept": 1}
 
 
 def test_without_a_table_the_folder_is_refused(tmp_path):

@@ -74,7 +74,7 @@ def test_a_second_file_of_an_image_is_counted(synthetic_photos, copied_photos, n
     shutil.copy(image, further)
     found = discover(name, root)
     assert found.items == expected.items
-    reason = "its id is there twice; the first is kept"
+    reason = "its id appears twice; the first is kept"
     assert found.excluded == expected.excluded | {reason: 1}
     assert found.total == expected.total
 

@@ -197,7 +197,7 @@ def test_challenge_records_that_ptbxl_removed_are_counted(tmp_path, synthetic_ra
         ("strat_fold", "17", "strat_fold is '17', expected a fold from 1 to 10"),
         ("scp_codes", "{'NORM': ", "scp_codes is .*expected a dictionary of codes"),
         ("patient_id", "", "patient_id is not as it must be, expected a whole number"),
-        ("ecg_id", "2", "ecg_id 2 is there twice"),
+        ("ecg_id", "2", "ecg_id 2 appears twice"),
         ("filename_hr", "../../other/00001_hr", "names a file that is not within the raw folder"),
         ("filename_hr", "/etc/00001_hr", "names a file that is not within the raw folder"),
         ("filename_hr", "a/" * 2000, "names a file that cannot be"),

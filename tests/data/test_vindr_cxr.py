@@ -106,7 +106,7 @@ def test_a_catalog_holds_the_pixels_as_they_are_to_be_looked_at(copied, build_he
         expected = fitted(shown(path), 224)[0].astype(int)
         assert np.abs(signal - expected).max() <= 1  # rounding
     assert (count, kinds) == (len(rows), {"MONOCHROME1", "MONOCHROME2"})
-    assert catalog.manifest["excluded"] == {"its id is there twice; the first is kept": 1}
+    assert catalog.manifest["excluded"] == {"its id appears twice; the first is kept": 1}
 
 
 def test_age_and_sex_are_those_of_the_header(root):
@@ -140,4 +140,4 @@ def test_a_second_file_of_an_image_is_counted(root, copied):
     shutil.copy(image, image.with_suffix(".dcm"))
     found = vindr_cxr.discover(copied, CARD, Choices())
     assert [i.record_id for i in found.items] == [i.record_id for i in expected.items]
-    assert found.excluded == {"its id is there twice; the first is kept": 1}
+    assert found.excluded == {"its id appears twice; the first is kept": 1}

@@ -279,7 +279,7 @@ def test_slice_of_a_point_is_simpleitks(tmp_path, write_mhd, angle, down):
         ("ElementSpacing", "1 1 1 1", "ElementSpacing is not 3 numbers"),
         ("CenterOfRotation", "0 0", "CenterOfRotation is not 3 numbers"),
         ("Offset", "1 2 Doe", "Offset is not 3 numbers"),
-        ("Position", "1 2 3", "Offset is not 3 numbers, or is there twice"),
+        ("Position", "1 2 3", "Offset is not 3 numbers, or appears twice"),
     ],
 )
 def test_a_header_that_does_not_describe_its_samples_is_refused(

@@ -556,7 +556,7 @@ def test_trials_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(BenchmdError, match=r"unknown state of a trial in .*'halted'"):
         read_search(odd)
     twice = make_search(tmp_path / "twice", rows=[rows[0], rows[0]])
-    with pytest.raises(BenchmdError, match="is there twice"):
+    with pytest.raises(BenchmdError, match="appears twice"):
         read_search(twice)
     lost = make_search(tmp_path / "best", rows=rows, result={"best": 77})
     with pytest.raises(BenchmdError, match="it names trial 77"):

@@ -62,7 +62,7 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
                 del data[at:]
             case 3:  # a piece is lost
                 del data[at : at + length]
-            case 4:  # a piece is there twice
+            case 4:  # a piece appears twice
                 data[at:at] = data[at : at + length]
             case 5:  # the largest and the smallest values
                 data[at : at + length] = (b"\xff" if rng.random() < 0.5 else b"\x00") * length

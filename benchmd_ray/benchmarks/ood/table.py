@@ -120,7 +120,7 @@ def _fault_of_rows(table: pa.Table) -> str:
         return f"it has the use-case {shown(min(unknown))}"
     named = [name for name in KEYS if name in ONCE]
     if len(table.group_by(named).aggregate([])) < len(table):
-        return "a record is there twice"
+        return "a record appears twice"
     alone = pa.compute.equal(table["regime"], "none")
     for part in (table.filter(alone), table.filter(pa.compute.invert(alone))):
         for name in (name for name in table.column_names if name not in KEYS):

@@ -130,6 +130,7 @@ def score_files(
 
 def _print(outcome: Outcome, out: Path) -> None:
     from benchmd_ray.benchmarks.touchstone.cases import SCORES, read_scored
+    from benchmd_ray.benchmarks.touchstone.summaries import PRESENT
     from benchmd_ray.errors import count_of
 
     manifest, frame = outcome.manifest, read_scored(out)
@@ -141,7 +142,7 @@ def _print(outcome: Outcome, out: Path) -> None:
     click.echo(f"{'class':{width}}     n    DSC    NSD        HD95 median  missed  spurious")
     for name in manifest.task.classes:
         own = frame[frame["class"] == name]
-        there = own[own["code"].isin(["both", "missed"])]
+        there = own[own["code"].isin(PRESENT)]
         counts = own["code"].value_counts()
         tolerance = f"@{manifest.tolerance[name]:g}mm"
         dsc, nsd = there["dsc"].mean(), there["nsd"].mean()
@@ -198,6 +199,13 @@ def _print(outcome: Outcome, out: Path) -> None:
     help="Exclude algorithms that take longer for a volume on average.",
 )
 @click.option(
+    "--missing",
+    type=click.Choice(["exclude", "zero"]),
+    default="exclude",
+    show_default=True,
+    help="Cases that an algorithm has no score of: excluded for all, or missed by it (DSC 0).",
+)
+@click.option(
     "--family",
     type=click.Choice(["class", "all"]),
     default="class",
@@ -229,6 +237,7 @@ def compare_scores(
     against: Path | None,
     images: Path | None,
     seconds_at_most: float | None,
+    missing: str,
     family: Family,
     resamples: int,
     figures: bool,
@@ -244,6 +253,7 @@ def compare_scores(
     """
     from benchmd_ray.benchmarks.touchstone import report
     from benchmd_ray.benchmarks.touchstone.comparing import compare
+    from benchmd_ray.benchmarks.touchstone.joining import completed
     from benchmd_ray.benchmarks.touchstone.layouts import images_of
     from benchmd_ray.benchmarks.touchstone.metadata import read_metadata
     from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
@@ -253,7 +263,7 @@ def compare_scores(
         raise BenchmdError("--group names a column of the metadata: give --metadata, too.")
     found = read_scores(runs, scores)
     one = compare(
-        found,
+        completed(found) if missing == "zero" else found,
         metadata=read_metadata(metadata, also) if metadata else None,
         seconds_at_most=seconds_at_most,
         family=family,

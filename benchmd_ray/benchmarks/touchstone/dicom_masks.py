@@ -146,7 +146,9 @@ def _stacked(
     normal = normal * np.sign(normal[np.argmax(np.abs(normal))])
     heights = np.array(origins) @ normal
     steps = np.diff(np.unique(np.round(heights, 3)))
-    stated = numbers(measures, "SpacingBetweenSlices", 1) or numbers(measures, "SliceThickness", 1)
+    stated = numbers(measures, "SpacingBetweenSlices", 1)
+    if not len(steps):  # slices may overlap, so that their thickness says nothing of their distance
+        stated = stated or numbers(measures, "SliceThickness", 1)
     depth = abs(stated[0]) if stated and stated[0] else float(steps.min(initial=np.inf))
     places = np.rint((heights - heights.min()) / depth)
     if not np.isfinite(depth) or places.max() >= MAX_SLICES:

@@ -6,7 +6,7 @@ organ's mean was subtracted, so that it says how a scan does on the organs that 
 moved back by the mean over classes). The mean as published (`RAW`) is next to it, and compares
 other organs in other groups.
 
-Kruskal & Wallis's test is asked for each algorithm by itself, on scans as independent units:
+Kruskal & Wallis's test is applied to each algorithm separately, on scans as independent units:
 boxes of several algorithms hold the same scans, and all together would always differ. Where it is
 below 0.05, each pair of groups is tested (Mann & Whitney, Bonferroni). `ALL` is the mean over the
 algorithms on the cases that all of them have; as published, over those that each case has.

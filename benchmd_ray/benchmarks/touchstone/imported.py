@@ -152,7 +152,7 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
     """A CSV of scores: rows by case, a column for each class, NaN where a cell is empty.
 
     Raises:
-        BenchmdError: It is no such table, a case is there twice, or a cell is not a number.
+        BenchmdError: It is no such table, a case appears twice, or a cell is not a number.
     """
     lines = read_lines(path)
     head = [name.strip() for name in lines[0]] if lines else []
@@ -162,14 +162,14 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
             "each class."
         )
     if len(set(head)) < len(head):
-        raise BenchmdError(f"{path}: a column is there twice in {', '.join(head)}.")
+        raise BenchmdError(f"{path}: a column appears twice in {', '.join(head)}.")
     wrong = [number for number, line in enumerate(lines, 1) if line and len(line) != len(head)]
     if wrong:
         raise BenchmdError(f"{path}, line {wrong[0]}: expected {len(head)} cells as in the header.")
     cases = [line[head.index(NAME)].strip() for line in lines[1:] if line]
     if twice := sorted(name for name, count in Counter(cases).items() if count > 1):
         raise BenchmdError(
-            f"{path}: {count_of(len(twice), 'case')} there twice, such as {shown(twice[0])}: keep "
+            f"{path}: {count_of(len(twice), 'case')} repeated, such as {shown(twice[0])}: keep "
             "one row for each case."
         )
     content = {

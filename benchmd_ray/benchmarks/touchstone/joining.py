@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,7 +138,7 @@ def joined(each: Sequence[AlgorithmScores]) -> Scores:
     """All scores in one frame.
 
     Raises:
-        BenchmdError: There are none, two have one name, a case is there twice, or they are of
+        BenchmdError: There are none, two have one name, a case appears twice, or they are of
             another task, of other classes, or at another tolerance.
     """
     if not each:
@@ -183,6 +183,33 @@ def require_comparable(scores: Scores) -> None:
         )
 
 
+def completed(scores: Scores) -> Scores:
+    """Cases that an algorithm lacks count as missed, as challengeR's worst value for what is NA.
+
+    DSC and NSD are 0 where the reference has the class, HD95 is infinite; notes count the cases.
+    """
+    rows, named = [scores.rows], dict(scores.by_name)
+    known = scores.rows.drop_duplicates(["case", "class"])
+    for place, name in enumerate(scores.algorithms):
+        lacking = [scores.cases[row] for row in np.flatnonzero(~scores.has[:, place])]
+        if not lacking:
+            continue
+        own = known[known["case"].isin(lacking)].assign(algorithm=name, seconds=np.nan)
+        there = own["dsc"].notna()
+        zero = there.map({True: 0.0, False: np.nan})
+        own = own.assign(dsc=zero, hd95=zero.where(~there, np.inf), volume_pred_ml=0.0)
+        own["nsd"] = zero.where(own["nsd"].notna(), np.nan)
+        own["code"] = own["code"].where(
+            own["code"].isna(), there.map({True: "missed", False: "absent"})
+        )
+        rows.append(own)
+        one = named[name]
+        said = f"{name}: {count_of(len(lacking), 'case')} without a score, counted as missed."
+        named[name] = replace(one, notes=(*one.notes, said))
+    joint = pd.concat(rows, ignore_index=True)
+    return Scores(scores.task, scores.classes, scores.algorithms, joint, named)
+
+
 def _require_sound(one: AlgorithmScores) -> None:
     """Refuse rows that would be counted twice, or are none."""
     rows = one.rows
@@ -192,7 +219,7 @@ def _require_sound(one: AlgorithmScores) -> None:
         raise BenchmdError(f"{one.source}: there is no case: score its predictions first.")
     if twice := sorted(set(rows.loc[rows.duplicated(["case", "class"]), "case"])):
         raise BenchmdError(
-            f"{one.source}: {count_of(len(twice), 'case')} there twice ({_some(twice)}): keep one "
+            f"{one.source}: {count_of(len(twice), 'case')} repeated ({_some(twice)}): keep one "
             "row for each case and class."
         )
     if others := sorted(set(rows["class"]) - set(one.classes)):

@@ -151,7 +151,7 @@ def _masks(folder: Path, paths: Iterable[Path], task: Task) -> Files:
         name = named.get(stem_of(path)) if suffix_of(path) else None
         if name in found:
             first = Path(found[name]).name
-            return Files(fault=f"{name} is there twice: {first} and {path.name}")
+            return Files(fault=f"{name} appears twice: {first} and {path.name}")
         if name:
             found[name] = str(path)
     missing = [name for name in task.classes if name not in found]

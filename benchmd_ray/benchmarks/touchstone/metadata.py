@@ -61,7 +61,7 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
         also: Other columns to make groups by.
 
     Raises:
-        BenchmdError: It is no such table, a case is there twice, or an age is not a number.
+        BenchmdError: It is no such table, a case appears twice, or an age is not a number.
     """
     lines = [line for line in read_lines(path, ",;\t", CASE) if line]
     head = [name.strip().lower() for name in lines[0]] if lines else []
@@ -72,7 +72,7 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
             f"case ({', '.join(CASE)})."
         )
     if twice := sorted({name for name in head if head.count(name) > 1}):
-        raise BenchmdError(f"{path}: the column {shown(twice[0])} is there twice: keep one.")
+        raise BenchmdError(f"{path}: the column {shown(twice[0])} appears twice: keep one.")
     for number, line in enumerate(lines, 1):
         if len(line) != len(head):
             raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
@@ -80,7 +80,7 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
     cases = columns[key]
     if len(set(cases)) < len(cases):
         both = next(case for case in cases if cases.count(case) > 1)
-        raise BenchmdError(f"{path}: the case {shown(both)} is there twice: keep one row of each.")
+        raise BenchmdError(f"{path}: the case {shown(both)} appears twice: keep one row of each.")
     return Metadata(
         str(path),
         _labels(path, columns, cases, also),

@@ -315,7 +315,7 @@ def worst(one: Comparison) -> Table | None:
             for column in (
                 column_of(name, rows[name], "text"),
                 column_of(
-                    f"its {one.scores.title(one.metrics[0])}" if name == "best" else "the worst's",
+                    f"its {one.scores.title(one.metrics[0])}" if name == "best" else "lowest",
                     rows[f"{name}_value"],
                     "number",
                     digits=1,

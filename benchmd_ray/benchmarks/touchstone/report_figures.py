@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -26,6 +25,7 @@ from benchmd_ray.benchmarks.touchstone.report_parts import (
     class_title,
 )
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
+from benchmd_ray.files import slug
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled
@@ -47,10 +47,6 @@ def draw(one: Comparison) -> Iterator[Drawn]:
         yield _violins(one, metric)
     yield _speed(one)
     yield from _groups(one)
-
-
-def _slug(*parts: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def _rows(frame: pd.DataFrame, metric: str, name: str, order: Sequence[str]) -> pd.DataFrame:
@@ -103,7 +99,7 @@ def _averages(one: Comparison, metric: str) -> Drawn:
         f"class), 95 % intervals over cases ({one.resamples:,} resamples); orange bars: on each "
         "algorithm's own cases."
     )
-    return Titled(_slug("average", metric), RESULTS, title, caption, figure)
+    return Titled(slug("average", metric), RESULTS, title, caption, figure)
 
 
 def _dots(one: Comparison, metric: str) -> Drawn:
@@ -132,7 +128,7 @@ def _dots(one: Comparison, metric: str) -> Drawn:
         "Filled: the highest mean and those not significantly below it (one-sided Wilcoxon "
         "signed-rank, Holm). Orange bars: mean on each algorithm's own cases, as published."
     )
-    return Titled(_slug("dots", metric), COMMON, title, caption, figure)
+    return Titled(slug("dots", metric), COMMON, title, caption, figure)
 
 
 def _matrix(
@@ -147,7 +143,7 @@ def _matrix(
 def _maps(one: Comparison, metric: str) -> Iterator[Drawn]:
     """A map of each class, with the differences of means next to it."""
     if len(one.scores.algorithms) < 2:
-        yield Skipped(_slug("map", metric), "there is one algorithm, so no pair")
+        yield Skipped(slug("map", metric), "there is one algorithm, so no pair")
         return
     for name in one.scores.classes:
         yield _map(one, metric, name)
@@ -200,7 +196,7 @@ def _map(one: Comparison, metric: str, name: str) -> Drawn:
         "win is not a higher mean: right, the difference of means in percentage points; the table "
         "of pairs has its intervals."
     )
-    return Titled(_slug("map", metric, name), PAIRS, title, caption, figure)
+    return Titled(slug("map", metric, name), PAIRS, title, caption, figure)
 
 
 def _numbers(axes: Axes, values: Floats, highest: float) -> None:
@@ -219,7 +215,7 @@ def _blobs(one: Comparison, metric: str) -> Drawn:
     count = len(one.scores.algorithms)
     shares = one.shares[one.shares["metric"] == metric]
     if shares.empty:
-        return Skipped(_slug("blob", metric), "fewer than two cases: there is nothing to resample")
+        return Skipped(slug("blob", metric), "fewer than two cases: there is nothing to resample")
     firm = one.ranking[(one.ranking["metric"] == metric) & (one.ranking["class"] == MEAN)]
     best = firm.sort_values("rank").iloc[0]
     ends = dict.fromkeys(f"{best[end]:.0f}" for end in ("low", "high"))
@@ -250,7 +246,7 @@ def _blobs(one: Comparison, metric: str) -> Drawn:
         "algorithm has the rank; cross: rank on all of them; line: 95 % of the resamples. τ: mean "
         "Kendall's τ-b of the resamples' order with that of all."
     )
-    return Titled(_slug("blob", metric), BEST, title, caption, figure)
+    return Titled(slug("blob", metric), BEST, title, caption, figure)
 
 
 def _violins(one: Comparison, metric: str) -> Drawn:
@@ -258,7 +254,7 @@ def _violins(one: Comparison, metric: str) -> Drawn:
     held = one.taus[one.taus["metric"] == metric]
     samples = [held.loc[held["class"] == name, "tau"].to_numpy(float) for name in names]
     if any(len(sample) < 2 for sample in samples):
-        return Skipped(_slug("tau", metric), "fewer than two cases: there is nothing to resample")
+        return Skipped(slug("tau", metric), "fewer than two cases: there is nothing to resample")
     means = [float(sample.mean()) for sample in samples]
     low, high = int(np.argmin(means)), int(np.argmax(means))
     title = (
@@ -281,7 +277,7 @@ def _violins(one: Comparison, metric: str) -> Drawn:
         "common cases with the order on all of them; dot: mean, bar: middle half. 1 is the same "
         "order."
     )
-    return Titled(_slug("tau", metric), BEST, title, caption, figure)
+    return Titled(slug("tau", metric), BEST, title, caption, figure)
 
 
 def _speed(one: Comparison) -> Drawn:

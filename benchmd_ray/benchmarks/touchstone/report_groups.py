@@ -48,7 +48,7 @@ def group_tests(one: Comparison) -> Table | None:
         column_of("p (Kruskal)", rows["kruskal_p"], "p"),
     )
     caption = (
-        "Whether groups of scans differ, for each algorithm by itself: Kruskal and Wallis's test "
+        "Whether groups of scans differ, for each algorithm separately: Kruskal and Wallis's test "
         "of the mean over organs, centred per class."
     )
     return table_with(caption, columns, rows)

@@ -14,7 +14,7 @@ from benchmd_ray.benchmarks.touchstone.comparing import VERSION, Comparison
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
 from benchmd_ray.benchmarks.touchstone.report_parts import RESULTS
 from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
-from benchmd_ray.files import remove, replacing, write_json
+from benchmd_ray.files import remove, replacing, slug, write_json
 from benchmd_ray.progress import progress
 from benchmd_ray.results.canvas import styled, write
 from benchmd_ray.results.report.document import (
@@ -164,14 +164,10 @@ def _parts(one: Comparison, figures: Sequence[Titled]) -> list[Section]:
             together[each.heading] = together.get(each.heading, "") + made
     headings = dict.fromkeys([each.heading for each in report.TABLES] + list(drawn))
     parts = [
-        (_slug(head), head, together.get(head, "") + drawn.get(head, ""))
+        (slug(head), head, together.get(head, "") + drawn.get(head, ""))
         for head in headings
         if head in together or head in drawn
     ]
     notes = ("notes", "To know before reading", listed_notes(one.notes, "Nothing in particular."))
     first = parts[:1] or [("results", RESULTS, none("No result."))]
     return [*first, notes, *parts[1:], ("methods", "Methods and words", terms(WORDS))]
-
-
-def _slug(heading: str) -> str:
-    return re.sub("[^a-z0-9]+", "-", heading.lower()).strip("-")

@@ -10,6 +10,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone import report_trained
 from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, EVALUATION, LEVEL, OWN, RANK
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
+from benchmd_ray.files import slug
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
@@ -94,9 +95,7 @@ def draw(report: Report) -> Iterator[Drawn]:
         axes.grid(axis="y", color=FAINT, linewidth=0.4)
         axes.set_xlabel(f"average {metric} (%)")
         caption = "Mean of the class means on common cases, with 95 % intervals over cases."
-        name = f"segmentation-{dataset}-{metric}".lower()
-        slug = "".join(c if c.isalnum() else "-" for c in name)
-        yield Titled(slug, HEADING, title, caption, figure)
+        yield Titled(slug("segmentation", dataset, metric), HEADING, title, caption, figure)
 
 
 TABLES = (*report_trained.TABLES, Declared.both("segmentation", HEADING, frame, algorithms))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.planes import Planes
 from benchmd_ray.benchmarks.touchstone.report_parts import PERCENT, WORST
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import slug
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.figures_panels import SMALL
 from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled
@@ -78,7 +78,7 @@ def draw_slices(one: Comparison, images: Mapping[str, Path]) -> Iterator[Drawn]:
 
 
 def _of_class(one: Comparison, name: str, images: Mapping[str, Path]) -> Iterator[Drawn]:
-    slug = re.sub(r"[^a-z0-9]+", "-", f"worst-{name}".lower())
+    stem = slug("worst", name)
     found: list[tuple[str, str, float, Planes]] = []
     for case in one.worst.loc[one.worst["class"] == name, "case"][:ROWS]:
         algorithm, value = _lowest(one, case, name)
@@ -88,13 +88,13 @@ def _of_class(one: Comparison, name: str, images: Mapping[str, Path]) -> Iterato
         try:
             planes = _planes(reader, case, name, images.get(case))
         except BenchmdError as error:
-            yield Skipped(slug, str(error))
+            yield Skipped(stem, str(error))
             continue
         if planes.note:
-            yield Skipped(slug, f"{case}: no image, {planes.note}")
+            yield Skipped(stem, f"{case}: no image, {planes.note}")
         found.append((case, algorithm, value, planes))
     if not found:
-        yield Skipped(slug, f"no case of {name} has a picture")
+        yield Skipped(stem, f"no case of {name} has a picture")
         return
     metric = one.scores.title(one.metrics[0])
     title = f"Worst cases of {name}: {metric} from {PERCENT * found[0][2]:.0f} % ({found[0][0]})"
@@ -110,7 +110,7 @@ def _of_class(one: Comparison, name: str, images: Mapping[str, Path]) -> Iterato
         f"Common cases with the lowest mean {metric} over algorithms; planes through the centre of "
         "the reference, of the algorithm that scores lowest on the case."
     )
-    yield Titled(slug, WORST, title, caption, figure)
+    yield Titled(stem, WORST, title, caption, figure)
 
 
 def _planes(

@@ -12,6 +12,7 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.evaluation import SEGMENTATION
 from benchmd_ray.benchmarks.segmentation import MEAN, Measured, Where, measured, row_of
+from benchmd_ray.files import slug
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import (
     cautions,
@@ -219,8 +220,8 @@ def draw(report: Report) -> Iterator[Drawn]:
             axes.grid(axis="y", color=FAINT, linewidth=0.4)
             axes.set_xlabel(f"DSC, {name}")
         caption = "With 95 % intervals over patients and seeds; orange bars: the mean mask."
-        slug = f"segmentation-networks-{dataset}-{split}"
-        yield Titled(slug, HEADING, title, caption, figure)
+        stem = slug("segmentation-networks", dataset, split)
+        yield Titled(stem, HEADING, title, caption, figure)
 
 
 TABLES = (

@@ -22,7 +22,7 @@ from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.scores.intervals import StandardError, difference_interval, value_interval
 from benchmd_ray.scores.resampling import resampled_means
-from benchmd_ray.scores.sums import ratio
+from benchmd_ray.scores.sums import mean_over_classes, ratio
 from benchmd_ray.scores.support import INTERVAL_PATIENTS
 
 WORST = 10
@@ -99,8 +99,8 @@ def draw(scores: Scores, metric: str, metadata: Metadata, resamples: int, seed: 
     return Drawn(
         values=values,
         patients=patients,
-        means=np.column_stack([means, _over(means[:, scored])]),
-        draws=np.concatenate([drawn, _over(drawn[..., scored])[..., None]], axis=-1),
+        means=np.column_stack([means, mean_over_classes(means[:, scored])]),
+        draws=np.concatenate([drawn, mean_over_classes(drawn[..., scored])[..., None]], axis=-1),
         counts=np.append(counts, there.any(axis=1).sum()),
         units=np.append(units, units[scored].min(initial=len(cases))),
     )
@@ -108,12 +108,6 @@ def draw(scores: Scores, metric: str, metadata: Metadata, resamples: int, seed: 
 
 def _patients(there: npt.NDArray[np.bool_], patients: npt.NDArray[np.str_]) -> npt.NDArray[np.intp]:
     return np.array([len(np.unique(patients[column])) for column in there.T], np.intp)
-
-
-def _over(means: Floats) -> Floats:
-    """Mean over the last axis of what is there; NaN where nothing is."""
-    there = ~np.isnan(means)
-    return ratio(np.where(there, means, 0.0).sum(axis=-1), there.sum(axis=-1))
 
 
 def cells(scores: Scores, drawn: Mapping[str, Drawn]) -> pd.DataFrame:
@@ -134,8 +128,8 @@ def _cells(scores: Scores, drawn: Mapping[str, Drawn]) -> Iterator[dict[str, Any
             sizes = [len(v) for v in held]
             rows = zip(
                 (*scores.classes, MEAN),
-                (*means, float(_over(np.array(means)))),
-                (*sds, float(_over(np.array(sds)))),
+                (*means, float(mean_over_classes(np.array(means)))),
+                (*sds, float(mean_over_classes(np.array(sds)))),
                 (*sizes, int((~np.isnan(own[:, a])).any(axis=1).sum())),
                 strict=True,
             )

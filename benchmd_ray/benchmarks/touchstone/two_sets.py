@@ -135,7 +135,7 @@ def read_means(path: Path, metric: str = "dsc") -> dict[tuple[str, str], Means]:
         algorithm, name, mean = (line[head.index(column)].strip() for column in COLUMNS)
         held = found.setdefault(name, {})
         if algorithm in held:
-            raise BenchmdError(f"{path}, line {number}: {algorithm} is there twice in {name}.")
+            raise BenchmdError(f"{path}, line {number}: {algorithm} appears twice in {name}.")
         try:
             held[algorithm] = float(mean)
             if not math.isfinite(held[algorithm]):

@@ -179,7 +179,7 @@ def _nodules(rows: list[dict[str, str]], least: int) -> list[dict[str, Any]] | N
     """The nodules of a scan that at least so many radiologists marked.
 
     Returns:
-        None where a finding is there twice, with different labels.
+        None where a finding appears twice, with different labels.
     """
     found = []
     labels: dict[str, set[str]] = defaultdict(set)
@@ -224,7 +224,7 @@ def _tables(root: Path) -> dict[str, Path]:
     """The CSV files by name.
 
     Raises:
-        BenchmdError: One of the dataset's is there twice.
+        BenchmdError: One of the dataset's appears twice.
     """
     paths = files(root, SCANS, NODULES, ACQUISITION)
     found, duplicates = by_key(paths, lambda path: path.name)

@@ -195,7 +195,7 @@ def _database(path: Path) -> list[dict[str, str]] | None:
                     "Fetch the file again."
                 )
         if record_name(row) in seen:
-            raise BenchmdError(f"{path}, record {number}: ecg_id {row['ecg_id']} is there twice.")
+            raise BenchmdError(f"{path}, record {number}: ecg_id {row['ecg_id']} appears twice.")
         seen.add(record_name(row))
     return rows
 

@@ -109,7 +109,7 @@ def mhd_fields(path: Path) -> dict[str, str]:
     """The fields of a MetaImage header.
 
     Raises:
-        RecordError: It is missing, no text, or a field is there twice.
+        RecordError: It is missing, no text, or a field appears twice.
     """
     try:
         with path.open("rb") as file:
@@ -133,7 +133,7 @@ def _require_geometry(fields: dict[str, str]) -> None:
         if given and not (
             len(values) == count and all(re.fullmatch(COORDINATE, value) for value in values)
         ):
-            raise RecordError(f"{given[0]} is not {count} numbers, or is there twice")
+            raise RecordError(f"{given[0]} is not {count} numbers, or appears twice")
     if not all(float(value) > 0 for value in fields.get("ElementSpacing", "0").split()):
         raise RecordError("ElementSpacing is not three positive numbers")
 

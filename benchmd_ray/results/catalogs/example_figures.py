@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from matplotlib.image import AxesImage
 from scipy.ndimage import minimum_filter1d
 
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.files import slug
 from benchmd_ray.results.canvas import named, new_figure
 from benchmd_ray.results.catalogs.contents import Example
 
@@ -35,7 +35,7 @@ def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[st
     if catalog.signal.stored_shape[0] <= FEW:
         return {"examples": _draw_few(catalog, chosen)}
     return {
-        f"examples-{_file_name(name)}": _draw_stacks(catalog, name, found)
+        f"examples-{slug(name)}": _draw_stacks(catalog, name, found)
         for name, found in chosen.items()
     }
 
@@ -269,7 +269,3 @@ def _same_scale(axes: Axes, extent: Sequence[int], cell: Sequence[int]) -> None:
     (height, width), (tall, wide) = extent, cell
     axes.set_xlim((width - wide) / 2 - 0.5, (width + wide) / 2 - 0.5)
     axes.set_ylim((height + tall) / 2 - 0.5, (height - tall) / 2 - 0.5)
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

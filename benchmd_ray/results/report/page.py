@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmd_ray.files import replacing
+from benchmd_ray.files import replacing, slug
 from benchmd_ray.results.report.document import (
     document,
     figure_parts,
@@ -111,8 +110,7 @@ def _table_parts(analysis: Analysis, drawn: dict[str, str]) -> dict[str, tuple[s
         content = (listed_notes(said, "") if said else "") + content
         if heading == TUNING:
             content += drawn.pop(TUNING, "")
-        slug = re.sub("[^a-z0-9]+", "-", heading.lower())
-        parts[heading] = (slug, content)
+        parts[heading] = (slug(heading), content)
     return parts
 
 
