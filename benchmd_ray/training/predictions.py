@@ -7,7 +7,7 @@ folder. Their metadata name the evaluation and its version; a reader refuses ano
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,26 @@ def also_of(catalogs: Sequence[Catalog]) -> str:
     return json.dumps({each.dataset: each.digest for each in catalogs}, sort_keys=True)
 
 
+def fault_of_columns(
+    table: pa.Table, kinds: Mapping[str, pa.DataType], may_be_null: Collection[str]
+) -> str:
+    """What is wrong with the columns of a table; empty where nothing is.
+
+    Args:
+        table: Of predictions.
+        kinds: Columns that it has, with their types.
+        may_be_null: Those that may have missing values.
+    """
+    for name, kind in kinds.items():
+        if name not in table.column_names:
+            return f"it lacks the column {name}"
+        if not table.schema.field(name).type.equals(kind):
+            return f"its column {name} is of the type {table.schema.field(name).type}"
+        if name not in may_be_null and table[name].null_count:
+            return f"its column {name} has missing values"
+    return ""
+
+
 def _fault(predictions: Predictions) -> str:
     """What is wrong with a table of predictions; empty where nothing is."""
     table, classes = predictions.table, predictions.classes
@@ -213,13 +233,8 @@ def _fault(predictions: Predictions) -> str:
         "target": pa.list_(pa.int8(), len(classes)),
         **PERSON,
     }
-    for name, kind in kinds.items():
-        if name not in table.column_names:
-            return f"it lacks the column {name}"
-        if not table.schema.field(name).type.equals(kind):
-            return f"its column {name} is of the type {table.schema.field(name).type}"
-        if name not in PERSON and table[name].null_count:
-            return f"its column {name} has missing values"
+    if why := fault_of_columns(table, kinds, PERSON):
+        return why
     if not len(table) or not classes or not all(isinstance(name, str) for name in classes):
         return "it has no rows or no classes"
     scores = table["scores"].combine_chunks().flatten()

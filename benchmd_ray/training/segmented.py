@@ -36,6 +36,7 @@ from benchmd_ray.training.collect import evaluating, evaluation_batch
 from benchmd_ray.training.predictions import (
     IDENTIFIERS,
     Predictions,
+    fault_of_columns,
     predictions_path,
 )
 from benchmd_ray.training.segmentation import overlaps
@@ -62,7 +63,6 @@ COLUMNS: dict[str, pa.DataType] = {
 ``code`` is as `scores.dice.Presence` says; ``file``, from the table's folder, and ``sha256`` are
 the mask's. Distances of surfaces are scored from the files.
 """
-MAY_BE_NULL = tuple(PERSON)
 UNSAFE = re.compile(r"[^\w.-]|^\.", re.ASCII)
 """What no name of a mask's file has."""
 
@@ -202,13 +202,8 @@ def _rows(
 def fault(predictions: Predictions) -> str:
     """What is wrong with a table of predictions; empty where nothing is."""
     table = predictions.table
-    for name, kind in COLUMNS.items():
-        if name not in table.column_names:
-            return f"it lacks the column {name}"
-        if not table.schema.field(name).type.equals(kind):
-            return f"its column {name} is of the type {table.schema.field(name).type}"
-        if name not in MAY_BE_NULL and table[name].null_count:
-            return f"its column {name} has missing values"
+    if why := fault_of_columns(table, COLUMNS, PERSON):
+        return why
     if not len(table):
         return "it has no rows"
     score = table["dsc"].to_numpy()

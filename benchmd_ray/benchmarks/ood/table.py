@@ -13,7 +13,7 @@ import pyarrow.compute
 
 from benchmd_ray.benchmarks.ood.cards import USE_CASES
 from benchmd_ray.errors import shown
-from benchmd_ray.training.predictions import Predictions
+from benchmd_ray.training.predictions import Predictions, fault_of_columns
 
 IN, ALL, HALF = "in", "all", "random half"
 """Names of the in-distribution set, of means over sets, and of the control of chance."""
@@ -88,14 +88,9 @@ def _metadata(schema: pa.Schema, name: str) -> dict[str, str]:
 def fault(predictions: Predictions) -> str:
     """What is wrong with a table of scores; empty where nothing is."""
     table = predictions.table
-    for name, kind in KEYS.items():
-        if name not in table.column_names:
-            return f"it lacks the column {name}"
-        if not table.schema.field(name).type.equals(kind):
-            return f"its column {name} is of the type {table.schema.field(name).type}"
-    for name in ("record_id", "unit_id", "group_id", "part", "set", "regime"):
-        if table[name].null_count:
-            return f"its column {name} has missing values"
+    required = ("record_id", "unit_id", "group_id", "part", "set", "regime")
+    if why := fault_of_columns(table, KEYS, KEYS.keys() - {*required}):
+        return why
     for field in table.schema:
         if field.name in KEYS:
             continue
