@@ -17,12 +17,13 @@ from benchmd_ray.benchmarks.registry import benchmark
 from benchmd_ray.benchmarks.touchstone import report
 from benchmd_ray.benchmarks.touchstone.commands import compare_scores
 from benchmd_ray.benchmarks.touchstone.comparing import compare
-from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, RAW, organs
+from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, RAW, compared_samples, organs
 from benchmd_ray.benchmarks.touchstone.joining import joined
 from benchmd_ray.benchmarks.touchstone.masks import Geometry, Labels
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.planes import centre, cut
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
+from benchmd_ray.benchmarks.touchstone.report_figures import draw as draw_figures
 from benchmd_ray.benchmarks.touchstone.report_groups import group_tests_frame
 from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
 from benchmd_ray.benchmarks.touchstone.report_rows import algorithms
@@ -423,3 +424,36 @@ def test_score_rows_of_named_folders_have_the_columns_of_reports(tmp_path, monke
     nothing = Analysis(rows=whole_rows(pd.DataFrame()))
     assert algorithms(nothing) is None
     assert not list(draw_rows(Report(nothing, {}, ())))
+
+
+def test_equal_algorithms_share_a_rank_and_a_title():
+    dsc = np.random.default_rng(0).random((30, 3))
+    one = compare(joined([algorithm(name, dsc) for name in ("a", "b")]), resamples=20)
+    table, _ = plain(report.headline(one))
+    assert all(rank.startswith("1.5") for rank in table["rank [95 %]"])
+    drawn = [each for each in draw_figures(one) if isinstance(each, Titled)]
+    assert any(each.title.startswith("Highest average DSC on common cases: a, b") for each in drawn)
+
+
+def test_groups_are_drawn_by_the_patients_that_are_tested():
+    dsc = np.random.default_rng(0).random((40, 3))
+    cases = [f"s{i:04}" for i in range(40)]
+    metadata = Metadata(
+        "meta",
+        {
+            "sex": {case: "fm"[i % 2] for i, case in enumerate(cases)},
+            "site": dict.fromkeys(cases, "x"),
+        },
+        {case: f"p{i // 4}{i % 2}" for i, case in enumerate(cases)},
+        cases=frozenset(cases),
+    )
+    one = compare(joined([algorithm("a", dsc)]), metadata=metadata, resamples=20)
+    found = compared_samples(one.scores, metadata, "sex", "dsc")
+    rows = one.groups[(one.groups["algorithm"] == ALL) & (one.groups["class"] == CENTRED)]
+    rows = rows[rows["variable"] == "sex"].set_index("group")
+    for name, sample in found.items():
+        assert len(sample) == rows.loc[name, "patients"] == 10
+        assert np.median(sample) == pytest.approx(rows.loc[name, "median"])
+    (figure,) = [each for each in draw_figures(one) if each.name == "groups"]
+    titles = [axes.get_title(loc="left") + axes.get_title() for axes in figure.figure.axes]
+    assert any("site (one group, no test)" in title for title in titles)

@@ -332,3 +332,15 @@ def test_cases_without_a_score_may_count_as_missed():
     assert rows["hd95"].tolist()[0] == np.inf
     assert "part: 12 cases without a score, counted as missed." in found.by_name["part"].notes
     assert completed(joined([whole])).rows.equals(joined([whole]).rows)
+
+
+def test_metadata_of_other_cases_are_refused_and_contradictions_are_noted(tmp_path):
+    path = tmp_path / "meta.csv"
+    path.write_text("case,sex\nfoo,f\n")
+    with pytest.raises(
+        BenchmdError, match="none of the 60 cases: it has 'foo', the scores 's0000'"
+    ):
+        compare(simulated(), metadata=read_metadata(path), resamples=10)
+    path.write_text("case,patient,sex\ns0000,p,f\ns0001,p,m\ns0002,q,m\n")
+    notes = compare(simulated(), metadata=read_metadata(path), resamples=10).notes
+    assert any("1 patient of several sexes, such as 'p'" in note for note in notes)

@@ -550,3 +550,24 @@ def test_names_that_tables_cannot_hold_are_refused(tmp_path):
 def test_headers_without_extents_ask_for_no_memory(tmp_path):
     path = write(tmp_path / "x.nii", boxes())
     assert claimed(changed_header(path, 42, "<3h", -512, 512, 600)) == (0, 0)
+
+
+def test_a_series_whose_uids_were_emptied_is_one_of_labels(tmp_path, pair):
+    """Those who anonymise do so."""
+    series = dicom_series(tmp_path / "series", boxes(shift=1))
+    for path in series.iterdir():
+        header = pydicom.dcmread(path)
+        header.SeriesInstanceUID = header.SOPInstanceUID = ""
+        header.save_as(path)
+    assert scores(tmp_path, pair[0], series)[0] == scores(tmp_path, *pair)[0]
+
+
+def test_a_reason_says_which_side_it_is_of(tmp_path, pair):
+    (tmp_path / "bad").mkdir()
+    broken = tmp_path / "bad" / "reference.nii.gz"
+    broken.write_bytes(b"no file")
+    with pytest.raises(RecordError, match=r"^reference: reference\.nii\.gz: it cannot be opened"):
+        scores(tmp_path, broken, pair[1])
+    other = write(tmp_path / "bad" / "other.nii.gz", boxes() * 5)
+    with pytest.raises(RecordError, match=r"^prediction: other\.nii\.gz: labels 5, 10 .*-layout"):
+        scores(tmp_path, pair[0], other)

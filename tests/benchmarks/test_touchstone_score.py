@@ -108,7 +108,7 @@ def test_a_broken_case_is_quarantined_with_its_reason_and_tried_again(tmp_path, 
     (predictions / "case001.nii.gz").write_bytes(b"no file")
     outcome = run(tmp_path, predictions, labels)
     assert set(outcome.quarantined) == {"case001"}
-    assert outcome.quarantined["case001"].startswith("case001.nii.gz: it cannot be opened")
+    assert outcome.quarantined["case001"].startswith("prediction: case001.nii.gz: it cannot")
     kept = json.loads((tmp_path / "run" / "quarantine.json").read_text())
     assert [entry["case"] for entry in kept] == ["case001"]
     assert set(read_scored(tmp_path / "run")["case"]) == {"case000", "case002"}
@@ -150,7 +150,10 @@ def test_labels_without_a_layout_are_refused_where_layouts_differ(tmp_path, here
 def test_a_folder_of_other_scores_is_refused_with_what_differs(tmp_path, here):
     predictions, labels = sides(tmp_path, 1)
     run(tmp_path, predictions, labels)
-    with pytest.raises(BenchmdError, match="scores with another tolerance: choose another --out"):
+    with pytest.raises(
+        BenchmdError,
+        match=r"scores with another tolerance, was .*1.5.*, is .*3.0.*Choose another --out",
+    ):
         run(tmp_path, predictions, labels, tolerance="3")
     with pytest.raises(BenchmdError, match="has other files, such as "):
         run(tmp_path, predictions, labels, out=".")

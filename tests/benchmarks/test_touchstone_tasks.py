@@ -33,12 +33,21 @@ def test_tolerances_are_of_the_card_a_preset_or_a_number():
     assert task.tolerances("1mm")["aorta"] == 1.0
     flare = task.tolerances("flare")
     assert (flare["liver"], flare["spleen"], flare["aorta"]) == (5.0, 3.0, 2.0)
-    assert set(task.tolerances("2.5").values()) == {2.5}
+    assert set(task.tolerances("2.5").values()) == set(task.tolerances("2.5 mm").values()) == {2.5}
+    with pytest.raises(
+        BenchmdError, match="expected a number of mm, as hippocampus has no presets"
+    ):
+        task_named("hippocampus").tolerances("wide")
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [("flar", "'flare'"), ("-1", "above 0"), ("nan", "above 0"), ("inf", "above")],
+    [
+        ("flar", "number of mm or one of its presets: 1mm, 3mm, flare"),
+        ("-1", "above 0"),
+        ("nan", "above 0"),
+        ("inf", "above"),
+    ],
 )
 def test_other_tolerances_are_refused(asked, said):
     with pytest.raises(BenchmdError, match=said):

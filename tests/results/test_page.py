@@ -267,6 +267,13 @@ def test_the_first_rows_stand_in_the_html():
     assert data["columns"][0]["values"] == [round(value, 3) for value in values]
 
 
+def test_empty_cells_choose_no_rows():
+    """A page without a script shows all rows where nothing is chosen."""
+    wins = Column("wins", ["yes", "", "yes"], filtered=True)
+    shown = html("t", Table("", (wins, Column("name", ["a", "b", "c"]))))
+    assert [f"<td>{name}</td>" in shown for name in "abc"] == [True] * 3
+
+
 def test_a_chosen_text_chooses_the_first_rows():
     metric = Column("metric", ["b", "a", "b"], filtered=True, required=True, chosen="b")
     text = html("t", Table("Some.", (metric, Column("v", [1, 2, 3], "integer"))))

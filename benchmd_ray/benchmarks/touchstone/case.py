@@ -35,6 +35,7 @@ from benchmd_ray.scores.overlap import Kinds, Masks, Segmentation, of_labels
 from benchmd_ray.scores.segmentation import scored
 from benchmd_ray.typed import typed
 
+SIDES = ("reference", "prediction")
 RESAMPLE = "--resample puts it on the reference's grid by nearest neighbours"
 Bits = npt.NDArray[np.bool_]
 
@@ -122,17 +123,20 @@ def _both(
     """The task, reference and prediction, and the grid that they are on."""
     task: Task = typed(Task, request["task"], "the task")
     sides = []
-    for place, side in enumerate(("reference", "prediction")):
+    for place, side in enumerate(SIDES):
         begin(place)
         layout = task.layout(request["layouts"][place])
         resample = request["resample"] and side == "prediction"
-        sides.append(_source(files_from(request[side]), task, layout, resample, notes))
+        with _named(f"{side}: "):
+            sides.append(_source(files_from(request[side]), task, layout, resample, notes))
     reference, prediction = sides
     grid = _grid(reference, prediction)
     begin(0)
-    own = reference.on(grid)
+    with _named(f"{SIDES[0]}: "):
+        own = reference.on(grid)
     begin(1)
-    other = prediction.on(grid)
+    with _named(f"{SIDES[1]}: "):
+        other = prediction.on(grid)
     notes.overlapping = other.overlapping
     return task, own, other, grid
 
@@ -203,7 +207,7 @@ class _Reading:
 
     def segments(self, path: Path) -> Source:
         """A DICOM segmentation; segments are classes by their labels."""
-        with _named(path):
+        with _named(f"{path.name}: "):
             segments = read_segments(path)
         owners = _owners(segments, self.task, path)
         if len(owners) < len(self.task.classes):
@@ -252,13 +256,13 @@ class _Reading:
             )
             raise RecordError(
                 f"{path.name}: labels {found} are outside the task, whose layout has {expected}. "
-                "Is it of another layout?"
+                "Is it of another layout (--labels-layout, --predictions-layout)?"
             )
         self.notes.ignored = sorted({*self.notes.ignored, *unknown})
 
 
 def _read(path: Path) -> Labels:
-    with _named(path):
+    with _named(f"{path.name}: "):
         return read_labels(path)
 
 
@@ -268,17 +272,17 @@ def _mask(path: Path) -> Labels:
 
 
 class _named:
-    """Names the file in what reading it raises."""
+    """Begins what reading raises with what was read."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, what: str) -> None:
+        self._what = what
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, RecordError):
-            raise RecordError(f"{self._path.name}: {error}") from error
+            raise RecordError(f"{self._what}{error}") from error
 
 
 def _require_same(own: Geometry, expected: Geometry, path: Path, whose: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from benchmd_ray.cli.options import (
     Real,
 )
 from benchmd_ray.cli.report import print_table
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.benchmarks.touchstone.contests import Family
@@ -102,7 +101,8 @@ def score_files(
     benchmd segment score images/ labels/ --task spleen --name theirs --out run \\
         --command "docker run --rm --network none -v /data:/data IMAGE {input} {output}"
     """
-    from benchmd_ray.benchmarks.touchstone.files import Asked, score
+    from benchmd_ray.benchmarks.touchstone.cases import QUARANTINE
+    from benchmd_ray.benchmarks.touchstone.files import LOGS, Asked, score
     from benchmd_ray.benchmarks.touchstone.submission import Submission
     from benchmd_ray.benchmarks.touchstone.tasks import task_named
 
@@ -125,19 +125,33 @@ def score_files(
     outcome = score(asked, address=address, cpus=cpus or 1, say=click.echo)
     _print(outcome, out)
     if not outcome.manifest.cases:
-        sys.exit(1)
+        logs = f", what the command printed in {out / LOGS}" if submission else ""
+        raise BenchmdError(
+            f"none of {count_of(len(outcome.quarantined), 'case')} was scored: the reasons are "
+            f"above and in {out / QUARANTINE}{logs}."
+        )
+
+
+def _number(value: float, width: int, digits: int) -> str:
+    """A number, a dash where there is none."""
+    return f"{value:>{width}.{digits}f}" if value == value else f"{'–':>{width}}"
 
 
 def _print(outcome: Outcome, out: Path) -> None:
     from benchmd_ray.benchmarks.touchstone.cases import SCORES, read_scored
     from benchmd_ray.benchmarks.touchstone.summaries import PRESENT
-    from benchmd_ray.errors import count_of
 
     manifest, frame = outcome.manifest, read_scored(out)
     width = max(len("class"), *map(len, manifest.task.classes))
+    for name, reason in sorted(outcome.quarantined.items())[:SHOWN]:
+        click.echo(f"quarantined: {name}: {reason}")
+    if (more := len(outcome.quarantined) - SHOWN) > 0:
+        click.echo(f"and {count_of(more, 'other')}, see {out / 'quarantine.json'}")
+    if not manifest.cases:
+        return
     click.echo(
-        f"{manifest.algorithm}, {manifest.task.name}, {count_of(len(manifest.cases), 'case')}; n: "
-        "cases whose reference has the class"
+        f"{manifest.algorithm}, {manifest.task.name}, {count_of(len(manifest.cases), 'case')} "
+        f"scored, {len(outcome.quarantined):,} quarantined; n: cases whose reference has the class"
     )
     click.echo(f"{'class':{width}}     n    DSC    NSD        HD95 median  missed  spurious")
     for name in manifest.task.classes:
@@ -147,8 +161,9 @@ def _print(outcome: Outcome, out: Path) -> None:
         tolerance = f"@{manifest.tolerance[name]:g}mm"
         dsc, nsd = there["dsc"].mean(), there["nsd"].mean()
         click.echo(
-            f"{name:{width}} {len(there):>5} {dsc:>6.3f} {nsd:>6.3f} "
-            f"{tolerance:7} {there['hd95'].median():>8.2f} mm {counts.get('missed', 0):>7} "
+            f"{name:{width}} {len(there):>5} {_number(dsc, 6, 3)} {_number(nsd, 6, 3)} "
+            f"{tolerance:7} {_number(there['hd95'].median(), 8, 2)} mm "
+            f"{counts.get('missed', 0):>7} "
             f"{counts.get('spurious', 0):>9}"
         )
     overlapping = sum(bool(one.get("overlapping")) for one in manifest.cases.values())
@@ -163,10 +178,6 @@ def _print(outcome: Outcome, out: Path) -> None:
     if manifest.with_network:
         those = count_of(len(manifest.with_network), "case")
         click.echo(f"the command had network on {those}: the system does not let users cut it")
-    for name, reason in list(outcome.quarantined.items())[:SHOWN]:
-        click.echo(f"quarantined: {name}: {reason}")
-    if (more := len(outcome.quarantined) - SHOWN) > 0:
-        click.echo(f"and {count_of(more, 'other')}, see {out / 'quarantine.json'}")
     click.echo(f"written: {out / SCORES}")
 
 

@@ -24,7 +24,7 @@ from benchmd_ray.benchmarks.touchstone.summaries import (
 )
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, distance
-from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.errors import BenchmdError, count_of, shown
 
 VERSION = 1
 """Raised whenever a comparison of the same scores comes out differently."""
@@ -219,6 +219,17 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
     lines = []
     if metadata.source:
         unknown = [case for case in scores.cases if case not in metadata.cases]
+        if metadata.cases and len(unknown) == len(scores.cases):
+            raise BenchmdError(
+                f"{metadata.source} has none of the {count_of(len(scores.cases), 'case')}: it has "
+                f"{shown(min(metadata.cases, default=''))}, the scores {shown(scores.cases[0])}. "
+                "Name cases alike in both."
+            )
+        if metadata.contradicted:
+            lines.append(
+                f"metadata: {count_of(len(metadata.contradicted), 'patient')} of several sexes, "
+                f"such as {shown(metadata.contradicted[0])}."
+            )
         if unknown:
             lines.append(f"metadata: {count_of(len(unknown), 'case')} without a row in it.")
         if not metadata.patients:

@@ -29,7 +29,7 @@ from benchmd_ray.benchmarks.touchstone.submission import Submission
 from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.cluster import connected
 from benchmd_ray.data.readers import dicom, nifti, volume
-from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.files import digest, locked, remove, remove_partial, write_json
 from benchmd_ray.parts import versions_of
 from benchmd_ray.progress import progress
@@ -227,9 +227,10 @@ def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
         before = json.loads(path.read_bytes())
     before = before if isinstance(before, dict) else {}
     if different := [key for key in plan if before.get(key) != plan[key]]:
-        raise BenchmdError(
-            f"{out} has scores with another {', '.join(different)}: choose another --out."
+        said = "; ".join(
+            f"{key}, was {shown(before.get(key))}, is {shown(plan[key])}" for key in different
         )
+        raise BenchmdError(f"{out} has scores with another {said}. Choose another --out.")
 
 
 def _done(

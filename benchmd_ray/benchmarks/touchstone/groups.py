@@ -97,6 +97,16 @@ def _of_algorithms(scores: Scores, metric: str) -> Iterator[tuple[str, Floats]]:
         yield name, values[:, place]
 
 
+def compared_samples(
+    scores: Scores, metadata: Metadata, variable: str, metric: str
+) -> dict[str, Floats]:
+    """What the test of a variable compares: each patient's `CENTRED` value of `ALL`, by group."""
+    patients = np.array([metadata.patient(case) for case in scores.cases], np.str_)
+    labels = metadata.groups(variable, scores.cases)
+    values = organs(scores.common_values(metric).mean(axis=1), scores.classes)[CENTRED]
+    return dict(compared_groups(values, patients, labels, least=LEAST, gate=0.0).samples)
+
+
 def organs(values: Floats, classes: Sequence[str]) -> dict[str, Floats]:
     """What groups are compared by: each class, and the centred mean over those that a case has.
 

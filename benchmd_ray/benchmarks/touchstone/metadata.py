@@ -44,6 +44,15 @@ class Metadata:
     """By case, where the table says to which part of its own dataset a case belongs."""
     cases: frozenset[str] = frozenset()
 
+    @property
+    def contradicted(self) -> list[str]:
+        """Patients of whom scans state several sexes."""
+        stated: dict[str, set[str]] = {}
+        for case, sex in self.labels.get("sex", {}).items():
+            if sex is not None:
+                stated.setdefault(self.patient(case), set()).add(sex)
+        return sorted(patient for patient, sexes in stated.items() if len(sexes) > 1)
+
     def patient(self, case: str) -> str:
         """The patient of a case, else the case itself."""
         return self.patients.get(case, case)

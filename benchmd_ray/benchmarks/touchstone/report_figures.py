@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import ScalarFormatter
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
-from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, organs
+from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, compared_samples
 from benchmd_ray.benchmarks.touchstone.joining import Floats
 from benchmd_ray.benchmarks.touchstone.report_parts import (
     BEST,
@@ -33,6 +35,7 @@ from benchmd_ray.scores.comparison import LEVEL
 
 BLUE, ORANGE, YELLOW, DARK = "#0072B2", "#D55E00", "#F0C929", "#2F4B6E"
 TINY, GLUE = 6.5, "\N{NO-BREAK SPACE}"
+NO_ORDER = "one algorithm or one case: there is no order to resample"
 ROW = 0.15
 """Inches of an algorithm's row."""
 
@@ -76,6 +79,20 @@ def _points(axes: Axes, rows: pd.DataFrame) -> None:
         axes.axhline(place, color=FAINT, linewidth=0.4, zorder=0)
 
 
+def _key(figure: Figure, *, level: bool) -> None:
+    """What marks stand for."""
+    handles = [
+        Line2D([], [], color=BLUE, marker="o", markersize=4, label="common cases, 95 %"),
+        Line2D([], [], color=ORANGE, marker="|", linestyle="", label="own cases"),
+    ]
+    if level:
+        handles[:1] = [
+            Line2D([], [], color=BLUE, marker="o", markersize=4, linestyle="", label=text, mfc=face)
+            for text, face in (("level with the best", BLUE), ("significantly below it", "white"))
+        ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=SMALL)
+
+
 def _joined(one: Comparison, metric: str, name: str) -> pd.DataFrame:
     rows = _rows(one.cells, metric, name, one.order_in(metric, name))
     ranks = one.ranking[(one.ranking["metric"] == metric) & (one.ranking["class"] == name)]
@@ -84,16 +101,18 @@ def _joined(one: Comparison, metric: str, name: str) -> pd.DataFrame:
 
 def _averages(one: Comparison, metric: str) -> Drawn:
     rows = _joined(one, metric, MEAN)
+    highest = rows.loc[rows["value"] == rows["value"].max(), "algorithm"]
     title = (
         f"Highest average {one.scores.title(metric)} on common cases: "
-        f"{rows['algorithm'].iloc[0]} {PERCENT * rows['value'].iloc[0]:.1f}"
+        f"{', '.join(highest)} {PERCENT * rows['value'].iloc[0]:.1f}"
     )
-    if not np.isnan(rows["first"].iloc[0]):
+    if len(highest) == 1 and not np.isnan(rows["first"].iloc[0]):
         title += f", first in {PERCENT * rows['first'].iloc[0]:.0f}{GLUE}% of resamples"
     figure, (axes,) = grid(title, 1, columns=1, row=0.21 * len(rows) + 0.4, extra=0.5)
     _points(axes, rows.assign(level=True))
     _algorithms(axes, list(rows["algorithm"]), 8.5)
     axes.set_xlabel(f"average {one.scores.title(metric)} (%)")
+    _key(figure, level=False)
     caption = (
         f"Mean of the class means over common cases ({int(rows['n'].iloc[0]):,} with any "
         f"class), 95 % intervals over cases ({one.resamples:,} resamples); orange bars: on each "
@@ -123,6 +142,7 @@ def _dots(one: Comparison, metric: str) -> Drawn:
         axes.tick_params(axis="x", labelsize=7)
     for axes in panels[-3:]:
         axes.set_xlabel(f"{one.scores.title(metric)} (%)")
+    _key(figure, level=True)
     caption = (
         "Mean over the common cases whose reference has the class, with 95 % intervals over cases. "
         "Filled: the highest mean and those not significantly below it (one-sided Wilcoxon "
@@ -170,7 +190,7 @@ def _map(one: Comparison, metric: str, name: str) -> Drawn:
     ticks = [f"{algorithm} ({number})" for algorithm, number in zip(order, won, strict=True)]
     handles = [
         Patch(color=YELLOW, label="column above row, p < 0.05"),
-        Patch(color=DARK, label="not shown"),
+        Patch(color=DARK, label="not significant"),
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=SMALL)
     highest = max(float(np.nanmax(np.abs(differences), initial=0.0)), 1e-9)
@@ -215,7 +235,7 @@ def _blobs(one: Comparison, metric: str) -> Drawn:
     count = len(one.scores.algorithms)
     shares = one.shares[one.shares["metric"] == metric]
     if shares.empty:
-        return Skipped(slug("blob", metric), "fewer than two cases: there is nothing to resample")
+        return Skipped(slug("blob", metric), NO_ORDER)
     firm = one.ranking[(one.ranking["metric"] == metric) & (one.ranking["class"] == MEAN)]
     best = firm.sort_values("rank").iloc[0]
     ends = dict.fromkeys(f"{best[end]:.0f}" for end in ("low", "high"))
@@ -254,12 +274,12 @@ def _violins(one: Comparison, metric: str) -> Drawn:
     held = one.taus[one.taus["metric"] == metric]
     samples = [held.loc[held["class"] == name, "tau"].to_numpy(float) for name in names]
     if any(len(sample) < 2 for sample in samples):
-        return Skipped(slug("tau", metric), "fewer than two cases: there is nothing to resample")
+        return Skipped(slug("tau", metric), NO_ORDER)
     means = [float(sample.mean()) for sample in samples]
     low, high = int(np.argmin(means)), int(np.argmax(means))
     title = (
-        f"The order by {one.scores.title(metric)} is firmest for {class_title(names[high])} (mean "
-        f"τ {means[high]:.2f}) and loosest for {class_title(names[low])} ({means[low]:.2f})"
+        f"The order by {one.scores.title(metric)} is most stable for {class_title(names[high])} "
+        f"(mean τ {means[high]:.2f}), least for {class_title(names[low])} ({means[low]:.2f})"
     )
     figure, (axes,) = grid(title, 1, columns=1, row=2.6, extra=0.5)
     drawn = axes.violinplot(samples, showextrema=False, widths=0.8)
@@ -286,8 +306,8 @@ def _speed(one: Comparison) -> Drawn:
     rows = cells.merge(one.speed[["algorithm", "seconds"]], on="algorithm").dropna(
         subset=["seconds"]
     )
-    if rows.empty:
-        return Skipped("speed", "the scores do not state the seconds that volumes took")
+    if len(rows) < 2:
+        return Skipped("speed", "fewer than two algorithms state the seconds that volumes took")
     best = rows.sort_values("seconds", kind="stable")
     best = best[best["value"] == best["value"].cummax()]
     title = (
@@ -314,7 +334,7 @@ def _speed(one: Comparison) -> Drawn:
     axes.set_ylabel(f"average {one.scores.title(metric)} (%)")
     caption = (
         "Average on the common cases with its 95 % interval, and the mean seconds that predicting "
-        "a volume took; the line joins algorithms that none is both faster and better than."
+        "a volume took. The line joins the algorithms that no other beats in both speed and score."
     )
     return Titled("speed", SPEED, title, caption, figure)
 
@@ -326,8 +346,6 @@ def _groups(one: Comparison) -> Iterator[Drawn]:
     if not variables:
         yield Skipped("groups", "no metadata say which group a case is in (--metadata)")
         return
-    values = one.scores.common_values(one.metrics[0]).mean(axis=1)
-    centred = PERCENT * organs(values, one.scores.classes)[CENTRED]
     tests = held.drop_duplicates("variable").set_index("variable")["kruskal_p"]
     differ = [name for name in variables if tests[name] < LEVEL]
     title = "Mean over algorithms by group of scans: " + (
@@ -335,26 +353,24 @@ def _groups(one: Comparison) -> Iterator[Drawn]:
     )
     figure, panels = grid(title, len(variables), columns=2, row=2.5)
     for axes, variable in zip(panels, variables, strict=True):
-        rows = held[held["variable"] == variable]
-        labels = np.array([str(x) for x in one.metadata.groups(variable, one.scores.cases)])
-        names = [str(name) for name in rows["group"]]
-        samples = [centred[(labels == name) & ~np.isnan(centred)] for name in names]
-        _boxes(axes, names, samples)
+        samples = compared_samples(one.scores, one.metadata, variable, one.metrics[0])
+        _boxes(axes, list(samples), [PERCENT * sample for sample in samples.values()])
         p = tests[variable]
         said = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-        axes.set_title(f"{variable} (Kruskal and Wallis, {said})")
+        said = "one group, no test" if np.isnan(p) else f"Kruskal and Wallis, {said}"
+        axes.set_title(f"{variable} ({said})")
         axes.set_ylabel(f"{one.scores.title(one.metrics[0])} (%)")
     caption = (
-        "Each scan's mean over the organs that it shows, of the mean over all algorithms, centred "
-        "per class so that groups with other organs can be compared; common cases, groups with 5 "
-        "patients or more. Boxes: quartiles, whiskers 1.5 times their distance. The test is of "
-        "this mean only, not of all algorithms together."
+        "Each patient's mean over the organs that the scans show, of the mean over all algorithms, "
+        "centred per class so that groups with other organs can be compared; common cases, groups "
+        "with 5 patients or more, their number below. Boxes: quartiles, whiskers 1.5 times their "
+        "distance. The test is of this mean only, not of all algorithms together."
     )
     yield Titled("groups", GROUPS, title, caption, figure)
 
 
 def _boxes(axes: Axes, names: Sequence[str], samples: Sequence[Floats]) -> None:
-    """A box for each group, with the number of scans."""
+    """A box for each group, with the number of patients."""
     axes.boxplot(
         [*samples],
         widths=0.6,
@@ -364,7 +380,7 @@ def _boxes(axes: Axes, names: Sequence[str], samples: Sequence[Floats]) -> None:
         flierprops={"marker": ".", "markersize": 3, "markeredgecolor": "#888888"},
     )
     labels = [
-        f"{name.replace('_', ' ')}\n{len(sample):,}"
+        f"{name.replace('_', ' ')}\nn = {len(sample):,}"
         for name, sample in zip(names, samples, strict=True)
     ]
     turned = len(names) > 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +42,26 @@ LEAD = (
 )
 WORDS = (
     (
+        "DSC",
+        "Dice similarity coefficient: twice the voxels that reference and prediction share, over "
+        "the sum of both. 0 for an organ that was missed; nothing where the reference has none.",
+    ),
+    (
+        "NSD",
+        "Normalised surface Dice: the share of both surfaces' area within a tolerance of the other "
+        "surface. The tolerance is named with it, such as NSD@2mm.",
+    ),
+    (
+        "HD95",
+        "95th percentile of the distance between surfaces in mm, the larger of both directions; "
+        "infinite for a missed organ.",
+    ),
+    (
+        "Missed, spurious",
+        "Missed: the reference has the organ and the prediction nothing of it. Spurious: the "
+        "reverse, which costs nothing in the means.",
+    ),
+    (
         "Common cases",
         "Those that every compared algorithm was scored on. A mean is over those whose reference "
         "has the class, so its number of cases differs by class.",
@@ -50,7 +71,8 @@ WORDS = (
         "Mean of the class means. Its interval is from a bootstrap over cases, whole cases drawn, "
         "all of a patient together where patients are known; Student's t on the logit scale. The "
         "published sd of an average is the mean of the classes' sds, which is not the sd of "
-        "anything per case.",
+        "anything per case. A mean of exactly 0 or 1, where no resample differs, has the interval "
+        "of Clopper and Pearson.",
     ),
     (
         "Significant",
@@ -101,7 +123,11 @@ def write_comparison(
     """
     with styled():
         drawn = [*draw(one), *draw_slices(one, images or {})] if figures else []
-    titled = [each for each in drawn if isinstance(each, Titled)]
+    headings = [each.heading for each in report.TABLES]
+    titled = sorted(
+        (each for each in drawn if isinstance(each, Titled)),
+        key=lambda each: headings.index(each.section) if each.section in headings else math.inf,
+    )
     _write_figures(titled, folder / FIGURES)
     tables = write_declared(report.TABLES, one, folder, main=report.MAIN, notes=one.notes)
     path = folder / NAME
@@ -110,7 +136,7 @@ def write_comparison(
     skipped = {each.reason for each in drawn if isinstance(each, Skipped)}
     return [
         f"written: {len(tables)} tables in {folder}, the main one {tables[0]}",
-        f"written: {len(titled)} figures in {folder / FIGURES}",
+        *([f"written: {len(titled)} figures in {folder / FIGURES}"] if figures else []),
         *(f"not drawn: {reason}" for reason in sorted(skipped)),
         f"written: {path}",
     ]

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import CENTRED
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.results.report.columns import column_of
+from benchmd_ray.results.report.columns import column_of, interval_of
 from benchmd_ray.results.report.table import Column, Table, constant
 
 RESULTS, PUBLISHED, COMMON = "Results", "As published: own cases", "On common cases"
@@ -28,6 +28,13 @@ def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> T
         return None
     kept, said = constant(columns)
     return Table(f"{caption}{said}", kept)
+
+
+def rank_column(rows: pd.DataFrame) -> Column:
+    """Ranks with their intervals; algorithms of one mean share a rank."""
+    whole = bool((rows["rank"].dropna() % 1 == 0).all())
+    about = "1 is the highest mean; the interval holds 95 % of the ranks in resamples of the cases"
+    return interval_of("rank [95 %]", rows, "rank", digits=0 if whole else 1, about=about)
 
 
 def class_title(name: str) -> str:

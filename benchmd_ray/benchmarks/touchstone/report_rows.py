@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone import report_trained
+from benchmd_ray.benchmarks.touchstone.report_parts import rank_column
 from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, EVALUATION, LEVEL, OWN, RANK
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.files import slug
@@ -62,7 +63,7 @@ def algorithms(analysis: Analysis) -> Table | None:
             Column("metric", list(rows["regime"]), filtered=True),
             column_of("algorithm", rows["technique"], "text"),
             interval_of("average [95 %]", shown, "value", digits=2),
-            interval_of("rank [95 %]", ends, "rank", digits=0),
+            rank_column(ends),
             column_of("level with best", rows["best"], "integer"),
             column_of("cases", rows["records"], "integer"),
             column_of("own average", shown["own"], "number", digits=1),

@@ -21,6 +21,8 @@ from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled
 
 PLANES = ("axial", "coronal", "sagittal")
 """Across z, y and x."""
+SIDES = ("RL", "RL", "AP")
+"""Of the patient, at the left and right of each plane: right, left, front (anterior), back."""
 REFERENCE, PREDICTION = "#00A878", "#D1345B"
 ROWS = 10
 """Cases of a figure."""
@@ -57,6 +59,15 @@ def draw_planes(axes: Sequence[Axes], planes: Planes) -> None:
         own.set_aspect("equal")
         own.set_xticks([])
         own.set_yticks([])
+        for side, letter in zip((0.02, 0.98), SIDES[number], strict=True):
+            own.text(
+                *(side, 0.5, letter),
+                transform=own.transAxes,
+                ha="left" if side < 0.5 else "right",
+                va="center",
+                fontsize=SMALL,
+                color="#E69F00",
+            )
         if number == 0:
             own.invert_yaxis()  # the front is up
 
@@ -73,6 +84,9 @@ def draw_slices(one: Comparison, images: Mapping[str, Path]) -> Iterator[Drawn]:
     if not any(each.planes for each in one.scores.by_name.values()):
         yield Skipped("worst", "the scores come without masks, so worst cases have no pictures")
         return
+    if images and not images.keys() & set(one.worst["case"]):
+        case = one.worst["case"].iloc[0]
+        yield Skipped("worst", f"no image is of a worst case, such as {case}: they are drawn alone")
     for name in one.scores.classes:
         yield from _of_class(one, name, images)
 
@@ -102,13 +116,16 @@ def _of_class(one: Comparison, name: str, images: Mapping[str, Path]) -> Iterato
     panels = np.atleast_2d(figure.subplots(len(found), 3))
     for row, (case, algorithm, value, planes) in zip(panels, found, strict=True):
         draw_planes(row, planes)
-        row[0].set_ylabel(f"{case}\n{algorithm}\n{metric} {PERCENT * value:.1f} %", fontsize=SMALL)
+        missed = ", missed" if planes.volumes[0] and not planes.volumes[1] else ""
+        said = f"{case}\n{algorithm}\n{metric} {PERCENT * value:.1f} %{missed}"
+        row[0].set_ylabel(said, fontsize=SMALL)
     for axes, plane in zip(panels[0], PLANES, strict=True):
         axes.set_title(plane)
     _legend(figure)
     caption = (
-        f"Common cases with the lowest mean {metric} over algorithms; planes through the centre of "
-        "the reference, of the algorithm that scores lowest on the case."
+        f"Common cases with the lowest mean {metric} over algorithms, each with the prediction of "
+        "the algorithm that scores lowest on it; planes through the centre of the reference. R, L: "
+        "the patient's right and left; A, P: front and back."
     )
     yield Titled(stem, WORST, title, caption, figure)
 

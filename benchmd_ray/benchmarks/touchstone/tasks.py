@@ -119,9 +119,13 @@ class Task:
         chosen = self.tolerance
         if asked:
             try:
-                chosen = float(asked)
+                chosen = float(asked.removesuffix("mm"))
             except ValueError:
-                raise unknown_name("tolerance (or a number of mm)", asked, self.presets) from None
+                known = f"one of its presets: {', '.join(self.presets)}" if self.presets else ""
+                raise BenchmdError(
+                    f"the tolerance is {asked!r}, expected a number of mm{' or ' * bool(known)}"
+                    f"{known or f', as {self.name} has no presets'}."
+                ) from None
             if not 0 < chosen < float("inf"):
                 raise BenchmdError(f"the tolerance is {asked}, expected a length above 0 mm.")
         return dict.fromkeys(self.classes, chosen)

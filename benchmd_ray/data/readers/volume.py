@@ -184,9 +184,9 @@ def _header(path: Path, ct: bool) -> _Slice:
         }
         values = {key: numbers(dataset, key, count) for key, count in wanted.items()}
         texts = {key: text(dataset, key) for key in ("SeriesInstanceUID", "SOPInstanceUID")}
-        missing = [key for key, value in (values | texts).items() if value is None]
-        if missing:
-            raise RecordError(f"{missing[0]} is missing")
+        required = values | texts if ct else values  # who anonymises may empty the others
+        if missing := [key for key, value in required.items() if value is None]:
+            raise RecordError(f"{', '.join(missing)} is missing")
         if ct and text(dataset, "Modality") != "CT":
             raise RecordError("its modality is another than CT")
         if min(values["PixelSpacing"] or (0,)) <= 0:

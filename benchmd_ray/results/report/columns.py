@@ -121,6 +121,7 @@ def interval_of(
     *,
     digits: int = 3,
     p: str = "",
+    about: str = "",
 ) -> Column:
     """A column of values with their intervals, ``low`` and ``high`` of the rows.
 
@@ -131,6 +132,7 @@ def interval_of(
         kind: ``interval`` or ``change``.
         digits: After the point.
         p: Of a ``change``, column of the p that says whether it is not zero.
+        about: What it is, where that is not of all columns of this title.
     """
     return Column(
         title,
@@ -140,7 +142,7 @@ def interval_of(
         high=list(rows["high"]),
         differs=list(rows[p] < LEVEL) if p else (),
         digits=digits,
-        about=ABOUT.get(title, ""),
+        about=about or ABOUT.get(title, ""),
     )
 
 

@@ -79,7 +79,7 @@ def _first_rows(table: Table, content: Sequence[dict[str, Any]]) -> list[int]:
 def _chosen(column: Column, data: dict[str, Any]) -> int | None:
     """Code of the text that is chosen at first, if any."""
     levels = data.get("levels", [])
-    if column.chosen in levels:
+    if column.chosen and column.chosen in levels:
         return int(levels.index(column.chosen))
     return int(levels.index(first_level(column))) if column.required else None
 
