@@ -54,9 +54,11 @@ class Stopped(KeyboardInterrupt):
 
 
 def count_of(number: float, what: str) -> str:
-    """A number of things: ``1 trial``, ``1,200 trials``, ``0.5 CPUs``."""
+    """A number of things: ``1 trial``, ``1,200 trials``, ``0.5 CPUs``, ``2 entries``."""
     text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
-    return f"{text} {what}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"{text} {what}"
+    return f"{text} {what[:-1]}ies" if what.endswith("ry") else f"{text} {what}s"
 
 
 def first_line(error: BaseException) -> str:

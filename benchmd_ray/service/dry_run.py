@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from benchmd_ray.cluster import connected, embedded, own_cpus
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.models.imagenet import FILE, REPOSITORY
 from benchmd_ray.results.written import text
 from benchmd_ray.service.capacity import cluster_capacity
@@ -158,7 +158,7 @@ def _headline(plan: Plan) -> str:
         number(transfers, "transfer setting", "transfer settings"),
         number({i.seed for i in every}, "seed", "seeds"),
     ]
-    return f"{len(every):,} entries: {', '.join(parts)}."
+    return f"{count_of(len(every), 'entry')}: {', '.join(parts)}."
 
 
 def _table(plan: Plan, held: Status, on_gpu: bool) -> pd.DataFrame:

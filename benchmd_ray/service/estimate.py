@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.service.cost import Work
 from benchmd_ray.service.rates import Measured, Spot, median_start
 
@@ -113,8 +114,8 @@ class Estimator:
             told = [f"{self.tflops:g} TFLOP/s sustained by each device, as stated."]
         if heads:
             told.append(
-                f"{_entries(heads)}: {1000 * HEAD_STEP_SECONDS:g} ms for a step of a linear head, "
-                f"a mere assumption, since none on {self.device} is measured."
+                f"{count_of(heads, 'entry')}: {1000 * HEAD_STEP_SECONDS:g} ms for a step of a "
+                f"linear head, a mere assumption, since none on {self.device} is measured."
             )
         return " ".join(told) or "No estimate was asked for."
 
@@ -143,7 +144,7 @@ def nearest(measured: Sequence[Measured], work: Work) -> list[Measured]:
 
 def _told(source: Source, count: int, estimator: Estimator) -> str:
     device, runs = estimator.device, _computing(estimator.here)
-    entries = _entries(count)
+    entries = count_of(count, "entry")
     if source == "same":
         return f"{entries}: the measured speed of runs like them, on {device}."
     if source == "scaled":
@@ -165,10 +166,6 @@ def _told(source: Source, count: int, estimator: Estimator) -> str:
         f"no run on {device} is measured in the store. State the speed with --tflops, or finish a "
         "short run there first."
     )
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
 
 
 def figure(flops: float) -> str:

@@ -253,7 +253,7 @@ def test_a_plan_of_detection_does_not_ask_for_targets(place):
     arguments = ["run", "--catalog", own, "--technique", "scratch", "--dry-run"]
     said = called(*arguments, "--evaluate", "ood", "--also", isruc)
     assert "no catalog of a target" not in said.output
-    assert "so classification is scored on its own splits only" in called(*arguments).output
+    assert "so it is scored on its own splits only" in called(*arguments).output
 
 
 def test_a_build_says_that_it_holds_nothing_out(synthetic_raw, tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def test_a_search_is_logged_with_its_trials(tmp_path):
         log.trial_lost("tune-ecg", 3, "its process or its node was lost")
         log.trial_ended("tune-ecg", row | {"state": "complete"})
         log.trial_ended("tune-ecg", row | {"state": "failed", "value": None, "reason": "memory"})
-    assert written(tmp_path, "event", "search", "trial", "auroc", "seconds", "reason") == [
+    assert written(tmp_path, "event", "search", "trial", "score", "seconds", "reason") == [
         ("search started", "tune-ecg", None, None, None, None),
         ("trial lost", "tune-ecg", 3, None, None, "its process or its node was lost"),
         ("trial complete", "tune-ecg", 3, 0.75, 1.235, None),

@@ -205,7 +205,7 @@ def test_a_policy_is_never_mixed_with_another(write_manifest, tmp_path):
         ("released", "georgia")
     }
     assert plan.notes == (
-        "ptb-xl: no catalog of a target, so classification is scored on its own splits only.",
+        "ptb-xl: no catalog of a target, so it is scored on its own splits only.",
     )
     only = planned(Choice(catalogs=(tmp_path / "catalogs",), policies=("released",)))
     assert {item.policy for item in only.items} == {"released"}

@@ -30,6 +30,7 @@ LEAK_FREE = {
     "has them.",
 }
 OWNERS_SPLITS = "The splits of the owners' file."
+DRAWN_BY_FILE = "Drawn by a hash of the names of files, as the notes say."
 RELEASED_RULE = (
     "BenchMD released no split table of this dataset: the paper's rule with a fixed seed, 80 % "
     "train and 20 % validation unless the notes say otherwise."
@@ -180,7 +181,8 @@ def _policies(card: DatasetCard) -> list[str]:
         )
     rules = {"clean": f"The default. {LEAK_FREE[card.role]}", "released": released}
     if card.collection:
-        rules = {"clean": f"The default. {OWNERS_SPLITS}", "released": OWNERS_SPLITS}
+        rule = DRAWN_BY_FILE if card.task.segments else OWNERS_SPLITS
+        rules = {"clean": f"The default. {rule}", "released": rule}
     elif card.files is not None:
         rules = {"clean": _splits(card.files, card.role)}
     elif card.module:

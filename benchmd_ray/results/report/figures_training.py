@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from benchmd_ray.results.canvas import new_figure
 from benchmd_ray.results.report.figures_panels import (
@@ -93,6 +94,7 @@ def draw_transfer(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
             _lines(axes, here, techniques, report)
             axes.grid(axis="y", color=FAINT, linewidth=0.5)
             axes.tick_params(labelsize=SMALL)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # of epochs
         row[0].set_ylabel(NAMES[name])
     for column, setting in enumerate(settings):
         panels[0][column].set_title(SETTING_LABELS.get(setting, setting), fontsize=8)

@@ -100,10 +100,11 @@ def _table_parts(analysis: Analysis, drawn: dict[str, str]) -> dict[str, tuple[s
         if each.page is not None:
             together.setdefault(each.heading, []).append(each)
     parts = {}
+    classified = len(analysis.scores) or analysis.rows.empty  # else other evaluations have answers
     for heading, held in together.items():
         made = [(each.name, each.page(analysis)) for each in held if each.page is not None]
         shown = "".join(html(name, table) for name, table in made if table is not None)
-        content = shown or (none(held[0].nothing) if held[0].nothing else "")
+        content = shown or (none(held[0].nothing) if held[0].nothing and classified else "")
         if not content:
             continue
         said = tuning_sentences(analysis) if heading == TUNING else []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
     """How much a report holds: label, number, and the names that were counted."""
-    ran, scores = analysis.ran, analysis.scores
+    ran, scores = analysis.ran, analysis.rows[analysis.rows["run"] != ""]
     rows = [("finished runs", f"{ran['finished'].sum():,}", _kinds(ran[ran["finished"]]))]
     targets = scores[scores["role"] == "target"]
     counted = {
@@ -247,6 +247,8 @@ def _gaps(gaps: pd.DataFrame) -> list[str]:
 
 def _paper(scores: pd.DataFrame) -> list[str]:
     held = scores.dropna(subset=["paper", "value"])
+    if scores.empty:
+        return []
     if held.empty:
         return ["No result may be compared with a number of the paper; the notes say why."]
     spans = held.dropna(subset="low")
