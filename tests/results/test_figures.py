@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from kinds import CLASSES, MODALITIES
+from masks import write_masks
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
@@ -410,3 +411,26 @@ def test_the_command_draws_a_built_catalog(ecg_catalogs, tmp_path):
 def test_a_catalog_without_an_example_has_no_figure_of_examples(made):
     for name in ("ecg", "eeg", "cxr", "ldct"):
         assert draw_examples(made(name), {}) == {}
+
+
+def test_examples_of_masks_have_contours_and_a_scale_of_their_own(tmp_path):
+    catalog = write_masks(tmp_path / "catalog")
+    chosen = examples(catalog, 2)
+    assert list(chosen) == ["anterior", "posterior"]
+    (figure,) = draw_examples(catalog, chosen).values()
+    panels = [axes for axes in figure.axes if axes.images]
+    shown = [example for found in chosen.values() for example in found]
+    names = [name for name, found in chosen.items() for _ in found]
+    for axes, example, name in zip(panels, shown, names, strict=True):
+        assert "background" not in example.classes
+        where = example.mask == catalog.card.classes.index(name)
+        place = where.sum(axis=(1, 2)).argmax()
+        image = example.signal[0, place]
+        np.testing.assert_array_equal(axes.images[0].get_array(), image)
+        assert axes.images[0].get_clim() == pytest.approx(np.percentile(image, (1, 99)))
+        (contour,) = axes.collections
+        inside = np.argwhere(where[place])
+        (path, *_) = contour.get_paths()
+        low, high = path.vertices.min(axis=0), path.vertices.max(axis=0)
+        assert (np.abs(low[::-1] - inside.min(axis=0)) <= 1).all()
+        assert (np.abs(high[::-1] - inside.max(axis=0)) <= 1).all()

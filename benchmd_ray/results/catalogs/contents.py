@@ -71,6 +71,8 @@ class Example:
     """Classes that it is of."""
     signal: npt.NDArray[np.float32]
     """Its valid area without the padding, channels first, in the modality's unit."""
+    mask: npt.NDArray[np.uint8] | None = None
+    """Number of the class of each pixel of this area, where there are masks."""
 
 
 def splits(catalog: Catalog) -> list[str]:
@@ -163,7 +165,8 @@ def examples(catalog: Catalog, per_class: int) -> dict[str, list[Example]]:
 
 def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, int]]]:
     """Split and row of enough records of each class, the preferred ones first."""
-    names = [*catalog.card.classes]
+    names = [*_shown_classes(catalog)]
+    shown = [catalog.card.classes.index(name) for name in names]
     if catalog.task.kind == "multi-label":
         names.append(NO_CLASS)
     best = {name: pd.DataFrame() for name in names}
@@ -172,7 +175,7 @@ def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, i
             targets = targets_of(table["target"], catalog.card.target)
             present = catalog.card.target.present(targets)
             none = (targets == 0).reshape(len(targets), -1).all(axis=1)
-            of_class = np.column_stack([present, none])
+            of_class = np.column_stack([present[:, shown], none])
             ids, groups = (table[name].to_numpy() for name in ("record_id", "group_id"))
             for column, name in enumerate(names):
                 rows = np.flatnonzero(of_class[:, column])
@@ -190,6 +193,11 @@ def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, i
         name: [(str(split), int(row)) for split, row in zip(f["split"], f["row"], strict=True)]
         for name, f in best.items()
     }
+
+
+def _shown_classes(catalog: Catalog) -> tuple[str, ...]:
+    """Of the card; of masks those but the background, which all have."""
+    return catalog.task.foreground if catalog.task.segments else catalog.card.classes
 
 
 def _lowest(rows: pd.DataFrame, wanted: int) -> pd.DataFrame:
@@ -215,7 +223,8 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
             number, row = number + 1, row - rows
         table = file.read_row_group(number, columns=columns).slice(row, 1)
     signal = decode_signals(table["signal"], catalog.signal)[0]
-    (present,) = catalog.card.target.present(targets_of(table["target"], catalog.card.target))
+    targets = targets_of(table["target"], catalog.card.target)
+    (present,) = catalog.card.target.present(targets)
     held = table.drop_columns(["signal", "target"]).to_pylist()[0]
     names, inside = catalog.card.classes, valid_area(signal.shape[1:], held["valid_size"])
     physical = signal[:, *inside].astype(np.float32) * held["scale"]
@@ -223,8 +232,13 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
         record_id=held["record_id"],
         group_id=held["group_id"],
         split=held["split"],
-        classes=tuple(name for name, is_there in zip(names, present, strict=True) if is_there),
+        classes=tuple(
+            name
+            for name, is_there in zip(names, present, strict=True)
+            if is_there and name in _shown_classes(catalog)
+        ),
         signal=physical.astype(np.float32),
+        mask=targets[0][inside] if catalog.task.segments else None,
     )
 
 

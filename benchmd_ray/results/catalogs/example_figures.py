@@ -22,6 +22,7 @@ FEW = 4
 """Channels up to which signals of all classes are in one figure."""
 PAPER = {"mV": 0.5}
 """Height of a box of the grid, by unit, where paper has one; a box is 0.2 s wide."""
+CONTOUR = "#E69F00"
 GRID: dict[str, Any] = {"color": "#E8C4B8", "linewidth": 0.4, "zorder": 0}
 """Leaves black traces alone."""
 
@@ -200,10 +201,11 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
     """Images without their padding, a class in each row; of a CT window the middle slice."""
     kind = catalog.signal
     volume = len(kind.axes) == 4
-    low, high = _limits(catalog, chosen)
     what = "images of each class, without padding"
     if volume:
         what = "the middle slice of volumes of each class"
+    if catalog.task.segments:
+        what = "where each class is largest, with its contour"
     windowed = kind.normaliser == "window"
     if windowed:
         centre, width = (float(kind.parameters[name]) for name in ("centre", "width"))
@@ -213,6 +215,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
     shapes = [example.signal.shape[-2:] for found in chosen.values() for example in found]
     cell = max(height for height, _ in shapes), max(width for _, width in shapes)
     inch = 2.2 / max(cell)
+    limits = _limits(catalog)
     figure = new_figure(
         f"{named(catalog)}: {what}",
         0.8 + (cell[0] * inch + 0.35) * len(chosen),
@@ -225,33 +228,60 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
             axes.spines[:].set_visible(False)
         row[0].set_ylabel(textwrap.fill(name, 16), rotation=0, ha="right", va="center")
         for axes, example in zip(row[: len(found)], found, strict=True):
-            shown = _shown(axes, _image(example.signal), low, high)
+            mask = _mask(catalog, example, name)
+            image = _image(example.signal, mask)
+            shown = _shown(axes, image, *(limits or _own_limits(image)))
+            if mask is not None and mask.any():
+                axes.contour(_plane(mask), [0.5], colors=CONTOUR, linewidths=1.0)
             _same_scale(axes, example.signal.shape[-2:], cell)
             also = [other for other in example.classes if other != name]
             text = f"{example.split}; also {', '.join(also)}" if also else example.split
             axes.set_xlabel(textwrap.fill(text, 30), fontsize=7)
-    if volume:
+    if volume and limits:
         ends: Literal["both", "neither"] = "both" if windowed else "neither"
         figure.colorbar(shown, ax=panels, shrink=0.5, label=kind.unit, extend=ends)
     return figure
 
 
-def _limits(catalog: Catalog, chosen: dict[str, list[Example]]) -> tuple[float, float]:
-    """What is drawn black and white: of the window, of bytes, else of the middle 98 % of pixels."""
+def _limits(catalog: Catalog) -> tuple[float, float] | None:
+    """What is drawn black and white in all images: of the window, of bytes; None where they differ.
+
+    Numbers of other images have no common unit that a scale could show.
+    """
     kind = catalog.signal
     if kind.normaliser == "window":
         window = kind.normaliser_parameters().range
         return window.low, window.high
-    if kind.dtype == "uint8":
-        return 0.0, 255.0
-    images = [_image(example.signal).ravel() for found in chosen.values() for example in found]
-    low, high = np.percentile(np.concatenate(images), (1, 99))
+    return (0.0, 255.0) if kind.dtype == "uint8" else None
+
+
+def _own_limits(image: npt.NDArray[np.float32]) -> tuple[float, float]:
+    """Of the middle 98 % of an image's pixels."""
+    low, high = np.percentile(image, (1, 99))
     return float(low), float(max(high, np.nextafter(low, np.inf)))
 
 
-def _image(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """(channel, y, x): the signal itself, or the middle slice of a volume."""
-    return signal[:, signal.shape[1] // 2] if signal.ndim == 4 else signal
+def _mask(catalog: Catalog, example: Example, name: str) -> npt.NDArray[np.bool_] | None:
+    """Where an example has a class; None without masks."""
+    if example.mask is None or name not in catalog.card.classes:
+        return None
+    return np.asarray(example.mask == catalog.card.classes.index(name))
+
+
+def _image(
+    signal: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[np.float32]:
+    """(channel, y, x): the signal itself, or a slice of a volume, the middle one without a mask."""
+    if signal.ndim < 4:
+        return signal
+    place = signal.shape[1] // 2 if mask is None else int(mask.sum(axis=(1, 2)).argmax())
+    return signal[:, place]
+
+
+def _plane(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """(y, x): the mask itself, or the slice of a volume that has most of it."""
+    plane = mask if mask.ndim == 2 else mask[int(mask.sum(axis=(1, 2)).argmax())]
+    return plane.astype(np.float64)
 
 
 def _shown(axes: Axes, image: npt.NDArray[np.float32], low: float, high: float) -> AxesImage:
