@@ -17,6 +17,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import input_extents, make_encoder
+from benchmd_ray.progress import progress
 from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.service.cost import Inputs, Work, forward_flops, training_flops
 from benchmd_ray.service.datasets import Dataset
@@ -185,11 +186,12 @@ def measure_here(
             model(signals)
 
     costs = _costs(signal, settings.encoder, batch)
+    display, speeds = progress("speed of this machine, for estimates", 2, "measurements"), []
     with _threads(settings.execution.cpus_per_worker):
-        speeds = [
-            cost / _seconds_of(work, place, seconds / 2)
-            for work, cost in zip((train, encode), costs, strict=True)
-        ]
+        for work, cost in zip((train, encode), costs, strict=True):
+            speeds.append(cost / _seconds_of(work, place, seconds / 2))
+            display.update(len(speeds))
+    display.close()
     return Spot(device, *speeds)
 
 
