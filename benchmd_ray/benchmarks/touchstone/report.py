@@ -34,6 +34,7 @@ from benchmd_ray.benchmarks.touchstone.report_parts import (
     in_percent,
     metric_column,
     rank_column,
+    rank_digits,
     table_with,
     where_any,
 )
@@ -73,7 +74,12 @@ def headline(one: Comparison) -> Table | None:
         column_of("first (%)", rows["first"], "number", digits=0),
         column_of("level with best", rows["level"], "integer"),
         column_of("wins", rows["wins"], "integer"),
-        column_of("rank, by case", rows["rank_by_cases"], "number", digits=1),
+        column_of(
+            "rank, by case",
+            rows["rank_by_cases"],
+            "number",
+            digits=rank_digits(rows["rank_by_cases"]),
+        ),
         column_of("own average", rows["own_mean"], "number", digits=1),
         column_of("own cases", rows["own_n"], "integer"),
         *where_any(rows, "seconds", "s per volume", "number"),
@@ -213,7 +219,7 @@ def best(one: Comparison) -> Table | None:
     rows = best_frame(one)
     columns = (
         metric_column(one, rows),
-        column_of("class", rows["class"], "text", order=one.scores.classes),
+        class_column(one, rows),
         column_of("level", rows["level"], "integer"),
         column_of("level with the best, by mean", rows["names"], "text"),
         column_of("significant", rows["significant"], "integer"),

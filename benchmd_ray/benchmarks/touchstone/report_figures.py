@@ -138,7 +138,7 @@ def _dots(one: Comparison, metric: str) -> Drawn:
         rows = _joined(one, metric, name)
         _points(axes, rows)
         _algorithms(axes, list(rows["algorithm"]), 7)
-        axes.set_title(f"{name} (n = {int(rows['n'].iloc[0]):,})")
+        axes.set_title(f"{class_title(name)} (n = {int(rows['n'].iloc[0]):,})")
         axes.tick_params(axis="x", labelsize=7)
     for axes in panels[-3:]:
         axes.set_xlabel(f"{one.scores.title(metric)} (%)")
@@ -176,7 +176,7 @@ def _map(one: Comparison, metric: str, name: str) -> Drawn:
     against = int(((wins == 1) & (differences < 0)).sum())
     count = len(order)
     title = (
-        f"{name}, {one.scores.title(metric)}: {int(np.nansum(wins))} of {count * (count - 1)} "
+        f"{class_title(name)}, {one.scores.title(metric)}: {int(np.nansum(wins))} of {count * (count - 1)} "
         + (
             "ordered pairs are significant"
             + (f", {against} of them against the order of the means" if against else "")

@@ -32,14 +32,18 @@ def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> T
 
 def rank_column(rows: pd.DataFrame) -> Column:
     """Ranks with their intervals; algorithms of one mean share a rank."""
-    whole = bool((rows["rank"].dropna() % 1 == 0).all())
     about = "1 is the highest mean; the interval holds 95 % of the ranks in resamples of the cases"
-    return interval_of("rank [95 %]", rows, "rank", digits=0 if whole else 1, about=about)
+    return interval_of("rank [95 %]", rows, "rank", digits=rank_digits(rows["rank"]), about=about)
+
+
+def rank_digits(ranks: pd.Series) -> int:
+    """Digits after the point: one where ranks are shared."""
+    return 0 if (ranks.dropna() % 1 == 0).all() else 1
 
 
 def class_title(name: str) -> str:
     """Of a class, or of the mean over classes."""
-    return AVERAGE if name == MEAN else name
+    return AVERAGE if name == MEAN else name.replace("_", " ")
 
 
 def metric_column(one: Comparison, rows: pd.DataFrame) -> Column:
@@ -51,9 +55,9 @@ def metric_column(one: Comparison, rows: pd.DataFrame) -> Column:
 
 def class_column(one: Comparison, rows: pd.DataFrame, chosen: str = "") -> Column:
     """By which readers choose a class, all of them at first if none is named."""
-    order = (*one.scores.classes, AVERAGE, CENTRED)
+    order = (*map(class_title, one.scores.classes), AVERAGE, CENTRED)
     names = [class_title(name) for name in rows["class"]]
-    return Column("class", names, order=order, filtered=True, chosen=chosen)
+    return Column("class", names, order=order, filtered=True, chosen=class_title(chosen))
 
 
 def in_percent(rows: pd.DataFrame, *names: str) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.planes import Planes
-from benchmd_ray.benchmarks.touchstone.report_parts import PERCENT, WORST
+from benchmd_ray.benchmarks.touchstone.report_parts import PERCENT, WORST, class_title
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import slug
 from benchmd_ray.results.canvas import new_figure
@@ -111,7 +111,7 @@ def _of_class(one: Comparison, name: str, images: Mapping[str, Path]) -> Iterato
         yield Skipped(stem, f"no case of {name} has a picture")
         return
     metric = one.scores.title(one.metrics[0])
-    title = f"Worst cases of {name}: {metric} from {PERCENT * found[0][2]:.0f} % ({found[0][0]})"
+    title = f"Worst cases of {class_title(name)}: {metric} from {PERCENT * found[0][2]:.0f} % ({found[0][0]})"
     figure = new_figure(title, 2.0 * len(found) + 0.9)
     panels = np.atleast_2d(figure.subplots(len(found), 3))
     for row, (case, algorithm, value, planes) in zip(panels, found, strict=True):
