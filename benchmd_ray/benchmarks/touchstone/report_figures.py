@@ -176,7 +176,8 @@ def _map(one: Comparison, metric: str, name: str) -> Drawn:
     against = int(((wins == 1) & (differences < 0)).sum())
     count = len(order)
     title = (
-        f"{class_title(name)}, {one.scores.title(metric)}: {int(np.nansum(wins))} of {count * (count - 1)} "
+        f"{class_title(name)}, {one.scores.title(metric)}: {int(np.nansum(wins))} of "
+        f"{count * (count - 1)} "
         + (
             "ordered pairs are significant"
             + (f", {against} of them against the order of the means" if against else "")

@@ -111,7 +111,8 @@ def _of_class(one: Comparison, name: str, images: Mapping[str, Path]) -> Iterato
         yield Skipped(stem, f"no case of {name} has a picture")
         return
     metric = one.scores.title(one.metrics[0])
-    title = f"Worst cases of {class_title(name)}: {metric} from {PERCENT * found[0][2]:.0f} % ({found[0][0]})"
+    first, _, lowest, _ = found[0]
+    title = f"Worst cases of {class_title(name)}: {metric} from {PERCENT * lowest:.0f} % ({first})"
     figure = new_figure(title, 2.0 * len(found) + 0.9)
     panels = np.atleast_2d(figure.subplots(len(found), 3))
     for row, (case, algorithm, value, planes) in zip(panels, found, strict=True):
