@@ -97,7 +97,7 @@ class Compared:
         """
         self.search()
         assert self.searched is not None
-        ours = [trial.auroc for trial in self.searched.trials]
+        ours = [trial.score for trial in self.searched.trials]
         gap = max(abs(a - b) for a, b in zip(ours, self.one_by_one(), strict=True))
         if not gap <= TOLERANCE:
             raise AssertionError(f"a trial's AUROC differs by {gap:g}")

@@ -139,7 +139,7 @@ def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner,
     while best is None:
         proposal = study.propose()
         won = proposal.number > 0 and proposal.values[ALL] == winner
-        study.ended(proposal.number, seconds=1.0, aurocs={kind.name: 0.75 if won else 0.5})
+        study.ended(proposal.number, seconds=1.0, scores={kind.name: 0.75 if won else 0.5})
         best = proposal.values if won else None
     arm = Arm(kind.name, tmp_path, settings)
     work = Work("scratch", Transfer(), (arm,), tmp_path, ())

@@ -279,7 +279,7 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ("", "own.yaml varies nothing"),
         ("a: [", r"cannot read the search space .*own\.yaml"),
         (f"{LR}: !!python/name:os.system", "cannot read the search space"),
-        (f"{LR}: 1\n{LR}: 2", "there twice"),
+        (f"{LR}: 1\n{LR}: 2", "appears twice"),
         ("- 1", r"holds \[1\], expected names"),
         ({"pretrain.optimiser.lrr": RATE}, r"unknown setting .*'pretrain\.optimiser\.lrr'\. "
             r"Did you mean 'pretrain\.optimiser\.lr'\?"),
