@@ -34,7 +34,7 @@ def tuning_sentences(analysis: Analysis) -> list[str]:
         lines.append(
             "A search sees only the source, and no split of it that is scored: its training split "
             "cut by patient into two, or its training split and its validation split where that is "
-            "there to choose by. The best trial's AUROC on the search's validation records is the "
+            "there to choose by. The best trial's score on the search's validation records is the "
             "best of many and so too high: the source's scored splits and the targets decide."
         )
     return lines

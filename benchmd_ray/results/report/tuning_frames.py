@@ -89,7 +89,7 @@ def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[s
     notes = []
     if records:
         notes.append(
-            "searches: the best trial's AUROC on the search's validation records is the best of "
+            "searches: the best trial's score on the search's validation records is the best of "
             "many and so too high; the source's scored splits and the targets, which no search "
             "sees, decide."
         )
