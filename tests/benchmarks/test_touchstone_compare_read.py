@@ -332,6 +332,9 @@ def test_cases_without_a_score_may_count_as_missed():
     assert rows["hd95"].tolist()[0] == np.inf
     assert "part: 12 cases without a score, counted as missed." in found.by_name["part"].notes
     assert completed(joined([whole])).rows.equals(joined([whole]).rows)
+    without = algorithm("first", np.where(dsc < 0.5, np.nan, dsc))  # its scores of some are missing
+    found = completed(joined([without, algorithm("whole", dsc), algorithm("part", dsc[:18])]))
+    np.testing.assert_array_equal(np.isnan(found.values("dsc")[:, 2]), np.isnan(dsc))
 
 
 def test_metadata_of_other_cases_are_refused_and_contradictions_are_noted(tmp_path):

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchmd_ray.cli.group import Commands
-from benchmd_ray.cli.options import (
-    CPUS,
-    FILE,
-    FOLDER,
-    Real,
-)
+from benchmd_ray.cli.options import CPUS, FILE, FOLDER, Real
 from benchmd_ray.cli.report import print_table
 from benchmd_ray.errors import BenchmdError, count_of
 
@@ -38,7 +33,7 @@ def segment() -> None:
     "--task", "task_name", required=True, metavar="TASK", help="Task, or its card's path."
 )
 @click.option("--out", type=FOLDER, required=True, help="Folder for the scores.")
-@click.option("--name", default="", help="The algorithm's in tables; else the folder's.")
+@click.option("--name", default="", help="Of the algorithm in tables; else the folder's.")
 @click.option(
     "--tolerance",
     default="",

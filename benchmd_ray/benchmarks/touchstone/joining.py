@@ -189,7 +189,8 @@ def completed(scores: Scores) -> Scores:
     DSC and NSD are 0 where the reference has the class, HD95 is infinite; notes count the cases.
     """
     rows, named = [scores.rows], dict(scores.by_name)
-    known = scores.rows.drop_duplicates(["case", "class"])
+    # of each class a row with a score, where any algorithm has one: the reference has the class
+    known = scores.rows.sort_values("dsc").drop_duplicates(["case", "class"]).sort_index()
     for place, name in enumerate(scores.algorithms):
         lacking = [scores.cases[row] for row in np.flatnonzero(~scores.has[:, place])]
         if not lacking:

@@ -43,6 +43,8 @@ GUARD = 'read group; read nothing; kill -s KILL -- "-$group"'
 closes that of a worker that is killed."""
 SHARED_SECONDS = 0.25
 """Between two looks at how much of their memory several processes share, which takes longer."""
+GROWN = 1.1
+"""Factor by which they have grown when a look does not wait."""
 
 
 @dataclass(frozen=True)
@@ -203,9 +205,11 @@ def _ended(code: int) -> str:
 
 
 def _tell(guard: subprocess.Popen[bytes], group: int) -> None:
+    """Name the group; a guard that is gone is no reason to leave the command alone."""
     assert guard.stdin is not None
-    guard.stdin.write(f"{group}\n".encode())
-    guard.stdin.flush()
+    with suppress(OSError):
+        guard.stdin.write(f"{group}\n".encode())
+        guard.stdin.flush()
 
 
 def _guard() -> subprocess.Popen[bytes]:
@@ -224,7 +228,7 @@ class _Tree:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._shared, self._looked = 0, -math.inf
+        self._shared, self._resident, self._looked = 0, 0, -math.inf
         self._seen: dict[int, str] = {}
         """When each process began, by its number: numbers are used again."""
 
@@ -245,9 +249,10 @@ class _Tree:
         resident = {pid: parents[pid][2] * page for pid in alive}
         if len(alive) < 2:
             return sum(resident.values())
-        if time.monotonic() - self._looked > SHARED_SECONDS:
+        total = sum(resident.values())
+        if total > GROWN * self._resident or time.monotonic() - self._looked > SHARED_SECONDS:
             self._shared = sum(_proportional(pid, held) for pid, held in resident.items())
-            self._looked = time.monotonic()
+            self._resident, self._looked = total, time.monotonic()
         return self._shared
 
     def end(self) -> None:
