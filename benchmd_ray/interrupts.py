@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +34,32 @@ def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:  # one that was not set from Python cannot be set again
                 signal.signal(number, handler)
+
+
+@contextmanager
+def sent_again() -> Iterator[None]:
+    """Send this process an interrupt again that Python ignored.
+
+    What a handler raises is lost where no exception can go on: in a garbage collector's callbacks,
+    or in a compiled module while it is imported.
+    """
+    before = sys.unraisablehook
+
+    def hook(ignored: Any) -> None:
+        error = ignored.exc_value
+        if not isinstance(error, KeyboardInterrupt):
+            before(ignored)
+            return
+        number = error.args[0] if isinstance(error, Stopped) else signal.SIGINT
+        later = threading.Timer(0.1, os.kill, (os.getpid(), number))
+        later.daemon = True
+        later.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def stop(number: int, frame: FrameType | None = None) -> None:

@@ -11,7 +11,7 @@ import click
 from benchmd_ray import __version__
 from benchmd_ray.cli.allowed import Command
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.interrupts import handled, stop
+from benchmd_ray.interrupts import handled, sent_again, stop
 
 NOT_ALLOWED = "choose a folder that you may write to, or change its permissions"
 REMEDIES = {
@@ -66,7 +66,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         try:
-            with handled({signal.SIGTERM: stop}):
+            with handled({signal.SIGTERM: stop}), sent_again():
                 return super().invoke(ctx)
         except BenchmdError as error:
             click.echo(f"error: {error}", err=True)
