@@ -36,7 +36,7 @@ from benchmd_ray.training.transfer import TransferJob
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.study import Method
-from benchmd_ray.tuning.trial import Arm, Reached, Work, run_trial
+from benchmd_ray.tuning.trial import Arm, Reached, Transfer, Work, run_trial
 from speed import measure
 
 TOLERANCE = 1e-9
@@ -62,7 +62,8 @@ class Compared:
         self.tuning = Tuning(
             choice,
             held=("transfer.epochs",),
-            method=Method(sampler="random", stopping="none", seed=chosen.seed),
+            method=Method(sampler="random", stopping="none", choosing="highest", seed=chosen.seed),
+            evaluations=1,
             budget=Budget(trials=chosen.trials),
             at_once=1,
         )
@@ -134,14 +135,14 @@ class Compared:
         """Seconds of a step of fine-tuning, by the second epoch of a short one."""
         settings = applied(self.plan.starts[0], {"transfer.epochs": 3})
         transfer = replace(settings.transfer, mode="finetune")
-        arm = Arm("ecg", self.inner.path, replace(settings, transfer=transfer))
+        arm = Arm("ecg", {0: self.inner.path}, replace(settings, transfer=transfer))
         times: list[float] = []
 
         def report(reached: Reached) -> None:
             times.append(time.perf_counter())
 
         folder = self.folder / f"single-{next(self.rounds)}"
-        run_trial(Work("scratch", "transfer", (arm,), folder, (1, 2)), 0, {}, report)
+        run_trial(Work("scratch", Transfer(), (arm,), folder, (1, 2)), 0, {}, report)
         steps = -(-self.inner.rows("train") // transfer.batch_size)
         return (times[1] - times[0]) / steps
 

@@ -404,6 +404,12 @@ def make_trials(trials: int, space: Mapping[str, Mapping[str, Any]] = SPACE) -> 
                 "state": state,
                 "reason": "out of memory" if state == "failed" else None,
                 "value": reached if state == "complete" else None,
+                "error": None,
+                "evaluations": int(state == "complete"),
+                "fresh_value": None,
+                "fresh_evaluations": 0,
+                "difference": None,
+                "difference_low": None,
                 "rank": None,
                 "last_value": curve[-1][1],
                 "step": ends,
@@ -453,6 +459,7 @@ def make_search(
     plan = {
         **{"format": FORMAT, "technique": "mae", "setting": "linear", "sources": [source]},
         **{"objectives": ["auroc"], "across": None, "sampler": "tpe", "stopping": "asha"},
+        **{"evaluations": 1, "choosing": "highest"},
         **{"seed": 0, "space": space, "settings": [as_dict(start or Settings())], "device": "cpu"},
         "determinants": SOUGHT,
         **about,
@@ -486,6 +493,7 @@ def _outcome(rows: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> dic
     shares = [0.5 ** (place + 1) for place in range(len(space))]
     return {
         **{"best": best["number"], "value": best["value"], "first_value": rows[0]["value"]},
+        "decision": None,
         "counts": {},
         "seconds": 600.0,
         "device_hours": sum(row["device_hours"] for row in rows),

@@ -79,15 +79,30 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--sampler",
-    type=click.Choice(["tpe", "random", "gp", "nsga2"]),
+    type=click.Choice(["tpe", "random", "gp"]),
     default="tpe",
     show_default=True,
     help="Optuna's sampler.",
 )
 @click.option(
     "--stopping",
-    type=click.Choice(["asha", "median", "none"]),
-    help="How hopeless trials are stopped early: asha; with --cost none.",
+    type=click.Choice(["racing", "asha", "none"]),
+    help="How trials earn evaluations and are stopped early: racing; with --cost none.",
+)
+@click.option(
+    "--evaluations",
+    type=click.IntRange(1, 50),
+    help="Of a trial that goes to the end, each on other folds with another seed; else 3 to 10, by "
+    "the number of patients.",
+)
+@click.option(
+    "--choose",
+    "choosing",
+    type=click.Choice(["confirmed", "highest"]),
+    default="confirmed",
+    show_default=True,
+    help="confirmed: the best few against the start on fresh folds and seeds; highest: the highest "
+    "value of all.",
 )
 @click.option("--cost", is_flag=True, help="Device hours as a second objective.")
 @click.option("--at-once", type=click.IntRange(1), help="Trials at once; else as many as fit.")
@@ -167,7 +182,7 @@ def search_and_train(
         searched = run_searches(
             tuning, plans, store, say=click.echo, cpus=cpus, own=own, observer=told
         )
-    whole = all(one.best is not None for one in searched)
+    whole = all(one.chosen is not None for one in searched)
     if search_only:
         return whole
     trained = _retrain(
@@ -215,12 +230,13 @@ def _tuning(options: dict[str, Any]) -> Tuning:
         limits["trials"] = Budget().trials
     method = Method(
         sampler=options["sampler"],
-        stopping=options["stopping"] or ("none" if options["cost"] else "asha"),
+        stopping=options["stopping"] or ("none" if options["cost"] else "racing"),
+        choosing=options["choosing"],
         across=(options["across"] or "mean-score") if options["universal"] else None,
         cost=options["cost"],
         seed=options["seeds"][0],
     )
-    kept = ("space", "held", "at_once", "memory_gib")
+    kept = ("space", "held", "at_once", "memory_gib", "evaluations")
     return Tuning(
         choice,
         searched=options["searched"] or choice.settings or ("linear",),

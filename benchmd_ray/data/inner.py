@@ -1,8 +1,10 @@
-"""The inner catalog of a source: all that a search sees of it (decision D18).
+"""The inner catalogs of a source: all that a search sees of it (decision D18).
 
-A search trains on its split ``train`` and is scored on ``validation``. Both are the source's
-training split, cut by patient into two. Where the source has a validation split to choose by,
-which is scored for no result (MedMNIST), they are its own two splits as they are.
+A search evaluates settings again and again, each time on another inner catalog: it trains on its
+split ``train`` and is scored on ``validation``. Both are cut by patient, classes in balance, from
+the source's training split; where the source has a validation split to choose by, which is scored
+for no result (MedMNIST), from these two together. `FOLDS` evaluations, one for each fold, hold
+every patient once in ``validation``; the next ones cut anew.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import pyarrow.compute as pc
 from sklearn.model_selection import StratifiedGroupKFold
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.catalog import MANIFEST, Catalog, Shard, open_catalog
+from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.records import targets_of
@@ -30,64 +32,77 @@ from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import TEMPORARY, digest, locked, remove, removed_on_failure, write_json
 
 FOLDS = 5
-"""One part of so many is the inner validation split: about 20 % of the records."""
+"""One fold of so many is the inner validation split: about 20 % of the records."""
 SEED = 18
-"""Of the cut; the same for all searches, so that all are scored on the same patients."""
+"""Of the first cut; the same for all searches, so that all are scored on the same patients."""
 
 
-def inner_catalog(source: Catalog, folder: Path) -> Catalog:
-    """The inner catalog of a source, written unless it is there; reads no split that is scored.
+def inner_catalog(source: Catalog, folder: Path, evaluation: int = 0) -> Catalog:
+    """An inner catalog of a source, written unless it is there; reads no split that is scored.
 
     Args:
         source: The source.
-        folder: Of inner catalogs; it gets one named by the source's dataset, policy and digest.
+        folder: Of inner catalogs; it gets one named by the source's dataset, policy and digest,
+            and by the evaluation.
+        evaluation: Which of a search's evaluations of the same settings it is for, from 0 on.
 
     Raises:
         BenchmdError: It is not a source, has too few patients, a shard is not the one that was
             built, or the disk is full.
     """
-    path = folder / f"{source.dataset}-{source.manifest['policy']}-{source.digest[:12]}"
+    of = f"{source.dataset}-{source.manifest['policy']}-{source.digest[:12]}"
+    path = folder / f"{of}-{evaluation:03d}"
     with locked(folder / f".lock-{path.name}", f"the inner catalog {path}", wait=True):
         if not (path / MANIFEST).is_file():
             for leftover in folder.glob(f"{TEMPORARY}*-{path.name}"):
                 remove(leftover)
-            _write(source, path)
+            _write(source, path, evaluation)
     made = open_catalog(path)
-    if made.manifest.get("inner_of") != source.digest:
+    stated = (made.manifest.get("inner_of"), made.manifest["plan"])
+    if stated != (source.digest, _plan(source, evaluation)):
         raise BenchmdError(
             f"{path} is not an inner catalog of {source.path}: remove that folder and run again."
         )
     return made
 
 
-def _write(source: Catalog, path: Path) -> None:
+def _write(source: Catalog, path: Path, evaluation: int) -> None:
     """Write the catalog's folder, whole or not at all."""
     if source.card.role != "source":
         raise BenchmdError(
             f"{source.path} is a catalog of the target {source.dataset}: a search never sees a "
             "target. Name the source's catalog."
         )
-    rows = {split: source.rows(split) for split in source.manifest["splits"]}
-    own = has_validation(rows, source.evaluation_splits)
-    splits = ("train", "validation") if own else ("train",)
+    splits = seen_splits(source)
     for split in splits:
         source.require_split(split)
         source.require_unaltered(split)
-    held = frozenset() if own else validation_patients(source)
+    held = validation_patients(source, evaluation)
     partial = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}")
     with removed_on_failure(partial, path):
         parts: list[dict[str, Any]] = []
         for split in splits:
-            for shard, table in zip(source.shards(split), source.tables(split), strict=True):
-                sides = {split: table} if own else _cut(table, held)
-                parts += _written(shard, split, sides, partial, source.card)
+            for table in source.tables(split):
+                parts += _written(_cut(table, held), len(parts), partial, source.card)
         origin = {key: source.manifest[key] for key in ORIGIN} | {"quarantined": []}
-        origin["plan"] = digest(["inner", source.digest, *(() if own else (FOLDS, SEED))])
+        origin["plan"] = _plan(source, evaluation)
         manifest = manifest_of(source.card, origin, sorted(parts, key=lambda part: part["name"]))
         del manifest["digest"]  # that of what is written, as verification expects
         manifest["inner_of"] = source.digest
         write_json(partial / MANIFEST, manifest | {"digest": digest(manifest)})
         os.replace(partial, path)
+
+
+def _plan(source: Catalog, evaluation: int) -> str:
+    """What decides an inner catalog's records."""
+    return digest(["inner", source.digest, FOLDS, SEED, evaluation])
+
+
+def seen_splits(source: Catalog) -> tuple[str, ...]:
+    """Splits of a source that a search sees."""
+    rows = {split: source.rows(split) for split in source.manifest["splits"]}
+    own = has_validation(rows, source.evaluation_splits)
+    return ("train", "validation") if own else ("train",)
 
 
 def has_validation(rows: Mapping[str, int], scored: Collection[str]) -> bool:
@@ -113,28 +128,34 @@ def _cut(table: pa.Table, held: frozenset[str]) -> dict[str, pa.Table]:
 
 
 def _written(
-    shard: Shard, split: str, sides: Mapping[str, pa.Table], folder: Path, card: DatasetCard
+    sides: Mapping[str, pa.Table], number: int, folder: Path, card: DatasetCard
 ) -> list[dict[str, Any]]:
-    """Write what a shard of a split gave for each side, and what the manifest has to know of it."""
+    """Write what a shard gave for each side, and what the manifest has to know of it."""
     parts = []
     for side, own in sides.items():
         if len(own):
-            name = shard.path.name.replace(split, side, 1).removesuffix(".parquet")
+            name = f"{side}-{number:05d}"
             about = {"name": name, "split": side, "rows": len(own)}
             parts.append(about | shard_part(own, folder / SHARDS / f"{name}.parquet", card))
     return parts
 
 
-def validation_patients(source: Catalog) -> frozenset[str]:
-    """Patients of the training split that an inner validation split holds, classes in balance.
+def validation_patients(source: Catalog, evaluation: int = 0) -> frozenset[str]:
+    """Patients that an inner validation split holds, classes in balance.
+
+    Args:
+        source: The source.
+        evaluation: As in `inner_catalog`.
 
     Raises:
         BenchmdError: There are too few patients to cut.
     """
-    table = split_table(source, "train", ["group_id", "target"])
-    groups = np.array(table["group_id"].to_pylist(), np.str_)
+    seen = pa.concat_tables(
+        split_table(source, split, ["group_id", "target"]) for split in seen_splits(source)
+    )
+    groups = np.array(seen["group_id"].to_pylist(), np.str_)
     target = source.card.target
-    classes = _rarest_class(target.present(targets_of(table["target"], target)))
+    classes = _rarest_class(target.present(targets_of(seen["target"], target)))
     patients = len(np.unique(groups))
     parts = min(FOLDS, patients, int(np.bincount(classes).max()))
     if parts < 2:
@@ -143,10 +164,11 @@ def validation_patients(source: Catalog) -> frozenset[str]:
             f"{count_of(patients, 'patient')}, too few to cut an inner validation split from: "
             "expected two patients or more with a class in common."
         )
-    cut = StratifiedGroupKFold(parts, shuffle=True, random_state=SEED)
+    repeat, fold = divmod(evaluation, parts)
+    cut = StratifiedGroupKFold(parts, shuffle=True, random_state=SEED + repeat)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        _, rows = next(cut.split(groups, classes, groups))
+        _, rows = list(cut.split(groups, classes, groups))[fold]
     return frozenset(groups[rows].tolist())
 
 

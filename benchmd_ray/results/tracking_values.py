@@ -24,6 +24,12 @@ ABOUT = ("technique", "setting", "modality")
 """What of a search every one of its trials shows."""
 RESULTS = {
     "value": "score",
+    "error": "score_error",
+    "evaluations": "evaluations",
+    "fresh_value": "fresh_score",
+    "fresh_evaluations": "fresh_evaluations",
+    "difference": "difference_to_start",
+    "difference_low": "difference_to_start_low",
     "last_value": "last_score",
     "rank": "mean_rank",
     "step": "step",

@@ -25,7 +25,7 @@ def retraining_plan(
     device: str,
     tflops: float | None = None,
 ) -> Plan | None:
-    """The runs of searches that have ended: of their start, and of the best where it is another.
+    """The runs of searches that have ended: of their start, and of what took its place, if any.
 
     Args:
         tuning: What was asked for; each of its seeds gives a run.
@@ -35,20 +35,20 @@ def retraining_plan(
         tflops: As in `make_plan`.
 
     Returns:
-        One plan of all; None where no search has a best trial.
+        One plan of all; None where no search has anything to choose.
     """
     items: dict[str, Item] = {}
     notes: list[str] = []
     basis = ""
     for one in searched:
-        if one.best is None:
+        if one.chosen is None:
             continue
         start = make_plan(started(tuning, one.plan), store, device=device, tflops=tflops)
         basis = start.basis
         notes += start.notes
         own = of_sources(start, one.plan)
         items |= {item.name: item for item in own}
-        if one.best.number == 0:
+        if one.chosen.trial.number == 0:
             continue
         begun = started(tuning, one.plan)
         choice = replace(

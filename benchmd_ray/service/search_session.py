@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmd_ray.cluster import require_shared
-from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import read_hashed_json, write_hashed_json
@@ -17,16 +16,23 @@ from benchmd_ray.interrupts import Stopping
 from benchmd_ray.progress import SilentBoard, board
 from benchmd_ray.results.store import read_run, shown
 from benchmd_ray.service.logged import LoggedSearch
-from benchmd_ray.service.searches import SearchPlan, Tuning
+from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, inner_digest, of_splits
 from benchmd_ray.service.trial_place import longest
 from benchmd_ray.settings import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
 from benchmd_ray.tuning.limits import Limits, Place
+from benchmd_ray.tuning.racing import steps_within
 from benchmd_ray.tuning.records import SEARCH, STATES, read_search
 from benchmd_ray.tuning.search import search
-from benchmd_ray.tuning.study import Study, Trial, rungs
+from benchmd_ray.tuning.study import Study, Trial
 from benchmd_ray.tuning.trial import Arm, Work
-from benchmd_ray.tuning.written import best_settings, trial_row, write_result, write_trials
+from benchmd_ray.tuning.written import (
+    Outcome,
+    best_settings,
+    trial_row,
+    write_result,
+    write_trials,
+)
 
 
 class TrialObserver(Protocol):
@@ -46,11 +52,14 @@ class Searched:
     plan: SearchPlan
     folder: Path
     trials: tuple[Trial, ...]
-    best: Trial | None
+    chosen: Outcome | None
+    """What it chose; None where there is nothing to choose."""
     changes: Mapping[str, Any]
-    """By group, what the best trial's settings change of the fixed protocol; empty without one."""
+    """By group, what the chosen settings change of the fixed protocol; empty without any."""
     device_hours: float
     device: str
+    unconfirmed: bool = False
+    """Whether the budget ended before finalists were evaluated again."""
 
     @property
     def lines(self) -> list[str]:
@@ -67,18 +76,40 @@ class Searched:
                 "    the start failed, so no trial can be compared with it: mend its reason, and "
                 f"remove {shown(self.folder)} to begin anew"
             )
-        if self.best is None:
-            return [*lines, "    no trial is complete, so there is nothing to choose"]
-        first = self.trials[0]
-        began = f"; the start had {first.score:.4f}" if first.state == "complete" else ""
-        name = self.plan.metric.upper()
-        score = f"{name} {self.best.score:.4f} on the search's validation records"
-        lines.append(f"    best: trial {self.best.number}, {score}{began}")
-        lines += [f"        {name}: {value}" for name, value in self.best.values.items()]
+        if self.chosen is None:
+            return [*lines, "    the start is not complete, so there is nothing to choose"]
+        lines += self._choice(self.chosen)
         return [*lines, f"    written: {shown(self.folder)}"]
 
+    def _choice(self, chosen: Outcome) -> list[str]:
+        """What was chosen, and why."""
+        name, best, decision = self.plan.metric.upper(), chosen.trial, chosen.decision
+        values = [f"        {name}: {value}" for name, value in best.values.items()]
+        if self.plan.method.choosing == "highest":
+            first = self.trials[0]
+            began = f"; the start had {first.score:.4f}" if first.evaluations else ""
+            score = f"{name} {best.score:.4f} on the search's validation records"
+            return [f"    highest: trial {best.number}, {score}{began}", *values]
+        if decision is None:
+            why = "no trial is above it" if len(self.trials) > 1 else "there is no other trial"
+            if self.unconfirmed:
+                why = "the budget ended before finalists were evaluated again"
+            return [f"    it keeps the start: {why}"]
+        each = [
+            f"    trial {one.number}: {name} {one.difference:+.4f} to the start's "
+            f"{decision.start:.4f} over fresh evaluations, lower bound {one.low:+.4f}"
+            for one in decision.finalists
+        ]
+        if not best.number:
+            return [*each, "    it keeps the start: no lower bound is above 0"]
+        return [
+            *each,
+            f"    chosen: trial {best.number}, {name} {decision.expected:.4f} expected",
+            *values,
+        ]
 
-TOLD = {"complete": "complete", "stopped": "stopped early"}
+
+TOLD = {"stopped": "stopped early"}
 """States of trials in words, where these are others."""
 
 
@@ -106,21 +137,24 @@ class Session:
             stage=plan.stage,
             arms=arms,
             folder=folder,
-            rungs=tuple(range(1, len(arms))) if len(arms) > 1 else rungs(longest(plan)),
+            rungs=tuple(range(1, len(arms))) if len(arms) > 1 else steps_within(longest(plan)),
             cpus=max(1, int(place.cpus)),
             memory_bytes=memory,
             metric=plan.metric,
         )
         self.clock = _Worked(folder)
-        self.best: int | None = None
+        self._told: dict[int, str] = {}
+        """State of each trial as observers were told."""
+        self._ratio = 0.0
 
-    def run(self, inner: Sequence[Catalog], *, quiet: bool) -> Searched:
+    def run(self, inner: Sequence[Inner], *, quiet: bool) -> Searched:
         """Search until the budget is used or a signal comes."""
         plan, folder = self.plan, self.folder
         self._begin(inner)
-        first = (*self.work.rungs, 1)[0]
+        self._ratio = _ratio(inner)
         devices = self.place.devices
-        study = Study(folder / "study.log", plan.space, plan.method, first, devices)
+        study = Study(folder / "study.log", plan.space, plan.method, devices)
+        self._told = {trial.number: trial.state for trial in study.trials()}
         if study.begun:
             self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")
         display = SilentBoard() if quiet else board(self.tuning.budget.trials, "trials")
@@ -138,17 +172,31 @@ class Session:
         finally:
             display.close()
             limits.look()
-            write_trials(folder, study, self.work)
-            best = self._result(limits)
-            if all(trial.state != "unfinished" for trial in study.trials()):
+            write_trials(folder, study, self.work, self._ratio)
+            chosen = self._result(limits)
+            for trial in study.trials():
+                if trial.state == "stopped":
+                    self._tell(trial)
+            if not study.unfinished():
                 for name in ("trials", "features", "locks"):
                     remove(folder / name)
         device = "GPU" if self.place.gpus else "CPU"
-        changes = best_settings(folder, self.work, self._bases, best) if best is not None else {}
-        trials = tuple(study.trials())
-        return Searched(plan, folder, trials, best, changes, limits.device_hours, device)
+        changes: Mapping[str, Any] = {}
+        if chosen is not None:
+            changes = best_settings(folder, self.work, self._bases, chosen.trial)
+        unconfirmed = chosen is not None and chosen.decision is None and bool(study.finalists())
+        return Searched(
+            plan,
+            folder,
+            tuple(study.trials()),
+            chosen,
+            changes,
+            limits.device_hours,
+            device,
+            unconfirmed and plan.method.choosing == "confirmed",
+        )
 
-    def _begin(self, inner: Sequence[Catalog]) -> None:
+    def _begin(self, inner: Sequence[Inner]) -> None:
         """Write what is searched, or make sure that it is what was searched before."""
         require_shared(self.folder)
         path = self.folder / SEARCH
@@ -156,29 +204,34 @@ class Session:
             write_hashed_json(path, self.plan.describe(inner))
             return
         held = [source["inner"] for source in read_search(self.folder).sources]
-        if held != [catalog.digest for catalog in inner]:
+        if held != [inner_digest(catalogs) for catalogs in inner]:
             raise BenchmdError(
                 f"{self.folder} was begun on other records than an inner catalog has now: "
                 "its trials cannot be compared with new ones. Remove that folder to begin anew."
             )
 
     def _ended(self, limits: Limits, number: int) -> None:
-        """Write the trials anew and tell of the one that ended."""
-        write_trials(self.folder, limits.study, self.work)
-        best = limits.study.best()
-        if best is not None and best.number != self.best:
-            self.best = best.number
-            self._result(limits)
+        """Write the trials anew, and tell of one that is over."""
+        write_trials(self.folder, limits.study, self.work, self._ratio)
         self.clock.seconds()
-        trial = trial_row(limits.study.trials()[number], self.work)
-        self.log.trial_ended(self.plan.name, trial)
+        trial = limits.study.trials()[number]
+        if trial.state in ("complete", "failed"):
+            self._tell(trial)  # one that was stopped may earn more until the race is over
+
+    def _tell(self, trial: Trial) -> None:
+        """Tell the log and the observer of a trial, once in each of its states."""
+        if self._told.get(trial.number) == trial.state:
+            return
+        self._told[trial.number] = trial.state
+        row = trial_row(trial, self.work)
+        self.log.trial_ended(self.plan.name, row)
         if self.observer is not None:
             about = {
                 "technique": self.plan.technique,
                 "setting": self.plan.setting,
                 "modality": ", ".join(arm.modality for arm in self.work.arms),
             }
-            self.observer.trial_ended(self.plan.name, about, trial)
+            self.observer.trial_ended(self.plan.name, about, row)
 
     @property
     def _bases(self) -> list[Settings]:
@@ -188,12 +241,18 @@ class Session:
             for source in self.plan.sources
         ]
 
-    def _result(self, limits: Limits) -> Trial | None:
+    def _result(self, limits: Limits) -> Outcome | None:
         """Write what the search has found so far."""
         upstream = [read_run(arm.upstream) for arm in self.work.arms if arm.upstream is not None]
         shared = sum(float(run.done.get("seconds", 0.0)) for run in upstream)
         spent = {"seconds": self.clock.seconds(), "shared_seconds": shared}
-        return write_result(self.folder, limits, self.work, self._bases, spent)
+        return write_result(self.folder, limits, self.work, self._bases, spent, self._ratio)
+
+
+def _ratio(inner: Sequence[Inner]) -> float:
+    """Validation over training patients of an evaluation, the mean over sources."""
+    counts = [of_splits(catalogs[0], "patients") for catalogs in inner]
+    return sum(each["validation"] / each["train"] for each in counts) / len(counts)
 
 
 class _Worked:

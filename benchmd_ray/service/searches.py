@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmd_ray.benchmarks.registry import built_in_space
-from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.inner import seen_splits
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
 from benchmd_ray.modalities import Modality
@@ -29,11 +30,14 @@ from benchmd_ray.settings import EncoderSettings, Settings, as_dict
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.parameters import NETWORK
+from benchmd_ray.tuning.racing import usual_evaluations
 from benchmd_ray.tuning.records import FORMAT
 from benchmd_ray.tuning.spaces import PRETRAIN, Space, shared, space_for, starting_at
 from benchmd_ray.tuning.study import Method
 from benchmd_ray.tuning.trial import Stage, stage_of, with_linear
 
+Inner = Mapping[int, Catalog]
+"""The inner catalogs of a source by the number of the evaluation."""
 SEARCHED = (PRETRAIN, *TRANSFERS)
 """What can be searched: pretraining, or a transfer setting as tables name it."""
 
@@ -52,7 +56,10 @@ class Tuning:
     held: tuple[str, ...] = ()
     """Settings of the space that keep their value."""
     method: Method = field(default_factory=Method)
-    """How trials are proposed and stopped; ``across`` makes one search of all modalities."""
+    """How trials are proposed, stopped and chosen; ``across`` makes one search of all
+    modalities."""
+    evaluations: int | None = None
+    """Of a trial that goes to the end; None: by the size of the data (`tuning.racing`)."""
     budget: Budget = field(default_factory=Budget)
     """Of each search."""
     at_once: int | None = None
@@ -135,11 +142,17 @@ class SearchPlan:
         what = f"{file_name(self.technique)}-{self.setting}"
         return f"tune-{where}-{what}-{digest(self.determinants)[:12]}"
 
-    def describe(self, inner: Sequence[Catalog]) -> dict[str, Any]:
+    @property
+    def evaluations(self) -> tuple[int, ...]:
+        """Numbers of all evaluations that a trial can get."""
+        fresh = () if self.method.choosing == "highest" else self.method.fresh
+        return (*range(self.method.evaluations), *fresh)
+
+    def describe(self, inner: Sequence[Inner]) -> dict[str, Any]:
         """Content of ``search.json``.
 
         Args:
-            inner: The inner catalog of each source.
+            inner: The inner catalogs of each source.
         """
         return {
             "format": FORMAT,
@@ -151,16 +164,18 @@ class SearchPlan:
                     "source": source.name,
                     "policy": source.policy,
                     "catalog": source.digest,
-                    "inner": catalog.digest,
-                    "records": _of_splits(catalog, "records"),
-                    "patients": _of_splits(catalog, "patients"),
+                    "inner": inner_digest(catalogs),
+                    "records": of_splits(catalogs[0], "records"),
+                    "patients": of_splits(catalogs[0], "patients"),
                 }
-                for source, catalog in zip(self.sources, inner, strict=True)
+                for source, catalogs in zip(self.sources, inner, strict=True)
             ],
             "objectives": [self.metric, *(["device_hours"] if self.method.cost else [])],
             "across": self.method.across,
             "sampler": self.method.sampler,
             "stopping": self.method.stopping,
+            "evaluations": self.method.evaluations,
+            "choosing": self.method.choosing,
             "seed": self.method.seed,
             "space": self.space.as_dict(),
             "settings": [as_dict(settings) for settings in self.starts],
@@ -169,7 +184,18 @@ class SearchPlan:
         }
 
 
-def _of_splits(catalog: Catalog, name: str) -> dict[str, int]:
+def inner_digest(catalogs: Inner) -> str:
+    """What names the records of all evaluations."""
+    return digest([catalogs[number].digest for number in sorted(catalogs)])
+
+
+def of_splits(catalog: Catalog, name: str) -> dict[str, int]:
+    """A count of an inner catalog's two splits.
+
+    Args:
+        catalog: The inner catalog.
+        name: ``records`` or ``patients``.
+    """
     splits = catalog.manifest["splits"]
     return {split: int(splits[split][name]) for split in ("train", "validation")}
 
@@ -222,9 +248,7 @@ def _require_known(tuning: Tuning) -> None:
     if method.across and method.cost:
         raise BenchmdError("a universal search has one objective: leave --cost out.")
     if method.cost and method.sampler == "gp":
-        raise BenchmdError(
-            "the sampler gp is for one objective: with --cost take tpe, random or nsga2."
-        )
+        raise BenchmdError("the sampler gp is for one objective: with --cost take tpe or random.")
     if method.cost and method.stopping != "none":
         raise BenchmdError(
             "with --cost trials cannot be stopped early, as their cost would not be known: "
@@ -276,7 +300,19 @@ def _planned(
     if tuning.method.across:
         _require_modalities(group)
     space = shared(spaces) if len(group) > 1 else spaces[0]
-    return SearchPlan(technique, setting, tuple(group), tuple(starts), space, tuning.method)
+    method = replace(tuning.method, evaluations=tuning.evaluations or _usual_evaluations(group))
+    return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
+
+
+def _usual_evaluations(group: Sequence[Dataset]) -> int:
+    """Evaluations of a trial, by the smallest of its sources."""
+    patients = []
+    for source in group:
+        assert source.catalog is not None  # a search is given catalogs
+        catalog = open_catalog(source.catalog)
+        splits = catalog.manifest["splits"]
+        patients.append(sum(int(splits[split]["patients"]) for split in seen_splits(catalog)))
+    return usual_evaluations(min(patients))
 
 
 def _require_modalities(group: Sequence[Dataset]) -> None:

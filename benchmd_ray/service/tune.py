@@ -1,15 +1,15 @@
 """Execute searches: inner catalogs, what trials share, trials, and the winner as a run.
 
 A search is stored in ``<store>/searches/<name>``. What all searches on a source share, its inner
-catalog and pretrainings on it, is stored in ``<store>/inner``. Once the catalogs are cut,
-everything works within `confined`: neither a split that is scored nor a target can be opened
-before the search has ended.
+catalogs, is stored in ``<store>/inner``; pretrainings that trials start from are runs of the store.
+Trials work within `confined`: neither a split that is scored nor a target can be opened before the
+search has ended.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.data.catalog import Catalog, confined, open_catalog
 from benchmd_ray.data.inner import inner_catalog
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import locked
 from benchmd_ray.integrity import is_whole, write_hash
 from benchmd_ray.interrupts import stopping
@@ -27,9 +27,10 @@ from benchmd_ray.results.store import shown
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.plan import make_plan
+from benchmd_ray.service.retrain import of_sources
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched, Session, TrialObserver
-from benchmd_ray.service.searches import SearchPlan, Tuning
+from benchmd_ray.service.searches import Inner, SearchPlan, Tuning
 from benchmd_ray.service.trial_place import memory_of, place_of
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
@@ -39,7 +40,7 @@ from benchmd_ray.tuning.records import SEARCHES
 from benchmd_ray.tuning.trial import Arm
 
 INNER = "inner"
-"""Folder of a store: inner catalogs, and runs on them."""
+"""Folder of a store that holds inner catalogs."""
 MONITOR = "RAY_memory_monitor_refresh_ms"
 """Variable that sets how often Ray looks for processes to end for their memory; 0 is never."""
 
@@ -83,12 +84,14 @@ def run_searches(
         for plan in plans:
             folder = store / SEARCHES / plan.name
             with locked(folder / ".lock", f"the search {folder}"), stopping() as stop:
-                inner = [_inner(source.catalog, store) for source in plan.sources]
-                say(f"{plan.name}: {_counts(inner)}")
-                with confined(catalog.path for catalog in inner):
-                    place = place_of(plan, capacity, tuning.at_once, inner)
+                inner = [_inner(source.catalog, store, plan) for source in plan.sources]
+                say(f"{plan.name}: {_counts(plan, inner)}")
+                upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
+                with confined(one.path for catalogs in inner for one in catalogs.values()):
+                    first = [catalogs[0] for catalogs in inner]
+                    place = place_of(plan, capacity, tuning.at_once, first)
                     memory = memory_of(tuning, plan, place, own=own)
-                    arms = _arms(tuning, plan, inner, store, say, cpus=cpus, quiet=quiet)
+                    arms = _arms(tuning, plan, inner, upstream, store)
                     session = Session(
                         tuning, plan, folder, arms, place, memory, stop, observer, say, log
                     )
@@ -139,69 +142,83 @@ def tuning_cluster(address: str | None, cpus: int | None) -> Iterator[bool]:
             del os.environ[MONITOR]
 
 
-def _inner(path: Location | None, store: Path) -> Catalog:
+def _inner(path: Location | None, store: Path, plan: SearchPlan) -> Inner:
+    """The inner catalogs of a source."""
     assert path is not None  # `planned_searches` is given catalogs
-    return inner_catalog(open_catalog(path), store / INNER / "catalogs")
+    source, folder = open_catalog(path), store / INNER / "catalogs"
+    return {number: inner_catalog(source, folder, number) for number in plan.evaluations}
 
 
-def _counts(inner: Sequence[Catalog]) -> str:
+def _counts(plan: SearchPlan, inner: Sequence[Inner]) -> str:
     """Records of inner catalogs, in words."""
-    return "; ".join(
-        f"trains on {catalog.rows('train'):,} records of {catalog.dataset} and chooses by "
-        f"{catalog.rows('validation'):,}"
-        for catalog in inner
+    each = "; ".join(
+        f"trains on {catalogs[0].rows('train'):,} records of {catalogs[0].dataset} and is scored "
+        f"on {catalogs[0].rows('validation'):,}"
+        for catalogs in inner
     )
+    return f"an evaluation {each}; up to {count_of(plan.method.evaluations, 'evaluation')} a trial"
 
 
-def _arms(
+def _upstream(
     tuning: Tuning,
     plan: SearchPlan,
-    inner: Sequence[Catalog],
     store: Path,
     say: Callable[[str], None],
     *,
     cpus: int | None,
     quiet: bool,
+) -> dict[str, Path]:
+    """Folder by source of the pretraining that all trials of a transfer start from.
+
+    It is the run that the chosen settings start from later, too: of the source's whole training
+    split, of which it reads no label.
+    """
+    if plan.stage.pretrains or plan.technique == SCRATCH:
+        return {}
+    choice = replace(
+        tuning.choice,
+        modalities=tuple(source.modality for source in plan.sources),
+        techniques=(plan.technique,),
+        settings=("linear",),
+        seeds=tuning.choice.seeds[:1],
+    )
+    whole = make_plan(choice, measure=False)
+    items = tuple(
+        replace(item, settings=_keeping(item.settings))
+        for item in of_sources(whole, plan)
+        if not item.step.scores
+    )
+    outcome = run_plan(
+        replace(whole, items=items),
+        store,
+        say=say,
+        weights=tuning.choice.weights,
+        cpus=cpus,
+        quiet=quiet,
+    )
+    if outcome.failed:
+        failure = outcome.failed[0]
+        raise BenchmdError(f"{failure.item.name}, which all trials need: {failure.reason}")
+    return {item.source: outcome.folders[item.name] for item in items}
+
+
+def _arms(
+    tuning: Tuning,
+    plan: SearchPlan,
+    inner: Sequence[Inner],
+    upstream: Mapping[str, Path],
+    store: Path,
 ) -> tuple[Arm, ...]:
-    """What trials work on; a transfer's pretraining is done here, once for all trials."""
-    upstream: dict[str, Path] = {}
-    if not plan.stage.pretrains and plan.technique != SCRATCH:
-        choice = replace(
-            tuning.choice,
-            catalogs=tuple(catalog.path for catalog in inner),
-            modalities=(),
-            techniques=(plan.technique,),
-            settings=("linear",),
-            seeds=tuning.choice.seeds[:1],
-        )
-        whole = make_plan(choice, measure=False)
-        items = tuple(
-            replace(item, settings=_keeping(item.settings))
-            for item in whole.items
-            if not item.step.scores
-        )
-        runs = store / INNER / "runs"
-        outcome = run_plan(
-            replace(whole, items=items),
-            runs,
-            say=say,
-            weights=tuning.choice.weights,
-            cpus=cpus,
-            quiet=quiet,
-        )
-        if outcome.failed:
-            failure = outcome.failed[0]
-            raise BenchmdError(f"{failure.item.name}, which all trials need: {failure.reason}")
-        upstream = {item.source: outcome.folders[item.name] for item in items}
+    """What trials work on."""
     return tuple(
         Arm(
             source.modality,
-            catalog.path,
+            {number: catalog.path for number, catalog in catalogs.items()},
             settings,
             upstream.get(source.name),
-            _start_weights(tuning, plan, catalog, store),
+            _start_weights(tuning, plan, catalogs[0], store),
         )
-        for source, catalog, settings in zip(plan.sources, inner, plan.starts, strict=True)
+        for source, catalogs, settings in zip(plan.sources, inner, plan.starts, strict=True)
     )
 
 

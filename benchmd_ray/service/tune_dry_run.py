@@ -20,9 +20,10 @@ from benchmd_ray.service.searches import SearchPlan, Tuning
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.trial_place import longest, place_of
 from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.tuning.confirm import FINALISTS
 from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.racing import expected_evaluations, rungs, steps_within
 from benchmd_ray.tuning.records import SEARCHES, TRIALS, read_search
-from benchmd_ray.tuning.study import rungs
 
 
 def tuning_dry_run(
@@ -71,8 +72,8 @@ def _described(
         text(_space(plan)),
         "",
         *_times(plan, whole, tuning, place.at_once, capacity),
-        f"Disk: about {_inner_bytes(plan) / 1e9:.2g} GB for the inner catalog, a copy of what the "
-        "search sees.",
+        f"Disk: about {_inner_bytes(plan) * len(plan.evaluations) / 1e9:.2g} GB for "
+        f"{len(plan.evaluations)} inner catalogs, each a copy of what the search sees.",
         f"Estimates: {whole.basis}",
     ]
     folder = store / SEARCHES / plan.name
@@ -83,34 +84,33 @@ def _described(
 
 
 def _inner_bytes(plan: SearchPlan) -> int:
-    """Size of the shards that inner catalogs are copies of."""
+    """Size of the shards that an inner catalog is a copy of."""
     return sum(
         int(shard["bytes"])
         for source in plan.sources
         if source.catalog
         for shard in open_catalog(source.catalog).manifest["shards"]
-        if shard["split"] == "train" or (shard["split"] == "validation" and _whole(source))
+        if shard["split"] in _seen(source)
     )
 
 
-def _whole(source: Dataset) -> bool:
-    """Whether trials train on the whole training split, see `data.inner`."""
-    return has_validation(source.rows, source.scored)
+def _seen(source: Dataset) -> tuple[str, ...]:
+    """Splits of a source that a search sees, see `data.inner`."""
+    own = has_validation(source.rows, source.scored)
+    return ("train", "validation") if own else ("train",)
 
 
 def _inner_share(source: Dataset) -> float:
-    """Of the training split, what a trial trains on."""
-    return 1.0 if _whole(source) else 1 - 1 / FOLDS
+    """Of as many records as the training split has, what an evaluation trains on."""
+    rows = sum(source.rows[split] for split in _seen(source))
+    return (1 - 1 / FOLDS) * rows / source.rows["train"]
 
 
 def _validation(source: Dataset) -> str:
-    """What the trials are scored on, in words."""
-    if _whole(source):
-        return f"the {source.rows['validation']:,} validation records of {source.name}"
-    return (
-        f"about 1 / {FOLDS} of the {source.rows['train']:,} training records of {source.name}, "
-        "by patient"
-    )
+    """What an evaluation is scored on, in words."""
+    rows = sum(source.rows[split] for split in _seen(source))
+    splits = " and ".join(_seen(source))
+    return f"1 / {FOLDS} of the {rows:,} {splits} records of {source.name}, by patient"
 
 
 def _objective(plan: SearchPlan) -> str:
@@ -132,14 +132,18 @@ def _budget(budget: Budget) -> str:
 
 
 def _stopping(plan: SearchPlan) -> str:
-    unit = plan.stage.unit
-    steps: Sequence[int] = rungs(longest(plan))
+    method, unit = plan.method, plan.stage.unit
+    each = f"{count_of(method.evaluations, 'evaluation')} of a trial"
+    if method.stopping == "racing":
+        at = ", ".join(map(str, rungs(method.evaluations)[:-1]))
+        each = f"up to {each}, which a third of the trials earn at {at}"
+    steps: Sequence[int] = steps_within(longest(plan))
     if len(plan.sources) > 1:
         unit, steps = "modalities", range(1, len(plan.sources))
-    if plan.method.stopping == "none" or not steps:
-        return "no early stopping"
+    if method.stopping == "none" or not steps:
+        return f"{each}, no early stopping"
     at = ", ".join(f"{step:,}" for step in steps)
-    return f"early stopping by {plan.method.stopping} (looks at {at} {unit})"
+    return f"{each}, early stopping by {method.stopping} (looks at {at} {unit} of the first)"
 
 
 def _space(plan: SearchPlan) -> pd.DataFrame:
@@ -174,22 +178,28 @@ def _times(
         for scores in (False, True)
     )
     lines = []
-    trial = transferred
+    each, method = transferred, plan.method
     if plan.stage.pretrains:
-        trial += pretrained
+        each += pretrained
     elif plan.technique != SCRATCH:
-        lines.append(f"Shared by all trials: one pretraining, about {duration(pretrained)}.")
-    said = f"A trial like the start takes about {duration(trial)}"
+        whole_split = sum(i.seconds for i in own if i.step.makes_run and not i.step.scores)
+        lines.append(f"Shared by all trials: one pretraining, about {duration(whole_split)}.")
+    said = f"An evaluation like the start's takes about {duration(each)}"
     if tuning.budget.trials:
-        waves = -(-tuning.budget.trials // at_once)
+        race = method.evaluations * tuning.budget.trials
+        if method.stopping == "racing":
+            race = expected_evaluations(tuning.budget.trials, method.evaluations)
+        final = (1 + FINALISTS) * len(method.fresh) if method.choosing == "confirmed" else 0
+        waves = -(-(race + final) // at_once)
         said += (
-            f", {tuning.budget.trials} of them about {duration(trial * waves)}; less where trials "
-            "are stopped early or reuse features, more where longer trainings are chosen"
+            f", {race} of the trials and {final} of finalists about {duration(each * waves)}; less "
+            "where trials are stopped early or reuse features, more where longer trainings are "
+            "chosen"
         )
     lines.append(said + ".")
     after = simulate(items, Resources(capacity.cpus, capacity.gpus)).seconds
     lines.append(
-        f"Afterwards, start and best on the whole training split: {2 * len(items)} entries or "
+        f"Afterwards, start and choice on the whole training split: {2 * len(items)} entries or "
         f"fewer, about {duration(2 * after)}."
     )
     return lines

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.progress import Board
 from benchmd_ray.telemetry import gauge
-from benchmd_ray.tuning.study import Study
+from benchmd_ray.tuning.confirm import FINALISTS
+from benchmd_ray.tuning.study import Job, Study, Trial
 
 LOSSES = 2
 """A trial whose process was lost so often, without a newer step between, has failed."""
+RESERVED = 0.5
+"""Share of the hours that is kept for the evaluations of finalists, at most."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,9 @@ class Budget:
     trials: int | None = 50
     """Trials in all, those of earlier sessions too."""
     hours: float | None = None
-    """By the clock, of all sessions."""
+    """By the clock, of all sessions, evaluations of finalists included."""
     device_hours: float | None = None
-    """Of GPUs, or of CPUs where there is none, over all sessions."""
+    """Of GPUs, or of CPUs where there is none, over all sessions, likewise."""
 
     def __post_init__(self) -> None:
         for name in ("trials", "hours", "device_hours"):
@@ -101,26 +104,82 @@ class Limits:
         if best is not None:
             parts.append(f"best {best.score:.3f} (trial {best.number})")
         self.text, self.ended = ", ".join(parts), sum(ended.values())
+        self.reserve = self._reserve(trials)
         for state, number in (ended | {"running": len(self.running)}).items():
             gauge("benchmd_search_trials", number, state=state)
+
+    def _reserve(self, trials: Sequence[Trial]) -> float:
+        """Device hours that evaluations of finalists will take, from what those before took."""
+        method = self.study.method
+        if method.choosing == "highest":
+            return 0.0
+        finalists = self.study.finalists()
+        own = [trials[number] for number in (0, *finalists) if number < len(trials)]
+        done = sum(len(trial.evaluations) + len(trial.fresh) for trial in own)
+        each = sum(trial.device_hours for trial in own) / done if done else 0.0
+        fresh = sum(len(trial.fresh) for trial in own)
+        return max(0.0, each * ((1 + FINALISTS) * len(method.fresh) - fresh))
+
+    @property
+    def hours(self) -> float:
+        """By the clock, of all sessions."""
+        return (time.monotonic() - self.start) / 3600
 
     @property
     def out_of_time(self) -> bool:
         """Whether running trials must end: a signal or trouble came, or the hours are over."""
-        hours = (time.monotonic() - self.start) / 3600
         if self.trouble is not None:
             return True
-        return self.halted() or (self.budget.hours is not None and hours >= self.budget.hours)
+        return self.halted() or (self.budget.hours is not None and self.hours >= self.budget.hours)
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more may be worked on."""
+        devices = self.budget.device_hours
+        return self.out_of_time or (devices is not None and self.device_hours >= devices)
 
     @property
     def used(self) -> bool:
-        """Whether no further trial may begin."""
-        trials, devices = self.budget.trials, self.budget.device_hours
+        """Whether the race is over: no trial may begin or earn more evaluations by the hours.
+
+        Of hours some are kept for the evaluations of finalists.
+        """
+        budget = self.budget
+        clock = self.reserve / (self.place.devices * self.place.at_once)
         return (
-            self.out_of_time
-            or (trials is not None and self.study.begun >= trials)
-            or (devices is not None and self.device_hours >= devices)
+            self.spent
+            or (
+                budget.device_hours is not None
+                and self.device_hours
+                >= budget.device_hours - min(self.reserve, RESERVED * budget.device_hours)
+            )
+            or (
+                budget.hours is not None
+                and self.hours >= budget.hours - min(clock, RESERVED * budget.hours)
+            )
         )
+
+    @property
+    def begun(self) -> bool:
+        """Whether all trials of the budget have begun."""
+        return self.budget.trials is not None and self.study.begun >= self.budget.trials
+
+    def next_job(self) -> Job | None:
+        """What is to be worked on next.
+
+        None: nothing, as long as nothing else ends; and nothing at all where nothing is running.
+        """
+        study = self.study
+        if not self.used:
+            job = study.promote()
+            if job is not None:
+                return job
+            if not self.begun:
+                return study.propose()
+        finalists = {0, *study.finalists()}
+        if self.spent or not self.running <= finalists:
+            return None  # who the finalists are is not settled yet
+        return study.confirm()
 
 
 Ended = Callable[[int], None]

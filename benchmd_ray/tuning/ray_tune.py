@@ -1,4 +1,7 @@
-"""What Ray Tune asks of a search: what to try next, what to make of a result, when to end."""
+"""What Ray Tune asks of a search: what to do next, what to make of a result, when to end.
+
+What Ray Tune calls a trial is a job here: some evaluations of a trial of the study.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from ray.tune.search import Searcher
 from benchmd_ray.errors import Transient
 from benchmd_ray.files import remove
 from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
-from benchmd_ray.tuning.study import Proposal
+from benchmd_ray.tuning.study import Job
 from benchmd_ray.tuning.trial import Work
 
 
@@ -24,26 +27,28 @@ class _NotKept:
         return {}
 
 
-class Proposals(_NotKept, Searcher):  # type: ignore[misc]
-    """The study's proposals, those first that an earlier session was at."""
+class Jobs(_NotKept, Searcher):  # type: ignore[misc]
+    """The study's jobs, those first that an earlier session was at."""
 
-    def __init__(self, limits: Limits, queue: list[Proposal]) -> None:
+    def __init__(self, limits: Limits, queue: list[Job]) -> None:
         super().__init__()
         self._limits, self._queue = limits, queue
 
     def suggest(self, trial_id: str) -> Any:
-        """The next trial's configuration, or the word that there is none."""
+        """The next job as a configuration, the word that there is none, or None: ask later."""
         limits = self._limits
         with _noted(limits):
+            job = None
             if self._queue and not limits.out_of_time:
-                proposal = self._queue.pop(0)
-            elif limits.used:
-                return Searcher.FINISHED
-            else:
-                proposal = limits.study.propose()
-            limits.running.add(proposal.number)
-            limits.look()
-            return dict(vars(proposal))
+                job = self._queue.pop(0)
+            elif not limits.out_of_time:
+                job = limits.next_job()
+            if job is not None:
+                limits.running.add(job.number)
+                limits.look()
+                return dict(vars(job))
+            if limits.running and not limits.out_of_time:
+                return None
         return Searcher.FINISHED
 
     def on_trial_complete(
@@ -65,8 +70,8 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
     def __init__(self, limits: Limits, ended: Ended, work: Work) -> None:
         super().__init__()
         self._limits, self._ended, self._work = limits, ended, work
-        self._newest: dict[int, int] = {}
-        """Newest step of each trial."""
+        self._newest: dict[int, tuple[int, int]] = {}
+        """Newest evaluation and step of each trial."""
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Take a result; flat, as Ray Tune flattens nested values with slashes."""
@@ -74,8 +79,9 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         with _noted(self._limits):
             number = int(trial.config["number"])
             goes_on = self._goes_on(number, result)
-            if goes_on and result["step"] > self._newest.get(number, 0):
-                self._newest[number] = int(result["step"])
+            reached = (int(result.get("evaluation", 0)), int(result.get("step", 0)))
+            if goes_on and reached > self._newest.get(number, (-1, 0)):
+                self._newest[number] = reached
                 trial.run_metadata.num_failures = 0  # nodes may go as often as they like
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
@@ -89,10 +95,13 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
             return False
         if result["failed"]:
             study.ended(number, seconds=seconds, reason=result["failed"])
-        elif result["complete"]:
+        elif result["whole"]:
             prefix = "scores/"
             scores = {k.removeprefix(prefix): v for k, v in result.items() if prefix in k}
-            study.ended(number, seconds=seconds, scores=scores)
+            study.evaluated(number, int(result["evaluation"]), scores, seconds)
+            if not result["complete"]:
+                self._limits.look()
+                return True
         elif study.reported(number, int(result["step"]), float(result["score"]), seconds):
             study.ended(number, seconds=seconds)
         else:

@@ -20,6 +20,8 @@ PLAN: Kinds = {
     "across": (str, type(None)),
     "sampler": str,
     "stopping": str,
+    "evaluations": int,
+    "choosing": str,
     "seed": int,
     "space": dict,
     "settings": list,
@@ -41,12 +43,26 @@ _RESULT: Kinds = {
     "best": int,
     "value": (int, float),
     "first_value": (int, float, type(None)),
+    "decision": (dict, type(None)),
     "counts": dict,
     "seconds": (int, float),
     "device_hours": (int, float),
     "importance": dict,
     "front": list,
     "settings": list,
+}
+_DECISION: Kinds = {
+    "number": int,
+    "finalists": list,
+    "start": (int, float),
+    "expected": (int, float),
+}
+_FINALIST: Kinds = {
+    "number": int,
+    "score": (int, float),
+    "error": (int, float),
+    "difference": (int, float),
+    "low": (int, float),
 }
 _PARAMETER: Kinds = {"kind": str, "default": (bool, object)}
 
@@ -122,22 +138,43 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str)
 
 
-def result_fault(result: Mapping[str, Any], complete: Collection[int]) -> str:
+def result_fault(result: Mapping[str, Any], scored: Collection[int]) -> str:
     """What in ``result.json`` is not as a search writes it; empty where nothing is.
 
     Args:
         result: A JSON object.
-        complete: Numbers of the complete trials.
+        scored: Numbers of the trials that have a score.
     """
     if fault := kinds_fault(result, _RESULT):
         return fault
     for number in (result["best"], *result["front"]):
-        if not isinstance(number, int) or isinstance(number, bool) or number not in complete:
-            return f"it names trial {shown(number)}, which is not complete"
+        if not isinstance(number, int) or isinstance(number, bool) or number not in scored:
+            return f"it names trial {shown(number)}, which has no score"
     numbers = [result[name] for name in ("value", "seconds", "device_hours")]
     numbers += [result["first_value"] or 0, result.get("shared_seconds", 0)]
     numbers += result["importance"].values()
     if not all(isinstance(n, int | float) and _is_plain(n) and math.isfinite(n) for n in numbers):
         return "it has a number that is none, or not finite"
-    faults = map(_settings_fault, result["settings"])
+    faults = chain(
+        (_decision_fault(result["decision"], result["best"]),),
+        map(_settings_fault, result["settings"]),
+    )
     return next(filter(None, faults), "")
+
+
+def _decision_fault(decision: Any, best: int) -> str:
+    """What is wrong with what fresh evaluations are said to have decided."""
+    if decision is None:
+        return ""
+    if fault := kinds_fault(decision, _DECISION, "its decision"):
+        return fault
+    if decision["number"] != best:
+        return "its decision is for another trial"
+    for one in decision["finalists"]:
+        if fault := kinds_fault(one, _FINALIST, "a finalist"):
+            return fault
+    numbers = [decision["start"], decision["expected"]]
+    numbers += [one[name] for one in decision["finalists"] for name in _FINALIST]
+    return (
+        "" if all(map(math.isfinite, numbers)) else "its decision has a number that is not finite"
+    )

@@ -31,7 +31,7 @@ from benchmd_ray.parquet import read_table
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault
 
-FORMAT = 2
+FORMAT = 3
 SEARCHES = "searches"
 """Folder of a store that holds its searches."""
 SEARCH, TRIALS, RESULT, BEST = "search.json", "trials.parquet", "result.json", "best.yaml"
@@ -45,6 +45,12 @@ COLUMNS: dict[str, pa.DataType] = {
     "state": pa.string(),
     "reason": pa.string(),
     "value": pa.float64(),
+    "error": pa.float64(),
+    "evaluations": pa.int64(),
+    "fresh_value": pa.float64(),
+    "fresh_evaluations": pa.int64(),
+    "difference": pa.float64(),
+    "difference_low": pa.float64(),
     "rank": pa.float64(),
     "last_value": pa.float64(),
     "step": pa.int64(),
@@ -57,12 +63,19 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 """Columns of ``trials.parquet`` that every search has.
 
-``reason``: why a trial failed. ``value``: objective, the score of a complete trial on the search's
-validation records. ``rank``: mean rank over modalities. ``last_value``, ``step``: what was reported
-last; ``steps``: what the trial would have gone to (epochs, pretraining steps, or modalities).
+``reason``: why a trial failed. ``value``: mean score of its ``evaluations`` on the search's
+validation records, made comparable with the start's (`racing.paired`), ``error`` the standard error
+of that mean.
+``fresh_value``: mean of a finalist's ``fresh_evaluations`` after the race; ``difference`` and
+``difference_low``: its mean difference to the start there, and the lower bound that decides
+(`confirm`). ``rank``: mean rank over modalities. ``last_value``, ``step``: what was reported last
+of the first evaluation; ``steps``: what that goes to (epochs, pretraining steps, or modalities).
 ``seconds``, ``device_hours``: worked, all attempts. ``started``, ``finished``: ISO time, UTC.
 """
-REQUIRED = ("number", "state", "seconds", "device_hours", "started")
+REQUIRED = (
+    *("number", "state", "evaluations", "fresh_evaluations"),
+    *("seconds", "device_hours", "started"),
+)
 """Columns without a missing value."""
 SCORE_OF = "score:"
 """Beginning of the columns with the score of one modality, of a search over several."""
@@ -85,6 +98,10 @@ class SearchRecord:
     """How the modalities of a universal search are summed up; None of a search on one source."""
     sampler: str
     stopping: str
+    evaluations: int
+    """Of a trial that goes to the end."""
+    choosing: str
+    """``confirmed`` by fresh evaluations, or the ``highest`` value."""
     seed: int
     space: Mapping[str, Mapping[str, Any]]
     """By the full name of a setting: kind, range and default, the value of trial 0."""
@@ -109,12 +126,12 @@ class SearchRecord:
 
     @property
     def best(self) -> int | None:
-        """Number of the best trial."""
+        """Number of the trial that was chosen; 0 where the search keeps its start."""
         return None if self.result is None else int(self.result["best"])
 
     @property
     def value(self) -> float:
-        """Objective of the best trial, NaN while there is none."""
+        """Objective of the chosen trial, NaN while there is none."""
         return float("nan") if self.result is None else float(self.result["value"])
 
     @property
@@ -122,6 +139,11 @@ class SearchRecord:
         """Objective of trial 0, NaN where it is not complete."""
         value = None if self.result is None else self.result["first_value"]
         return float("nan") if value is None else float(value)
+
+    @property
+    def decision(self) -> Mapping[str, Any] | None:
+        """`tuning.confirm.Decision` as plain values; None where no fresh evaluation decided."""
+        return None if self.result is None else self.result["decision"]
 
     @property
     def seconds(self) -> float:
@@ -325,7 +347,7 @@ def _read_result(path: Path, trials: pd.DataFrame) -> Mapping[str, Any] | None:
         return None
     remedy = _remedy(path.parent)
     result = read_hashed_json(path, remedy, of=path.parent)
-    if fault := result_fault(result, set(trials.loc[trials["state"] == "complete", "number"])):
+    if fault := result_fault(result, set(trials.loc[trials["value"].notna(), "number"])):
         raise Damaged(path, fault, remedy)
     return result
 

@@ -20,7 +20,7 @@ import torch
 from benchmd_ray.errors import Transient
 from benchmd_ray.files import is_disk_full, remove
 from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
-from benchmd_ray.tuning.study import Proposal
+from benchmd_ray.tuning.study import Job
 from benchmd_ray.tuning.trial import Reached, Work, run_trial, why_failed
 
 ENVIRONMENT = {
@@ -34,7 +34,7 @@ ENVIRONMENT = {
 
 
 def search(work: Work, limits: Limits, ended: Ended) -> None:
-    """Work on trials until the budget is used: first those that an earlier session was at.
+    """Work on trials until the budget is used: first on those that an earlier session was at.
 
     Needs a Ray that this process is connected to.
 
@@ -54,8 +54,13 @@ def search(work: Work, limits: Limits, ended: Ended) -> None:
         while True:
             remove(storage)
             queue = limits.study.unfinished()
-            if limits.out_of_time or (limits.used and not queue):
+            if limits.out_of_time:
                 break
+            if not queue:
+                job = limits.next_job()
+                if job is None:
+                    break
+                queue = [job]
             error: Exception | None = None
             try:
                 _fit(work, limits, queue, ended, storage)
@@ -72,15 +77,15 @@ def search(work: Work, limits: Limits, ended: Ended) -> None:
 def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
     """Fail the trials that were at work too often when Ray Tune gave up or forgot them."""
     line = (str(error or "no word of it").strip().splitlines() or [type(error).__name__])[-1]
-    lost = [p for p in limits.study.unfinished() if p.number in limits.running]
+    lost = [job for job in limits.study.unfinished() if job.number in limits.running]
     if error is not None and not lost:
         raise Transient(f"Ray Tune failed: {line}. Run the same command again.") from error
-    for proposal in lost:
-        limits.lost(proposal.number, line)
-        if limits.study.crashed(proposal.number) >= LOSSES:
+    for job in lost:
+        limits.lost(job.number, line)
+        if limits.study.crashed(job.number) >= LOSSES:
             reason = f"its process was lost: {line}"
-            limits.study.ended(proposal.number, seconds=proposal.seconds, reason=reason)
-            ended(proposal.number)
+            limits.study.ended(job.number, seconds=job.seconds, reason=reason)
+            ended(job.number)
 
 
 @contextmanager
@@ -100,11 +105,11 @@ def quiet_tune() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _fit(work: Work, limits: Limits, queue: list[Proposal], ended: Ended, storage: Path) -> None:
+def _fit(work: Work, limits: Limits, queue: list[Job], ended: Ended, storage: Path) -> None:
     """Let Ray Tune work until nothing more is proposed."""
     from ray import tune
 
-    from benchmd_ray.tuning.ray_tune import Judge, Proposals, Watch
+    from benchmd_ray.tuning.ray_tune import Jobs, Judge, Watch
 
     place = limits.place
     trainable = tune.with_resources(
@@ -113,7 +118,7 @@ def _fit(work: Work, limits: Limits, queue: list[Proposal], ended: Ended, storag
     tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            search_alg=Proposals(limits, queue),
+            search_alg=Jobs(limits, queue),
             scheduler=Judge(limits, ended, work),
             num_samples=-1,
             max_concurrent_trials=place.at_once,
@@ -138,7 +143,14 @@ def trial_loop(config: Mapping[str, Any], work: Work) -> None:
 
     start = time.monotonic()
     try:
-        run_trial(work, config["number"], config["values"], report, config["seconds"])
+        run_trial(
+            work,
+            config["number"],
+            config["values"],
+            report,
+            config["seconds"],
+            evaluations=config["evaluations"],
+        )
     except Exception as error:
         seconds = config["seconds"] + time.monotonic() - start
         trouble = isinstance(error, Transient) or is_disk_full(error, work.folder)

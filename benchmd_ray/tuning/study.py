@@ -1,83 +1,103 @@
 """The trials of a search, kept by Optuna in a journal file: all that a search knows is in it.
 
-A trial is *unfinished* until it is recorded how it ended, so what a killed search was at is begun
-again, and nothing that ended is ever repeated. Early stopping reads the reported values from the
-same file, so it resumes as if nothing had happened.
+A trial is granted evaluations, more as it earns them (`tuning.racing`), and each is noted when it
+ends. So what a killed search was at is begun again, and nothing that ended is ever repeated; what a
+sampler proposes and what is stopped follows from the file alone, so that a search resumes as if
+nothing had happened.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import optuna
-from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileOpenLock
-from optuna.trial import FrozenTrial, TrialState
-from scipy.stats import rankdata
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.errors import first_line, shown
 from benchmd_ray.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.training.seeds import derived_seed
+from benchmd_ray.tuning.confirm import (
+    FINALISTS,
+    Decision,
+    decided,
+    fresh_evaluations,
+)
 from benchmd_ray.tuning.journal import FAULTS, REMEDY, Journal, mend
+from benchmd_ray.tuning.racing import (
+    HALF,
+    REDUCTION,
+    falls_behind,
+    mean_ranks,
+    paired,
+    promoted,
+    rungs,
+    standard_error,
+)
+from benchmd_ray.tuning.samplers import Direction, Sampler, Shown, proposed
 from benchmd_ray.tuning.spaces import Space
 
-Sampler = Literal["tpe", "random", "gp", "nsga2"]
-Stopping = Literal["asha", "median", "none"]
+Stopping = Literal["racing", "asha", "none"]
 Across = Literal["mean-score", "mean-rank"]
+Choosing = Literal["confirmed", "highest"]
 State = Literal["complete", "stopped", "failed", "unfinished"]
 
-REDUCTION = 3
-"""Of successive halving: one trial in so many resumes from each rung."""
-STARTUP_TRIALS = 8
-"""Trials that are drawn at random before a model of the objective proposes."""
 IMPORTANCE_TRIALS = 10
-"""Complete trials below which nothing is said about the importance of settings."""
-STATES: dict[TrialState, State] = {
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "stopped",
-    TrialState.FAIL: "failed",
-    TrialState.RUNNING: "unfinished",
-    TrialState.WAITING: "unfinished",
-}
-GENERATION = "generation"
-"""Part of the name under which nsga2 notes a trial's generation."""
-SECONDS, REASON, SCORES, STARTED = "seconds", "reason", "scores", "started"
-CURVE, CRASHES, HOURS, STOP = "curve", "crashes", "device_hours", "stop"
+"""Trials with a score below which nothing is said about the importance of settings."""
+GRANTED, EVALUATIONS, CURVE, STOP = "granted", "evaluations", "curve", "stop"
+SECONDS, HOURS, REASON, CRASHES = "seconds", "device_hours", "reason", "crashes"
+STARTED, FINISHED = "started", "finished"
 """Names of what is noted with a trial."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a search proposes and stops trials."""
+    """How a search proposes, evaluates and stops trials, and how it chooses."""
 
     sampler: Sampler = "tpe"
-    stopping: Stopping = "asha"
+    stopping: Stopping = "racing"
+    """racing: trials earn evaluations, and the lower half is stopped within the first; asha: every
+    trial that is not among the best third within its first evaluation is stopped there, others get
+    all evaluations; none: all get all."""
+    evaluations: int = 1
+    """Of a trial that goes to the end."""
+    choosing: Choosing = "confirmed"
+    """confirmed: the best few and the start are evaluated again (`tuning.confirm`); highest: the
+    trial with the highest value, which is too high for having been the highest."""
     across: Across | None = None
     """Over several modalities: what their scores are made to."""
     cost: bool = False
     """Whether device hours are a second objective, to be small."""
     seed: int = 0
 
+    @property
+    def fresh(self) -> range:
+        """Numbers of the evaluations of finalists: of cuts that no trial of the race was on."""
+        first = -(-self.evaluations // FOLDS) * FOLDS
+        return range(first, first + fresh_evaluations(self.evaluations))
+
 
 @dataclass(frozen=True)
-class Proposal:
-    """A trial to work on."""
+class Job:
+    """Evaluations of a trial to work on."""
 
     number: int
     values: dict[str, Any]
     """By the setting's name: what the search chose; a conditional one only where it is active."""
+    evaluations: tuple[int, ...]
+    """Numbers of the evaluations, in order."""
     seconds: float = 0.0
-    """Worked before, by a process that was ended."""
+    """Worked on the trial before."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +106,23 @@ class Trial:
 
     number: int
     state: State
+    """complete: it has all evaluations; stopped: it earned no more."""
     values: Mapping[str, Any]
     score: float
-    """On the search's validation records, over all modalities: AUROC, or DSC of masks; NaN
-    unless it is complete."""
+    """Over all modalities: the mean of its evaluations, as far as it has any, made comparable with
+    those of others (`racing.paired`); AUROC, or DSC of masks."""
+    error: float
+    """Standard error of the mean of its evaluations; NaN of fewer than two."""
     scores: Mapping[str, float]
-    """By modality, as far as it came."""
+    """By modality, likewise."""
+    evaluations: tuple[tuple[int, float], ...]
+    """Number of each evaluation, and its score over all modalities."""
+    fresh: tuple[tuple[int, float], ...]
+    """Likewise of a finalist: evaluations after the race."""
     rank: float
     """Mean rank over the modalities among all complete trials; NaN where that is not asked for."""
     curve: tuple[tuple[int, float], ...]
-    """Reported score by step."""
+    """Best score so far by step of the first evaluation."""
     seconds: float
     device_hours: float
     """Seconds times the GPUs, or CPUs, that it held, in hours."""
@@ -105,32 +132,16 @@ class Trial:
     finished: str
 
 
-def rungs(most: int) -> tuple[int, ...]:
-    """Steps at which a trial reports and may be stopped: a ninth and a third of the most.
-
-    Successive halving leaves one trial in nine to the end; an earlier rung would judge what has
-    hardly begun to learn.
-
-    Args:
-        most: Steps of the longest trial.
-    """
-    first = max(1, most // REDUCTION**2)
-    return tuple(step for step in (first, first * REDUCTION) if step < most)
-
-
 class Study:
     """The trials of one search. One process at a time may write."""
 
-    def __init__(
-        self, path: Path, space: Space, method: Method, first_rung: int = 1, devices: float = 1.0
-    ) -> None:
-        """Open the journal, or begin it with the trial that takes the space's start.
+    def __init__(self, path: Path, space: Space, method: Method, devices: float = 1.0) -> None:
+        """Open the journal, or begin it.
 
         Args:
             path: The journal file.
             space: What is searched.
             method: How.
-            first_rung: First step at which a trial may be stopped.
             devices: GPUs, or CPUs, that a trial of this session holds.
 
         Raises:
@@ -148,20 +159,24 @@ class Study:
                 self._study = optuna.create_study(
                     storage=JournalStorage(backend),
                     study_name="search",
-                    directions=["maximize", "minimize"] if method.cost else ["maximize"],
-                    pruner=_pruner(method.stopping, first_rung),
+                    directions=self._directions,
                     load_if_exists=True,
                 )
                 if self._study.trials:
                     require_of(self._study.user_attrs.get(OF), path.parent, path, REMEDY)
                 else:
                     self._study.set_user_attr(OF, name_of(path.parent))
-                    self._study.enqueue_trial(space.start)
                 self._require_of_space()
                 self.trials()
             except FAULTS as error:
                 why = f"{type(error).__name__}: {first_line(error)}"
                 raise Damaged(path, why, REMEDY) from error
+
+    @property
+    def _directions(self) -> list[Direction]:
+        if self.method.across == "mean-rank":
+            return ["minimize"]
+        return ["maximize", "minimize"] if self.method.cost else ["maximize"]
 
     def _require_of_space(self) -> None:
         """Refuse values that the space does not have: the journal may name no network of its own.
@@ -170,166 +185,273 @@ class Study:
             Damaged: A trial has one.
         """
         parameters = {parameter.name: parameter for parameter in self.space.parameters}
-        for trial in self._study.get_trials(deepcopy=False):
+        for trial in self._held:
             for name, value in trial.params.items():
                 if name not in parameters or not parameters[name].holds(value):
                     why = f"trial {trial.number} has {name} {shown(value)}, not of the space"
                     raise Damaged(self._path, why, REMEDY)
 
-    def unfinished(self) -> list[Proposal]:
-        """Trials that were begun and whose end is not recorded, in their order.
+    @property
+    def _held(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
 
-        One that was ended before all its values were drawn gets the others now.
-        """
-        found = []
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            seconds = float(trial.user_attrs.get(SECONDS, 0.0))
-            found.append(Proposal(trial.number, self._values(self._handle(trial.number)), seconds))
-        return found
+    # What is to be done.
 
-    def _values(self, trial: optuna.Trial) -> dict[str, Any]:
-        """What a trial takes: values that it has, and what the sampler proposes for the others."""
-        self._study.sampler = self._sampler(trial.number)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is marked as experimental
-            return self.space.suggest(trial)
+    def unfinished(self) -> list[Job]:
+        """Evaluations that were begun and whose end is not noted, in the order of their trials."""
+        found = (self._job(trial) for trial in self._held)
+        return [job for job in found if job is not None]
 
-    def _sampler(self, number: int) -> BaseSampler:
-        """The sampler of one trial, whose draws depend on its number and no session."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is marked as experimental
-            return _sampler(self.method, derived_seed(self.method.seed, number) % 2**32)
+    def _job(self, trial: FrozenTrial) -> Job | None:
+        """What a trial was granted and has not done."""
+        done = _evaluations(trial)
+        left = tuple(each for each in trial.user_attrs[GRANTED] if each not in done)
+        if trial.state.is_finished() or not left:
+            return None
+        seconds = float(trial.user_attrs.get(SECONDS, 0.0))
+        return Job(trial.number, dict(trial.params), left, seconds)
 
     @property
     def begun(self) -> int:
         """Trials that were begun, however they ended."""
-        trials = self._study.get_trials(deepcopy=False)
-        return sum(trial.state is not TrialState.WAITING for trial in trials)
+        return len(self._held)
 
-    def propose(self) -> Proposal:
-        """Begin another trial: the first takes the start, others what the sampler proposes."""
-        number = self.begun
-        notes: dict[str, Any] = {}
-        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        if number and self.method.across == "mean-rank" and not waiting:
-            chosen, notes = self._proposed_by_rank(number)
-            self._study.enqueue_trial(chosen)
-        self._study.sampler = self._sampler(number)
-        trial = self._study.ask()
-        for name, note in notes.items():
-            self._study._storage.set_trial_system_attr(trial._trial_id, name, note)
-        trial.set_user_attr(STARTED, datetime.now(UTC).isoformat(timespec="seconds"))
-        return Proposal(trial.number, self._values(trial))
+    def propose(self) -> Job:
+        """Begin another trial: the first takes the start, others what the sampler proposes.
 
-    def _proposed_by_rank(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the sampler proposes where each trial's value is its mean rank of now.
-
-        And what it notes with the trial: nsga2 its generation, without which it would begin anew.
-
-        Ranks of earlier trials change with each new one, and a journal's values cannot: so the
-        sampler is shown a study made for the moment.
+        The first, with which all are compared, is granted all evaluations.
         """
-        shown = optuna.create_study(sampler=self._sampler(number), direction="minimize")
-        ranks = {trial.number: trial.rank for trial in self.trials() if trial.state == "complete"}
-        for trial in self._study.get_trials(deepcopy=True):
-            if trial.number in ranks:
-                trial.values = [ranks[trial.number]]
-                trial.intermediate_values = {}
-                shown.add_trial(trial)
-        chosen = self.space.suggest(shown.ask())
-        held = shown.get_trials(deepcopy=False)[-1].system_attrs
-        return chosen, {name: note for name, note in held.items() if GENERATION in name}
+        number = self.begun
+        method = self.method
+        seed = derived_seed(method.seed, number) % 2**32
+        if number:
+            made = proposed(self.space, method.sampler, seed, self._shown(), self._directions)
+        else:
+            made = fixed_trial(self.space)
+        granted = method.evaluations if number == 0 else self._rungs[0]
+        self._study.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=made.params,
+                distributions=made.distributions,
+                user_attrs={GRANTED: list(range(granted)), STARTED: _now()},
+            )
+        )
+        job = self._job(self._held[number])
+        assert job is not None  # it has just been granted
+        return job
+
+    @property
+    def _rungs(self) -> tuple[int, ...]:
+        """Numbers of evaluations at which trials are compared."""
+        every = self.method.evaluations
+        return rungs(every) if self.method.stopping == "racing" else (every,)
+
+    def _shown(self) -> list[Shown]:
+        """All trials as a sampler is to see them now."""
+        found = []
+        for trial, known in zip(self._held, self.trials(), strict=True):
+            if known.state == "failed" or not trial.params:
+                continue
+            score: tuple[float, ...] | None = None
+            if known.evaluations:
+                score = (known.score, known.device_hours) if self.method.cost else (known.score,)
+                if self.method.across == "mean-rank":
+                    score = (self._rank_among(known),)
+            curve = dict(known.curve) if trial.state is TrialState.PRUNED else None
+            found.append(Shown(trial.params, trial.distributions, score, curve))
+        return found
+
+    def _rank_among(self, trial: Trial) -> float:
+        """Mean rank of a trial over the modalities among all that have a score."""
+        scored = [one for one in self.trials() if one.evaluations]
+        table = np.array([[one.scores[name] for name in sorted(one.scores)] for one in scored])
+        return float(mean_ranks(table)[[one.number for one in scored].index(trial.number)])
+
+    def promote(self) -> Job | None:
+        """Grant more evaluations to a trial that has earned them; None: none has."""
+        each = self._rungs
+        for rung, following in reversed(list(itertools.pairwise(each))):
+            at = {t.number: t for t in self._held if self._goes_on(t, rung)}
+            lost = 0
+            if rung == each[0]:
+                lost = sum(trial.state is TrialState.PRUNED for trial in self._held)
+            every = range(self.method.evaluations)
+            granted = {n: len(set(t.user_attrs[GRANTED]) & {*every}) for n, t in at.items()}
+            number = promoted(self._goodness(at, rung), granted, rung, lost)
+            if number is not None:
+                return self._grant(number, range(following))
+        return None
+
+    @staticmethod
+    def _goes_on(trial: FrozenTrial, rung: int) -> bool:
+        """Whether a trial has all evaluations of a rung."""
+        done = _evaluations(trial)
+        return not trial.state.is_finished() and all(each in done for each in range(rung))
+
+    def _goodness(self, trials: Mapping[int, FrozenTrial], rung: int) -> dict[int, float]:
+        """Of trials at their first evaluations, so many as the rung has; the higher the better."""
+        if not trials:
+            return {}
+        table = np.array([_table(trial, range(rung)).mean(axis=0) for trial in trials.values()])
+        goodness = table.mean(axis=1)
+        if self.method.across == "mean-rank":
+            goodness = -mean_ranks(table)
+        return dict(zip(trials, map(float, goodness), strict=True))
+
+    def _grant(self, number: int, evaluations: Sequence[int]) -> Job | None:
+        """Grant evaluations to a trial next to those that it has; None: it has them all."""
+        trial = self._held[number]
+        granted = list(dict.fromkeys([*trial.user_attrs[GRANTED], *evaluations]))
+        if granted != trial.user_attrs[GRANTED]:
+            self._handle(number).set_user_attr(GRANTED, granted)
+        return self._job(self._held[number])
+
+    def confirm(self) -> Job | None:
+        """Grant fresh evaluations to the start or to a finalist that has none yet, in this order.
+
+        None: all have them, or there is nothing to choose between.
+        """
+        finalists = self.finalists()
+        if self.method.choosing == "highest" or not finalists:
+            return None
+        for number in (0, *finalists):
+            if not set(self.method.fresh) <= set(self._held[number].user_attrs[GRANTED]):
+                return self._grant(number, self.method.fresh)
+        return None
+
+    def finalists(self) -> tuple[int, ...]:
+        """Numbers of the best few trials above the start: those with the most evaluations first."""
+        trials = self.trials()
+        if not trials or trials[0].state != "complete":
+            return ()
+        above = [
+            trial
+            for trial in trials[1:]
+            if trial.state in ("complete", "stopped")
+            and trial.evaluations
+            and self._order(trial) > self._order(trials[0])
+        ]
+        above.sort(key=lambda trial: (-len(trial.evaluations), -self._order(trial), trial.number))
+        return tuple(trial.number for trial in above[:FINALISTS])
+
+    def _order(self, trial: Trial) -> float:
+        """What trials are ordered by; the higher the better."""
+        return -self._rank_among(trial) if self.method.across == "mean-rank" else trial.score
+
+    def decision(self, ratio: float) -> Decision | None:
+        """What is chosen by fresh evaluations; None while the start has none.
+
+        Args:
+            ratio: Validation records over training records of an evaluation.
+        """
+        trials = self.trials()
+        wanted = set(self.method.fresh)
+        whole = {t.number: dict(t.fresh) for t in trials if {e for e, _ in t.fresh} == wanted}
+        start = whole.pop(0, None)
+        if start is None or self.method.choosing == "highest":
+            return None
+        return decided(start, whole, ratio)
+
+    # What is reported.
 
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
-        """Note what a trial has reached; whether it should be stopped there.
+        """Note what a trial has reached within its first evaluation; whether it should be stopped.
 
         The first trial, which is what the others are compared with, never is.
         """
-        trial = self._worked(number, seconds)
-        if self.method.cost:
-            # What a process that was lost reported before is reported again.
-            before = [point for point in trial.user_attrs.get(CURVE, []) if point[0] < step]
-            trial.set_user_attr(CURVE, [*before, [step, score]])
+        self._worked(number, seconds)
+        trial = self._held[number]
+        curve = list(trial.user_attrs.get(CURVE, []))
+        if any(point[0] == step for point in curve):  # by a process that was lost
+            return bool(trial.user_attrs.get(STOP))
+        self._handle(number).set_user_attr(CURVE, [*curve, [step, score]])
+        if number == 0 or self.method.stopping == "none":
             return False
-        if step in self._study.get_trials(deepcopy=False)[number].intermediate_values:
-            return bool(trial.user_attrs.get(STOP))  # likewise
-        trial.report(score, step)
-        stopped = trial.should_prune()  # asked of the first too: it is one of those at a rung
-        if number > 0 and stopped:
-            trial.set_user_attr(STOP, True)
-        return number > 0 and bool(stopped)
+        reached = [dict(map(tuple, t.user_attrs.get(CURVE, []))) for t in self._held]
+        scores = [own[step] for own in reached if step in own]
+        reduction = HALF if self.method.stopping == "racing" else REDUCTION
+        stop = falls_behind(score, scores, reduction)
+        if stop:
+            self._handle(number).set_user_attr(STOP, True)
+        return stop
 
-    def ended(
-        self,
-        number: int,
-        *,
-        seconds: float,
-        scores: Mapping[str, float] | None = None,
-        reason: str = "",
+    def evaluated(
+        self, number: int, evaluation: int, scores: Mapping[str, float], seconds: float
     ) -> None:
-        """Tell how a trial ended: complete with a score for each modality, failed or stopped.
+        """Note the end of an evaluation.
+
+        Args:
+            number: The trial.
+            evaluation: Which.
+            scores: By modality.
+            seconds: Worked on the trial in all.
+        """
+        if not all(map(math.isfinite, scores.values())):
+            self.ended(number, seconds=seconds, reason="its score is NaN")
+            return
+        self._worked(number, seconds)
+        trial, held = self._handle(number), self._held[number].user_attrs.get(EVALUATIONS, [])
+        if all(point[0] != evaluation for point in held):
+            trial.set_user_attr(EVALUATIONS, [*held, [evaluation, dict(scores)]])
+        trial.set_user_attr(FINISHED, _now())
+
+    def ended(self, number: int, *, seconds: float, reason: str = "") -> None:
+        """Note that a trial failed or was stopped, and gets no further evaluation.
 
         Args:
             number: The trial.
             seconds: Worked in all.
-            scores: By modality, of a complete trial; None of one that was stopped early or failed.
-            reason: Why it failed.
+            reason: Why it failed; empty of one that was stopped.
         """
-        trial = self._worked(number, seconds)
-        if scores is not None and not all(map(math.isfinite, scores.values())):
-            reason = reason or "its score is NaN"
+        self._worked(number, seconds)
+        trial = self._handle(number)
+        trial.set_user_attr(FINISHED, _now())
         if reason:
             trial.set_user_attr(REASON, reason)
-            self._study.tell(number, state=TrialState.FAIL)
-        elif scores is None:
-            self._study.tell(number, state=TrialState.PRUNED)
-        else:
-            trial.set_user_attr(SCORES, dict(scores))
-            mean = math.fsum(scores.values()) / len(scores)
-            hours = float(trial.user_attrs[HOURS])
-            self._study.tell(number, [mean, hours] if self.method.cost else mean)
+        self._study.tell(number, state=TrialState.FAIL if reason else TrialState.PRUNED)
 
-    def _worked(self, number: int, seconds: float) -> optuna.Trial:
+    def _worked(self, number: int, seconds: float) -> None:
         """Note how long a trial has worked; what is new of it on the devices of this session."""
-        trial = self._handle(number)
-        before = float(trial.user_attrs.get(SECONDS, 0.0))
-        hours = float(trial.user_attrs.get(HOURS, 0.0))
+        trial, held = self._handle(number), self._held[number].user_attrs
+        before = float(held.get(SECONDS, 0.0))
         more = max(0.0, seconds - before)
-        trial.set_user_attr(SECONDS, before + more)
-        trial.set_user_attr(HOURS, hours + more / 3600 * self.devices)
-        return trial
+        if more:
+            trial.set_user_attr(SECONDS, before + more)
+            hours = float(held.get(HOURS, 0.0)) + more / 3600 * self.devices
+            trial.set_user_attr(HOURS, hours)
 
     def crashed(self, number: int) -> int:
         """Note that a trial's process was lost; how often it was so far."""
-        trial = self._handle(number)
-        times = int(trial.user_attrs.get(CRASHES, 0)) + 1
-        trial.set_user_attr(CRASHES, times)
+        times = int(self._held[number].user_attrs.get(CRASHES, 0)) + 1
+        self._handle(number).set_user_attr(CRASHES, times)
         return times
 
     def _handle(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self._study, self._study.get_trials(deepcopy=False)[number]._trial_id)
+        return optuna.Trial(self._study, self._held[number]._trial_id)
+
+    # What is known.
 
     def trials(self) -> list[Trial]:
         """All trials that were begun, in their order."""
-        held = self._study.get_trials(deepcopy=False)
-        ranks = self._ranks(held)
-        return [
-            _known(trial, ranks.get(trial.number, math.nan))
-            for trial in held
-            if trial.state is not TrialState.WAITING
-        ]
+        held = self._held
+        start = held[0] if held else None
+        found = [_known(trial, start, self.method) for trial in held]
+        return self._ranked(found)
 
-    def _ranks(self, held: Sequence[FrozenTrial]) -> dict[int, float]:
-        complete = [trial for trial in held if trial.state is TrialState.COMPLETE]
+    def _ranked(self, trials: list[Trial]) -> list[Trial]:
+        complete = [trial for trial in trials if trial.state == "complete"]
         if self.method.across != "mean-rank" or not complete:
-            return {}
-        names = sorted(complete[0].user_attrs[SCORES])
-        values = np.array([[t.user_attrs[SCORES][name] for name in names] for t in complete])
-        ranks = mean_ranks(values)
-        return {trial.number: float(r) for trial, r in zip(complete, ranks, strict=True)}
+            return trials
+        table = np.array([[t.scores[name] for name in sorted(t.scores)] for t in complete])
+        ranks = dict(zip((t.number for t in complete), mean_ranks(table), strict=True))
+        return [replace(t, rank=float(ranks.get(t.number, math.nan))) for t in trials]
 
     def best(self) -> Trial | None:
-        """The best complete trial, the earliest among equals; None while there is none."""
+        """The complete trial of the highest value, the earliest among equals; None: there is none.
+
+        It is what the race has found; what a search chooses, `decision` says.
+        """
         complete = [trial for trial in self.trials() if trial.state == "complete"]
         if self.method.across == "mean-rank":
             return min(complete, key=lambda trial: trial.rank, default=None)
@@ -338,79 +460,109 @@ class Study:
     def importance(self) -> tuple[dict[str, float], str]:
         """Share of each searched setting in the variance of the score, by fANOVA; or why not.
 
-        Of complete trials, and of settings that all of these have: conditional ones are excluded.
+        Of trials with a score, and of settings that all of these have: conditional ones are
+        excluded.
         """
         from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
-        complete = [trial for trial in self.trials() if trial.state == "complete"]
-        if len(complete) < IMPORTANCE_TRIALS:
-            return {}, f"{len(complete)} complete trials are too few, expected {IMPORTANCE_TRIALS}"
-        if len({trial.score for trial in complete}) < 2:
-            return {}, "all complete trials have the same score"
-        try:
-            found = get_param_importances(
-                self._study,
-                evaluator=FanovaImportanceEvaluator(seed=0),
-                target=lambda trial: trial.values[0],
+        scored = [
+            (trial, known)
+            for trial, known in zip(self._held, self.trials(), strict=True)
+            if known.evaluations
+        ]
+        if len(scored) < IMPORTANCE_TRIALS:
+            return (
+                {},
+                f"{len(scored)} trials with a score are too few, expected {IMPORTANCE_TRIALS}",
             )
+        if len({known.score for _, known in scored}) < 2:
+            return {}, "all trials have the same score"
+        shown_ = optuna.create_study(direction="maximize")
+        shown_.add_trials(
+            create_trial(
+                state=TrialState.COMPLETE,
+                params=trial.params,
+                distributions=trial.distributions,
+                value=known.score,
+            )
+            for trial, known in scored
+        )
+        try:
+            found = get_param_importances(shown_, evaluator=FanovaImportanceEvaluator(seed=0))
         except (RuntimeError, ValueError) as error:
             return {}, str(error)
         return {name: float(share) for name, share in found.items()}, ""
 
 
-def mean_ranks(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Mean rank of each trial over the modalities, 1 the best; ties share their mean rank.
-
-    Args:
-        scores: (trials, modalities).
-
-    Returns:
-        (trials,).
-    """
-    return np.asarray(rankdata(-scores, axis=0).mean(axis=1), np.float64)
+def fixed_trial(space: Space) -> FrozenTrial:
+    """The start of a space, as a trial with values and distributions."""
+    study = optuna.create_study()
+    study.enqueue_trial(space.start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        space.suggest(study.ask())
+    return study.get_trials(deepcopy=False)[-1]
 
 
-def _known(trial: FrozenTrial, rank: float) -> Trial:
-    curve = sorted(trial.intermediate_values.items()) or trial.user_attrs.get(CURVE, [])
-    complete = trial.state is TrialState.COMPLETE
-    ended = trial.datetime_complete
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _evaluations(trial: FrozenTrial) -> dict[int, dict[str, float]]:
+    """Scores by modality of each evaluation that ended."""
+    return {int(number): scores for number, scores in trial.user_attrs.get(EVALUATIONS, [])}
+
+
+def _table(trial: FrozenTrial, evaluations: Sequence[int]) -> np.ndarray:
+    """Scores of evaluations: (evaluations, modalities)."""
+    done = _evaluations(trial)
+    return np.array([[done[e][name] for name in sorted(done[e])] for e in evaluations])
+
+
+def _means(evaluations: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+    """Score of each evaluation over all modalities."""
+    return {e: math.fsum(each.values()) / len(each) for e, each in evaluations.items()}
+
+
+def _known(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -> Trial:
+    held, done = trial.user_attrs, _evaluations(trial)
+    race = {number: scores for number, scores in done.items() if number < method.evaluations}
+    begun = {} if start is None else _evaluations(start)
+    begun = {number: scores for number, scores in begun.items() if number < method.evaluations}
+    names = sorted(next(iter(race.values()))) if race else []
+    scores = {
+        name: paired(
+            {number: each[name] for number, each in race.items()},
+            {number: each[name] for number, each in begun.items()},
+        )
+        for name in names
+    }
+    means = _means(race)
     return Trial(
         number=trial.number,
-        state=STATES[trial.state],
+        state=_state(trial, done, method),
         values=dict(trial.params),
-        score=float(trial.values[0]) if complete else math.nan,
-        scores=dict(trial.user_attrs.get(SCORES, {})),
-        rank=rank,
-        curve=tuple((int(step), float(value)) for step, value in curve),
-        seconds=float(trial.user_attrs.get(SECONDS, 0.0)),
-        device_hours=float(trial.user_attrs.get(HOURS, 0.0)),
-        reason=str(trial.user_attrs.get(REASON, "")),
-        started=str(trial.user_attrs.get(STARTED, "")),
-        finished="" if ended is None else ended.astimezone(UTC).isoformat(timespec="seconds"),
+        score=math.fsum(scores.values()) / len(scores) if scores else math.nan,
+        error=standard_error(list(means.values())),
+        scores=scores,
+        evaluations=tuple(sorted(means.items())),
+        fresh=tuple(sorted((e, s) for e, s in _means(done).items() if e in method.fresh)),
+        rank=math.nan,
+        curve=tuple((int(step), float(score)) for step, score in sorted(held.get(CURVE, []))),
+        seconds=float(held.get(SECONDS, 0.0)),
+        device_hours=float(held.get(HOURS, 0.0)),
+        reason=str(held.get(REASON, "")),
+        started=str(held.get(STARTED, "")),
+        finished=str(held.get(FINISHED, "")),
     )
 
 
-def _pruner(stopping: Stopping, first_rung: int) -> BasePruner:
-    if stopping == "asha":
-        return SuccessiveHalvingPruner(min_resource=first_rung, reduction_factor=REDUCTION)
-    if stopping == "median":
-        return MedianPruner(n_startup_trials=STARTUP_TRIALS // 2)
-    return NopPruner()
-
-
-def _sampler(method: Method, seed: int) -> BaseSampler:
-    if method.sampler == "random":
-        return RandomSampler(seed=seed)
-    if method.sampler == "gp":
-        return GPSampler(
-            seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False
-        )
-    if method.sampler == "nsga2":
-        return NSGAIISampler(seed=seed, population_size=STARTUP_TRIALS)
-    return TPESampler(
-        seed=seed,
-        n_startup_trials=STARTUP_TRIALS,
-        multivariate=True,
-        group=True,
-        constant_liar=True,
-    )
+def _state(trial: FrozenTrial, done: Mapping[int, object], method: Method) -> State:
+    if trial.state is TrialState.FAIL:
+        return "failed"
+    if trial.state is TrialState.PRUNED:
+        return "stopped"
+    if all(number in done for number in range(method.evaluations)):
+        return "complete"
+    worked = all(number in done for number in trial.user_attrs[GRANTED])
+    return "stopped" if worked else "unfinished"

@@ -6,7 +6,7 @@ import math
 import resource
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import RunReporter, SilentReporter
+from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.training.transfer import TransferJob, selected_by, transfer_result
 from benchmd_ray.training.weights import START
 from benchmd_ray.training_log import read_metrics
@@ -36,12 +37,12 @@ class Arm:
     """One modality of a search, as its trials see it."""
 
     modality: str
-    catalog: Location
-    """The inner catalog."""
+    catalogs: Mapping[int, Location]
+    """The inner catalog of each evaluation, by its number."""
     settings: Settings
     """What the search starts from, with device and precision settled."""
     upstream: Path | None = None
-    """Folder of the pretraining on the inner catalog that transfers start from."""
+    """Folder of the pretraining on the source's training split that transfers start from."""
     start: Path | None = None
     """File of the weights that pretraining itself starts from, if it is ImageNet's."""
 
@@ -57,7 +58,8 @@ class Work:
     folder: Path
     """Of the search, on storage that all nodes see."""
     rungs: tuple[int, ...]
-    """Steps at which a trial reports: pretraining steps or epochs; of several arms, arms done."""
+    """Steps of the first evaluation at which a trial reports: pretraining steps or epochs; of
+    several arms, arms done."""
     cpus: int = 1
     """Threads of a trial."""
     memory_bytes: int | None = None
@@ -74,15 +76,19 @@ class Work:
 class Reached:
     """What a trial has reached."""
 
+    evaluation: int
     step: int
     score: float
-    """Best on the search's validation records so far, AUROC or DSC of masks; of several arms, the
-    mean over those done."""
+    """Best on the evaluation's validation records so far, AUROC or DSC of masks; of several arms,
+    the mean over those done."""
     scores: Mapping[str, float]
     """By modality, of the arms that are done."""
     seconds: float
-    """Worked so far, also by processes before this one."""
+    """Worked on the trial so far, also by processes before this one."""
+    whole: bool = False
+    """Whether the evaluation ended."""
     complete: bool = False
+    """Whether it was the last that was asked for."""
 
 
 Report = Callable[[Reached], None]
@@ -121,41 +127,102 @@ class _Clock:
 
 
 def run_trial(
-    work: Work, number: int, values: Mapping[str, Any], report: Report, seconds: float = 0.0
+    work: Work,
+    number: int,
+    values: Mapping[str, Any],
+    report: Report,
+    seconds: float = 0.0,
+    *,
+    evaluations: Sequence[int] = (0,),
 ) -> None:
-    """Do a trial to its end, from what an interrupted process left of it.
+    """Do evaluations of a trial, from what an interrupted process left of them.
 
     Args:
         work: What all trials have in common.
         number: Of the trial.
         values: The searched settings' values.
-        report: Is notified of what was reached, the last time with ``complete``.
-        seconds: Worked before.
+        report: Is notified of what was reached, at the end of the last with ``complete``.
+        seconds: Worked on the trial before.
+        evaluations: Numbers of the evaluations.
 
     Raises:
         BenchmdError: The trial cannot work with these values: its loss is NaN, it ran out of
             memory, a value does not fit the data.
     """
     torch.set_num_threads(max(1, work.cpus))
-    done: dict[str, float] = {}
     # A process of a driver that was killed may still be at it for seconds.
     lock = locked(work.folder / "locks" / f"{number:05d}", f"trial {number}", wait=True)
-    with lock, confined(arm.catalog for arm in work.arms), limited(work.memory_bytes):
+    opened = (arm.catalogs[each] for arm in work.arms for each in evaluations)
+    with lock, confined(opened), limited(work.memory_bytes):
         work.trial_folder(number).mkdir(parents=True, exist_ok=True)
         clock = _Clock(work.trial_folder(number), seconds)
-        for place, arm in enumerate(work.arms, 1):
-            own = replace(arm, settings=applied(arm.settings, values))
-            inside: Report | None = report if len(work.arms) == 1 else None
-            folder = work.trial_folder(number) / arm.modality
-            done[arm.modality] = work.stage.train(work, own, folder, inside, clock)
-            if place in work.rungs and place < len(work.arms) and inside is None:
-                report(Reached(place, _mean(done), dict(done), clock.seconds))
-    last = len(work.arms) if len(work.arms) > 1 else work.stage.last_step(own.settings)
-    report(Reached(last, _mean(done), dict(done), clock.seconds, complete=True))
+        for each in evaluations:
+            folder = work.trial_folder(number) / f"{each:03d}"
+            step, done = _evaluated(work, values, each, folder, report, clock)
+            last = each == evaluations[-1]
+            report(Reached(each, step, _mean(done), done, clock.seconds, True, last))
+            remove(folder)
+
+
+def _evaluated(
+    work: Work,
+    values: Mapping[str, Any],
+    evaluation: int,
+    folder: Path,
+    report: Report,
+    clock: _Clock,
+) -> tuple[int, dict[str, float]]:
+    """One evaluation: its last step, and the score by modality."""
+    done: dict[str, float] = {}
+
+    def reached(step: int, scores: Mapping[str, float]) -> None:
+        if evaluation == 0 and step in work.rungs:
+            report(Reached(evaluation, step, _mean(scores), dict(scores), clock.seconds))
+
+    several = len(work.arms) > 1
+    for place, arm in enumerate(work.arms, 1):
+        settings = replace(
+            applied(arm.settings, values), seed=seed_of(arm.settings.seed, evaluation)
+        )
+        inside = None if several or evaluation else reached
+        one = Setup(arm, settings, arm.catalogs[evaluation], folder / arm.modality, clock, inside)
+        done[arm.modality] = work.stage.train(work, one)
+        if several and place < len(work.arms):
+            reached(place, done)
+    return (len(work.arms) if several else work.stage.last_step(settings)), done
+
+
+def seed_of(seed: int, evaluation: int) -> int:
+    """Seed of an evaluation: that of the search for the first, others for the next ones.
+
+    Args:
+        seed: Of the search.
+        evaluation: Its number.
+    """
+    return seed if evaluation == 0 else derived_seed(seed, evaluation) % 2**31
 
 
 def _mean(done: Mapping[str, float]) -> float:
     return math.fsum(done.values()) / len(done)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What one modality of one evaluation trains."""
+
+    arm: Arm
+    settings: Settings
+    """With the trial's values and the evaluation's seed."""
+    catalog: Location
+    folder: Path
+    clock: _Clock
+    reached: Callable[[int, Mapping[str, float]], None] | None
+    """Takes a step and the score by modality; None: nobody looks at steps."""
+
+    def tell(self, step: int, score: float) -> None:
+        """Tell what was reached before the end."""
+        if self.reached is not None:
+            self.reached(step, {self.arm.modality: score})
 
 
 class Stage(ABC):
@@ -175,10 +242,8 @@ class Stage(ABC):
         """Step at which a trial of one modality is complete."""
 
     @abstractmethod
-    def train(
-        self, work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock
-    ) -> float:
-        """Train with an arm's settings; the AUROC on its validation records."""
+    def train(self, work: Work, one: Setup) -> float:
+        """Train; the score on the validation records."""
 
 
 class Pretraining(Stage):
@@ -191,26 +256,24 @@ class Pretraining(Stage):
         """Steps of pretraining."""
         return settings.pretrain.steps
 
-    def train(
-        self, work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock
-    ) -> float:
+    def train(self, work: Work, one: Setup) -> float:
         """The AUROC at the end."""
-        total, pretraining, score = arm.settings.pretrain.steps, folder / "pretrain", math.nan
+        total, folder, score = one.settings.pretrain.steps, one.folder / "pretrain", math.nan
         # Rungs before the checkpoint were reported by a process before this one.
-        done = checkpoint_step(pretraining)
-        stops = [s for s in work.rungs if done <= s < total] if report is not None else []
-        for until in (*stops, total):
-            pretraining.mkdir(parents=True, exist_ok=True)
-            if arm.start is not None:
-                copy_hashed(arm.start, pretraining / START)
-            job = PretrainJob(arm.settings, work.technique, arm.catalog, pretraining, until=until)
-            launch(job, reporter=_Ticking(clock))
-            linear = folder / f"linear-{until}"
-            settings = with_linear(arm.settings)
-            score = _trained(TransferJob(settings, arm.catalog, linear, pretraining), clock)
+        done = checkpoint_step(folder)
+        looked = work.rungs if one.reached is not None else ()
+        for until in (*(step for step in looked if done <= step < total), total):
+            folder.mkdir(parents=True, exist_ok=True)
+            if one.arm.start is not None:
+                copy_hashed(one.arm.start, folder / START)
+            job = PretrainJob(one.settings, work.technique, one.catalog, folder, until=until)
+            launch(job, reporter=_Ticking(one.clock))
+            linear = one.folder / f"linear-{until}"
+            settings = with_linear(one.settings)
+            score = _trained(TransferJob(settings, one.catalog, linear, folder), one.clock)
             remove(linear)
-            if report is not None and until < total:
-                report(Reached(until, score, {arm.modality: score}, clock.seconds))
+            if until < total:
+                one.tell(until, score)
         return score
 
 
@@ -223,19 +286,17 @@ class Transfer(Stage):
         """Epochs."""
         return settings.transfer.epochs
 
-    def train(
-        self, work: Work, arm: Arm, folder: Path, report: Report | None, clock: _Clock
-    ) -> float:
-        """The best AUROC over the epochs."""
+    def train(self, work: Work, one: Setup) -> float:
+        """The best score over the epochs."""
 
         def reached(epoch: int, best: float) -> None:
-            if report is not None and epoch in work.rungs and epoch < arm.settings.transfer.epochs:
-                report(Reached(epoch, best, {arm.modality: best}, clock.seconds))
+            if epoch < one.settings.transfer.epochs:
+                one.tell(epoch, best)
 
-        upstream = None if work.technique == SCRATCH else arm.upstream
-        features, into = work.folder / "features", folder / "transfer"
-        job = TransferJob(arm.settings, arm.catalog, into, upstream, features=features)
-        return _trained(job, clock, reached)
+        upstream = None if work.technique == SCRATCH else one.arm.upstream
+        features, into = work.folder / "features", one.folder / "transfer"
+        job = TransferJob(one.settings, one.catalog, into, upstream, features=features)
+        return _trained(job, one.clock, reached)
 
 
 def stage_of(setting: str) -> Stage:

@@ -1,9 +1,10 @@
-"""What a search writes into its folder: its plan, its trials, its result, the best settings."""
+"""What a search writes into its folder: its plan, its trials, its result, the chosen settings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 from benchmd_ray.files import replacing
 from benchmd_ray.integrity import OF, name_of, replacing_hashed, write_hashed_json
 from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.tuning.confirm import Decision
 from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.records import BEST, RESULT, SCORE_OF, STATES, TRIALS, trials_schema
 from benchmd_ray.tuning.spaces import applied
@@ -24,24 +26,34 @@ AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
 """Settings that a plan varies itself; a file of settings does not hold them."""
 
 
-def trial_row(trial: Trial, work: Work) -> dict[str, Any]:
+def trial_row(trial: Trial, work: Work, chosen: Decision | None = None) -> dict[str, Any]:
     """A trial as a row of ``trials.parquet``.
 
     Args:
         trial: The trial.
         work: What all trials have in common.
+        chosen: What fresh evaluations say, once they do.
     """
     several = len(work.arms) > 1
     settings = applied(work.arms[0].settings, trial.values)
     final = len(work.arms) if several else work.stage.last_step(settings)
-    complete = trial.state == "complete"
-    reached = (final, trial.score) if complete else (trial.curve or [(None, None)])[-1]
-    curve = [*trial.curve, *([(final, trial.score)] if complete else [])]
+    first = dict(trial.evaluations).get(0)
+    curve = [*trial.curve, *([] if first is None else [(final, first)])]
+    reached = curve[-1] if curve else (None, None)
+    finalists = {} if chosen is None else {one.number: one for one in chosen.finalists}
+    finalist = finalists.get(trial.number)
+    fresh = [score for _, score in trial.fresh]
     return {
         "number": trial.number,
         "state": trial.state,
         "reason": trial.reason or None,
-        "value": trial.score if complete else None,
+        "value": None if math.isnan(trial.score) else trial.score,
+        "error": None if math.isnan(trial.error) else trial.error,
+        "evaluations": len(trial.evaluations),
+        "fresh_value": math.fsum(fresh) / len(fresh) if fresh else None,
+        "fresh_evaluations": len(fresh),
+        "difference": None if finalist is None else finalist.difference,
+        "difference_low": None if finalist is None else finalist.low,
         "rank": None if math.isnan(trial.rank) else trial.rank,
         "last_value": reached[1],
         "step": reached[0],
@@ -56,14 +68,48 @@ def trial_row(trial: Trial, work: Work) -> dict[str, Any]:
     }
 
 
-def write_trials(folder: Path, study: Study, work: Work) -> None:
-    """Write ``trials.parquet``, whole or not at all."""
+def write_trials(folder: Path, study: Study, work: Work, ratio: float) -> None:
+    """Write ``trials.parquet``, whole or not at all.
+
+    Args:
+        folder: Of the search.
+        study: Its trials.
+        work: What all trials have in common.
+        ratio: As in `Study.decision`.
+    """
     modalities = [arm.modality for arm in work.arms] if len(work.arms) > 1 else []
     schema = trials_schema(study.space.as_dict(), modalities)
     schema = schema.with_metadata({OF: name_of(folder)})
-    rows = [trial_row(trial, work) for trial in study.trials()]
+    chosen = study.decision(ratio)
+    rows = [trial_row(trial, work, chosen) for trial in study.trials()]
     with replacing_hashed(folder / TRIALS) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search chose."""
+
+    trial: Trial
+    """The start where no other trial took its place."""
+    decision: Decision | None
+    """By fresh evaluations; None where the highest value decides."""
+
+
+def outcome(study: Study, ratio: float) -> Outcome | None:
+    """What a search chose so far; None while there is nothing to choose.
+
+    Args:
+        study: The trials.
+        ratio: As in `Study.decision`.
+    """
+    best = study.best()
+    if study.method.choosing == "highest":
+        return None if best is None else Outcome(best, None)
+    trials, decision = study.trials(), study.decision(ratio)
+    if decision is not None:
+        return Outcome(trials[decision.number], decision)
+    return Outcome(trials[0], None) if trials and trials[0].state == "complete" else None
 
 
 def write_result(
@@ -72,8 +118,9 @@ def write_result(
     work: Work,
     bases: Sequence[Settings],
     spent: Mapping[str, float],
-) -> Trial | None:
-    """Write ``result.json`` and ``best.yaml`` once a trial is complete.
+    ratio: float,
+) -> Outcome | None:
+    """Write ``result.json`` and ``best.yaml`` once there is something to choose.
 
     Args:
         folder: Of the search.
@@ -82,20 +129,20 @@ def write_result(
         bases: The fixed protocol of each arm, from which ``best.yaml`` says what differs.
         spent: ``seconds`` by the clock, of all sessions, and ``shared_seconds`` of what was done
             once for all trials.
-
-    Returns:
-        The best trial; None while there is none.
+        ratio: As in `Study.decision`.
     """
-    study, best = limits.study, limits.study.best()
-    if best is None:
+    study = limits.study
+    chosen = outcome(study, ratio)
+    if chosen is None:
         return None
-    trials = study.trials()
+    trials, best = study.trials(), chosen.trial
     shares, reason = study.importance()
     found = [applied(arm.settings, best.values) for arm in work.arms]
     content = {
         "best": best.number,
         "value": best.score,
         "first_value": None if math.isnan(trials[0].score) else trials[0].score,
+        "decision": None if chosen.decision is None else asdict(chosen.decision),
         "counts": {state: sum(t.state == state for t in trials) for state in STATES},
         **spent,
         "device_hours": limits.device_hours,
@@ -107,8 +154,8 @@ def write_result(
     write_hashed_json(folder / RESULT, content, of=folder)
     changes = best_settings(folder, work, bases, best)
     with replacing(folder / BEST) as partial:
-        partial.write_text(_yaml(changes, work, best, trials[0]), "utf-8")
-    return best
+        partial.write_text(_yaml(changes, work, chosen, trials[0]), "utf-8")
+    return chosen
 
 
 def best_settings(
@@ -175,16 +222,22 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _yaml(changes: Mapping[str, Any], work: Work, best: Trial, first: Trial) -> str:
+def _yaml(changes: Mapping[str, Any], work: Work, chosen: Outcome, first: Trial) -> str:
     """Text of ``best.yaml``."""
     modalities = "".join(f" --modality {arm.modality}" for arm in work.arms)
     setting = work.arms[0].settings.transfer.setting
-    start = (
-        "" if math.isnan(first.score) else f"; trial 0, where the search began: {first.score:.4f}"
-    )
+    metric, best, decision = work.metric.upper(), chosen.trial, chosen.decision
+    if decision is not None:
+        said = (
+            f"# {metric} over fresh evaluations: {decision.expected:.4f} expected, the start "
+            f"{decision.start:.4f}.\n"
+        )
+    else:
+        start = "" if math.isnan(first.score) else f"; the start: {first.score:.4f}"
+        said = f"# {metric} on the search's validation records {best.score:.4f}{start}.\n"
+    which = f"trial {best.number}" if best.number else "its start, which it keeps"
     return (
-        f"# The best settings of the search {changes['tuned']}: trial {best.number}.\n"
-        f"# {work.metric.upper()} on the search's validation records {best.score:.4f}{start}.\n"
+        f"# The settings that the search {changes['tuned']} chose: {which}.\n{said}"
         f"# benchmd run --catalog CATALOGS{modalities} --technique {work.technique} "
         f"--setting {setting} --settings best.yaml\n"
         + yaml.safe_dump(dict(changes), sort_keys=False, allow_unicode=True)

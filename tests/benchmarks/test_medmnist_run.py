@@ -37,6 +37,7 @@ from benchmd_ray.settings import (
 from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.tuning import trial
 from benchmd_ray.tuning.study import Trial
+from benchmd_ray.tuning.written import Outcome
 
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),
@@ -178,8 +179,10 @@ def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(ca
     tuning = Tuning(choice, choice.settings)
     (plan,) = planned_searches(tuning, gpu=False)
     changes = {"tuned": "it", "transfer": {"epochs": 30}}  # else fixed: transformer
-    best = Trial(3, "complete", {}, 0.9, {}, math.nan, (), 1.0, 0.1, "", "", "")
-    found = Searched(plan, tmp_path, (), best, changes, 0.1, "CPU")
+    about = {"scores": {}, "evaluations": (), "fresh": (), "curve": ()}
+    times = {"seconds": 1.0, "device_hours": 0.1, "started": "", "finished": ""}
+    best = Trial(3, "complete", {}, 0.9, 0.01, rank=math.nan, reason="", **about, **times)
+    found = Searched(plan, tmp_path, (), Outcome(best, None), changes, 0.1, "CPU")
     start, tuned = retraining_plan(tuning, [found], tmp_path, device="cpu", tflops=1.0).items
     assert start.settings.encoder.network == "resnet18"
     assert start.settings.transfer == plan.starts[0].transfer
@@ -230,10 +233,7 @@ def test_medmnist_s_own_scores_stand_beside_the_published_ones(store, catalogs, 
 def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_path, monkeypatch):
     source = catalogs["breastmnist"]
     inner = inner_catalog(source, tmp_path / "inner")
-    assert {split: inner.rows(split) for split in inner.manifest["splits"]} == {
-        "train": COUNTS["train"],
-        "validation": COUNTS["val"],
-    }
+    assert inner.rows("train") + inner.rows("validation") == COUNTS["train"] + COUNTS["val"]
     launched = []
 
     def launch(job, **more):
@@ -249,7 +249,7 @@ def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_
     encoder = {"network": "resnet18", "options": {"width": 2, "resize": 14}}
     start = updated(SMALL, {"encoder": encoder, "transfer": {"epochs": 1}})
     start = updated(start, {"execution": {"device": "cpu", "precision": "float32"}})
-    arm = trial.Arm("breastmnist", inner.path, start)
+    arm = trial.Arm("breastmnist", {0: inner.path}, start)
     work = trial.Work("scratch", trial.Transfer(), (arm,), tmp_path, ())
     scores = []
     for number, values in enumerate(

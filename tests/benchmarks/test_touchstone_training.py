@@ -477,14 +477,19 @@ def test_a_search_varies_rate_width_patch_and_decay(catalog):
 
 def test_a_trial_is_scored_by_dice_on_the_inner_fold(catalog, tmp_path):
     inner = inner_catalog(catalog, tmp_path / "inner")
-    arm = Arm("hippocampus-mr", inner.path, SMALL)
-    work, found = Work("scratch", Transfer(), (arm,), tmp_path / "search", (1,)), []
+    arm = Arm("hippocampus-mr", {0: inner.path}, SMALL)
+    work, found, held = Work("scratch", Transfer(), (arm,), tmp_path / "search", (1,)), [], {}
     values = {"transfer.optimiser.lr": 3e-3, "encoder.options.width": 8}
-    run_trial(work, 0, values, found.append)
+    folder = tmp_path / "search" / "trials" / "00000" / "000" / "hippocampus-mr" / "transfer"
+
+    def report(reached):
+        found.append(reached)
+        if reached.complete:
+            held.update(json.loads((folder / "training.json").read_text()))
+
+    run_trial(work, 0, values, report)
     assert [one.step for one in found] == [1, 2]
     assert found[-1].complete
-    folder = tmp_path / "search" / "trials" / "00000" / "hippocampus-mr" / "transfer"
-    held = json.loads((folder / "training.json").read_text())
     assert found[-1].score == held["validation_dsc"]
     assert 0 <= held["validation_dsc"] <= 1
 

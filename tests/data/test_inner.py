@@ -74,6 +74,30 @@ def test_the_inner_folds_share_no_patient(ecg_source, inner):
     assert 0.15 <= len(validation) / len(held) <= 0.25
 
 
+def test_the_folds_of_a_cut_hold_each_patient_once_and_the_next_cut_is_another(ecg_source):
+    folds = [validation_patients(ecg_source, evaluation) for evaluation in range(2 * FOLDS)]
+    patients = patients_of(rows_of(ecg_source, "train"))
+    for cut in (folds[:FOLDS], folds[FOLDS:]):
+        assert sum(map(len, cut)) == len(patients)
+        assert frozenset().union(*cut) == patients
+        assert max(map(len, cut)) - min(map(len, cut)) <= 0.1 * len(patients)
+    assert len(set(folds)) == 2 * FOLDS
+    assert validation_patients(ecg_source, 7) == folds[7]
+
+
+@pytest.mark.parametrize("evaluation", [3, 6])
+def test_no_fold_shares_a_patient(ecg_source, tmp_path, evaluation):
+    made = inner_catalog(ecg_source, tmp_path, evaluation)
+    train, validation = (rows_of(made, side) for side in SIDES)
+    assert patients_of(validation) == validation_patients(ecg_source, evaluation)
+    assert not patients_of(train) & patients_of(validation)
+    assert train | validation == rows_of(ecg_source, "train")
+    assert verify(made).faults == ()
+    shutil.move(made.path, tmp_path / made.path.name.replace(f"{evaluation:03d}", "000"))
+    with pytest.raises(BenchmdError, match="is not an inner catalog of"):
+        inner_catalog(ecg_source, tmp_path)  # of another evaluation
+
+
 def test_a_class_of_enough_patients_is_on_both_sides(ecg_source, inner):
     held, (train, validation) = rows_of(ecg_source, "train"), (rows_of(inner, s) for s in SIDES)
 

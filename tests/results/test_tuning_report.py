@@ -50,7 +50,7 @@ from benchmd_ray.scores.comparison import exchange_p
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.training.predictions import predictions_path
-from benchmd_ray.tuning.records import COLUMNS, read_search, trials_schema
+from benchmd_ray.tuning.records import COLUMNS, FORMAT, read_search, trials_schema
 
 ECG = MODALITIES["ecg"].task
 NAME = SEARCH
@@ -525,8 +525,8 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
         ("search.json", "[]", "it holds list"),
         ("search.json", '{"format": 1}', "it has no sha256"),
         ("search.json", '{"format": 1, "sha256": "0"}', "its SHA-256 is another"),
-        ("search.json", {"format": 3}, "another version of benchmd wrote it"),
-        ("search.json", {"format": 2, "technique": "mae"}, "it lacks setting, sources"),
+        ("search.json", {"format": FORMAT + 1}, "another version of benchmd wrote it"),
+        ("search.json", {"format": FORMAT, "technique": "mae"}, "it lacks setting, sources"),
         ("trials.parquet", "PAR1 cut off", "its SHA-256 is not the one that was recorded"),
         ("result.json", {"best": 3}, "it lacks value, first_value"),
         ("result.json", "", "it is not JSON"),

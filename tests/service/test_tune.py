@@ -30,9 +30,11 @@ from benchmd_ray.service.tune_dry_run import tuning_dry_run
 from benchmd_ray.settings import as_dict, default_settings, load_settings
 from benchmd_ray.tuning import ray_tune
 from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.racing import expected_evaluations
 from benchmd_ray.tuning.records import read_search
 from benchmd_ray.tuning.study import Method, Trial
 from benchmd_ray.tuning.trial import Arm, Transfer, Work, run_trial
+from benchmd_ray.tuning.written import Outcome
 
 SMALL = """
 encoder: tiny
@@ -67,7 +69,8 @@ def tuning(ecg_catalogs, files):
         chosen = catalogs or [ecg_catalogs[name].path for name in ("ptb-xl", "georgia")]
         choice = Choice(tuple(chosen), techniques=(technique,), file=files / "small.yaml")
         usual = {
-            "method": Method(sampler="random", stopping="none"),
+            "method": Method(sampler="random", stopping="none", choosing="highest"),
+            "evaluations": 2,
             "budget": Budget(trials=3),
             "at_once": 1,
         }
@@ -119,6 +122,7 @@ def commanded(ecg_catalogs, files, tmp_path_factory):
     """Store and output of `benchmd tune`."""
     store = tmp_path_factory.mktemp("commanded") / "runs"
     arguments = ["--technique", "mae", "--setting", "linear", "--trials", "4", "--stopping", "none"]
+    arguments += ["--evaluations", "2", "--choose", "highest"]
     for name in ("ptb-xl", "georgia"):
         arguments += ["--catalog", str(ecg_catalogs[name].path)]
     arguments += ["--settings", str(files / "small.yaml"), "--space", str(files / "space.yaml")]
@@ -132,8 +136,8 @@ def test_the_start_and_the_best_are_trained_and_scored(commanded):
     (folder,) = (store / "searches").iterdir()
     record = read_search(folder)
     best = record.trials.set_index("number")["value"].idxmax()
-    assert record.result["best"] == best != 0  # the start's learning rate is the smallest
-    assert f"best: trial {best}," in output
+    assert record.best == best != 0  # the start's learning rate is the smallest
+    assert f"highest: trial {best}, AUROC" in output
     transfers = [run for run in runs([store]) if run.description["kind"] == "transfer"]
     rates = {run.settings.tuned: run.settings.transfer.optimiser.lr for run in transfers}
     assert rates == {"": 1e-5, folder.name: record.trials[LR][best]}
@@ -141,6 +145,23 @@ def test_the_start_and_the_best_are_trained_and_scored(commanded):
     for run in transfers:
         names = sorted(path.stem for path in (run.folder / "predictions").glob("*/*.parquet"))
         assert names == ["georgia", "ptb-xl"]
+
+
+def test_what_fresh_evaluations_decide_is_trained_and_nothing_else(tuning, tmp_path):
+    made = tuning(
+        method=Method(sampler="random"), budget=Budget(trials=5), evaluations=3, at_once=2
+    )
+    found = searched(made, tmp_path)
+    record = read_search(found.folder)
+    assert found.chosen.trial.number == record.best
+    finalists = record.trials[record.trials["fresh_evaluations"] > 0]
+    assert set(finalists["fresh_evaluations"]) <= {5}
+    decided = record.decision or {"finalists": []}
+    better = [one["number"] for one in decided["finalists"] if one["low"] > 0]
+    assert record.best == (better[0] if better else 0)
+    assert ("keeps the start" in "\n".join(found.lines)) == (record.best == 0)
+    plan = retraining_plan(made, [found], tmp_path, device="cpu", tflops=1.0)
+    assert any(item.settings.tuned for item in plan.items) == (record.best > 0)
 
 
 def test_the_best_settings_are_a_file_for_run(commanded, ecg_catalogs):
@@ -164,13 +185,14 @@ def test_a_search_leaves_no_weights_behind(commanded):
 
 def test_trials_are_scored_on_the_inner_catalog_alone(tuning, whole, tmp_path):
     (plan,) = planned_searches(tuning(searched="finetune-small"), gpu=False)
-    (inner,) = (whole.folder.parent.parent / "inner" / "catalogs").glob("ptb-xl-*")
-    arm = Arm("ecg", inner, plan.starts[0])
+    first, second = sorted((whole.folder.parent.parent / "inner" / "catalogs").glob("ptb-xl-*"))
+    arm = Arm("ecg", {0: first, 1: second}, plan.starts[0])
     for trial in whole.trials[:2]:
         told = []
         work = Work("scratch", Transfer(), (arm,), tmp_path, ())
-        run_trial(work, trial.number, trial.values, told.append)
-        assert told[-1].score == trial.score
+        run_trial(work, trial.number, trial.values, told.append, evaluations=(0, 1))
+        whole_ones = [one for one in told if one.whole]
+        assert tuple((one.evaluation, one.score) for one in whole_ones) == trial.evaluations
 
 
 class Interrupting:
@@ -210,6 +232,7 @@ def disturbed(tuning, files, tmp_path_factory):
         arguments += ["--catalog", str(path)]
     arguments += ["--settings", str(files / "small.yaml"), "--space", str(files / "space.yaml")]
     arguments += ["--sampler", "random", "--stopping", "none", "--at-once", "1", "--search-only"]
+    arguments += ["--evaluations", "2", "--choose", "highest"]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmd_ray.cli", "tune", *arguments, "--store", str(store)],
         stdout=subprocess.DEVNULL,
@@ -263,7 +286,7 @@ def test_a_trial_that_cannot_work_is_recorded_and_the_others_go_on(tuning, tmp_p
     failed = [trial for trial in found.trials if trial.state == "failed"]
     assert failed
     assert all("the loss became" in trial.reason for trial in failed)
-    assert found.best is not None
+    assert found.chosen is not None
     assert len(found.trials) == 6
 
 
@@ -273,18 +296,18 @@ def test_a_lost_process_is_started_again_and_fails_the_second_time(
     made = tuning(
         budget=Budget(trials=3),
         searched="finetune-small",
-        method=Method(sampler="random", stopping="asha"),
+        method=Method(sampler="random", stopping="asha", choosing="highest"),
     )
     lost = {0: 1, 1: 2}
     usual = ray_tune.Judge.on_trial_result
 
     def killing(self, controller, trial, result):
         number = trial.config["number"]
-        if result.get("complete") is False and lost.get(number, 0):
+        if result.get("whole") is False and lost.get(number, 0):
             lost[number] -= 1
             os.kill(result["pid"], signal.SIGKILL)
             return "CONTINUE"
-        if not result.get("complete") and not result["failed"]:
+        if not result.get("whole") and not result["failed"]:
             return "CONTINUE"  # nothing is stopped early here
         return usual(self, controller, trial, result)
 
@@ -412,7 +435,7 @@ def test_retraining_shares_the_pretraining_that_was_not_searched(write_manifest,
     made = Tuning(choice)
     (plan,) = planned_searches(made, gpu=False)
     changes = {"tuned": "it", "transfer": {"epochs": 30}}
-    found = Searched(plan, tmp_path, (), _trial(3), changes, 0.0, "CPU")
+    found = Searched(plan, tmp_path, (), Outcome(_trial(3), None), changes, 0.0, "CPU")
     items = retraining_plan(made, [found], tmp_path, device="cpu", tflops=1.0).items
     kinds = pd.Series([item.kind for item in items]).value_counts().to_dict()
     assert kinds == {"pretrain": 2, "transfer": 4, "evaluate": 4}
@@ -424,13 +447,15 @@ def test_retraining_shares_the_pretraining_that_was_not_searched(write_manifest,
             tuned = item.name.startswith(plan.name)
             assert item.settings.tuned == ("it" if tuned else "")
             assert item.settings.transfer.epochs == (30 if tuned else 100)
-    start = replace(found, best=_trial(0))
+    start = replace(found, chosen=Outcome(_trial(0), None))
     assert len(retraining_plan(made, [start], tmp_path, device="cpu", tflops=1.0).items) == 6
-    assert retraining_plan(made, [replace(found, best=None)], tmp_path, device="cpu") is None
+    assert retraining_plan(made, [replace(found, chosen=None)], tmp_path, device="cpu") is None
 
 
 def _trial(number):
-    return Trial(number, "complete", {}, 0.6, {}, 0.0, (), 1.0, 0.0, "", "", "")
+    about = {"scores": {}, "evaluations": (), "fresh": (), "curve": ()}
+    times = {"seconds": 1.0, "device_hours": 0.0, "started": "", "finished": ""}
+    return Trial(number, "complete", {}, 0.6, 0.01, rank=0.0, reason="", **about, **times)
 
 
 def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
@@ -440,15 +465,17 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
     capacity = Capacity(cpus=4, gpus=0, all_cpus=4, each=((4, 0),))
     text = tuning_dry_run(made, plans, tmp_path, capacity, tflops=0.1)
     assert plans[0].name in text
-    assert "At most 12 trials, 4 at once, sampler tpe, early stopping by asha" in text
-    assert "AUROC on about 1 / 5 of the 100 training records of ptb-xl, by patient." in text
+    assert "At most 12 trials, 4 at once, sampler tpe, up to 10 evaluations of a trial" in text
+    assert "early stopping by racing" in text
+    assert "AUROC on 1 / 5 of the 100 train records of ptb-xl, by patient." in text
     assert "1e-05 to 0.1" in text
     assert "transfer.optimiser.schedule is cosine" in text
-    assert "12 of them about" in text
+    race = expected_evaluations(12, 10)
+    assert f", {race} of the trials and 40 of finalists about" in text
     assert not list(tmp_path.glob("searches/*"))
 
 
-def test_a_dry_run_on_medmnist_names_the_official_validation_records(write_manifest, tmp_path):
+def test_a_dry_run_on_medmnist_names_both_splits_that_are_seen(write_manifest, tmp_path):
     rows = {"train": 546, "validation": 78, "test": 156}
     catalogs = (write_manifest("breastmnist", rows=rows),)
     small = ("encoder.network=resnet18", "encoder.options.width=4", "transfer.epochs=20")
@@ -457,11 +484,13 @@ def test_a_dry_run_on_medmnist_names_the_official_validation_records(write_manif
     (plan,) = planned_searches(made, gpu=False)
     capacity = Capacity(cpus=1, gpus=0, all_cpus=1, each=((1, 0),))
     text = tuning_dry_run(made, [plan], tmp_path, capacity, tflops=0.1)
-    assert "Scored by AUROC on the 78 validation records of breastmnist." in text
-    assert "by patient" not in text
+    seen = "1 / 5 of the 624 train and validation records of breastmnist, by patient"
+    assert f"Scored by AUROC on {seen}." in text
     assert "one of transformer, resnet18, resnet50" in text
     (trained,) = of_sources(make_plan(started(made, plan), device="cpu", tflops=0.1), plan)
-    assert f"A trial like the start takes about {duration(trained.seconds)}" in text  # on all 546
+    share = 0.8 * 624 / 546
+    takes = f"An evaluation like the start's takes about {duration(trained.seconds * share)}"
+    assert takes in text
 
 
 def test_networks_of_ones_own_that_are_searched_decide_a_search(

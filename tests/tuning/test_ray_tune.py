@@ -8,7 +8,7 @@ from ray.tune.search import Searcher
 from benchmd_ray.errors import Transient
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.tuning.limits import Budget, Limits, Place
-from benchmd_ray.tuning.ray_tune import LOSSES, Judge, Proposals, Watch
+from benchmd_ray.tuning.ray_tune import LOSSES, Jobs, Judge, Watch
 from benchmd_ray.tuning.search import _after_crash
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Method, Study
@@ -42,15 +42,16 @@ def trial(proposal, failures=0, last=None):
 
 
 def reported(**values):
-    return {"failed": "", "complete": False, "step": 1, "score": 0.5, "seconds": 2.0} | values
+    at = {"evaluation": 0, "step": 1, "score": 0.5, "seconds": 2.0}
+    return {"failed": "", "whole": False, "complete": False, **at} | values
 
 
 def test_a_trial_goes_from_proposal_to_its_end(limits, judge, told, tmp_path):
-    proposal = Proposals(limits, []).suggest("a")
+    proposal = Jobs(limits, []).suggest("a")
     assert (proposal["number"], proposal["values"]) == (0, SPACE.start)
     assert limits.running == {0}
     assert judge.on_trial_result(None, trial(proposal), reported()) == "CONTINUE"
-    ended = reported(complete=True, seconds=3.0, **{"scores/ecg": 0.75})
+    ended = reported(whole=True, complete=True, seconds=3.0, **{"scores/ecg": 0.75})
     assert judge.on_trial_result(None, trial(proposal), ended) == "STOP"
     assert (limits.running, told) == (set(), [0])
     (known,) = limits.study.trials()
@@ -61,14 +62,34 @@ def test_a_trial_goes_from_proposal_to_its_end(limits, judge, told, tmp_path):
 def test_an_interrupted_sessions_trials_come_first_and_the_budget_ends_it(limits):
     for _ in range(2):
         limits.study.propose()
-    proposals = Proposals(limits, limits.study.unfinished())
+    proposals = Jobs(limits, limits.study.unfinished())
     numbers = [proposals.suggest("x")["number"] for _ in range(3)]
     assert numbers == [0, 1, 2]
+    assert proposals.suggest("x") is None  # what is running may earn more
+    for number in range(3):
+        limits.study.evaluated(number, 0, {"ecg": 0.5}, 1.0)
+    limits.running.clear()
     assert proposals.suggest("x") == Searcher.FINISHED
 
 
+def test_finalists_come_when_the_race_is_over(limits):
+    for number in range(3):
+        limits.study.propose()
+        limits.study.evaluated(number, 0, {"ecg": 0.5 + number / 10}, 1.0)
+    jobs = Jobs(limits, [])
+    given = [jobs.suggest("x") for _ in range(3)]
+    assert [job["number"] for job in given] == [0, 2, 1]
+    assert all(job["evaluations"] == tuple(limits.study.method.fresh) for job in given)
+    assert jobs.suggest("x") is None
+    limits.running.clear()
+    for job in given:
+        for evaluation in job["evaluations"]:
+            limits.study.evaluated(job["number"], evaluation, {"ecg": 0.5}, 2.0)
+    assert jobs.suggest("x") == Searcher.FINISHED
+
+
 def test_trouble_around_a_trial_is_no_failure_of_it(limits, judge, told):
-    proposal = Proposals(limits, []).suggest("a")
+    proposal = Jobs(limits, []).suggest("a")
     result = {"failed": "no space left", "trouble": True, "seconds": 1.0}
     assert judge.on_trial_result(None, trial(proposal), result) == "STOP"
     assert limits.study.trials()[0].state == "unfinished"
@@ -83,15 +104,15 @@ def test_an_error_of_the_driver_ends_the_search_as_what_it_is(limits, tmp_path):
         raise OSError(28, "No space left on device")
 
     judge = Judge(limits, full, Work("mae", Transfer(), (), tmp_path, ()))
-    proposal = Proposals(limits, []).suggest("a")
+    proposal = Jobs(limits, []).suggest("a")
     result = reported(failed="the loss became NaN")
     assert judge.on_trial_result(None, trial(proposal), result) == "STOP"
     assert isinstance(limits.trouble, OSError)
-    assert Proposals(limits, []).suggest("b") == Searcher.FINISHED
+    assert Jobs(limits, []).suggest("b") == Searcher.FINISHED
 
 
 def test_a_process_that_is_started_again_goes_on_counting_its_seconds(limits, judge, told):
-    proposal = Proposals(limits, []).suggest("a")
+    proposal = Jobs(limits, []).suggest("a")
     lost = trial(proposal, failures=1, last={"seconds": 600.0})
     judge.on_trial_error(None, lost)
     assert lost.config["seconds"] == 600.0
@@ -102,7 +123,7 @@ def test_a_process_that_is_started_again_goes_on_counting_its_seconds(limits, ju
 
 
 def test_losses_count_anew_after_a_newer_step(limits, judge):
-    at_work = trial(Proposals(limits, []).suggest("a"))
+    at_work = trial(Jobs(limits, []).suggest("a"))
     for step, losses in ((1, 0), (1, 1), (2, 0), (2, 1)):  # a checkpoint's step comes again
         assert judge.on_trial_result(None, at_work, reported(step=step)) == "CONTINUE"
         assert at_work.num_failures == losses
@@ -110,7 +131,7 @@ def test_losses_count_anew_after_a_newer_step(limits, judge):
 
 
 def test_a_trial_that_ends_ray_tune_itself_fails_the_second_time(limits, told):
-    Proposals(limits, []).suggest("a")
+    Jobs(limits, []).suggest("a")
     _after_crash(limits, RuntimeError("first\nit died"), told.append)
     assert limits.study.trials()[0].state == "unfinished"
     _after_crash(limits, None, told.append)
@@ -127,7 +148,7 @@ def test_what_follows_a_search_is_never_written_away_by_ray_tune(limits, tmp_pat
         pickle.dumps(queue)
     for made in (
         Judge(limits, queue.put, Work("mae", Transfer(), (), tmp_path, ())),
-        Proposals(limits, []),
+        Jobs(limits, []),
         Watch(limits),
     ):
         assert pickle.dumps(made)

@@ -3,9 +3,11 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 from kinds import MODALITIES
+from racing_alone import raced
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
@@ -43,6 +45,7 @@ START = (
 )
 DEVICES = 2.0
 SECONDS = 36.0
+RATIO = 0.25
 
 
 SOUGHT = {"made": "up"}
@@ -56,11 +59,12 @@ def make(tmp_path):
         folder = tmp_path / "searches" / f"tune-ecg-mae-finetune-small-{digest(SOUGHT)[:12]}"
         folder.mkdir(parents=True, exist_ok=True)
         arms = tuple(
-            Arm(name, tmp_path, load_settings(assignments=START, base=base))
+            Arm(name, {0: tmp_path}, load_settings(assignments=START, base=base))
             for name in modalities or ("ecg",)
             for base in (default_settings(MODALITIES[name]),)
         )
-        study = Study(folder / "study.log", SPACE, Method(**method), devices=DEVICES)
+        method = Method(**{"choosing": "highest"} | method)
+        study = Study(folder / "study.log", SPACE, method, devices=DEVICES)
         work = Work("mae", stage or Transfer(), arms, folder, (1, 2))
         place = Place(DEVICES, 0.0, 1)
         limits = Limits(study, Budget(), place, lambda: False, SilentBoard())
@@ -83,7 +87,9 @@ def make(tmp_path):
             "objectives": ["auroc"],
             "across": study.method.across,
             "sampler": "tpe",
-            "stopping": "asha",
+            "stopping": "racing",
+            "evaluations": method.evaluations,
+            "choosing": method.choosing,
             "seed": 0,
             "space": SPACE.as_dict(),
             "settings": [as_dict(arm.settings) for arm in arms],
@@ -103,20 +109,20 @@ def fill(study):
         if number < 6:
             study.reported(number, 1, 0.5 + number / 64, 3.0)
     study.reported(2, 2, 0.546875, 4.0)
-    study.ended(0, seconds=SECONDS, scores={"ecg": 0.625})
-    study.ended(1, seconds=SECONDS / 2, scores={"ecg": 0.75})
+    study.evaluated(0, 0, {"ecg": 0.625}, SECONDS)
+    study.evaluated(1, 0, {"ecg": 0.75}, SECONDS / 2)
     study.ended(2, seconds=SECONDS / 4)
     study.ended(3, seconds=SECONDS / 8, reason="the loss became NaN at step 3")
-    study.ended(4, seconds=SECONDS / 16, scores={"ecg": 0.75})
+    study.evaluated(4, 0, {"ecg": 0.75}, SECONDS / 16)
 
 
 def written(folder, study, work, limits, seconds=100.0):
     """What is read back of what is written."""
     limits.look()
     bases = [default_settings(MODALITIES[arm.modality]) for arm in work.arms]
-    write_trials(folder, study, work)
+    write_trials(folder, study, work, RATIO)
     spent = {"seconds": seconds, "shared_seconds": 7.0}
-    write_result(folder, limits, work, bases, spent)
+    write_result(folder, limits, work, bases, spent, RATIO)
     return read_search(folder)
 
 
@@ -166,7 +172,7 @@ def test_the_result_is_read_back(make):
     assert record.front == (4,)  # as good as the best, in less time
     assert (record.importance, record.importance_reason) == (
         {},
-        "3 complete trials are too few, expected 10",
+        "3 trials with a score are too few, expected 10",
     )
     best = applied(work.arms[0].settings, study.trials()[1].values)
     assert [updated(Settings(), held) for held in record.result["settings"]] == [best]
@@ -186,11 +192,11 @@ def test_there_is_no_result_while_no_trial_is_complete(make):
     assert not (folder / BEST).exists()
     assert (folder / TRIALS).exists()
     study.propose()
-    study.ended(1, seconds=1.0, scores={"ecg": 0.5})
+    study.evaluated(1, 0, {"ecg": 0.5}, 1.0)
     record = written(folder, study, work, limits)
     assert record.best == 1
     assert math.isnan(record.first_value)
-    assert "trial 0" not in (folder / BEST).read_text("utf-8")
+    assert "the start" not in (folder / BEST).read_text("utf-8")
 
 
 @pytest.mark.parametrize("number", [1, 4])
@@ -198,7 +204,7 @@ def test_the_best_settings_load_as_they_were(make, number):
     folder, study, work, limits = make(sampler="random", stopping="none", seed=number)
     for trial in range(6):
         study.propose()
-        study.ended(trial, seconds=1.0, scores={"ecg": 0.75 if trial == number else 0.5})
+        study.evaluated(trial, 0, {"ecg": 0.75 if trial == number else 0.5}, 1.0)
     written(folder, study, work, limits)
     base = default_settings(MODALITIES["ecg"])
     best = applied(work.arms[0].settings, study.trials()[number].values)
@@ -211,7 +217,7 @@ def test_the_best_settings_load_as_they_were(make, number):
     assert (found.execution, found.seed) == (base.execution, base.seed)
     text = (folder / BEST).read_text("utf-8")
     assert f"trial {number}." in text
-    assert "validation records 0.7500; trial 0, where the search began: 0.5000" in text
+    assert "validation records 0.7500; the start: 0.5000" in text
     content = yaml.safe_load(text)
     assert content.keys() <= {"tuned", "encoder", "pretrain", "transfer"}
     assert not {"mode", "labels"} & content["transfer"].keys()
@@ -228,7 +234,7 @@ def test_best_settings_that_are_the_fixed_protocols_again_are_written_for_all(ma
         study.propose()
         aurocs = {"ecg": 0.5 + trial / 64, "ldct": 0.5 + trial / 32}
         study.reported(trial, 1, aurocs["ecg"], 1.0)
-        study.ended(trial, seconds=1.0, scores=aurocs)
+        study.evaluated(trial, 0, aurocs, 1.0)
         record = written(folder, study, work, limits)
         best = study.best()
         sizes.append(best.values[BATCH])
@@ -247,7 +253,7 @@ def test_ranks_are_read_back(make):
     folder, study, work, limits = make("ecg", "ldct", across="mean-rank", stopping="none")
     for trial, aurocs in enumerate([(0.5, 0.9), (0.7, 0.8), (0.6, 0.7), (0.55, 0.6)]):
         study.propose()
-        study.ended(trial, seconds=1.0, scores=dict(zip(("ecg", "ldct"), aurocs, strict=True)))
+        study.evaluated(trial, 0, dict(zip(("ecg", "ldct"), aurocs, strict=True)), 1.0)
     study.propose()
     record = written(folder, study, work, limits)
     assert list(record.trials["rank"])[:4] == [2.5, 1.5, 2.5, 3.5]
@@ -255,10 +261,57 @@ def test_ranks_are_read_back(make):
     assert (record.best, record.value) == (1, 0.75)
 
 
+def confirmed(study, trials, gain):
+    """A race in which trial 2 is better than all by ``gain``."""
+    noise = np.random.default_rng(1).normal(0.0, 0.01, (trials, 40))
+    raced(study, trials, lambda n, values, e: 0.75 + gain * (n == 2) + noise[n, e])
+
+
+def test_what_fresh_evaluations_decided_is_read_back(make):
+    folder, study, work, limits = make(sampler="random", choosing="confirmed", evaluations=3)
+    confirmed(study, 7, gain=0.2)
+    record = written(folder, study, work, limits)
+    decision = study.decision(RATIO)
+    assert record.best == decision.number == 2
+    assert record.decision["expected"] == decision.expected
+    assert record.decision["start"] == decision.start
+    for finalist in decision.finalists:
+        row = record.trials.iloc[finalist.number]
+        assert (row["difference"], row["difference_low"]) == (finalist.difference, finalist.low)
+        assert row["fresh_value"] == pytest.approx(finalist.score)
+        assert row["fresh_evaluations"] == len(study.method.fresh) == 5
+    assert (record.trials["fresh_evaluations"] > 0).sum() == 1 + len(decision.finalists)
+    errors = [trial.error for trial in study.trials()]
+    np.testing.assert_equal(record.trials["error"].to_numpy(), errors)
+    text = (folder / BEST).read_text("utf-8")
+    assert f"fresh evaluations: {decision.expected:.4f} expected" in text
+
+
+def test_a_search_that_keeps_its_start_says_so(make):
+    folder, study, work, limits = make(sampler="random", choosing="confirmed", evaluations=3)
+    confirmed(study, 7, gain=0.0)
+    record = written(folder, study, work, limits)
+    assert record.best == 0
+    assert updated(Settings(), record.result["settings"][0]) == work.arms[0].settings
+    assert "its start, which it keeps" in (folder / BEST).read_text("utf-8")
+
+
+def test_a_decision_for_another_trial_is_damage(make):
+    folder, study, work, limits = make(sampler="random", choosing="confirmed", evaluations=3)
+    confirmed(study, 7, gain=0.2)
+    written(folder, study, work, limits)
+    result = json.loads((folder / RESULT).read_text("utf-8"))
+    for changed in ({"best": 0}, {"decision": {"number": 2}}):
+        held = {k: v for k, v in result.items() if k not in ("sha256", "of")}
+        write_hashed_json(folder / RESULT, held | changed, of=folder)
+        with pytest.raises(BenchmdError, match="its decision"):
+            read_search(folder)
+
+
 def test_a_pretraining_goes_to_its_last_step(make):
     folder, study, work, limits = make(stage=Pretraining())
     study.propose()
-    study.ended(0, seconds=1.0, scores={"ecg": 0.5})
+    study.evaluated(0, 0, {"ecg": 0.5}, 1.0)
     record = written(folder, study, work, limits)
     assert record.trials["curve"][0] == ((100_000, 0.5),)
     assert record.trials["steps"][0] == 100_000
@@ -269,7 +322,7 @@ def test_files_are_replaced_whole(make):
     fill(study)
     written(folder, study, work, limits)
     names = {path.name for path in folder.iterdir()}
-    study.ended(5, seconds=1.0, scores={"ecg": 0.875})
+    study.evaluated(5, 0, {"ecg": 0.875}, 1.0)
     assert written(folder, study, work, limits).best == 5
     assert {path.name for path in folder.iterdir()} == names  # nothing half-written stays
     assert json.loads((folder / RESULT).read_text("utf-8"))["value"] == 0.875
@@ -318,7 +371,7 @@ def test_a_search_without_a_budget_is_refused():
 @pytest.mark.parametrize(
     ("budget", "used"),
     [
-        (Budget(trials=7), True),
+        (Budget(trials=7), False),
         (Budget(trials=8), False),
         (Budget(trials=None, hours=1.0), False),
         (Budget(trials=None, hours=1e-12), True),
@@ -331,6 +384,7 @@ def test_the_budget_ends_a_search(make, budget, used):
     fill(study)  # 7 trials; 72.75 seconds on two devices, 0.04 hours
     limits = Limits(study, budget, Place(DEVICES, 0.0, 1), lambda: False, SilentBoard())
     assert limits.used is used
+    assert limits.begun is (budget.trials == 7)
     assert limits.out_of_time is (budget.hours == 1e-12)
     halted = Limits(study, budget, Place(DEVICES, 0.0, 1), lambda: True, SilentBoard())
     assert halted.used

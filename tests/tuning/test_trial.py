@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.training.checkpoints import latest_checkpoint
@@ -24,6 +25,7 @@ from benchmd_ray.tuning.trial import (
     Work,
     limited,
     run_trial,
+    seed_of,
     why_failed,
     with_linear,
 )
@@ -57,7 +59,7 @@ def arm(inner_ecg, pretrained_ecg, start_settings):
     """Makes one modality of a search."""
 
     def make(*assignments, modality="ecg", upstream=pretrained_ecg):
-        return Arm(modality, inner_ecg.path, start_settings(*assignments), upstream)
+        return Arm(modality, {0: inner_ecg.path}, start_settings(*assignments), upstream)
 
     return make
 
@@ -92,12 +94,34 @@ def trained(tmp_path):
 def test_a_linear_trial_is_an_ordinary_transfer_on_the_inner_catalog(work, arm, trained):
     made, values, told = arm(), {LR: 0.05, "transfer.label_smoothing": 0.1}, Told()
     run_trial(work(made), 4, values, told, seconds=100.0)
-    score, best = trained(applied(made.settings, values), made.catalog, made.upstream)
+    score, best = trained(applied(made.settings, values), made.catalogs[0], made.upstream)
     assert told.scores == [(1, best[0], False), (3, best[2], False), (4, score, True)]
     assert all(dict(reached.scores) == {"ecg": reached.score} for reached in told.all)
     assert 100 < told.all[0].seconds <= told.all[1].seconds <= told.all[2].seconds < 160
-    other, _ = trained(made.settings, made.catalog, made.upstream, "other")
+    other, _ = trained(made.settings, made.catalogs[0], made.upstream, "other")
     assert other != score  # the values were used
+
+
+def test_each_evaluation_has_a_catalog_and_a_seed_of_its_own(
+    work, arm, trained, searched_source, tmp_path
+):
+    made = arm()
+    inner = {e: inner_catalog(searched_source, tmp_path / "inner", e).path for e in (0, 1, 6)}
+    told, search = Told(), work(replace(made, catalogs=inner), rungs=(1, 3))
+    run_trial(search, 0, {LR: 0.02}, told, evaluations=(0, 1, 6))
+    whole = [(one.evaluation, one.score) for one in told.all if one.whole]
+    assert [one.complete for one in told.all if one.whole] == [False, False, True]
+    assert {one.evaluation for one in told.all if not one.whole} == {0}  # only there is stopped
+    settings = applied(made.settings, {LR: 0.02})
+    seeds = [seed_of(settings.seed, e) for e in inner]
+    assert len(set(seeds)) == 3
+    for (evaluation, score), seed in zip(whole, seeds, strict=True):
+        own = replace(settings, seed=seed)
+        name = f"ordinary-{evaluation}"
+        assert score == trained(own, inner[evaluation], made.upstream, name)[0]
+    again = Told()
+    run_trial(search, 1, {LR: 0.02}, again, evaluations=(6,))
+    assert again.scores[-1][1] == whole[2][1]
 
 
 def test_kept_features_give_the_same_and_are_encoded_once(work, monkeypatch, trained, arm):
@@ -111,14 +135,14 @@ def test_kept_features_give_the_same_and_are_encoded_once(work, monkeypatch, tra
     assert {name for name in held if name.endswith("npy")} == {n for n in kept if n.endswith("npy")}
     assert told[0].scores == told[1].scores != told[2].scores
     monkeypatch.undo()
-    ordinary, _ = trained(arm().settings, arm().catalog, arm().upstream)
+    ordinary, _ = trained(arm().settings, arm().catalogs[0], arm().upstream)
     assert told[0].scores[-1] == (4, ordinary, True)
 
 
 def test_scratch_takes_no_pretraining(work, arm, trained):
     told = Told()
     run_trial(work(arm(), technique="scratch"), 0, {}, told)
-    assert told.scores[-1][1] == trained(arm().settings, arm().catalog, None)[0]
+    assert told.scores[-1][1] == trained(arm().settings, arm().catalogs[0], None)[0]
 
 
 def test_fewer_epochs_than_rungs_are_reported_as_they_are(work):
@@ -135,7 +159,7 @@ def test_an_interrupted_fine_tuning_ends_as_if_it_had_not_been(work, arm, stop_a
     pieces = work(arm(*FINETUNE), name="pieces")
     with pytest.raises(Interrupted):
         run_trial(pieces, 0, values, first)
-    held = latest_checkpoint(pieces.trial_folder(0) / "ecg" / "transfer")
+    held = latest_checkpoint(pieces.trial_folder(0) / "000" / "ecg" / "transfer")
     assert (held is None) == (stop_at == 1)  # its work up to there is not done again
     run_trial(pieces, 0, values, second)
     assert first.scores + second.scores == whole.scores
@@ -151,8 +175,10 @@ def pretrained(tmp_path, trained):
     def run(arm, values, until):
         settings, folder = applied(arm.settings, values), tmp_path / f"pretrained-{until}"
         folder.mkdir()
-        launch(PretrainJob(settings, "mae", arm.catalog, folder, until), reporter=SilentReporter())
-        return trained(with_linear(settings), arm.catalog, folder, f"linear-{until}")[0]
+        launch(
+            PretrainJob(settings, "mae", arm.catalogs[0], folder, until), reporter=SilentReporter()
+        )
+        return trained(with_linear(settings), arm.catalogs[0], folder, f"linear-{until}")[0]
 
     return run
 
@@ -169,9 +195,7 @@ def test_a_pretraining_is_scored_by_linear_evaluation_at_each_rung(work, arm, pr
         (6, expected[2], True),
     ]
     assert len(set(expected)) > 1
-    folder = search.trial_folder(0) / "ecg"
-    assert [path.name for path in folder.iterdir()] == ["pretrain"]
-    assert len(list((folder / "pretrain" / "checkpoints").iterdir())) == 2  # of many, the last
+    assert [path.name for path in search.trial_folder(0).iterdir()] == []
     assert not (search.folder / "features").exists()  # of encoders that are used once
 
 
@@ -185,7 +209,7 @@ def test_an_interrupted_pretraining_ends_as_if_it_had_not_been(work, arm, stop_a
         run_trial(pieces, 0, values, first)
     run_trial(pieces, 0, values, second)
     assert first.scores + second.scores == whole.scores
-    assert not list((pieces.trial_folder(0) / "ecg").glob("linear-*"))
+    assert not list(pieces.trial_folder(0).rglob("linear-*"))
 
 
 def test_a_pretraining_that_ended_between_rungs_goes_on(work, arm, monkeypatch):
@@ -205,7 +229,8 @@ def test_a_pretraining_that_ended_between_rungs_goes_on(work, arm, monkeypatch):
         patch.setattr("benchmd_ray.tuning.trial._Ticking", Ends)
         with pytest.raises(Interrupted):
             run_trial(pieces, 0, {}, told)
-    assert latest_checkpoint(pieces.trial_folder(0) / "ecg" / "pretrain").name == "step_000000003"
+    held = pieces.trial_folder(0) / "000" / "ecg" / "pretrain"
+    assert latest_checkpoint(held).name == "step_000000003"
     run_trial(pieces, 0, {}, told)
     assert told.scores == whole.scores
 
@@ -218,7 +243,7 @@ def test_two_arms_report_their_mean_after_each(work, arm, trained):
     told, values = Told(), {LR: 0.02}
     run_trial(work(*made, rungs=(1,)), 0, values, told)
     one, two = (
-        trained(applied(a.settings, values), a.catalog, a.upstream, a.modality)[0] for a in made
+        trained(applied(a.settings, values), a.catalogs[0], a.upstream, a.modality)[0] for a in made
     )
     assert one != two
     assert told.scores == [(1, one, False), (2, pytest.approx((one + two) / 2, abs=1e-15), True)]
@@ -242,7 +267,7 @@ def test_a_trial_opens_nothing_but_its_inner_catalog(
     def report(reached):
         if reached.complete:
             return
-        open_catalog(arm().catalog)
+        open_catalog(arm().catalogs[0])
         for catalog in ecg_catalogs.values():
             with pytest.raises(BenchmdError, match="must not be opened: a search sees"):
                 open_catalog(catalog.path)

@@ -1,0 +1,84 @@
+"""Samplers: what a search tries next, from what its trials have shown so far."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from benchmd_ray.tuning.spaces import Space
+
+Sampler = Literal["tpe", "random", "gp"]
+STARTUP_TRIALS = 8
+"""Trials that are drawn at random before a model of the objective proposes."""
+Direction = Literal["maximize", "minimize"]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A trial as a sampler sees it."""
+
+    values: Mapping[str, Any]
+    distributions: Mapping[str, BaseDistribution]
+    score: tuple[float, ...] | None = None
+    """One number for each objective; None of a trial at work."""
+    curve: Mapping[int, float] | None = None
+    """By step, of a trial that was stopped before it had a score."""
+
+
+def sampler_of(name: Sampler, seed: int) -> BaseSampler:
+    """A sampler whose draws depend on the seed and on what it is shown."""
+    if name == "random":
+        return RandomSampler(seed=seed)
+    if name == "gp":
+        return GPSampler(
+            seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False
+        )
+    return TPESampler(
+        seed=seed,
+        n_startup_trials=STARTUP_TRIALS,
+        multivariate=True,
+        group=True,
+        constant_liar=True,
+    )
+
+
+def proposed(
+    space: Space, name: Sampler, seed: int, trials: Sequence[Shown], directions: Sequence[Direction]
+) -> FrozenTrial:
+    """What a sampler proposes, as a trial with values and distributions.
+
+    Args:
+        space: What is searched.
+        name: The sampler.
+        seed: Of its draws.
+        trials: What it is shown; scores change with what other trials show, so it is shown all of
+            them anew.
+        directions: One for each objective.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is marked as experimental
+        study = optuna.create_study(sampler=sampler_of(name, seed), directions=directions)
+        study.add_trials([_frozen(trial) for trial in trials])
+        space.suggest(study.ask())
+    return study.get_trials(deepcopy=False)[-1]
+
+
+def _frozen(trial: Shown) -> FrozenTrial:
+    about: dict[str, Any] = {
+        "params": dict(trial.values),
+        "distributions": dict(trial.distributions),
+    }
+    if trial.score is not None:
+        return create_trial(state=TrialState.COMPLETE, values=list(trial.score), **about)
+    if trial.curve:
+        finite = {step: score for step, score in trial.curve.items() if math.isfinite(score)}
+        return create_trial(state=TrialState.PRUNED, intermediate_values=finite, **about)
+    return create_trial(state=TrialState.RUNNING, **about)
