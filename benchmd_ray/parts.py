@@ -25,6 +25,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "transformer": Part(1, ("models/encoder.py", "models/patch.py")),
     "resnet": Part(1, ("models/resnet.py",)),
+    "xresnet": Part(1, ("models/resnet.py", "models/xresnet.py")),
     "monai": Part(1, ("models/monai_networks.py",)),
     "imagenet": Part(1, ("models/imagenet.py",)),
     "heads": Part(1, ("models/heads.py",)),

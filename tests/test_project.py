@@ -45,7 +45,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     cards = sum(len(file["images"]["md5"]) if "images" in file else 1 for file in files)
     codes = len((ROOT / "data_catalog/tables/ptbxl_scp.csv").read_text("utf-8").splitlines()) - 1
     assert out[1] == f"{cards} {codes} 460"
-    assert out[2] == "['e-mix', 'finetune', 'linear', 'mae', 'shed']"
+    assert out[2] == "['e-mix', 'finetune', 'finetune-1d', 'linear', 'mae', 'shed']"
 
 
 LESS = (

@@ -19,6 +19,7 @@ from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
 from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import RESNETS, ResNet
 from benchmd_ray.models.segmentation_networks import SEGMENTATION_NETWORKS, SegmentationNetwork
+from benchmd_ray.models.xresnet import XRESNETS, XResNet
 from benchmd_ray.plugins import plugin, plugin_source
 from benchmd_ray.settings import EncoderSettings
 from benchmd_ray.signals import Signal
@@ -107,11 +108,11 @@ KIND = "encoder network"
 """What it is among `plugins.GROUPS`."""
 CONVOLUTIONAL: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **RESNETS,
+    **XRESNETS,
     **MONAI_NETWORKS,
     **SEGMENTATION_NETWORKS,
 }
-"""Networks of images and volumes that make maps and have no tokens; those that segment give maps
-instead of features."""
+"""Networks that make maps and have no tokens; those that segment give maps instead of features."""
 NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     NETWORK: Encoder,
     **CONVOLUTIONAL,
@@ -123,6 +124,7 @@ def network_part(name: str) -> str:
     """The part (`parts.PARTS`) that a network is of; empty for a user's."""
     for part, names in (
         ("resnet", RESNETS),
+        ("xresnet", XRESNETS),
         ("monai", MONAI_NETWORKS),
         ("segmentation", SEGMENTATION_NETWORKS),
         ("transformer", [NETWORK]),
@@ -198,8 +200,8 @@ def require_fitting(signal: Signal, size: EncoderSettings) -> None:
     """Refuse settings of an encoder that do not fit the signals; a user's network is not made.
 
     Raises:
-        BenchmdError: The patches do not fit, or a network of images is of other signals, has other
-            options, or is MONAI's, which is not installed.
+        BenchmdError: The patches do not fit, or a convolutional network is of other signals, has
+            other options, or is MONAI's, which is not installed.
     """
     signal.with_patch(size.patch_size)
     if size.network in CONVOLUTIONAL:
@@ -261,10 +263,10 @@ def input_extents(encoder: nn.Module, signal: Signal) -> tuple[int, ...]:
 def values_held(encoder: nn.Module) -> int:
     """Values of the largest thing that an encoder makes of one example, where they are known.
 
-    Of a network of images that is a map, which is many times its input; of others the input is
+    Of a convolutional network that is a map, which is many times its input; of others the input is
     taken.
     """
-    if isinstance(encoder, ResNet | MonaiNetwork | SegmentationNetwork):
+    if isinstance(encoder, ResNet | XResNet | MonaiNetwork | SegmentationNetwork):
         return encoder.largest_map
     return math.prod(encoder.signal.input_shape)  # type: ignore[union-attr, arg-type]
 

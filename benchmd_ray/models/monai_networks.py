@@ -1,8 +1,9 @@
-"""Networks of MONAI for images and volumes, with random weights; nothing is fetched.
+"""Networks of MONAI for signals over time, images and volumes, with random weights.
 
-Those of MONAI that give one feature vector, differ from what is built in, and take images and
-volumes alike. MONAI's ResNets are excluded, which `benchmd_ray.models.resnet` has, as are those
-whose weights are downloaded; networks that segment are in `models.segmentation_networks`.
+Nothing is fetched. They are those of MONAI that give one feature vector, differ from what is built
+in, and convolve along as many axes as a signal has. MONAI's ResNets are excluded, which
+`benchmd_ray.models.resnet` has, as are those whose weights are downloaded; networks that segment
+are in `models.segmentation_networks`.
 
 - ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
 - ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout
@@ -10,15 +11,15 @@ whose weights are downloaded; networks that segment are in `models.segmentation_
 - ``monai-seresnet50``: Hu et al. (https://arxiv.org/abs/1709.01507).
 
 All halve a signal five times. DenseNet and EfficientNet cannot do so with 28 pixels: their last
-maps would have none. SE-ResNet rounds up and ends with one place. ``encoder.options.resize`` makes
-signals larger first, to 224 in MedMNIST's baselines. 64, 128 and 224 pixels fit all of them.
+maps would have none. SE-ResNet rounds up, ends with one place, and takes 3 pixels or more.
+``encoder.options.resize`` makes images and volumes larger first, to 224 in MedMNIST's baselines.
+64, 128 and 224 pixels fit all of them. Signals over time are taken as they are.
 
 MONAI is an extra of the package (``benchmd-ray[monai]``) and imported once such a network is made.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +31,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models.resnet import BatchNorm, ResNetOptions
+from benchmd_ray.models.resnet import BatchNorm, ResNetOptions, places_after, refuse_resizing
 from benchmd_ray.settings import EncoderSettings, updated
 from benchmd_ray.signals import Signal
-
-AXES = (("channel", "y", "x"), ("channel", "z", "y", "x"))
-"""Of signals that the networks take, with any number of channels."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ class MonaiOptions:
     """What these networks read of ``encoder.options``; of the other settings they read none."""
 
     resize: int = 0
-    """Extent in pixels that signals are resized to, each axis alike, by the nearest neighbour;
-    0: as they are."""
+    """Extent in pixels that images and volumes are resized to, each axis alike, by the nearest
+    neighbour; 0: as they are, as signals over time always are."""
     dropout: float = 0.0
     """Dropout of the features in training, in addition to what the network has of its own."""
 
@@ -60,11 +58,9 @@ class Kind:
     """(module ``monai.networks.nets``, axes of space, channels) to the network without its
     classifier and the width of its features."""
     least: int
-    """Smallest extent in pixels that it takes."""
-    half: int
-    """Channels of its widest map at half the extent."""
-    quarter: int
-    """Channels of its widest map at a quarter of the extent."""
+    """Smallest extent, in pixels or samples, that it takes."""
+    channels: tuple[int, ...]
+    """Channels of its widest map after one halving, two, … and five."""
 
 
 def _densenet121(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
@@ -95,40 +91,48 @@ def _seresnet50(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, i
 
 
 KINDS: dict[str, Kind] = {
-    "monai-densenet121": Kind(_densenet121, least=32, half=64, quarter=256),
-    "monai-efficientnet-b0": Kind(_efficientnet_b0, least=32, half=96, quarter=144),
-    "monai-seresnet50": Kind(_seresnet50, least=1, half=64, quarter=256),
+    "monai-densenet121": Kind(_densenet121, 32, (64, 256, 512, 1024, 1024)),
+    "monai-efficientnet-b0": Kind(_efficientnet_b0, 32, (96, 144, 240, 672, 1280)),
+    "monai-seresnet50": Kind(_seresnet50, 3, (64, 256, 512, 1024, 2048)),
 }
 """By the name that ``encoder.network`` takes."""
 
 
 class MonaiNetwork(nn.Module):
-    """Images (channel, y, x) or volumes (channel, z, y, x) to one feature vector each."""
+    """Signals over time, images or volumes to one feature vector each.
+
+    They are (channel, time), (channel, y, x) or (channel, z, y, x), with any number of channels.
+    """
 
     def __init__(self, signal: Signal, size: EncoderSettings, kind: Kind) -> None:
         """Make it with random weights, as MONAI draws them.
 
         Args:
-            signal: What it encodes: images or volumes.
+            signal: What it encodes.
             size: Of which ``options`` are read, see `MonaiOptions`.
             kind: One of `KINDS`.
 
         Raises:
-            BenchmdError: The signal has other axes or too few pixels, an option does not exist,
-                or MONAI is not installed.
+            BenchmdError: The signal has too few pixels or samples, an option does not exist or is
+                not for such signals, or MONAI is not installed.
         """
         super().__init__()
         options = updated(MonaiOptions(), size.options, "encoder.options.")
+        if signal.axes[-1] == "time":
+            refuse_resizing(size.network, options.resize)
         extents = [options.resize or extent for extent in signal.input_shape[1:]]
-        _require_fitting(signal, size.network, extents, kind.least)
+        _require_extents(signal, size.network, extents, kind.least)
         self.signal, self._extents, self._resized = signal, extents, bool(options.resize)
         channels = signal.input_shape[0]
         self.network, self.width = kind.make(monai_nets(size.network), len(extents), channels)
         _replace_norms(self.network)
         self.dropout = nn.Dropout(options.dropout)
-        half, quarter = (math.prod(-(-extent // by) for extent in extents) for by in (2, 4))
-        self.largest_map = max(kind.half * half, kind.quarter * quarter)
-        """Values of the largest map of one example, without what convolutions pad."""
+        self.largest_map = max(
+            channels * places_after(2**halvings, extents)
+            for halvings, channels in enumerate(kind.channels, start=1)
+        )
+        """Values of the largest map of one example, without what convolutions pad; as if every
+        halving rounded up."""
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Features: (batch, width).
@@ -171,19 +175,18 @@ def _replace_norms(module: nn.Module) -> None:
             _replace_norms(part)
 
 
-def _require_fitting(signal: Signal, network: str, extents: list[int], least: int) -> None:
-    """Refuse signals that are not images or volumes, or too small."""
-    if signal.axes not in AXES:
-        raise BenchmdError(
-            f"encoder.network is {network}, for images and volumes, and {signal.name} has the "
-            f"axes {', '.join(signal.axes)}: choose encoder.network=transformer."
-        )
-    if min(extents) < least:
-        raise BenchmdError(
-            f"{network} halves signals five times and takes {least} pixels or more along each "
-            f"axis, and here they have {min(extents)}: make them larger, such as by "
-            "encoder.options.resize=64, or choose monai-seresnet50 or a ResNet."
-        )
+def _require_extents(signal: Signal, network: str, extents: list[int], least: int) -> None:
+    """Refuse signals that are too small."""
+    if min(extents) >= least:
+        return
+    larger, unit = "make them larger, such as by encoder.options.resize=64, or ", "pixels"
+    instead = "monai-seresnet50 or a ResNet"
+    if signal.axes[-1] == "time":
+        larger, unit, instead = "", "samples", "a ResNet, such as resnet18-1d"
+    raise BenchmdError(
+        f"{network} halves signals five times and takes {least} {unit} or more along each axis, "
+        f"and here they have {min(extents)}: {larger}choose {instead}."
+    )
 
 
 MONAI_NETWORKS: dict[str, Callable[[Signal, EncoderSettings], MonaiNetwork]] = {

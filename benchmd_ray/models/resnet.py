@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 for images and volumes: MedMNIST's baselines.
+"""ResNet-18 and ResNet-50 for images and volumes, as MedMNIST's baselines, and signals over time.
 
 Sources: He et al. (https://arxiv.org/abs/1512.03385), with the stride of a bottleneck in its 3 × 3
 convolution; Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), section "Baseline
@@ -14,15 +14,19 @@ Volumes take the same network with other convolutions, of which each name says o
   coronal (z, x) and the sagittal (z, y) plane.
 
 Strides hold along all three axes in each of them.
+
+For signals over time, (channel, time), the name says ``1d``: kernels of k samples, the signal's own
+number of channels, and no resizing. These two follow no paper's network for signals; one that does
+is in `benchmd_ray.models.xresnet`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -37,10 +41,20 @@ Convolution = Callable[[int, int, int, int], nn.Module]
 """Makes a convolution of input channels, output channels, extent of the kernel and stride: without
 bias, padded so that a stride of 1 keeps the extent."""
 
+TIME = "1d"
+"""Suffix of the networks of signals over time."""
+FITTING: dict[tuple[str, ...], str] = {
+    ("channel", "time"): "resnet18-1d, resnet50-1d, xresnet1d101 or transformer",
+    ("channel", "y", "x"): "resnet18 or resnet50",
+    ("channel", "z", "y", "x"): "resnet18 or resnet50 with -2.5d, -3d or -acs",
+}
+"""Networks to choose, by the axes of a signal."""
 COLOURS = 3
-"""Channels of the first convolution: a grey value is copied into all of them."""
+"""Channels of the first convolution of images and volumes: a grey value is copied into all."""
 SMALL_EXTENT = 64
 """Largest extent in pixels for which the small stem is chosen by itself."""
+SHORT_TIME = 256
+"""Likewise in samples: of a longer signal, the other stem leaves more than 8 in the last stage."""
 DEPTHS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
 """Residual blocks of each of the four stages, by the number of layers with weights."""
 BOTTLENECK = 50
@@ -56,11 +70,12 @@ class ResNetOptions:
     width: int = 64
     """Channels of the first stage; each further one has twice as many."""
     stem: Literal["auto", "small", "imagenet"] = "auto"
-    """small: a 3 × 3 convolution; imagenet: 7 × 7 with stride 2, then a maximum with stride 2;
-    auto: small up to `SMALL_EXTENT` pixels, else imagenet."""
+    """small: a convolution of 3 along each axis; imagenet: of 7 with stride 2, then a maximum of 3
+    with stride 2; auto: small up to `SMALL_EXTENT` pixels or `SHORT_TIME` samples, else
+    imagenet."""
     resize: int = 0
-    """Extent in pixels that signals are resized to, each axis alike, by the nearest neighbour;
-    0: as they are."""
+    """Extent in pixels that images and volumes are resized to, each axis alike, by the nearest
+    neighbour; 0: as they are, as signals over time always are."""
     dropout: float = 0.0
     """Dropout of the features in training."""
 
@@ -113,12 +128,24 @@ def _cubes(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
     return nn.Conv3d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
 
 
-CONVOLUTIONS: dict[str, Convolution] = {"": _planar, "2.5d": _slices, "3d": _cubes, "acs": _acs}
+def _along_time(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
+    return nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+
+
+CONVOLUTIONS: dict[str, Convolution] = {
+    "": _planar,
+    "2.5d": _slices,
+    "3d": _cubes,
+    "acs": _acs,
+    TIME: _along_time,
+}
 """By name; that of images has none."""
+POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+"""By the number of axes."""
 
 
 class BatchNorm(_BatchNorm):
-    """Batch normalisation of images and volumes.
+    """Batch normalisation of signals over time, images and volumes.
 
     Where a channel has only one value (a batch of one example whose maps have shrunk to a point),
     there is no variance: the running statistics stand in and stay as they are.
@@ -164,13 +191,16 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images (channel, y, x) or volumes (channel, z, y, x) to one feature vector each."""
+    """Signals over time, images or volumes to one feature vector each.
+
+    They are (channel, time), (channel, y, x) or (channel, z, y, x).
+    """
 
     def __init__(self, signal: Signal, size: EncoderSettings, layers: int, kind: str) -> None:
         """Make it with random weights.
 
         Args:
-            signal: What it encodes, with 1 or 3 channels.
+            signal: What it encodes; images and volumes have 1 or 3 channels.
             size: Of which ``options`` are read, see `ResNetOptions`.
             layers: 18 or 50.
             kind: One of `CONVOLUTIONS`.
@@ -180,27 +210,32 @@ class ResNet(nn.Module):
         """
         super().__init__()
         _require_fitting(signal, size.network, kind)
-        options = updated(ResNetOptions(), size.options, "encoder.options.")
+        options = _read(size.network, size.options)
         convolution, expansion = CONVOLUTIONS[kind], EXPANSION if layers == BOTTLENECK else 1
         self.signal, self._resized = signal, bool(options.resize)
+        self._inputs = signal.input_shape[0] if kind == TIME else COLOURS
         self._extents = [options.resize or extent for extent in signal.input_shape[1:]]
         small = options.stem == "small"
         if options.stem == "auto":
-            small = max(self._extents) <= SMALL_EXTENT
-        self.stem = _stem(convolution, options.width, small=small, volumes=bool(kind))
+            small = max(self._extents) <= (SHORT_TIME if kind == TIME else SMALL_EXTENT)
+        pool = None if small else POOLS[len(self._extents)](3, 2, 1)
+        self.stem = _stem(convolution, self._inputs, options.width, pool)
         self.blocks = _blocks(convolution, options.width, layers)
         self.dropout = nn.Dropout(options.dropout)
         self.width = options.width * 2 ** (len(DEPTHS[layers]) - 1) * expansion
-        first, stage = (self._places(1 if small else stride) for stride in (2, 4))
-        self.largest_map = options.width * max(first, expansion * stage)
-        """Values of the largest map of one example."""
+        first, stage = (1, 1) if small else (2, 4)
+        self.largest_map = options.width * max(
+            places_after(first, self._extents),
+            *(
+                expansion * 2**i * places_after(stage * 2**i, self._extents)
+                for i in range(len(DEPTHS[layers]))
+            ),
+        )
+        """Values of the largest map of one example: over time any stage can have it, since channels
+        double where places are halved and rounded up."""
         for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Conv3d):
+            if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 _draw(module.weight, small=small)
-
-    def _places(self, stride: int) -> int:
-        """Places of a map after strides, which round up."""
-        return math.prod(-(-extent // stride) for extent in self._extents)
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Features: (batch, width), the mean over all places of the last stage.
@@ -208,7 +243,7 @@ class ResNet(nn.Module):
         Args:
             signals: (batch, *signal.input_shape), normalised.
         """
-        x = signals.expand(-1, COLOURS, *signals.shape[2:])
+        x = signals.expand(-1, self._inputs, *signals.shape[2:])
         if self._resized:  # nearest-exact takes the pixel that Pillow takes
             x = functional.interpolate(x, self._extents, mode="nearest-exact")
         pooled: torch.Tensor = self.dropout(self.blocks(self.stem(x)).flatten(2).mean(dim=2))
@@ -227,47 +262,94 @@ def _blocks(convolution: Convolution, width: int, layers: int) -> nn.Sequential:
     return nn.Sequential(*blocks)
 
 
-def _stem(convolution: Convolution, width: int, *, small: bool, volumes: bool) -> nn.Module:
-    if small:
-        first = convolution(COLOURS, width, 3, 1)
-        return nn.Sequential(first, BatchNorm(width), nn.ReLU(inplace=True))
-    first = convolution(COLOURS, width, 7, 2)
-    pool = nn.MaxPool3d(3, 2, 1) if volumes else nn.MaxPool2d(3, 2, 1)
-    return nn.Sequential(first, BatchNorm(width), nn.ReLU(inplace=True), pool)
+def _stem(
+    convolution: Convolution, inputs: int, width: int, pool: nn.Module | None
+) -> nn.Sequential:
+    """The small stem, or with a pool the other."""
+    first = convolution(inputs, width, 3, 1) if pool is None else convolution(inputs, width, 7, 2)
+    layers = [first, BatchNorm(width), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, *([] if pool is None else [pool]))
+
+
+def places_after(stride: int, extents: Iterable[int]) -> int:
+    """Places of a map after strides, which round up.
+
+    Args:
+        stride: All strides before it, multiplied.
+        extents: Of the signal, along all axes but the channel's.
+    """
+    return math.prod(-(-extent // stride) for extent in extents)
 
 
 @torch.no_grad()
 def _draw(weight: torch.Tensor, *, small: bool) -> None:
     """Draw a convolution's kernels as MedMNIST's code does.
 
-    All are drawn as 2-D ones: with the small stem uniform with PyTorch's default bound, else
-    normal as in torchvision's ResNets. Along z each is repeated, and divided by how often: but for
-    its border, a volume that is alike along z gives what its slice gives.
+    With the small stem they are uniform with PyTorch's default bound, else normal as in
+    torchvision's ResNets. Those of volumes are drawn as 2-D ones and repeated along z, divided by
+    how often: but for its border, a volume that is alike along z gives what its slice gives.
     """
-    depth = weight.shape[2] if weight.dim() == 5 else 1
-    flat = torch.empty(*weight.shape[:2], *weight.shape[-2:], device=weight.device)
+    volumes = weight.dim() == 5
+    depth = weight.shape[2] if volumes else 1
+    kernel = weight.shape[3:] if volumes else weight.shape[2:]
+    flat = torch.empty(*weight.shape[:2], *kernel, device=weight.device)
     if small:
         nn.init.kaiming_uniform_(flat, a=math.sqrt(5))
     else:
         nn.init.kaiming_normal_(flat, mode="fan_out", nonlinearity="relu")
-    weight.copy_(flat if weight.dim() == 4 else flat.unsqueeze(2).expand_as(weight) / depth)
+    weight.copy_(flat.unsqueeze(2).expand_as(weight) / depth if volumes else flat)
 
 
 def _require_fitting(signal: Signal, network: str, kind: str) -> None:
     """Refuse signals with other axes or channels than a network takes."""
-    wanted = ("channel", "z", "y", "x") if kind else ("channel", "y", "x")
-    if signal.axes != wanted:
-        fitting = {3: "resnet18 or resnet50", 4: "resnet18 or resnet50 with -2.5d, -3d or -acs"}
-        images = signal.axes[-2:] == ("y", "x")
-        instead = fitting[len(signal.axes)] if images else "encoder.network=transformer"
-        raise BenchmdError(
-            f"encoder.network is {network}, for signals with the axes {', '.join(wanted)}, and "
-            f"{signal.name} has {', '.join(signal.axes)}: choose {instead}."
-        )
-    if signal.input_shape[0] not in (1, COLOURS):
+    wanted = {"": ("channel", "y", "x"), TIME: ("channel", "time")}
+    require_axes(signal, network, wanted.get(kind, ("channel", "z", "y", "x")))
+    if kind != TIME and signal.input_shape[0] not in (1, COLOURS):
         raise BenchmdError(
             f"{network} takes signals of 1 or {COLOURS} channels, and {signal.name} has "
             f"{signal.input_shape[0]}: choose encoder.network=transformer."
+        )
+
+
+def require_axes(signal: Signal, network: str, axes: tuple[str, ...]) -> None:
+    """Refuse signals with other axes than a network takes.
+
+    Raises:
+        BenchmdError: The message says which networks take the signal.
+    """
+    if signal.axes != axes:
+        raise BenchmdError(
+            f"encoder.network is {network}, for signals with the axes {', '.join(axes)}, and "
+            f"{signal.name} has {', '.join(signal.axes)}: choose {FITTING[signal.axes]}."
+        )
+
+
+def _read(network: str, options: Mapping[str, Any]) -> ResNetOptions:
+    """Options of a ResNet.
+
+    Raises:
+        BenchmdError: One does not exist, or the network refuses its value.
+    """
+    found = updated(ResNetOptions(), options, "encoder.options.")
+    if network.endswith(f"-{TIME}"):
+        refuse_resizing(network, found.resize)
+    return found
+
+
+def refuse_resizing(network: str, resize: int) -> None:
+    """Refuse to resize signals over time.
+
+    The nearest sample would alias whatever is faster than half the new rate; a catalog has its
+    signals resampled with a filter, at the rate of its card.
+
+    Raises:
+        BenchmdError: ``resize`` is not 0.
+    """
+    if resize:
+        raise BenchmdError(
+            f"setting encoder.options.resize is {resize}, and {network} takes signals over time as "
+            "they are, since the nearest samples would alias: leave it at 0; another length or "
+            "rate is for the signal's card to say."
         )
 
 
@@ -297,7 +379,7 @@ def require_option(network: str, name: str, value: object) -> None:
         BenchmdError: There is no such option, or it refuses the value.
     """
     if network in RESNETS:
-        updated(ResNetOptions(), {name: value}, "encoder.options.")
+        _read(network, {name: value})
 
 
 RESNETS: dict[str, Callable[[Signal, EncoderSettings], ResNet]] = {
@@ -306,4 +388,4 @@ RESNETS: dict[str, Callable[[Signal, EncoderSettings], ResNet]] = {
     for kind in CONVOLUTIONS
 }
 """By the name that ``encoder.network`` takes: resnet18 and resnet50 for images, the same with
--2.5d, -3d or -acs for volumes."""
+-2.5d, -3d or -acs for volumes and with -1d for signals over time."""

@@ -17,7 +17,7 @@ from benchmd_ray.training.engine import autocast, gather
 EVALUATION_BATCH = 256
 """Examples of a step that takes no gradients, all workers together, at most."""
 EVALUATION_VALUES = 2**26
-"""Values of the input of such a step, or of a map of a network of images, at most."""
+"""Values of the input of such a step, or of a map of a convolutional network, at most."""
 
 
 def evaluation_batch(encoder: nn.Module) -> int:

@@ -14,6 +14,7 @@ from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import network_source
 from benchmd_ray.models.resnet import require_signals
+from benchmd_ray.models.xresnet import require_xresnet_signals
 from benchmd_ray.settings import EncoderSettings, Settings, default_settings, updated
 from benchmd_ray.tuning.parameters import (
     KINDS,
@@ -295,6 +296,7 @@ class _Reader:
             try:
                 network_source(EncoderSettings(network=name))  # refuses one that is not there
                 require_signals(self.scope.modality.signal, name)
+                require_xresnet_signals(self.scope.modality.signal, name)
             except BenchmdError as error:
                 raise self.error(f"values: {error}") from error
 

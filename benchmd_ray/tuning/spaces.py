@@ -18,8 +18,10 @@ from benchmd_ray.modalities import Modality, modalities
 from benchmd_ray.models.encoder import NETWORK as TRANSFORMER
 from benchmd_ray.models.resnet import require_option
 from benchmd_ray.models.segmentation_networks import require_segmentation_option
+from benchmd_ray.models.xresnet import require_xresnet_option
 from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.settings import LABEL_SETTINGS, Settings
+from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.entries import Scope, read_entries
 from benchmd_ray.tuning.parameters import NETWORK, Parameter, Space, applied, value_of, without
 
@@ -32,8 +34,13 @@ SETTINGS = (PRETRAIN, *LINEAR, *(f"finetune-{labels}" for labels in LABEL_SETTIN
 """Valid settings of a search."""
 SPACES = {"e-mix": "e-mix", "shed": "shed", "mae": "mae", "imagenet+mae": "mae"}
 """File of the built-in space of each technique's pretraining."""
-UNTRAINED = ("scratch", "imagenet")
+UNTRAINED = (SCRATCH, "imagenet")
 """Techniques that train nothing before transfer."""
+FROM_SCRATCH_OVER_TIME = "finetune-1d"
+"""File of the built-in space of fine-tuning from random weights on signals over time.
+
+It varies the network, which changes for single techniques or signals cannot express: a pretrained
+technique must not, and images have other networks."""
 OVERRIDES = ("signals", "settings", "techniques")
 """Keys of a file that hold changes for some searches only, in the order of their application."""
 WARM_UP = "pretrain.optimiser.warmup_steps"
@@ -66,14 +73,17 @@ def space_for(
             f"{technique} trains nothing in pretraining, so there is nothing to search: search a "
             "transfer setting, such as --setting linear."
         )
-    file = path or built_in or _built_in(technique, setting)
+    file = path or built_in or _built_in(technique, setting, modality)
     scope = Scope(file if path else Path(file.name), technique, setting, modality, path is None)
     name = f"{path or file.stem} ({modality.signal.name})"
     return Space(name, read_entries(_chosen_entries(_content(file), scope), scope))
 
 
-def _built_in(technique: str, setting: str) -> Path:
+def _built_in(technique: str, setting: str, modality: Modality) -> Path:
     stem = SPACES.get(technique) if setting == PRETRAIN else setting.split("-")[0]
+    over_time = modality.signal.axes[-1] == "time"
+    if (technique, stem) == (SCRATCH, "finetune") and over_time:
+        stem = FROM_SCRATCH_OVER_TIME
     if stem is None:
         raise BenchmdError(
             f"there is no built-in search space for pretraining by {technique!r} (there are those "
@@ -212,6 +222,7 @@ def _require_options(space: Space, settings: Settings) -> None:
             for value in parameter.values or (parameter.low, parameter.high):
                 require_option(network, option, value)
                 require_segmentation_option(network, option, value)
+                require_xresnet_option(network, option, value)
 
 
 def _require_warmed_up(space: Space, settings: Settings) -> None:

@@ -26,7 +26,8 @@ from benchmd_ray.tuning.written import write_result
 SEARCH = ("scratch", "finetune-full")
 NAMES = sorted(name for name, card in cards().items() if card.collection == "medmnist")
 SOME = ("breastmnist", "chestmnist-224", "adrenalmnist3d", "organmnist3d-64")
-TWO, THREE = ("resnet18", "resnet50"), tuple(name for name in RESNETS if "-" in name)
+TWO = ("resnet18", "resnet50")
+THREE = tuple(name for name in RESNETS if name not in TWO and not name.endswith("-1d"))
 ALL = "encoder.network"
 
 

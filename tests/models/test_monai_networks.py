@@ -1,4 +1,5 @@
-"""Networks of MONAI: as MONAI makes them, for images and volumes, refused where they do not fit."""
+"""Networks of MONAI: as MONAI makes them, refused where they do not fit. Of signals over time:
+`test_networks_over_time`, `test_sizes_over_time`."""
 
 import copy
 import dataclasses
@@ -179,7 +180,11 @@ def test_28_pixels_fit_where_a_network_rounds_up():
 @pytest.mark.parametrize(
     ("images", "options", "message"),
     [
-        (SIGNALS["ecg"], {}, "for images and volumes, and ecg has the axes channel, time: choose"),
+        (
+            SIGNALS["ecg"],
+            {"resize": 64},
+            r"resize is 64, and monai-densenet121 .* over time as they",
+        ),
         (kind(32), {"width": 8}, r"'encoder\.options' 'width'.*resize"),
         (kind(32), {"dropout": 1.0}, r"encoder\.options\.dropout is 1\.0"),
         (kind(32), {"resize": -1}, r"encoder\.options\.resize is -1"),

@@ -493,6 +493,16 @@ def test_a_dry_run_on_medmnist_names_both_splits_that_are_seen(write_manifest, t
     assert takes in text
 
 
+def test_a_dry_run_from_scratch_on_ecgs_names_the_networks_over_time(write_manifest, tmp_path):
+    chosen = Choice((write_manifest("ptb-xl"),), techniques=("scratch",))
+    made = Tuning(chosen, searched=("finetune-small",), budget=Budget(trials=3))
+    (plan,) = planned_searches(made, gpu=False)
+    capacity = Capacity(cpus=1, gpus=0, all_cpus=1, each=((1, 0),))
+    text = tuning_dry_run(made, [plan], tmp_path, capacity, tflops=0.1)
+    assert "one of transformer, resnet18-1d, xresnet1d101" in text
+    assert "encoder.options.width" in text
+
+
 def test_networks_of_ones_own_that_are_searched_decide_a_search(
     write_manifest, tmp_path, monkeypatch
 ):

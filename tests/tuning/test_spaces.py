@@ -14,6 +14,7 @@ from kinds import MODALITIES, SIGNALS
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import resource_folder
+from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
 from benchmd_ray.tuning import entries
@@ -116,7 +117,7 @@ def test_settings_take_the_ends_of_every_range(technique, setting, modality):
 
 def test_every_file_is_the_space_of_some_search():
     files = {path.stem for path in resource_folder("search_spaces").glob("*.yaml")}
-    assert files == {*SPACES.values(), "linear", "finetune"}
+    assert files == {*SPACES.values(), "linear", "finetune", "finetune-1d"}
     for path in resource_folder("search_spaces").glob("*.yaml"):
         text = path.read_text("utf-8")
         assert text.startswith("# ")
@@ -595,3 +596,84 @@ def test_a_file_of_ones_own_needs_no_default_of_the_protocol(own):
     assert starting_at(space, chosen).start == {LR: 4e-3, BATCH: 16}
     with pytest.raises(BenchmdError, match="the search starts at"):
         starting_at(space, Settings())
+
+
+# Signals over time ------------------------------------------------------------------------------
+
+NETWORKS_1D = ("transformer", "resnet18-1d", "xresnet1d101")
+
+
+@pytest.mark.parametrize("labels", ["small", "medium", "large", "full"])
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_only_scratch_on_signals_over_time_searches_the_network(modality, labels):
+    over_time = SIGNALS[modality].axes == ("channel", "time")
+    assert over_time == (modality in ("ecg", "eeg"))
+    for technique in ("scratch", "mae", "my_methods:Denoise"):
+        space = space_of(technique, f"finetune-{labels}", modality).as_dict()
+        fitting = over_time and technique == "scratch"
+        assert ("encoder.network" in space) == fitting
+        assert ("transfer.layer_decay" in space) == (technique != "scratch")
+        if fitting:
+            assert space["encoder.network"]["values"] == list(NETWORKS_1D)
+    assert "encoder.network" not in space_of("scratch", "linear", modality).as_dict()
+
+
+def test_few_labels_have_the_same_warm_up_whatever_is_searched():
+    warm_up = "transfer.optimiser.warmup_steps"
+    for setting in SETTINGS[SETTINGS.index("finetune-small") :]:
+        spaces = (space_of(technique, setting, "ecg").as_dict() for technique in ("scratch", "mae"))
+        assert len({space[warm_up]["high"] for space in spaces}) == 1
+
+
+@pytest.mark.parametrize("start", NETWORKS_1D)
+def test_each_trial_has_a_network_that_takes_the_signals_and_its_options(start):
+    base = default_settings(kind_of("ecg"))
+    base = updated(base, {"encoder": {"network": start}})
+    if start == "xresnet1d101":
+        base = updated(base, {"encoder": {"options": {"growth": 2}}})
+    space, proposals, seen = space_of("scratch", "finetune-full", "ecg"), study(), set()
+    space = starting_at(space, base)
+    assert applied(base, space.start).encoder.network == start
+    for _ in range(20):
+        values = space.suggest(proposals.ask())
+        trial = applied(base, values).encoder
+        seen.add(trial.network)
+        require_fitting(SIGNALS["ecg"], trial)
+        searched = {"width", "dropout"} if trial.network != "transformer" else set()
+        kept = {"growth"} if start == trial.network == "xresnet1d101" else set()
+        assert trial.options.keys() == searched | kept
+    assert seen == set(NETWORKS_1D)
+
+
+def test_both_signals_over_time_can_be_searched_as_one():
+    spaces = [
+        starting_at(space_of("scratch", "finetune-full", name), default_settings(MODALITIES[name]))
+        for name in ("ecg", "eeg")
+    ]
+    assert shared(spaces).parameters == spaces[0].parameters
+
+
+@pytest.mark.parametrize(
+    ("networks", "options", "message"),
+    [
+        (["transformer", "resnet18"], {}, r"ecg has channel, time: choose resnet18-1d"),
+        (["xresnet1d101", "resnet18-3d"], {}, r"ecg has channel, time: choose resnet18-1d"),
+        (["xresnet1d101", "resnet18-1d"], {"stem": ["small", "auto"]}, r"'stem'.*growth, width"),
+        (["xresnet1d101", "resnet18-1d"], {"width": [16, 33]}, "width is 33, expected an even"),
+        (["resnet50-1d", "resnet18-1d"], {"resize": [0, 500]}, "over time as they are"),
+    ],
+)
+def test_networks_and_options_that_do_not_fit_are_refused(own, networks, options, message):
+    content = {"encoder.network": {"kind": "choice", "values": networks}} | {
+        f"encoder.options.{name}": {"kind": "choice", "values": values, "default": values[0]}
+        for name, values in options.items()
+    }
+    base = updated(default_settings(MODALITIES["ecg"]), {"encoder": {"network": networks[0]}})
+    with pytest.raises(BenchmdError, match=message):
+        starting_at(own(content, "scratch", "finetune-full"), base)
+
+
+def test_a_network_over_time_is_not_searched_on_images(own):
+    content = {"encoder.network": {"kind": "choice", "values": ["transformer", "xresnet1d101"]}}
+    with pytest.raises(BenchmdError, match=r"cxr has channel, y, x: choose resnet18 or resnet50"):
+        own(content, "scratch", "finetune-full", "cxr")

@@ -1,0 +1,186 @@
+"""xresnet1d101 for signals over time: the network of PTB-XL's benchmark.
+
+Sources: Strodthoff et al., "Deep Learning for ECG Analysis: Benchmarks and Insights from PTB-XL"
+(https://arxiv.org/abs/2004.13701), and the code released with it
+(https://github.com/helme/ecg_ptbxl_benchmarking), which has fastai's xresnet in one dimension. Its
+shortcuts are those of He et al., "Bag of Tricks" (https://arxiv.org/abs/1812.01187), section 4.2.
+
+The stem has three convolutions of 5 samples, with 32, 32 and 64 channels and a stride of 2 in the
+first, then a maximum of 3 with stride 2. Four stages of 3, 4, 23 and 3 bottlenecks follow, with 64
+channels inside and 256 outside: in the released code no stage is wider than the one before, unlike
+in a ResNet of images (``growth`` 2). A bottleneck's middle convolution has 5 samples and the
+stride; the shortcut averages pairs of samples where there is a stride, and has a convolution of 1
+where the number of channels changes.
+
+Differences from the released code:
+
+- Features are the mean over time. There they are mean and maximum, with two layers before the
+  classes.
+- The last norm of each bottleneck begins at 0, as in fastai, so that a bottleneck is its shortcut
+  at first. The released training draws all weights anew, which sets these norms to 1.
+- A whole signal is seen at once, at its own rate. There crops of 2.5 s at 100 Hz are, and a
+  record's probability is the largest of its crops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.resnet import EXPANSION, BatchNorm, places_after, require_axes
+from benchmd_ray.settings import EncoderSettings, updated
+from benchmd_ray.signals import Signal
+
+AXES = ("channel", "time")
+"""Of signals that the network takes, with any number of channels."""
+KERNEL = 5
+"""Samples of a convolution, in stem and bottlenecks."""
+DEPTHS = (3, 4, 23, 3)
+"""Bottlenecks of each stage."""
+
+
+@dataclass(frozen=True)
+class XResNetOptions:
+    """What the network reads of ``encoder.options``; of the other settings it reads none."""
+
+    width: int = 64
+    """Channels inside the bottlenecks of the first stage, an even number; outside they have
+    `EXPANSION` times as many, and the stem has half, half and all of them."""
+    growth: int = 1
+    """Channels of a stage, over those of the one before: 1 in the released code, 2 in ResNets."""
+    dropout: float = 0.0
+    """Dropout of the features in training."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise BenchmdError(
+                f"setting encoder.options.dropout is {self.dropout}, expected a number in [0, 1)."
+            )
+        if not 2 <= self.width <= 2**12 or self.width % 2:
+            raise BenchmdError(
+                f"setting encoder.options.width is {self.width}, expected an even number from 2 to "
+                f"{2**12:,}."
+            )
+        if self.growth not in (1, 2):
+            raise BenchmdError(f"setting encoder.options.growth is {self.growth}, expected 1 or 2.")
+
+
+class Bottleneck(nn.Module):
+    """ReLU of a body and a shortcut, added."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        """Make it.
+
+        Args:
+            inputs: Channels before it; after it there are `EXPANSION` times ``width``.
+            width: Channels within.
+            stride: 1, or 2 to halve the signal.
+        """
+        super().__init__()
+        outputs = width * EXPANSION
+        last, norm, _ = _convolved(width, outputs, 1)  # the ReLU is after the sum
+        nn.init.zeros_(norm.weight)
+        self.body = nn.Sequential(
+            *_convolved(inputs, width, 1), *_convolved(width, width, KERNEL, stride), last, norm
+        )
+        shortcut: list[nn.Module] = []
+        if stride > 1:
+            shortcut.append(nn.AvgPool1d(stride, ceil_mode=True))
+        if inputs != outputs:
+            shortcut += _convolved(inputs, outputs, 1)[:-1]
+        self.shortcut = nn.Sequential(*shortcut)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, inputs, time) to (batch, outputs, time), rounded up where time is halved."""
+        return functional.relu(self.body(x) + self.shortcut(x))
+
+
+def _convolved(
+    inputs: int, outputs: int, kernel: int, stride: int = 1
+) -> tuple[nn.Conv1d, BatchNorm, nn.ReLU]:
+    """A convolution that keeps the length but for its stride, its norm and a ReLU.
+
+    Weights are drawn from a normal distribution that fits the inputs (He et al.,
+    https://arxiv.org/abs/1502.01852).
+    """
+    convolution = nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+    nn.init.kaiming_normal_(convolution.weight)
+    return convolution, BatchNorm(outputs), nn.ReLU(inplace=True)
+
+
+class XResNet(nn.Module):
+    """Signals over time, (channel, time), to one feature vector each."""
+
+    def __init__(self, signal: Signal, size: EncoderSettings) -> None:
+        """Make it with random weights.
+
+        Args:
+            signal: What it encodes, with any number of channels and samples.
+            size: Of which ``options`` are read, see `XResNetOptions`.
+
+        Raises:
+            BenchmdError: The signal has other axes, or an option does not exist.
+        """
+        super().__init__()
+        require_axes(signal, size.network, AXES)
+        options = updated(XResNetOptions(), size.options, "encoder.options.")
+        self.signal, width = signal, options.width
+        self.stem = nn.Sequential(
+            *_convolved(signal.input_shape[0], width // 2, KERNEL, 2),
+            *_convolved(width // 2, width // 2, KERNEL),
+            *_convolved(width // 2, width, KERNEL),
+            nn.MaxPool1d(3, 2, 1),
+        )
+        widths = [width * options.growth**stage for stage in range(len(DEPTHS))]
+        blocks, inputs = [], width
+        for stage, (depth, own) in enumerate(zip(DEPTHS, widths, strict=True)):
+            for number in range(depth):
+                blocks.append(Bottleneck(inputs, own, 2 if stage and not number else 1))
+                inputs = own * EXPANSION
+        self.blocks = nn.Sequential(*blocks)
+        self.dropout = nn.Dropout(options.dropout)
+        self.width = inputs
+        extents = signal.input_shape[1:]
+        self.largest_map = max(
+            EXPANSION * own * places_after(4 * 2**stage, extents)
+            for stage, own in enumerate(widths)
+        )
+        """Values of the largest map of one example."""
+
+    def forward(self, signals: torch.Tensor) -> torch.Tensor:
+        """Features: (batch, width), the mean over time of the last stage.
+
+        Args:
+            signals: (batch, *signal.input_shape), normalised.
+        """
+        pooled: torch.Tensor = self.dropout(self.blocks(self.stem(signals)).mean(dim=2))
+        return pooled
+
+
+def require_xresnet_signals(signal: Signal, network: str) -> None:
+    """Refuse signals that a network of this module does not take; of others nothing is known.
+
+    Raises:
+        BenchmdError: The signal has other axes.
+    """
+    if network in XRESNETS:
+        require_axes(signal, network, AXES)
+
+
+def require_xresnet_option(network: str, name: str, value: object) -> None:
+    """Refuse an option that a network of this module does not read; of others nothing is known.
+
+    Raises:
+        BenchmdError: There is no such option, or it refuses the value.
+    """
+    if network in XRESNETS:
+        updated(XResNetOptions(), {name: value}, "encoder.options.")
+
+
+XRESNETS: dict[str, Callable[[Signal, EncoderSettings], XResNet]] = {"xresnet1d101": XResNet}
+"""By the name that ``encoder.network`` takes."""
