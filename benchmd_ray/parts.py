@@ -69,6 +69,17 @@ PARTS: Mapping[str, Part] = {
     ),
     "linear evaluation": Part(1, ("training/linear.py", "training/features.py")),
     "augmentation": Part(1, ("training/augmentation.py",)),
+    "search": Part(
+        1,
+        (
+            "data/inner.py",
+            "tuning/confirm.py",
+            "tuning/racing.py",
+            "tuning/samplers.py",
+            "tuning/study.py",
+            "tuning/trial.py",
+        ),
+    ),
     "segmentation scores": Part(
         2,
         (

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     "catalogs",
     type=CATALOG,
     multiple=True,
-    required=True,
     metavar="PATH",
     help="A catalog, or a folder of catalogs, also on S3 (repeatable). Targets are scored "
     "after the search.",
@@ -105,6 +104,20 @@ if TYPE_CHECKING:
     "value of all.",
 )
 @click.option("--cost", is_flag=True, help="Device hours as a second objective.")
+@click.option(
+    "--portfolio",
+    type=FILE,
+    help="Settings that won on other datasets, tried right after the start; else those that ship.",
+)
+@click.option("--no-portfolio", is_flag=True, help="Try none of them.")
+@click.option(
+    "--learn",
+    "learned",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    multiple=True,
+    metavar="STORE",
+    help="Write a portfolio of a store's finished searches into it, and stop (repeatable).",
+)
 @click.option("--at-once", type=click.IntRange(1), help="Trials at once; else as many as fit.")
 @click.option("--memory-gib", type=Real(1), help="Memory that a trial may allocate, 1 or more.")
 @click.option(
@@ -147,6 +160,11 @@ def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
     from benchmd_ray.results.store import shown
 
     asked = ("cpus", "tflops", "search_only")
+    if options["learned"]:
+        _learn(options["learned"])
+        return
+    if not options["catalogs"]:
+        raise click.UsageError("name a --catalog, or a store to --learn from.")
     tuning = _tuning(options)
     if options["dry_run"]:
         _show(tuning, store, address, cpus=options["cpus"], tflops=options["tflops"])
@@ -157,6 +175,22 @@ def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
     if not whole:
         sys.exit(1)
     click.echo(f"next: benchmd report {shown(store)}")
+
+
+def _learn(stores: Sequence[Path]) -> None:
+    """Write a portfolio of what stores' searches found."""
+    from benchmd_ray.results.store import shown
+    from benchmd_ray.service.searches import learned_in
+    from benchmd_ray.tuning.portfolio import SHIPPED, write_portfolio
+
+    portfolio, path = learned_in(stores), stores[0] / SHIPPED
+    write_portfolio(path, portfolio)
+    datasets = sorted({candidate.dataset for candidate in portfolio.candidates})
+    click.echo(
+        f"{len(portfolio.candidates)} settings that scored above their start on "
+        f"{', '.join(datasets)}: {shown(path)}"
+    )
+    click.echo(f"next: benchmd tune … --portfolio {shown(path)}")
 
 
 def search_and_train(
@@ -212,6 +246,7 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.tuning.limits import Budget
+    from benchmd_ray.tuning.portfolio import Portfolio, read_portfolio
     from benchmd_ray.tuning.study import Method
 
     names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "start")
@@ -237,11 +272,15 @@ def _tuning(options: dict[str, Any]) -> Tuning:
         seed=options["seeds"][0],
     )
     kept = ("space", "held", "at_once", "memory_gib", "evaluations")
+    portfolio = Portfolio()
+    if not options["no_portfolio"]:
+        portfolio = read_portfolio(options["portfolio"])
     return Tuning(
         choice,
         searched=options["searched"] or choice.settings or ("linear",),
         method=method,
         budget=Budget(**limits),
+        portfolio=portfolio,
         **{name: options[name] for name in kept},
     )
 

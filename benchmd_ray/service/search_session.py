@@ -153,7 +153,8 @@ class Session:
         self._begin(inner)
         self._ratio = _ratio(inner)
         devices = self.place.devices
-        study = Study(folder / "study.log", plan.space, plan.method, devices)
+        path = folder / "study.log"
+        study = Study(path, plan.space, plan.method, devices, plan.portfolio)
         self._told = {trial.number: trial.state for trial in study.trials()}
         if study.begun:
             self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")

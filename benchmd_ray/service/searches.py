@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.benchmarks.ood.cards import of_one_origin
 from benchmd_ray.benchmarks.registry import built_in_space
+from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import seen_splits
 from benchmd_ray.errors import BenchmdError, unknown_name
@@ -27,11 +29,13 @@ from benchmd_ray.service.choice import (
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.naming import file_name, settled, transfer_parts
 from benchmd_ray.settings import EncoderSettings, Settings, as_dict
+from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.parameters import NETWORK
+from benchmd_ray.tuning.portfolio import FEWEST, Kind, Portfolio, chosen_settings, learned
 from benchmd_ray.tuning.racing import usual_evaluations
-from benchmd_ray.tuning.records import FORMAT
+from benchmd_ray.tuning.records import FORMAT, read_searches
 from benchmd_ray.tuning.spaces import PRETRAIN, Space, shared, space_for, starting_at
 from benchmd_ray.tuning.study import Method
 from benchmd_ray.tuning.trial import Stage, stage_of, with_linear
@@ -60,6 +64,8 @@ class Tuning:
     modalities."""
     evaluations: int | None = None
     """Of a trial that goes to the end; None: by the size of the data (`tuning.racing`)."""
+    portfolio: Portfolio = field(default_factory=Portfolio)
+    """Of which each search takes what was learned on other datasets."""
     budget: Budget = field(default_factory=Budget)
     """Of each search."""
     at_once: int | None = None
@@ -85,6 +91,8 @@ class SearchPlan:
     """What the first trial takes for each source, device and precision settled."""
     space: Space
     method: Method
+    portfolio: tuple[Mapping[str, Any], ...] = ()
+    """What is tried right after the start."""
 
     @property
     def stage(self) -> Stage:
@@ -107,6 +115,7 @@ class SearchPlan:
             "precision": [settings.execution.precision for settings in self.starts],
             "space": self.space.as_dict(),
             "method": vars(self.method),
+            "portfolio": list(self.portfolio),
         }
 
     @property
@@ -115,7 +124,7 @@ class SearchPlan:
         searched = [p.values for p in self.space.parameters if p.name == NETWORK]
         used = {network_part(str(name)) for names in searched for name in names}
         for settings in self.starts:
-            used |= transfer_parts(settings) | {"augmentation"}
+            used |= transfer_parts(settings) | {"augmentation", "search"}
         if self.technique != SCRATCH:
             used |= {"pretraining", str(technique_named(self.technique).method)}
         return used
@@ -301,7 +310,40 @@ def _planned(
         _require_modalities(group)
     space = shared(spaces) if len(group) > 1 else spaces[0]
     method = replace(tuning.method, evaluations=tuning.evaluations or _usual_evaluations(group))
-    return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
+    first: tuple[dict[str, Any], ...] = ()
+    if len(group) == 1:
+        own = group[0]
+        kind = kind_of(technique, setting, own.kind.signal)
+        first = chosen_settings(
+            tuning.portfolio, kind, space, lambda name: not of_one_origin(own.name, name)
+        )
+    return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method, first)
+
+
+def kind_of(technique: str, setting: str, signal: Signal) -> Kind:
+    """What searches must have in common to learn from one another."""
+    return Kind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0])
+
+
+def learned_in(stores: Sequence[Path]) -> Portfolio:
+    """A portfolio of the finished searches of stores, each on one source.
+
+    Raises:
+        BenchmdError: No search has enough trials.
+    """
+    found = [record for record in read_searches(stores).found if len(record.sources) == 1]
+    kinds = {}
+    for record in found:
+        card = dataset_card(str(record.sources[0]["source"]))
+        kinds[record.name] = kind_of(record.technique, record.setting, card.signal)
+    portfolio = learned(found, kinds)
+    if not portfolio.candidates:
+        raise BenchmdError(
+            f"nothing is to be learned from {len(found)} searches of "
+            f"{', '.join(map(str, stores))}: expected one with {FEWEST} trials or more that have "
+            "a score, one of them above the start's."
+        )
+    return portfolio
 
 
 def _usual_evaluations(group: Sequence[Dataset]) -> int:

@@ -115,6 +115,15 @@ class Space:
         """What the first trial takes, by name; parameters that are not active are excluded."""
         return self._chosen(lambda parameter: parameter.default)
 
+    def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values that are given where the space holds them, else those of the start."""
+
+        def choose(parameter: Parameter) -> Any:
+            value = given.get(parameter.name)
+            return value if value is not None and parameter.holds(value) else parameter.default
+
+        return self._chosen(choose)
+
     def suggest(self, trial: BaseTrial) -> dict[str, Any]:
         """What the trial's sampler proposes, by name; parameters not active are excluded."""
         return self._chosen(lambda parameter: parameter.suggest(trial))

@@ -135,7 +135,14 @@ class Trial:
 class Study:
     """The trials of one search. One process at a time may write."""
 
-    def __init__(self, path: Path, space: Space, method: Method, devices: float = 1.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        space: Space,
+        method: Method,
+        devices: float = 1.0,
+        first: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Open the journal, or begin it.
 
         Args:
@@ -143,6 +150,7 @@ class Study:
             space: What is searched.
             method: How.
             devices: GPUs, or CPUs, that a trial of this session holds.
+            first: Values that are tried right after the start, each of the space.
 
         Raises:
             Damaged: The journal is, is another search's, or has values that the space does not
@@ -150,6 +158,7 @@ class Study:
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.method, self.devices = space, method, devices
+        self._first = (space.start, *first)
         mend(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -217,17 +226,17 @@ class Study:
         return len(self._held)
 
     def propose(self) -> Job:
-        """Begin another trial: the first takes the start, others what the sampler proposes.
+        """Begin another trial: the start, then what comes first, then what the sampler proposes.
 
-        The first, with which all are compared, is granted all evaluations.
+        The start, with which all are compared, is granted all evaluations.
         """
         number = self.begun
         method = self.method
         seed = derived_seed(method.seed, number) % 2**32
-        if number:
-            made = proposed(self.space, method.sampler, seed, self._shown(), self._directions)
+        if number < len(self._first):
+            made = fixed_trial(self.space, self._first[number])
         else:
-            made = fixed_trial(self.space)
+            made = proposed(self.space, method.sampler, seed, self._shown(), self._directions)
         granted = method.evaluations if number == 0 else self._rungs[0]
         self._study.add_trial(
             create_trial(
@@ -494,10 +503,10 @@ class Study:
         return {name: float(share) for name, share in found.items()}, ""
 
 
-def fixed_trial(space: Space) -> FrozenTrial:
-    """The start of a space, as a trial with values and distributions."""
+def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:
+    """Values of a space, as a trial with their distributions."""
     study = optuna.create_study()
-    study.enqueue_trial(space.start)
+    study.enqueue_trial(dict(values))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         space.suggest(study.ask())

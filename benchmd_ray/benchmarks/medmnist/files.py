@@ -15,6 +15,7 @@ from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.service.searches import Tuning, space_of
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.portfolio import read_portfolio
 from benchmd_ray.tuning.spaces import starting_at
 from benchmd_ray.tuning.study import Method
 
@@ -127,4 +128,5 @@ def file_tuning(
         held=held,
         method=Method(seed=seeds[0]),
         budget=Budget(trials=trials),
+        portfolio=read_portfolio(),
     )

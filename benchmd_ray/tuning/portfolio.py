@@ -1,0 +1,245 @@
+"""A portfolio: settings that won on other datasets, which a search tries right after its start.
+
+It is learned from finished searches. Each gives a few candidates, the trials above its start, and
+an estimate of what any settings would have gained on its dataset (a random forest over its trials).
+So each candidate has a gain on each dataset, and the first settings of a search are those that
+together gain most: the one that gains most on average, then each time the one that adds most to the
+best of those before it (as in Feurer et al., Auto-sklearn 2.0, https://arxiv.org/abs/2007.04074).
+What was learned on the dataset that is tuned, or on one of the same origin, is left out before.
+
+A file holds names of settings and plain values. A value is taken only where the search space holds
+it, so that a file can name nothing that the space does not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import replacing, resource_folder
+from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.tuning.racing import REDUCTION
+from benchmd_ray.tuning.records import NUMERIC, SearchRecord
+from benchmd_ray.tuning.spaces import Space
+from benchmd_ray.typed import typed
+
+VERSION = 1
+"""Of the format and of how gains are estimated."""
+SHIPPED = "portfolio.json"
+MOST = 6
+"""Settings of a portfolio that a search tries."""
+CANDIDATES = 3
+"""Settings that one search gives."""
+FEWEST = 10
+"""Trials with a score that a search needs to say what other settings would gain."""
+TREES = 200
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What searches must have in common for one to learn from the other."""
+
+    axes: int
+    """Of the signal, but the channel's."""
+    pretrained: bool
+    mode: str
+    """``linear``, ``finetune`` or ``pretrain``."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that scored above the start of a search."""
+
+    dataset: str
+    """Of the search."""
+    kind: Kind
+    values: dict[str, Any]
+    """By the full name of a setting."""
+    gains: dict[str, float]
+    """By dataset: what it gains over the start of the search there."""
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """Candidates of all kinds."""
+
+    version: int = VERSION
+    candidates: tuple[Candidate, ...] = ()
+
+
+def read_portfolio(path: Path | None = None) -> Portfolio:
+    """The portfolio of a file; None takes the one that ships with the package.
+
+    Raises:
+        BenchmdError: It is none, or of another version.
+    """
+    path = path or resource_folder("search_spaces") / SHIPPED
+    where = f"the portfolio {path}"
+    found: Portfolio = typed(Portfolio, read_yaml_file(path, where), where)
+    if found.version != VERSION:
+        raise BenchmdError(
+            f"{where} has the version {found.version}, expected {VERSION}: learn it anew by "
+            "`benchmd tune --learn STORE`."
+        )
+    return found
+
+
+def write_portfolio(path: Path, portfolio: Portfolio) -> None:
+    """Write a portfolio, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(asdict(portfolio), indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def chosen_settings(
+    portfolio: Portfolio, kind: Kind, space: Space, usable: Callable[[str], bool]
+) -> tuple[dict[str, Any], ...]:
+    """What a search tries right after its start, in this order.
+
+    Args:
+        portfolio: The portfolio.
+        kind: Of the search.
+        space: Its space, with its start.
+        usable: Whether what was learned on a dataset may be used.
+    """
+    own = [
+        candidate
+        for candidate in portfolio.candidates
+        if candidate.kind == kind and usable(candidate.dataset)
+    ]
+    names = sorted({name for each in own for name in each.gains if usable(name)})
+    if not own or not names:
+        return ()
+    gains = np.array([[each.gains.get(name, 0.0) for name in names] for each in own])
+    found: list[dict[str, Any]] = []
+    for number in complementary(gains):
+        values = space.filled(own[number].values)
+        if values != space.start and values not in found:
+            found.append(values)
+    return tuple(found[:MOST])
+
+
+def complementary(gains: np.ndarray) -> list[int]:
+    """Numbers of candidates, each of which adds most to the best of those before it.
+
+    Args:
+        gains: (candidates, datasets); what gains nothing anywhere is left out.
+    """
+    reached = np.zeros(gains.shape[1])
+    found: list[int] = []
+    while True:
+        added = np.maximum(gains - reached, 0.0).mean(axis=1)
+        best = int(added.argmax())
+        if added[best] <= 0:
+            return found
+        found.append(best)
+        reached = np.maximum(reached, gains[best])
+
+
+def learned(records: Sequence[SearchRecord], kinds: Mapping[str, Kind]) -> Portfolio:
+    """A portfolio of finished searches on one source each.
+
+    Args:
+        records: The searches.
+        kinds: Of each search, by its name.
+    """
+    models = {}
+    for record in records:
+        model = _Model.of(record)
+        if model is not None and record.name in kinds:
+            models[record.name] = (record, kinds[record.name], model)
+    candidates = []
+    for record, kind, _ in models.values():
+        for values in _above_the_start(record):
+            gains: dict[str, list[float]] = {}
+            for other, other_kind, model in models.values():
+                if other_kind == kind:
+                    name = str(other.sources[0]["source"])
+                    gains.setdefault(name, []).append(model.gain(values))
+            means = {name: round(math.fsum(g) / len(g), 5) for name, g in sorted(gains.items())}
+            dataset = str(record.sources[0]["source"])
+            candidates.append(Candidate(dataset, kind, values, means))
+    return Portfolio(VERSION, tuple(candidates))
+
+
+def _above_the_start(record: SearchRecord) -> list[dict[str, Any]]:
+    """Settings of a search that scored above its start: the chosen ones, then the best others."""
+    trials = record.trials
+    least = min(REDUCTION, record.evaluations)
+    start = trials.loc[trials["number"] == 0, "value"].iloc[0]
+    above = trials[(trials["value"] > start) & (trials["evaluations"] >= least)]
+    above = above.sort_values("value", ascending=False, kind="stable")
+    chosen = above["number"] == record.best
+    ordered = pd.concat([above[chosen], above[~chosen]]).head(CANDIDATES)
+    return [
+        {
+            name: _as_searched(row[name], about)
+            for name, about in record.space.items()
+            if not _missing(row[name])
+        }
+        for row in _rows(ordered)
+    ]
+
+
+def _rows(trials: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): row[name] for name in row} for row in trials.to_dict("records")]
+
+
+def _missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _as_searched(value: Any, about: Mapping[str, Any]) -> Any:
+    """A value of a table, whose whole numbers are floats where some are missing."""
+    if about["kind"] == "choice":
+        return next(one for one in about["values"] if one == value)
+    return int(value) if about["kind"].endswith("int") else float(value)
+
+
+class _Model:
+    """What any settings would score in a search, from its trials."""
+
+    def __init__(self, record: SearchRecord, rows: pd.DataFrame) -> None:
+        from sklearn.ensemble import RandomForestRegressor
+
+        self._space = record.space
+        points = np.array([self._point(row) for row in _rows(rows)])
+        start = float(rows.loc[rows["number"] == 0, "value"].iloc[0])
+        self._forest = RandomForestRegressor(TREES, random_state=0, n_jobs=1)
+        self._forest.fit(points, rows["value"] - start, sample_weight=rows["evaluations"])
+
+    @classmethod
+    def of(cls, record: SearchRecord) -> _Model | None:
+        """None where there are too few trials, no start, or several sources."""
+        rows = record.trials.dropna(subset="value")
+        enough = len(rows) >= FEWEST and 0 in set(rows["number"]) and len(record.sources) == 1
+        return cls(record, rows) if enough else None
+
+    def _point(self, values: Mapping[str, Any]) -> list[float]:
+        """Settings as numbers: a range from 0 to 1, a choice as the number of its value."""
+        found = []
+        for name, about in self._space.items():
+            value: Any = values.get(name)
+            if _missing(value):
+                value = about["default"]
+            if about["kind"] == "choice":
+                each = list(about["values"])
+                found += [float(value == one) for one in each]
+            elif about["kind"] in NUMERIC:
+                low, high = float(about["low"]), float(about["high"])
+                place = min(max(float(value), low), high)
+                if about["kind"].startswith("log"):
+                    low, high, place = math.log(low), math.log(high), math.log(place)
+                found.append((place - low) / (high - low))
+        return found
+
+    def gain(self, values: Mapping[str, Any]) -> float:
+        """Score minus the start's."""
+        return float(self._forest.predict([self._point(values)])[0])

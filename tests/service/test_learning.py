@@ -1,0 +1,80 @@
+"""What is learned of the finished searches of a store, and used by the next ones."""
+
+import math
+
+import pytest
+from click.testing import CliRunner
+from stores import SOUGHT, make_search, make_trials
+
+from benchmd_ray.cli import main
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import digest
+from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
+from benchmd_ray.tuning.portfolio import Kind, Portfolio, read_portfolio
+
+LR = "transfer.optimiser.lr"
+KIND = Kind(1, pretrained=True, mode="linear")
+
+
+def made(store, source, modality, top, name):
+    """A search whose score falls with the distance of the learning rate from ``top``."""
+    rows = []
+    for row in make_trials(24):
+        if row["number"] == 0:
+            row[LR] = 1e-5
+        value = 0.8 - 0.05 * abs(math.log10(row[LR] / top))
+        rows.append({**row, "state": "complete", "value": value, "evaluations": 3})
+    about = {
+        **{"modality": modality, "source": source, "policy": "clean", "catalog": "a", "inner": "b"},
+        "records": {"train": 30, "validation": 10},
+        "patients": {"train": 30, "validation": 10},
+    }
+    make_search(store, f"{name}-{digest(SOUGHT)[:12]}", rows=rows, sources=[about], evaluations=3)
+
+
+@pytest.fixture
+def store(tmp_path):
+    made(tmp_path, "ptb-xl", "ecg", 1e-2, "tune-a")
+    made(tmp_path, "shhs", "eeg", 3e-4, "tune-b")
+    made(tmp_path, "mimic-cxr", "cxr", 1e-3, "tune-c")
+    return tmp_path
+
+
+def test_what_is_learned_gains_where_it_was_learned(store):
+    portfolio = learned_in([store])
+    signals = [c for c in portfolio.candidates if c.kind == KIND]
+    assert {c.dataset for c in signals} == {"ptb-xl", "shhs"}
+    for one in signals:
+        assert set(one.gains) == {"ptb-xl", "shhs"}  # not the images'
+        assert one.gains[one.dataset] > 0.03
+    high = [c.values[LR] for c in signals if c.dataset == "ptb-xl"]
+    low = [c.values[LR] for c in signals if c.dataset == "shhs"]
+    assert min(high) > max(low)
+    images = [c for c in portfolio.candidates if c.kind.axes == 2]
+    assert {c.dataset for c in images} == {"mimic-cxr"}
+
+
+def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
+    done = CliRunner().invoke(main, ["tune", "--learn", str(store)])
+    assert done.exit_code == 0, done.output
+    path = store / "portfolio.json"
+    portfolio = read_portfolio(path)
+    assert portfolio == learned_in([store])
+    names = []
+    for given in (portfolio, Portfolio()):
+        choice = Choice((write_manifest("ptb-xl"),), techniques=("mae",))
+        (plan,) = planned_searches(Tuning(choice, ("linear",), portfolio=given), gpu=False)
+        names.append(plan.name)
+        first = [values[LR] for values in plan.portfolio]
+        own = [c.values[LR] for c in portfolio.candidates if c.dataset == "ptb-xl"]
+        assert not set(first) & set(own)
+        assert bool(first) == (given is portfolio)
+    assert names[0] != names[1]  # what is tried first decides a search
+
+
+def test_what_cannot_be_learned_from_is_refused(tmp_path):
+    rows = make_trials(3)
+    make_search(tmp_path, rows=rows)
+    with pytest.raises(BenchmdError, match="nothing is to be learned from 1 searches"):
+        learned_in([tmp_path])

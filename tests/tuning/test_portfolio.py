@@ -1,0 +1,124 @@
+"""Settings that won on other datasets: learned, ordered, and never from the dataset itself."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from racing_alone import raced
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.tuning.portfolio import (
+    VERSION,
+    Candidate,
+    Kind,
+    Portfolio,
+    chosen_settings,
+    complementary,
+    read_portfolio,
+    write_portfolio,
+)
+from benchmd_ray.tuning.spaces import Parameter, Space
+from benchmd_ray.tuning.study import Method, Study
+
+LR, SCHEDULE = "transfer.optimiser.lr", "transfer.optimiser.schedule"
+SPACE = Space(
+    "made",
+    (
+        Parameter(LR, "log float", 1e-4, low=1e-5, high=0.1),
+        Parameter(SCHEDULE, "choice", "constant", values=("constant", "cosine")),
+        Parameter("transfer.batch_size", "int", 64, low=16, high=256, when={SCHEDULE: ("cosine",)}),
+    ),
+)
+KIND = Kind(1, pretrained=True, mode="linear")
+
+
+def candidate(dataset, values, gains, kind=KIND):
+    return Candidate(dataset, kind, values, gains)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_setting_adds_most_to_those_before_it(seed):
+    """By the definition, on whole sets: no other next one gives a higher mean of the best."""
+    gains = np.random.default_rng(seed).normal(0.0, 0.02, (7, 4))
+    found = complementary(gains)
+    for place in range(len(found)):
+        before = found[:place]
+
+        def reached(numbers):
+            return np.maximum(gains[numbers].max(axis=0), 0).mean()
+
+        others = [reached([*before, number]) for number in range(7)]
+        assert reached(found[: place + 1]) == pytest.approx(max(others))
+    every = np.maximum(gains.max(axis=0), 0)
+    assert np.maximum(gains[found].max(axis=0), 0) == pytest.approx(every)
+
+
+def test_two_that_complement_each_other_come_before_two_that_are_alike():
+    gains = np.array([[0.05, 0.04, 0.0], [0.049, 0.041, 0.0], [0.0, 0.0, 0.02], [-0.1, -0.1, -0.1]])
+    assert complementary(gains)[:2] == [0, 2]
+    assert 3 not in complementary(gains)
+
+
+def test_nothing_is_taken_from_the_dataset_that_is_tuned():
+    """Neither its settings nor what others gain on it."""
+    portfolio = Portfolio(
+        VERSION,
+        (
+            candidate("own", {LR: 0.05}, {"own": 0.5, "one": 0.4, "two": 0.4}),
+            candidate("one", {LR: 0.01}, {"own": 0.3, "one": 0.01, "two": 0.0}),
+            candidate("two", {LR: 0.001}, {"own": -0.3, "one": 0.005, "two": 0.02}),
+            candidate("two", {LR: 0.002}, {"own": 0.9}),
+            candidate("one", {LR: 0.003}, {"one": 9.0}, replace(KIND, axes=2)),
+            candidate("one", {LR: 0.004}, {"one": 9.0}, replace(KIND, mode="finetune")),
+        ),
+    )
+    found = chosen_settings(portfolio, KIND, SPACE, lambda name: name != "own")
+    assert [values[LR] for values in found] == [0.001, 0.01]
+
+
+def test_a_value_is_taken_only_where_the_space_holds_it():
+    odd = {LR: 99.0, SCHEDULE: "cosine", "transfer.batch_size": 32, "encoder.network": "evil:Net"}
+    portfolio = Portfolio(VERSION, (candidate("one", odd, {"one": 0.1}),))
+    (found,) = chosen_settings(portfolio, KIND, SPACE, lambda name: True)
+    assert found == {LR: 1e-4, SCHEDULE: "cosine", "transfer.batch_size": 32}
+    (plain,) = chosen_settings(
+        Portfolio(
+            VERSION, (candidate("one", {LR: 0.01, "transfer.batch_size": 32}, {"one": 0.1}),)
+        ),
+        KIND,
+        SPACE,
+        lambda name: True,
+    )
+    assert plain == {LR: 0.01, SCHEDULE: "constant"}  # of the cosine alone
+    start = Portfolio(VERSION, (candidate("one", dict(SPACE.start), {"one": 0.1}),))
+    assert chosen_settings(start, KIND, SPACE, lambda name: True) == ()
+
+
+def test_a_study_tries_them_right_after_its_start(tmp_path):
+    first = ({LR: 0.01, SCHEDULE: "constant"}, {LR: 0.02, SCHEDULE: "constant"})
+    study = Study(tmp_path / "study.log", SPACE, Method(sampler="random"), 1.0, first)
+    raced(study, 5, lambda number, values, evaluation: 0.5)
+    values = [dict(trial.values) for trial in study.trials()]
+    assert values[:3] == [SPACE.start, *first]
+    assert len({each[LR] for each in values}) == 5
+
+
+def test_a_portfolio_of_another_form_is_refused(tmp_path):
+    path = tmp_path / "portfolio.json"
+    write_portfolio(path, Portfolio(VERSION, (candidate("one", {LR: 0.1}, {"one": 0.1}),)))
+    assert read_portfolio(path).candidates[0].values == {LR: 0.1}
+    held = json.loads(path.read_text("utf-8"))
+    for changed, said in (
+        ({"version": VERSION + 1}, "has the version"),
+        ({"candidates": [{"dataset": 3}]}, "portfolio"),
+        ({"run": "it"}, "portfolio"),
+    ):
+        path.write_text(json.dumps(held | changed))
+        with pytest.raises(BenchmdError, match=said):
+            read_portfolio(path)
+
+
+def test_the_portfolio_that_ships_is_small_and_can_be_read():
+    shipped = read_portfolio()
+    assert len(shipped.candidates) <= 60
