@@ -67,7 +67,16 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "linear evaluation": Part(1, ("training/linear.py", "training/features.py")),
-    "augmentation": Part(1, ("training/augmentation.py",)),
+    "augmentation": Part(
+        1,
+        (
+            "training/augmentation/__init__.py",
+            "training/augmentation/draws.py",
+            "training/augmentation/evaluation.py",
+            "training/augmentation/movement.py",
+            "training/augmentation/values.py",
+        ),
+    ),
     "segmentation scores": Part(
         2,
         (

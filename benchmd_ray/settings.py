@@ -186,6 +186,46 @@ class PretrainSettings:
 
 
 @dataclass(frozen=True)
+class AugmentationSettings:
+    """How fine-tuning changes a signal each time it sees it (`training.augmentation`).
+
+    Each is a strength from 0, which is off, to 1; what is drawn for an example lies between no
+    change and that strength. The standard deviation (sd) is that of the example itself, over all
+    its channels, so that a strength means the same however signals are normalised. Searches vary
+    each of them.
+    """
+
+    flip: float = 0.0
+    """Images and volumes: twice the chance of each axis to be mirrored; at 1 a half."""
+    shift: float = 0.0
+    """Largest shift along each axis, in shares of its extent; at the border values are repeated."""
+    affine: float = 0.0
+    """Images and volumes: rotation by up to 30° and scaling by up to 1.5 or 1/1.5, times this."""
+    blur: float = 0.0
+    """Images and volumes: Gaussian blur with an sd of up to two pixels, times this."""
+    intensity: float = 0.0
+    """Contrast, or gain over time, times up to 1 ± 0.5, and an offset of up to ± 0.5 sd, both times
+    this; all channels alike."""
+    noise: float = 0.0
+    """White Gaussian noise with an sd of up to this times the example's."""
+    masking: float = 0.0
+    """Largest share of the time, area or volume that one block of the channels' means replaces."""
+    lead_dropout: float = 0.0
+    """Signals over time: chance of each lead to be flat; one at least stays."""
+    wander: float = 0.0
+    """Signals over time: a slow sine is added to each lead, with 0.5 to 5 cycles over the signal
+    and an amplitude of up to this times the sd."""
+    shape: bool = False
+    """For volumes of which only the form matters: times a random number in [0, 1], and times 0.5
+    wherever the model is evaluated."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            expected = "a number in [0, 1]"
+            _require(0 <= value <= 1, f"transfer.augmentation.{name}", value, expected)
+
+
+@dataclass(frozen=True)
 class TransferSettings:
     """Transfer to the source's labels: linear evaluation or fine-tuning."""
 
@@ -207,11 +247,8 @@ class TransferSettings:
     """Fine-tuning: dropout of the embedded tokens; null: that of encoder.embedding_dropout."""
     layer_decay: float = 1.0
     """Fine-tuning: factor of the learning rate from each layer to the one below it."""
-    augmentation: Literal["none", "flip", "shift", "flip+shift", "shape"] = "none"
-    """Fine-tuning: how a training signal is changed each time it is seen. flip: along each axis or
-    not; shift: along each axis by up to a seventh of its extent; shape, for volumes of which the
-    only the form matters: times a random number in [0, 1], and times 0.5 wherever the model is
-    evaluated (`training.augmentation`)."""
+    augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    """Fine-tuning: how a training signal is changed each time it is seen."""
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""
 

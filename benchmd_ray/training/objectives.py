@@ -51,8 +51,8 @@ def model_of(encoder: Encoder, task: Task) -> Model:
 
 
 def _signals(batch: Batch, model: Model, settings: Settings, step: int, worker: Worker) -> Batch:
-    name = settings.transfer.augmentation
-    return replace(batch, signals=augmented(batch.signals, name, settings.seed, step, worker))
+    how = (settings.transfer.augmentation, settings.seed, step, worker)
+    return replace(batch, signals=augmented(batch.signals, *how))
 
 
 def _patches(batch: Batch, model: Model, settings: Settings, step: int, worker: Worker) -> Batch:

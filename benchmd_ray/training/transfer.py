@@ -24,11 +24,17 @@ from benchmd_ray.integrity import Kinds, made_again, read_hashed_json, write_has
 from benchmd_ray.models.encoder import make_encoder, require_fitting, require_task
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.run_files import MODEL
-from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
+from benchmd_ray.settings import (
+    AugmentationSettings,
+    EncoderSettings,
+    Settings,
+    as_dict,
+    updated,
+)
 from benchmd_ray.signals import differing_in
 from benchmd_ray.storage.location import Location
 from benchmd_ray.tasks import Task, TaskKind
-from benchmd_ray.training.augmentation import evaluated
+from benchmd_ray.training.augmentation import evaluated, require_applicable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine
@@ -74,8 +80,8 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     Raises:
         BenchmdError: A target's catalog, a split without records or without a class that can be
             scored, an encoder that does not fit, several workers for linear evaluation or where
-            batches must stay whole, linear evaluation of masks, or an upstream of another
-            architecture.
+            batches must stay whole, linear evaluation of masks, augmentation that is not for such
+            signals, or an upstream of another architecture.
     """
     require_source(catalog)
     catalog.require_split("validation")
@@ -94,6 +100,7 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
         )
     if job.settings.transfer.mode == "finetune":
         require_whole_batches(job.settings, catalog.signal)
+        require_applicable(job.settings.transfer.augmentation, catalog.signal)
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
     return transfer_data(job.settings, catalog)
@@ -165,7 +172,8 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
 def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) -> None:
     transfer = job.settings.transfer
     # Linear evaluation encodes each record once: it reads no augmentation.
-    augmentation = transfer.augmentation if transfer.mode == "finetune" else "none"
+    finetuned = transfer.mode == "finetune"
+    augmentation = transfer.augmentation if finetuned else AugmentationSettings()
     about = (job.settings.encoder, catalog.signal, catalog.statistics, catalog.task, augmentation)
     export_model(job.folder, best.weights, *about)
     write_hashed_json(
@@ -223,7 +231,7 @@ def _finetune(
     first = 0 if held is None else held.step
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
-    forward = evaluated(engine, transfer.augmentation)
+    forward = evaluated(engine, transfer.augmentation.shape)
     begun: list[float] = position.get("sums", [])
     agreement = Agreement(worker)
 

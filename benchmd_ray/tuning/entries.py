@@ -15,6 +15,7 @@ from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import network_source
 from benchmd_ray.models.resnet import require_signals
 from benchmd_ray.settings import EncoderSettings, Settings, default_settings, updated
+from benchmd_ray.training.augmentation import require_applicable
 from benchmd_ray.tuning.parameters import (
     KINDS,
     NETWORK,
@@ -38,13 +39,10 @@ METHOD_SETTINGS = {
 BUILT_IN = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
 """Settings of the encoder that change nothing in its weights' shapes."""
-FINE_TUNING = (
-    "transfer.layer_decay",
-    "transfer.dropout",
-    "transfer.embedding_dropout",
-    "transfer.augmentation",
-)
+FINE_TUNING = ("transfer.layer_decay", "transfer.dropout", "transfer.embedding_dropout")
 """Settings that linear evaluation does not read."""
+AUGMENTATION = "transfer.augmentation."
+"""How the names of settings begin that it does not read either, and that not all signals have."""
 NEVER = {
     "seed": "seeds show how much a result varies, they are not chosen by it",
     "tuned": "it names the search that found the settings",
@@ -140,11 +138,15 @@ def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
     return None
 
 
+def _finetunes(name: str) -> bool:
+    return name in FINE_TUNING or name.startswith(AUGMENTATION)
+
+
 def _barred_in_transfer(name: str, group: str, scope: Scope) -> str | None:
     linear = scope.setting.split("-")[0] == "linear"
     if group == "pretrain":
         return "the trials of a search of transfer share one pretraining"
-    if linear and (group == "encoder" or name in FINE_TUNING):
+    if linear and (group == "encoder" or _finetunes(name)):
         return "linear evaluation leaves the encoder as it is"
     if group == "encoder" and scope.technique != "scratch":
         return "the encoder is that of the pretraining; its dropout here is transfer.dropout"
@@ -248,7 +250,10 @@ class _Reader:
         if self.name.startswith("encoder.options."):
             base = updated(base, {"encoder": {"network": "of:one's own"}})
         try:
-            taken = value_of(applied(base, {self.name: value}), self.name)
+            changed = applied(base, {self.name: value})
+            if self.name.startswith(AUGMENTATION):
+                require_applicable(changed.transfer.augmentation, self.scope.modality.signal)
+            taken = value_of(changed, self.name)
         except BenchmdError as error:
             raise self.error(f"{key}: {error}") from error
         if isinstance(taken, float) and not math.isfinite(taken):

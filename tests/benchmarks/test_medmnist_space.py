@@ -56,7 +56,9 @@ def test_every_dataset_and_size_has_its_networks_patches_and_resolutions(name):
     else:
         assert "encoder.options.resize" not in by
     shapes = name.startswith(("adrenal", "vessel"))
-    assert ("shape" in by["transfer.augmentation"].values) == shapes
+    assert ("transfer.augmentation.shape" in by) == shapes
+    upright = ("organ", "chest", "pneumonia", "oct", "breast")
+    assert ("transfer.augmentation.flip" in by) == (not name.startswith(upright))
     own = {p for p in by if p.startswith("encoder.options.")}
     for option in own:
         assert by[option].default == getattr(ResNetOptions(), option.rpartition(".")[2])

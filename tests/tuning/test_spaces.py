@@ -17,7 +17,7 @@ from benchmd_ray.files import resource_folder
 from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
 from benchmd_ray.tuning import entries
-from benchmd_ray.tuning.parameters import setting_types, value_of
+from benchmd_ray.tuning.parameters import INHERITED, setting_types, value_of
 from benchmd_ray.tuning.spaces import (
     SETTINGS,
     SPACES,
@@ -74,8 +74,8 @@ def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modal
     fixed = default_settings(kind_of(modality), protocol_encoder(technique))
     for parameter in space.parameters:
         name = parameter.name
-        if name.endswith("dropout"):  # the transfer's own is null, so that of the encoder holds
-            name = name.replace("transfer.", "encoder.")
+        if name in INHERITED:  # the transfer's own is null, so that of the encoder holds
+            name = INHERITED[name]
         if not name.startswith("encoder.options."):  # of another network
             assert parameter.default == look_up(as_dict(fixed), name)
     began = applied(fixed, space.start)
@@ -146,7 +146,19 @@ def test_the_protocols_settings_are_searched():
         "transfer.layer_decay",
         "transfer.dropout",
         "transfer.embedding_dropout",
+        *(f"transfer.augmentation.{n}" for n in ("noise", "masking", "lead_dropout", "wander")),
     }
+    of = {
+        name: {
+            p.name.removeprefix("transfer.augmentation.")
+            for p in space_of("mae", "finetune-full", name).parameters
+            if "augmentation" in p.name
+        }
+        for name in ("eeg", "cxr", "mammo", "derm", "fundus", "ldct")
+    }
+    assert of["eeg"] == {"noise", "masking"}
+    assert of["cxr"] == of["mammo"] == {"affine", "intensity"}
+    assert of["derm"] == of["fundus"] == of["ldct"] == {"flip", "affine", "intensity"}
 
 
 def test_changes_apply_to_their_searches_alone():
