@@ -52,7 +52,14 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "optimisation": Part(
-        1, ("training/engine.py", "training/decay.py", "training/seeds.py", "training/zero.py")
+        1,
+        (
+            "training/averaging.py",
+            "training/engine.py",
+            "training/decay.py",
+            "training/seeds.py",
+            "training/zero.py",
+        ),
     ),
     "pretraining": Part(1, ("training/pretrain.py",)),
     "transfer": Part(

@@ -39,7 +39,12 @@ METHOD_SETTINGS = {
 BUILT_IN = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
 """Settings of the encoder that change nothing in its weights' shapes."""
-FINE_TUNING = ("transfer.layer_decay", "transfer.dropout", "transfer.embedding_dropout")
+FINE_TUNING = (
+    "transfer.layer_decay",
+    "transfer.dropout",
+    "transfer.embedding_dropout",
+    "transfer.averaging",
+)
 """Settings that linear evaluation does not read."""
 AUGMENTATION = "transfer.augmentation."
 """How the names of settings begin that it does not read either, and that not all signals have."""

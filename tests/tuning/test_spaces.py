@@ -146,6 +146,7 @@ def test_the_protocols_settings_are_searched():
         "transfer.layer_decay",
         "transfer.dropout",
         "transfer.embedding_dropout",
+        "transfer.averaging",
         *(f"transfer.augmentation.{n}" for n in ("noise", "masking", "lead_dropout", "wander")),
     }
     of = {
