@@ -57,6 +57,7 @@ PARTS: Mapping[str, Part] = {
             "training/averaging.py",
             "training/engine.py",
             "training/decay.py",
+            "training/freezing.py",
             "training/seeds.py",
             "training/zero.py",
         ),

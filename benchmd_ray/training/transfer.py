@@ -40,6 +40,7 @@ from benchmd_ray.training.averaging import Average, require_averageable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine
+from benchmd_ray.training.freezing import freeze, frozen_parts, require_pretrained
 from benchmd_ray.training.linear import linear_evaluation
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.objectives import Model, Objective, model_of, objective_of
@@ -84,7 +85,8 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
         BenchmdError: A target's catalog, a split without records or without a class that can be
             scored, an encoder that does not fit, several workers for linear evaluation or where
             batches must stay whole, linear evaluation of masks, augmentation that is not for such
-            signals, an average of split parameters, or an upstream of another architecture.
+            signals, an average of split parameters, frozen random weights, or an upstream of
+            another architecture.
     """
     require_source(catalog)
     catalog.require_split("validation")
@@ -105,6 +107,7 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
         require_whole_batches(job.settings, catalog.signal)
         require_applicable(job.settings.transfer.augmentation, catalog.signal)
         require_averageable(job.settings)
+        require_pretrained(job.settings.transfer.freeze, pretrained=job.upstream is not None)
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
     return transfer_data(job.settings, catalog)
@@ -224,6 +227,7 @@ def _finetune(
 ) -> Best:
     """Train head and encoder; resumes from the newest checkpoint."""
     settings, transfer = job.settings, job.settings.transfer
+    freeze(model, transfer.freeze, settings.encoder.network)
     factors = layer_factors(model, transfer.layer_decay, settings.encoder.network)
     engine = make_engine(model, transfer.optimiser, settings.execution, worker, factors)
     average = Average(engine.module, transfer.averaging) if transfer.averaging else None
@@ -302,6 +306,8 @@ def finetune_epoch(
     """
     worker, transfer = engine.worker, settings.transfer
     engine.module.train()
+    for part in frozen_parts(engine.module, transfer.freeze):
+        part.eval()
     size = min(transfer.batch_size, feed.rows)
     steps = -(-feed.rows // size)
     sums, stop, objective = [], 0, objective_of(task)

@@ -44,6 +44,7 @@ FINE_TUNING = (
     "transfer.dropout",
     "transfer.embedding_dropout",
     "transfer.averaging",
+    "transfer.freeze",
 )
 """Settings that linear evaluation does not read."""
 AUGMENTATION = "transfer.augmentation."
@@ -153,6 +154,8 @@ def _barred_in_transfer(name: str, group: str, scope: Scope) -> str | None:
         return "the trials of a search of transfer share one pretraining"
     if linear and (group == "encoder" or _finetunes(name)):
         return "linear evaluation leaves the encoder as it is"
+    if name == "transfer.freeze" and scope.technique == "scratch":
+        return "nothing has been pretrained that could stay as it is"
     if group == "encoder" and scope.technique != "scratch":
         return "the encoder is that of the pretraining; its dropout here is transfer.dropout"
     return None

@@ -147,6 +147,7 @@ def test_the_protocols_settings_are_searched():
         "transfer.dropout",
         "transfer.embedding_dropout",
         "transfer.averaging",
+        "transfer.freeze",
         *(f"transfer.augmentation.{n}" for n in ("noise", "masking", "lead_dropout", "wander")),
     }
     of = {
