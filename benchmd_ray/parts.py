@@ -23,8 +23,8 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "transformer": Part(1, ("models/encoder.py", "models/patch.py")),
-    "resnet": Part(1, ("models/resnet.py",)),
+    "transformer": Part(1, ("models/drop_path.py", "models/encoder.py", "models/patch.py")),
+    "resnet": Part(1, ("models/drop_path.py", "models/resnet.py")),
     "monai": Part(1, ("models/monai_networks.py",)),
     "imagenet": Part(1, ("models/imagenet.py",)),
     "heads": Part(1, ("models/heads.py",)),
@@ -59,6 +59,7 @@ PARTS: Mapping[str, Part] = {
             "training/decay.py",
             "training/freezing.py",
             "training/seeds.py",
+            "training/stochastic_depth.py",
             "training/zero.py",
         ),
     ),

@@ -249,6 +249,9 @@ class TransferSettings:
     """Fine-tuning: factor of the learning rate from each layer to the one below it."""
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
     """Fine-tuning: how a training signal is changed each time it is seen."""
+    stochastic_depth: float = 0.0
+    """Fine-tuning: chance of an example to skip the branch of the last block, or each of its two
+    branches in the transformer; in the blocks below it falls linearly."""
     freeze: float = 0.0
     """Fine-tuning of a pretrained encoder: share of its blocks, from the signal up and with what is
     below them, that stay as they are; rounded down to whole blocks."""
@@ -264,6 +267,7 @@ class TransferSettings:
         for name, holds, expected in (
             ("label_smoothing", 0 <= self.label_smoothing < 1, "a number in [0, 1)"),
             ("layer_decay", 0 < self.layer_decay <= 1, "a number in (0, 1]"),
+            ("stochastic_depth", 0 <= self.stochastic_depth < 1, "a number in [0, 1)"),
             ("freeze", 0 <= self.freeze < 1, "a number in [0, 1)"),
             ("averaging", 0 <= self.averaging < 1, "a number in [0, 1)"),
             ("dropout", 0 <= (self.dropout or 0) < 1, "a number in [0, 1) or null"),

@@ -53,6 +53,7 @@ from benchmd_ray.training.selection import (
     training_feed,
     transfer_data,
 )
+from benchmd_ray.training.stochastic_depth import set_stochastic_depth
 from benchmd_ray.training.weights import described, export_model, load_weights, model_description
 
 BEST = "best.safetensors"
@@ -228,6 +229,7 @@ def _finetune(
     """Train head and encoder; resumes from the newest checkpoint."""
     settings, transfer = job.settings, job.settings.transfer
     freeze(model, transfer.freeze, settings.encoder.network)
+    set_stochastic_depth(model, transfer.stochastic_depth, settings.encoder.network)
     factors = layer_factors(model, transfer.layer_decay, settings.encoder.network)
     engine = make_engine(model, transfer.optimiser, settings.execution, worker, factors)
     average = Average(engine.module, transfer.averaging) if transfer.averaging else None

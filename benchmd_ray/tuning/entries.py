@@ -45,6 +45,7 @@ FINE_TUNING = (
     "transfer.embedding_dropout",
     "transfer.averaging",
     "transfer.freeze",
+    "transfer.stochastic_depth",
 )
 """Settings that linear evaluation does not read."""
 AUGMENTATION = "transfer.augmentation."

@@ -148,6 +148,7 @@ def test_the_protocols_settings_are_searched():
         "transfer.embedding_dropout",
         "transfer.averaging",
         "transfer.freeze",
+        "transfer.stochastic_depth",
         *(f"transfer.augmentation.{n}" for n in ("noise", "masking", "lead_dropout", "wander")),
     }
     of = {
