@@ -249,6 +249,10 @@ class TransferSettings:
     """Fine-tuning: factor of the learning rate from each layer to the one below it."""
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
     """Fine-tuning: how a training signal is changed each time it is seen."""
+    class_balance: float = 0.0
+    """Fine-tuning: training records are drawn with chances n^-balance, n being how many are of
+    their rarest class (`training.selection.class_odds`); 0: each once an epoch, 1: classes alike.
+    Needs a split that is held in memory."""
     stochastic_depth: float = 0.0
     """Fine-tuning: chance of an example to skip the branch of the last block, or each of its two
     branches in the transformer; in the blocks below it falls linearly."""
@@ -267,6 +271,7 @@ class TransferSettings:
         for name, holds, expected in (
             ("label_smoothing", 0 <= self.label_smoothing < 1, "a number in [0, 1)"),
             ("layer_decay", 0 < self.layer_decay <= 1, "a number in (0, 1]"),
+            ("class_balance", 0 <= self.class_balance <= 1, "a number in [0, 1]"),
             ("stochastic_depth", 0 <= self.stochastic_depth < 1, "a number in [0, 1)"),
             ("freeze", 0 <= self.freeze < 1, "a number in [0, 1)"),
             ("averaging", 0 <= self.averaging < 1, "a number in [0, 1)"),

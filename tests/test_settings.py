@@ -224,6 +224,7 @@ def test_a_wrong_assignment_says_what_is_valid(assignment, message):
         ("pretrain.optimiser.lr=0", r"optimiser\.lr is 0\.0, expected a positive number"),
         ("pretrain.optimiser.lr=.nan", r"optimiser\.lr is nan"),
         ("pretrain.optimiser.lr=.inf", r"optimiser\.lr is inf"),
+        ("transfer.class_balance=2", r"class_balance is 2\.0, expected a number in \[0, 1\]"),
         ("transfer.stochastic_depth=1", r"stochastic_depth is 1\.0, expected a number in \[0, 1\)"),
         ("transfer.freeze=1", r"transfer\.freeze is 1\.0, expected a number in \[0, 1\)"),
         ("transfer.averaging=1", r"transfer\.averaging is 1\.0, expected a number in \[0, 1\)"),

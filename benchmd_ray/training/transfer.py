@@ -50,6 +50,7 @@ from benchmd_ray.training.seeds import WEIGHTS, derived_seed, seed_step
 from benchmd_ray.training.selection import (
     Best,
     TransferData,
+    require_balanceable,
     training_feed,
     transfer_data,
 )
@@ -86,8 +87,8 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
         BenchmdError: A target's catalog, a split without records or without a class that can be
             scored, an encoder that does not fit, several workers for linear evaluation or where
             batches must stay whole, linear evaluation of masks, augmentation that is not for such
-            signals, an average of split parameters, frozen random weights, or an upstream of
-            another architecture.
+            signals, an average of split parameters, frozen random weights, classes to balance
+            where there are none or records stream, or an upstream of another architecture.
     """
     require_source(catalog)
     catalog.require_split("validation")
@@ -111,7 +112,10 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
         require_pretrained(job.settings.transfer.freeze, pretrained=job.upstream is not None)
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
-    return transfer_data(job.settings, catalog)
+    data = transfer_data(job.settings, catalog)
+    if job.settings.transfer.mode == "finetune":
+        require_balanceable(job.settings, catalog, data)
+    return data
 
 
 def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalog) -> None:

@@ -46,6 +46,7 @@ FINE_TUNING = (
     "transfer.averaging",
     "transfer.freeze",
     "transfer.stochastic_depth",
+    "transfer.class_balance",
 )
 """Settings that linear evaluation does not read."""
 AUGMENTATION = "transfer.augmentation."

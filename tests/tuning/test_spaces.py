@@ -149,6 +149,7 @@ def test_the_protocols_settings_are_searched():
         "transfer.averaging",
         "transfer.freeze",
         "transfer.stochastic_depth",
+        "transfer.class_balance",
         *(f"transfer.augmentation.{n}" for n in ("noise", "masking", "lead_dropout", "wander")),
     }
     of = {
