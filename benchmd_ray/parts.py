@@ -82,6 +82,7 @@ PARTS: Mapping[str, Part] = {
             "training/augmentation/__init__.py",
             "training/augmentation/draws.py",
             "training/augmentation/evaluation.py",
+            "training/augmentation/mixing.py",
             "training/augmentation/movement.py",
             "training/augmentation/values.py",
         ),

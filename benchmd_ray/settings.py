@@ -215,6 +215,11 @@ class AugmentationSettings:
     wander: float = 0.0
     """Signals over time: a slow sine is added to each lead, with 0.5 to 5 cycles over the signal
     and an amplitude of up to this times the sd."""
+    mixup: float = 0.0
+    """Classes: an example is the mean of itself and another one, with the shares λ and 1 − λ,
+    λ ~ Beta(α, α) with this α; so are their targets."""
+    cutmix: float = 0.0
+    """Classes: a block of an example, of the share 1 − λ, is another one's; λ likewise."""
     shape: bool = False
     """For volumes of which only the form matters: times a random number in [0, 1], and times 0.5
     wherever the model is evaluated."""

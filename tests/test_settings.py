@@ -26,7 +26,7 @@ from benchmd_ray.settings import (
 
 PROJECT = Path(__file__).resolve().parent.parent
 STRENGTHS = ("flip", "shift", "affine", "blur", "intensity", "noise", "masking", "lead_dropout")
-STRENGTHS += ("wander",)
+STRENGTHS += ("wander", "mixup", "cutmix")
 SEARCH_SPACES = sorted((PROJECT / "search_spaces").rglob("*.yaml"))
 
 

@@ -87,8 +87,8 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
         BenchmdError: A target's catalog, a split without records or without a class that can be
             scored, an encoder that does not fit, several workers for linear evaluation or where
             batches must stay whole, linear evaluation of masks, augmentation that is not for such
-            signals, an average of split parameters, frozen random weights, classes to balance
-            where there are none or records stream, or an upstream of another architecture.
+            signals or tasks, an average of split parameters, frozen random weights, classes to
+            balance where there are none or records stream, or an upstream of another architecture.
     """
     require_source(catalog)
     catalog.require_split("validation")
@@ -107,7 +107,8 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
         )
     if job.settings.transfer.mode == "finetune":
         require_whole_batches(job.settings, catalog.signal)
-        require_applicable(job.settings.transfer.augmentation, catalog.signal)
+        augmentation = job.settings.transfer.augmentation
+        require_applicable(augmentation, catalog.signal, catalog.task)
         require_averageable(job.settings)
         require_pretrained(job.settings.transfer.freeze, pretrained=job.upstream is not None)
     if job.upstream is not None:

@@ -262,7 +262,8 @@ class _Reader:
         try:
             changed = applied(base, {self.name: value})
             if self.name.startswith(AUGMENTATION):
-                require_applicable(changed.transfer.augmentation, self.scope.modality.signal)
+                records = self.scope.modality
+                require_applicable(changed.transfer.augmentation, records.signal, records.task)
             taken = value_of(changed, self.name)
         except BenchmdError as error:
             raise self.error(f"{key}: {error}") from error

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kinds import SIGNALS
+from kinds import MODALITIES, SIGNALS
 from scipy import ndimage, stats
 
 from benchmd_ray.data.batches import Worker
@@ -30,6 +30,7 @@ from benchmd_ray.training.seeds import AUGMENTATION
 
 KINDS = {"time": (3, 40), "image": (2, 14, 28), "volume": (1, 7, 14, 14)}
 ALL = ("shift", "intensity", "noise", "masking")
+MIXED = ("mixup", "cutmix")
 OF_SPACE, OF_TIME = ("flip", "affine", "blur"), ("lead_dropout", "wander")
 
 
@@ -318,13 +319,15 @@ def test_only_shapes_are_evaluated_otherwise():
 )
 def test_what_is_not_for_such_signals_is_refused(name, signal, message):
     with pytest.raises(BenchmdError, match=rf"transfer\.augmentation\.{message}"):
-        require_applicable(AugmentationSettings(**{name: 0.2}), SIGNALS[signal])
+        require_applicable(
+            AugmentationSettings(**{name: 0.2}), SIGNALS[signal], MODALITIES[signal].task
+        )
 
 
 def test_each_strength_is_for_some_signals_and_all_are_tested():
     names = {f.name for f in dataclasses.fields(AugmentationSettings)} - {"shape"}
-    assert names == {*ALL, *OF_SPACE, *OF_TIME}
+    assert names == {*ALL, *OF_SPACE, *OF_TIME, *MIXED}
     for name, signal in SIGNALS.items():
         kind = {2: "time", 3: "image", 4: "volume"}[len(signal.axes)]
-        how = AugmentationSettings(**dict.fromkeys(names_of(kind), 0.5), shape=True)
-        require_applicable(how, SIGNALS[name])
+        how = AugmentationSettings(**dict.fromkeys((*names_of(kind), *MIXED), 0.5), shape=True)
+        require_applicable(how, SIGNALS[name], MODALITIES[name].task)

@@ -341,3 +341,10 @@ def test_each_network_trains_and_is_read_back(network, make_settings, tmp_path):
     model = load_segmenter(tmp_path).eval()
     with torch.no_grad():
         assert model(torch.zeros(1, 1, 32, 64, 32)).shape == (1, 3, 32, 64, 32)
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_masks_are_not_mixed(volumes, make_settings, name):
+    settings = make_settings(*UNET, f"transfer.augmentation.{name}=0.2")
+    with pytest.raises(BenchmdError, match=rf"{name} is 0\.2, and the task on small-mr is a segm"):
+        require_transferable(TransferJob(settings, volumes.path, volumes.path), volumes)

@@ -161,8 +161,8 @@ def test_the_protocols_settings_are_searched():
         for name in ("eeg", "cxr", "mammo", "derm", "fundus", "ldct")
     }
     assert of["eeg"] == {"noise", "masking"}
-    assert of["cxr"] == of["mammo"] == {"affine", "intensity"}
-    assert of["derm"] == of["fundus"] == of["ldct"] == {"flip", "affine", "intensity"}
+    assert of["cxr"] == of["mammo"] == {"affine", "intensity", "mixup"}
+    assert of["derm"] == of["fundus"] == of["ldct"] == {"flip", "affine", "intensity", "mixup"}
 
 
 def test_changes_apply_to_their_searches_alone():
@@ -611,3 +611,60 @@ def test_a_file_of_ones_own_needs_no_default_of_the_protocol(own):
     assert starting_at(space, chosen).start == {LR: 4e-3, BATCH: 16}
     with pytest.raises(BenchmdError, match="the search starts at"):
         starting_at(space, Settings())
+
+
+STRENGTH = {"kind": "choice", "values": [0.0, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("name", "technique", "signal", "message"),
+    [
+        ("augmentation.wander", "mae", "derm", r"values: .*wander is 0\.2, and derm has the axes"),
+        ("augmentation.flip", "mae", "ecg", r"values: .*flip is 0\.2, and ecg has the axes"),
+        (
+            "augmentation.mixup",
+            "scratch",
+            "hippocampus",
+            r"mixup is 0\.2, and the task on .* a segm",
+        ),
+        ("freeze", "scratch", "ecg", "cannot vary transfer.freeze: nothing has been pretrained"),
+    ],
+)
+def test_what_is_not_for_such_records_is_not_searched(own, name, technique, signal, message):
+    with pytest.raises(BenchmdError, match=message):
+        own({f"transfer.{name}": STRENGTH}, technique, "finetune-full", signal)
+
+
+@pytest.mark.parametrize("name", ["augmentation.noise", "averaging", "freeze", "class_balance"])
+def test_linear_evaluation_searches_nothing_of_fine_tuning(own, name):
+    with pytest.raises(BenchmdError, match="linear evaluation leaves the encoder as it is"):
+        own({f"transfer.{name}": STRENGTH}, "mae", "linear", "ecg")
+
+
+def test_groups_of_signals_by_axes_and_by_the_beginning_of_a_name(own):
+    content = {
+        "transfer.epochs": {"kind": "int", "low": 1, "high": 200},
+        "signals": {
+            "organmnist3d-64": {"transfer.epochs": {"high": 104}},
+            "organ*": {"transfer.epochs": {"high": 103}},
+            "medmnist-3d": {"transfer.epochs": {"high": 102}},
+            "volumes": {"transfer.epochs": {"high": 101}},
+        },
+    }
+    found = {
+        name: own(content, "mae", "linear", name).as_dict()["transfer.epochs"]["high"]
+        for name in (
+            "ecg",
+            "ldct",
+            "nodulemnist3d",
+            "organmnist3d",
+            "organmnist3d-64",
+            "organamnist",
+        )
+    }
+    assert list(found.values()) == [200, 101, 102, 103, 104, 103]
+    for unknown in ("organd*", "volume"):
+        with pytest.raises(BenchmdError, match=r"unknown name in .*signals"):
+            own(content | {"signals": {unknown: {}}}, "mae", "linear", "ecg")
+    with pytest.raises(BenchmdError, match=r"unknown name in .*techniques"):
+        own({**content, "techniques": {"ma*": {}}}, "mae", "linear", "ecg")

@@ -12,17 +12,21 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import AugmentationSettings
 from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation.draws import Draws
 from benchmd_ray.training.augmentation.evaluation import evaluated
+from benchmd_ray.training.augmentation.mixing import mixed
 from benchmd_ray.training.augmentation.movement import moved
 from benchmd_ray.training.augmentation.values import altered
 
-__all__ = ["augmented", "augmented_masks", "evaluated", "require_applicable"]
+__all__ = ["augmented", "augmented_masks", "evaluated", "mixed", "require_applicable"]
 
 SPATIAL = ("flip", "affine", "blur")
 """Changes of images and volumes only; time has a direction."""
 TEMPORAL = ("lead_dropout", "wander")
 """Changes of signals over time only."""
+MIXING = ("mixup", "cutmix")
+"""Changes for which an example needs one target, which a mask is not."""
 
 
 def augmented(
@@ -58,8 +62,8 @@ def augmented_masks(
     return moved(masks[:, None], how, draws, nearest=True)[:, 0]
 
 
-def require_applicable(how: AugmentationSettings, signal: Signal) -> None:
-    """Refuse changes that mean nothing for the signals.
+def require_applicable(how: AugmentationSettings, signal: Signal, task: Task) -> None:
+    """Refuse changes that mean nothing for the signals or the task.
 
     Raises:
         BenchmdError: One of them is on.
@@ -73,4 +77,11 @@ def require_applicable(how: AugmentationSettings, signal: Signal) -> None:
                 f"transfer.augmentation.{name} is {getattr(how, name):g}, and {signal.name} has "
                 f"the axes {', '.join(signal.axes)}: expected 0, as it is for {of} only. Leave it "
                 f"out, or take one of {', '.join(TEMPORAL if over_time else SPATIAL)}."
+            )
+    for name in MIXING if task.segments else ():
+        if getattr(how, name):
+            raise BenchmdError(
+                f"transfer.augmentation.{name} is {getattr(how, name):g}, and the task on "
+                f"{signal.name} is a segmentation, whose masks cannot be mixed: expected 0. Leave "
+                "it out, or take flip, shift or affine, which move masks alike."
             )

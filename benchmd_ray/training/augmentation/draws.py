@@ -16,7 +16,7 @@ AXES = 3
 """Axes of a signal but the channel's, at most."""
 TOGETHER = {"flip": AXES, "shift": AXES, "shape": 1}
 """Changes whose numbers are drawn together, with how many an example needs of each."""
-AFFINE, BLUR, INTENSITY, NOISE, MASKING, LEADS, WANDER = range(1, 8)
+AFFINE, BLUR, INTENSITY, NOISE, MASKING, LEADS, WANDER, MIXING = range(1, 9)
 """What each of the others draws from; not 0, which would be the stream of `TOGETHER`."""
 
 
