@@ -23,9 +23,9 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "transformer": Part(1, ("models/encoder.py", "models/patch.py")),
-    "resnet": Part(1, ("models/resnet.py",)),
-    "xresnet": Part(1, ("models/resnet.py", "models/xresnet.py")),
+    "transformer": Part(1, ("models/drop_path.py", "models/encoder.py", "models/patch.py")),
+    "resnet": Part(1, ("models/drop_path.py", "models/resnet.py")),
+    "xresnet": Part(1, ("models/drop_path.py", "models/resnet.py", "models/xresnet.py")),
     "monai": Part(1, ("models/monai_networks.py",)),
     "imagenet": Part(1, ("models/imagenet.py",)),
     "heads": Part(1, ("models/heads.py",)),
@@ -53,7 +53,16 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "optimisation": Part(
-        1, ("training/engine.py", "training/decay.py", "training/seeds.py", "training/zero.py")
+        1,
+        (
+            "training/averaging.py",
+            "training/engine.py",
+            "training/decay.py",
+            "training/freezing.py",
+            "training/seeds.py",
+            "training/stochastic_depth.py",
+            "training/zero.py",
+        ),
     ),
     "pretraining": Part(1, ("training/pretrain.py",)),
     "transfer": Part(
@@ -68,7 +77,17 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "linear evaluation": Part(1, ("training/linear.py", "training/features.py")),
-    "augmentation": Part(1, ("training/augmentation.py",)),
+    "augmentation": Part(
+        1,
+        (
+            "training/augmentation/__init__.py",
+            "training/augmentation/draws.py",
+            "training/augmentation/evaluation.py",
+            "training/augmentation/mixing.py",
+            "training/augmentation/movement.py",
+            "training/augmentation/values.py",
+        ),
+    ),
     "search": Part(
         1,
         (

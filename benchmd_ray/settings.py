@@ -188,6 +188,51 @@ class PretrainSettings:
 
 
 @dataclass(frozen=True)
+class AugmentationSettings:
+    """How fine-tuning changes a signal each time it sees it (`training.augmentation`).
+
+    Each is a strength from 0, which is off, to 1; what is drawn for an example lies between no
+    change and that strength. The standard deviation (sd) is that of the example itself, over all
+    its channels, so that a strength means the same however signals are normalised. Searches vary
+    each of them.
+    """
+
+    flip: float = 0.0
+    """Images and volumes: twice the chance of each axis to be mirrored; at 1 a half."""
+    shift: float = 0.0
+    """Largest shift along each axis, in shares of its extent; at the border values are repeated."""
+    affine: float = 0.0
+    """Images and volumes: rotation by up to 30° and scaling by up to 1.5 or 1/1.5, times this."""
+    blur: float = 0.0
+    """Images and volumes: Gaussian blur with an sd of up to two pixels, times this."""
+    intensity: float = 0.0
+    """Contrast, or gain over time, times up to 1 ± 0.5, and an offset of up to ± 0.5 sd, both times
+    this; all channels alike."""
+    noise: float = 0.0
+    """White Gaussian noise with an sd of up to this times the example's."""
+    masking: float = 0.0
+    """Largest share of the time, area or volume that one block of the channels' means replaces."""
+    lead_dropout: float = 0.0
+    """Signals over time: chance of each lead to be flat; one at least stays."""
+    wander: float = 0.0
+    """Signals over time: a slow sine is added to each lead, with 0.5 to 5 cycles over the signal
+    and an amplitude of up to this times the sd."""
+    mixup: float = 0.0
+    """Classes: an example is the mean of itself and another one, with the shares λ and 1 − λ,
+    λ ~ Beta(α, α) with this α; so are their targets."""
+    cutmix: float = 0.0
+    """Classes: a block of an example, of the share 1 − λ, is another one's; λ likewise."""
+    shape: bool = False
+    """For volumes of which only the form matters: times a random number in [0, 1], and times 0.5
+    wherever the model is evaluated."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            expected = "a number in [0, 1]"
+            _require(0 <= value <= 1, f"transfer.augmentation.{name}", value, expected)
+
+
+@dataclass(frozen=True)
 class TransferSettings:
     """Transfer to the source's labels: linear evaluation or fine-tuning."""
 
@@ -209,11 +254,21 @@ class TransferSettings:
     """Fine-tuning: dropout of the embedded tokens; null: that of encoder.embedding_dropout."""
     layer_decay: float = 1.0
     """Fine-tuning: factor of the learning rate from each layer to the one below it."""
-    augmentation: Literal["none", "flip", "shift", "flip+shift", "shape"] = "none"
-    """Fine-tuning: how a training signal is changed each time it is seen. flip: along each axis or
-    not; shift: along each axis by up to a seventh of its extent; shape, for volumes of which the
-    only the form matters: times a random number in [0, 1], and times 0.5 wherever the model is
-    evaluated (`training.augmentation`)."""
+    augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    """Fine-tuning: how a training signal is changed each time it is seen."""
+    class_balance: float = 0.0
+    """Fine-tuning: training records are drawn with chances n^-balance, n being how many are of
+    their rarest class (`training.selection.class_odds`); 0: each once an epoch, 1: classes alike.
+    Needs a split that is held in memory."""
+    stochastic_depth: float = 0.0
+    """Fine-tuning: chance of an example to skip the branch of the last block, or each of its two
+    branches in the transformer; in the blocks below it falls linearly."""
+    freeze: float = 0.0
+    """Fine-tuning of a pretrained encoder: share of its blocks, from the signal up and with what is
+    below them, that stay as they are; rounded down to whole blocks."""
+    averaging: float = 0.0
+    """Fine-tuning: decay, for each step, of an exponential moving average of the weights, which is
+    what is evaluated, kept and exported; 0: the weights themselves."""
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""
 
@@ -223,6 +278,10 @@ class TransferSettings:
         for name, holds, expected in (
             ("label_smoothing", 0 <= self.label_smoothing < 1, "a number in [0, 1)"),
             ("layer_decay", 0 < self.layer_decay <= 1, "a number in (0, 1]"),
+            ("class_balance", 0 <= self.class_balance <= 1, "a number in [0, 1]"),
+            ("stochastic_depth", 0 <= self.stochastic_depth < 1, "a number in [0, 1)"),
+            ("freeze", 0 <= self.freeze < 1, "a number in [0, 1)"),
+            ("averaging", 0 <= self.averaging < 1, "a number in [0, 1)"),
             ("dropout", 0 <= (self.dropout or 0) < 1, "a number in [0, 1) or null"),
             (
                 "embedding_dropout",

@@ -70,6 +70,8 @@ LOWEST_RATE = 1e-3
 """Hz; rates are taken to 1 / 10,000."""
 AXES = (("channel", "time"), ("channel", "y", "x"), ("channel", "z", "y", "x"))
 """Axes that a signal may have: over time, of an image, of a volume."""
+GROUPS = dict(zip(AXES, ("over-time", "images", "volumes"), strict=True))
+"""The widest group in search spaces of signals with these axes."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class Signal:
     @property
     def groups(self) -> tuple[str, ...]:
         """Its groups in search spaces, the widest first, and its own name."""
-        return (*self.within, self.name)
+        return (GROUPS[self.axes], *self.within, self.name)
 
     def with_patch(self, size: int) -> Signal:
         """This signal, cut into patches of another extent.

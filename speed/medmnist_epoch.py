@@ -173,7 +173,7 @@ class Ours:
             agreement=agreement,
         )
         self._engine.module.eval()
-        forward = evaluated(self._engine, settings.transfer.augmentation)
+        forward = evaluated(self._engine, settings.transfer.augmentation.shape)
         size = evaluation_batch(self.model.encoder)
         score = self._data.score(collect(forward, self._validation, size))
         self._best.offer(score, self._epoch, self._engine.weights)
@@ -249,7 +249,7 @@ class Plain:
     @torch.no_grad()
     def _score(self) -> float:
         self.model.eval()
-        forward = evaluated(self._logits, self._setup.settings.transfer.augmentation)
+        forward = evaluated(self._logits, self._setup.settings.transfer.augmentation.shape)
         size = evaluation_batch(self.model.encoder)
         batches = self._batches(self._validation, size, None)
         logits = torch.cat([forward(x) for x, _ in batches]).cpu()

@@ -12,6 +12,7 @@ from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import (
     ENCODERS,
+    AugmentationSettings,
     EncoderSettings,
     ExecutionSettings,
     OptimiserSettings,
@@ -24,6 +25,8 @@ from benchmd_ray.settings import (
 )
 
 PROJECT = Path(__file__).resolve().parent.parent
+STRENGTHS = ("flip", "shift", "affine", "blur", "intensity", "noise", "masking", "lead_dropout")
+STRENGTHS += ("wander", "mixup", "cutmix")
 SEARCH_SPACES = sorted((PROJECT / "search_spaces").rglob("*.yaml"))
 
 
@@ -65,7 +68,7 @@ def test_defaults_are_the_fixed_protocol():
         "epochs": 100,
         "batch_size": 64,
         "optimiser": optimiser,
-        "augmentation": "none",
+        "augmentation": dict.fromkeys(STRENGTHS, 0.0) | {"shape": False},
         "shuffle_labels": False,
     }
     assert settings["encoder"] | encoder == settings["encoder"]
@@ -221,6 +224,14 @@ def test_a_wrong_assignment_says_what_is_valid(assignment, message):
         ("pretrain.optimiser.lr=0", r"optimiser\.lr is 0\.0, expected a positive number"),
         ("pretrain.optimiser.lr=.nan", r"optimiser\.lr is nan"),
         ("pretrain.optimiser.lr=.inf", r"optimiser\.lr is inf"),
+        ("transfer.class_balance=2", r"class_balance is 2\.0, expected a number in \[0, 1\]"),
+        ("transfer.stochastic_depth=1", r"stochastic_depth is 1\.0, expected a number in \[0, 1\)"),
+        ("transfer.freeze=1", r"transfer\.freeze is 1\.0, expected a number in \[0, 1\)"),
+        ("transfer.averaging=1", r"transfer\.averaging is 1\.0, expected a number in \[0, 1\)"),
+        ("transfer.augmentation.flip=1.5", r"augmentation\.flip is 1\.5, expected a number in \[0"),
+        ("transfer.augmentation.noise=-1", r"transfer\.augmentation\.noise is -1\.0"),
+        ("transfer.augmentation.shape=0.5", r"augmentation\.shape is 0\.5, expected .* type bool"),
+        ("transfer.augmentation=flip", r"is 'flip', expected a group with the keys flip, shift, "),
         ("transfer.optimiser.weight_decay=-1", r"weight_decay is -1\.0, expected 0 or more"),
         ("transfer.optimiser.warmup_steps=-1", r"warmup_steps is -1, expected 0 or more"),
         ("transfer.epochs=0", r"transfer\.epochs is 0, expected 1 or more"),
@@ -350,20 +361,21 @@ VOLUMES = dataclasses.replace(MODALITIES["ldct"], name="organmnist3d")
 
 
 @pytest.mark.parametrize(
-    ("modality", "network", "batch", "augmentation"),
+    ("modality", "network", "batch", "shape"),
     [
-        (IMAGES, "resnet50", 128, "none"),
-        (VOLUMES, "resnet18-acs", 32, "none"),
-        (kind_of("adrenalmnist3d"), "resnet18-3d", 32, "shape"),
-        (kind_of("vesselmnist3d-64"), "resnet18-2.5d", 32, "shape"),
+        (IMAGES, "resnet50", 128, False),
+        (VOLUMES, "resnet18-acs", 32, False),
+        (kind_of("adrenalmnist3d"), "resnet18-3d", 32, True),
+        (kind_of("vesselmnist3d-64"), "resnet18-2.5d", 32, True),
     ],
 )
-def test_the_recipe_of_medmnist(modality, network, batch, augmentation):
+def test_the_recipe_of_medmnist(modality, network, batch, shape):
     settings = medmnist_settings(modality, network)
     assert settings.encoder == EncoderSettings(network=network)
     transfer, optimiser = settings.transfer, settings.transfer.optimiser
     assert (transfer.setting, transfer.epochs) == ("finetune-full", 100)
-    assert (transfer.batch_size, transfer.augmentation) == (batch, augmentation)
+    assert transfer.batch_size == batch
+    assert transfer.augmentation == AugmentationSettings(shape=shape)
     assert optimiser == OptimiserSettings(lr=1e-3, weight_decay=0.0, schedule="steps")
     rates = [optimiser.lr_at(epoch, 100) for epoch in (0, 49, 50, 74, 75, 99)]
     assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-5])

@@ -18,6 +18,8 @@ import torch
 from benchmd_ray.data.normalise import Normalise
 
 Rows = npt.NDArray[np.int64]
+Odds = npt.NDArray[np.float64]
+"""Chance of each row to be drawn; they add up to 1."""
 
 GPU_SHARE = 0.3
 """A split goes to the GPU whole when it takes at most this share of its free memory."""
@@ -112,6 +114,12 @@ def epoch_order(seed: int, epoch: int, rows: int) -> Rows:
     return order
 
 
+def drawn_order(seed: int, epoch: int, odds: Odds) -> Rows:
+    """As many rows as there are, drawn with replacement, in the order of an epoch."""
+    # The 1 tells the stream from that of `epoch_order`.
+    return np.random.default_rng([seed, epoch, 1]).choice(len(odds), len(odds), p=odds)
+
+
 def step_rows(seed: int, step: int, batch_size: int, rows: int) -> Rows:
     """Rows of a step of the endless sequence of epochs, all workers together."""
     position, parts, wanted = step * batch_size, [], batch_size
@@ -143,6 +151,7 @@ class ResidentFeed:
         seed: int,
         worker: Worker | None = None,
         subset: Rows | None = None,
+        odds: Odds | None = None,
     ) -> None:
         """Take the split, and put the rows to use on the GPU where they fit.
 
@@ -153,7 +162,9 @@ class ResidentFeed:
             seed: Seed of the order.
             worker: Whose share to give.
             subset: Rows to use; None takes all.
+            odds: Of each of these to be drawn for a place of an epoch; None: each row once.
         """
+        self._odds = odds
         self._seed, self._worker = seed, worker or Worker()
         self._normalise = normalise
         self._subset = np.arange(len(columns)) if subset is None else subset
@@ -198,8 +209,12 @@ class ResidentFeed:
             step += 1
 
     def epoch(self, batch_size: int, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """See `Feed`."""
-        order = epoch_order(self._seed, epoch, self.rows)
+        """See `Feed`; with odds as many rows, drawn with replacement."""
+        order = (
+            epoch_order(self._seed, epoch, self.rows)
+            if self._odds is None
+            else drawn_order(self._seed, epoch, self._odds)
+        )
         yield from self._steps(order[first * batch_size :], batch_size)
 
     def ordered(self, batch_size: int) -> Iterator[Batch]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.batches import Columns, Feed, ResidentFeed, Rows, Worker
+from benchmd_ray.data.batches import Columns, Feed, Odds, ResidentFeed, Rows, Worker
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.data.records import decode_signals
@@ -46,6 +46,7 @@ def chosen_rows_feed(
     settings: Settings,
     worker: Worker,
     statistics: Statistics | None,
+    odds: Odds | None = None,
 ) -> ResidentFeed:
     """The feed of some rows of a split; where the split streams, only those rows are held.
 
@@ -57,6 +58,7 @@ def chosen_rows_feed(
         settings: Seed, and whether the split streams.
         worker: Whose share to give.
         statistics: Of the source's training split, where the modality needs them.
+        odds: Of each of the rows, see `ResidentFeed`.
 
     Raises:
         BenchmdError: The split has no record, or the rows of one that streams are too large to
@@ -71,10 +73,13 @@ def chosen_rows_feed(
             subset=rows,
             columns=columns,
             statistics=statistics,
+            odds=odds,
         )
     signals = _chosen_signals(catalog, split, rows, settings.execution.resident_gib)
     normalise = normaliser(catalog.signal, statistics)
-    return ResidentFeed(signals, columns.at(rows), normalise, seed=settings.seed, worker=worker)
+    return ResidentFeed(
+        signals, columns.at(rows), normalise, seed=settings.seed, worker=worker, odds=odds
+    )
 
 
 def _chosen_signals(
@@ -109,6 +114,7 @@ def resident_feed(
     subset: Rows | None = None,
     columns: Columns | None = None,
     statistics: Statistics | None = None,
+    odds: Odds | None = None,
 ) -> ResidentFeed:
     """The feed of a split, or of some of its rows, held whole.
 
@@ -120,6 +126,7 @@ def resident_feed(
         subset: Rows to use; None takes all.
         columns: Columns to use instead of the catalog's, of all rows of the split.
         statistics: Of the source's training split; some modalities need none.
+        odds: Of each of the rows, see `ResidentFeed`.
 
     Raises:
         BenchmdError: The split has no record, or the modality needs statistics.
@@ -132,6 +139,7 @@ def resident_feed(
         seed=seed,
         worker=worker,
         subset=subset,
+        odds=odds,
     )
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
 from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import RESNETS, ResNet
@@ -45,6 +46,7 @@ class Block(nn.Module):
             nn.Dropout(size.dropout),
         )
         self.dropout = nn.Dropout(size.dropout)
+        self.drop_path = DropPath()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, width) to the same."""
@@ -52,8 +54,8 @@ class Block(nn.Module):
         mixed = functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         )
-        x = x + self.dropout(self.project(mixed.transpose(1, 2).flatten(2)))
-        added: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        x = x + self.drop_path(self.dropout(self.project(mixed.transpose(1, 2).flatten(2))))
+        added: torch.Tensor = x + self.drop_path(self.mlp(self.mlp_norm(x)))
         return added
 
 

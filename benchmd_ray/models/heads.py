@@ -30,13 +30,19 @@ def classification_loss(
 
     Args:
         logits: (batch, classes).
-        targets: (batch, classes), 1, 0 or -1 (unknown).
+        targets: (batch, classes), 1, 0 or -1 (unknown), or floating-point means of two such
+            targets: of single-label ones probabilities, or -1 in all classes.
         task: Single-label takes the cross-entropy with the class whose target is 1; multi-label
             the binary cross-entropy, mean over the example's known labels.
         smoothing: Share of each label that is spread evenly over all classes, the own among them
             (Szegedy et al., https://arxiv.org/abs/1512.00567, section 7); for multi-label over
             both answers, so that 1 becomes 1 − s/2 and 0 becomes s/2.
     """
+    if task in EXCLUSIVE and targets.is_floating_point():
+        each = functional.cross_entropy(
+            logits.float(), targets.clamp(min=0), reduction="none", label_smoothing=smoothing
+        )
+        return each * (targets != UNKNOWN).all(dim=1)
     if task in EXCLUSIVE:
         each = functional.cross_entropy(
             logits.float(), targets.argmax(dim=1), reduction="none", label_smoothing=smoothing

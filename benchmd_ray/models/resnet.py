@@ -34,6 +34,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.settings import EncoderSettings, updated
 from benchmd_ray.signals import Signal
 
@@ -184,10 +185,11 @@ class Residual(nn.Module):
             if same
             else nn.Sequential(convolution(inputs, outputs, 1, stride), BatchNorm(outputs))
         )
+        self.drop_path = DropPath()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, inputs, …) to (batch, outputs, …)."""
-        return functional.relu(self.body(x) + self.shortcut(x))
+        return functional.relu(self.drop_path(self.body(x)) + self.shortcut(x))
 
 
 class ResNet(nn.Module):

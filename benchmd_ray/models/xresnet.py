@@ -32,6 +32,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.models.resnet import EXPANSION, BatchNorm, places_after, require_axes
 from benchmd_ray.settings import EncoderSettings, updated
 from benchmd_ray.signals import Signal
@@ -94,10 +95,11 @@ class Bottleneck(nn.Module):
         if inputs != outputs:
             shortcut += _convolved(inputs, outputs, 1)[:-1]
         self.shortcut = nn.Sequential(*shortcut)
+        self.drop_path = DropPath()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, inputs, time) to (batch, outputs, time), rounded up where time is halved."""
-        return functional.relu(self.body(x) + self.shortcut(x))
+        return functional.relu(self.drop_path(self.body(x)) + self.shortcut(x))
 
 
 def _convolved(

@@ -18,6 +18,7 @@ from benchmd_ray.parts import EVERY, versions_of
 from benchmd_ray.results.store import Run, read_run
 from benchmd_ray.settings import (
     ENCODERS,
+    AugmentationSettings,
     EncoderSettings,
     ExecutionSettings,
     Settings,
@@ -113,7 +114,7 @@ def transfer_parts(settings: Settings) -> set[str]:
     used = {*EVERY, "heads", "transfer", network_part(settings.encoder.network)}
     if settings.transfer.mode == "linear":
         used.add("linear evaluation")
-    elif settings.transfer.augmentation != "none":
+    elif settings.transfer.augmentation != AugmentationSettings():
         used.add("augmentation")
     return used
 

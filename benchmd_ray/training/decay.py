@@ -39,14 +39,33 @@ def layer_factors(
     """
     if decay == 1.0:
         return None
-    blocks = getattr(model.encoder, "blocks", None)
+    blocks = blocks_of(model.encoder, "transfer.layer_decay", decay, network, off=1)
+    return {name: decay ** _below_head(name, len(blocks)) for name, _ in model.named_parameters()}
+
+
+def blocks_of(
+    encoder: nn.Module, setting: str, value: float, network: str, *, off: float
+) -> nn.ModuleList | nn.Sequential:
+    """The layers of an encoder, the first next to the signal.
+
+    Args:
+        encoder: Has them as ``blocks``.
+        setting: What needs them, for the message.
+        value: Of the setting.
+        network: Name of the encoder's network.
+        off: Value of the setting that needs none.
+
+    Raises:
+        BenchmdError: The encoder has no ``blocks`` in an order.
+    """
+    blocks = getattr(encoder, "blocks", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
         raise BenchmdError(
-            f"transfer.layer_decay is {decay:g} and the encoder network {network} has no "
-            "`blocks` (a torch.nn.ModuleList or Sequential of its layers, the first next to the "
-            "signal): name them so, or leave transfer.layer_decay at 1."
+            f"{setting} is {value:g} and the encoder network {network} has no `blocks` (a "
+            "torch.nn.ModuleList or Sequential of its layers, the first next to the signal): name "
+            f"them so, or leave {setting} at {off:g}."
         )
-    return {name: decay ** _below_head(name, len(blocks)) for name, _ in model.named_parameters()}
+    return blocks
 
 
 def _below_head(name: str, depth: int) -> int:

@@ -17,7 +17,7 @@ from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.models.segmenter import Segmenter, segmentation_loss
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import SEGMENTATION, Task, TaskKind
-from benchmd_ray.training.augmentation import augmented, augmented_masks
+from benchmd_ray.training.augmentation import augmented, augmented_masks, mixed
 from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.segmentation import collect_overlaps, mean_dice, patches
 from benchmd_ray.training.selection import TransferData
@@ -41,7 +41,7 @@ def objective_of(kind: TaskKind) -> Objective:
     """The objective of a kind of task."""
     if kind == SEGMENTATION:
         return Objective(_patches, segmentation_loss, _dice)
-    return Objective(_signals, partial(_loss_of_labels, kind), _auroc)
+    return Objective(partial(_signals, kind), partial(_loss_of_labels, kind), _auroc)
 
 
 def model_of(encoder: Encoder, task: Task) -> Model:
@@ -50,9 +50,12 @@ def model_of(encoder: Encoder, task: Task) -> Model:
     return made(encoder, len(task.classes))
 
 
-def _signals(batch: Batch, model: Model, settings: Settings, step: int, worker: Worker) -> Batch:
-    name = settings.transfer.augmentation
-    return replace(batch, signals=augmented(batch.signals, name, settings.seed, step, worker))
+def _signals(
+    kind: TaskKind, batch: Batch, model: Model, settings: Settings, step: int, worker: Worker
+) -> Batch:
+    how, when = settings.transfer.augmentation, (settings.seed, step, worker)
+    changed = replace(batch, signals=augmented(batch.signals, how, *when))
+    return mixed(changed, how, kind, *when)
 
 
 def _patches(batch: Batch, model: Model, settings: Settings, step: int, worker: Worker) -> Batch:

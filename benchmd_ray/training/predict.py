@@ -21,7 +21,7 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.scores.metrics import probabilities
 from benchmd_ray.settings import Settings
 from benchmd_ray.signals import differing_in
-from benchmd_ray.training.augmentation import evaluated
+from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.predictions import IDENTIFIERS
 from benchmd_ray.training.weights import described, load_classifier, model_description
@@ -74,7 +74,7 @@ def _split_table(
 ) -> pa.Table:
     forward = evaluating(model, worker, settings.execution.precision)
     feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
-    shown = evaluated(forward, about["augmentation"])
+    shown = evaluated(forward, about["augmentation"]["shape"])
     logits = collect(shown, feed, evaluation_batch(model.encoder))
     scores = probabilities(logits, catalog.task.kind) @ merging(catalog.card)
     table = split_table(catalog, split, [*IDENTIFIERS, "target", *PERSON])

@@ -31,7 +31,7 @@ from benchmd_ray.scores.dice import CODES, PREDICTED, REFERENCE, dice, presence
 from benchmd_ray.settings import Settings
 from benchmd_ray.signals import differing_in, valid_area
 from benchmd_ray.tasks import SEGMENTATION
-from benchmd_ray.training.augmentation import evaluated
+from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.collect import evaluating, evaluation_batch
 from benchmd_ray.training.predictions import (
     IDENTIFIERS,
@@ -159,7 +159,7 @@ def _masks(
     """Each record of a split with its predicted mask."""
     model, about = load_segmenter(run), model_description(run)
     forward = evaluated(
-        evaluating(model, worker, settings.execution.precision), about["augmentation"]
+        evaluating(model, worker, settings.execution.precision), about["augmentation"]["shape"]
     )
     feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
     columns = ["record_id", "unit_id", "group_id", *PERSON, "valid_size", "geometry"]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmd_ray.data.batches import Columns, Feed, Rows, Worker
+from benchmd_ray.data.batches import Columns, Feed, Odds, Rows, Worker
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import (
     chosen_rows_feed,
@@ -133,7 +133,10 @@ def _whole(catalog: Catalog, settings: Settings, data: TransferData) -> bool:
 
 def training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: TransferData) -> Feed:
     """Streaming where the whole split is used and too large to hold; else the rows are held."""
-    if _whole(catalog, settings, data):
+    transfer, odds = settings.transfer, None
+    if transfer.class_balance and transfer.mode == "finetune":
+        odds = class_odds(data.columns.targets[data.rows], transfer.class_balance)
+    if odds is None and _whole(catalog, settings, data):
         return whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
     return chosen_rows_feed(
         catalog,
@@ -143,4 +146,49 @@ def training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: Tr
         settings=settings,
         worker=worker,
         statistics=catalog.statistics,
+        odds=odds,
     )
+
+
+def class_odds(targets: npt.NDArray[Any], balance: float) -> Odds:
+    """Chances of training records by how rare their rarest class is.
+
+    Each is proportional to n^-balance, where n is the number of records that are positive in its
+    rarest positive class; those that are positive in none count as a class. At 1 each class of a
+    single-label task is seen as often as any other. Between 0 and 1 it is the sampling of Lample
+    and Conneau (https://arxiv.org/abs/1901.07291, section 3.1), by classes.
+
+    Args:
+        targets: (records, classes), 1, 0 or -1 (unknown).
+        balance: ``transfer.class_balance``, in [0, 1].
+    """
+    positive = targets == 1
+    without = ~positive.any(axis=1, keepdims=True)
+    members = np.concatenate([positive, without], axis=1)
+    counts = members.sum(axis=0)
+    rarest = np.where(members, counts, len(targets)).min(axis=1)
+    weights = rarest.astype(np.float64) ** -balance
+    found: Odds = weights / weights.sum()
+    return found
+
+
+def require_balanceable(settings: Settings, catalog: Catalog, data: TransferData) -> None:
+    """Refuse to draw records by their classes where they have none, or are read one by one.
+
+    Raises:
+        BenchmdError: ``transfer.class_balance`` is above 0, and the task is a segmentation or the
+            training split streams.
+    """
+    balance, expected = settings.transfer.class_balance, ""
+    if catalog.task.segments:
+        expected = "the task is a segmentation, whose records have no class: expected 0"
+    elif training_streams(catalog, settings, data):
+        expected = (
+            "its training split streams, shard by shard: expected 0, or a split that is held in "
+            "memory (execution.feed=resident, or a larger execution.resident_gib)"
+        )
+    if balance and expected:
+        raise BenchmdError(
+            f"transfer.class_balance is {balance:g} on {catalog.path}, and {expected}. A search "
+            "holds it with --fix transfer.class_balance."
+        )

@@ -85,7 +85,7 @@ def save_state(module: nn.Module, held: Held, folder: Path | None) -> None:
         held: Where they are.
         folder: Takes a file for each part; None on workers that give their share and write nothing.
     """
-    named = _tensors(module)
+    named = named_tensors(module)
     for part in PARTS:
         tensors = {}
         for name, tensor in named.items():
@@ -102,7 +102,7 @@ def load_state(module: nn.Module, held: Held, folder: Path) -> None:
     Raises:
         BenchmdError: A file is missing or damaged, or of another architecture.
     """
-    named = _tensors(module)
+    named = named_tensors(module)
     try:
         with ExitStack() as stack:
             files = {
@@ -151,7 +151,7 @@ def listed(faults: list[str]) -> str:
     return f"{'; '.join(faults[:3])}{' …' if len(faults) > 3 else ''}"
 
 
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters, shared ones once, and the buffers of the module's state."""
     kept = module.state_dict().keys()
     buffers = {name: value for name, value in module.named_buffers() if name in kept}

@@ -7,7 +7,8 @@ here: this module is given only the source's catalog (decision D17).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +25,22 @@ from benchmd_ray.integrity import Kinds, made_again, read_hashed_json, write_has
 from benchmd_ray.models.encoder import make_encoder, require_fitting, require_task
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.run_files import MODEL
-from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
+from benchmd_ray.settings import (
+    AugmentationSettings,
+    EncoderSettings,
+    Settings,
+    as_dict,
+    updated,
+)
 from benchmd_ray.signals import differing_in
 from benchmd_ray.storage.location import Location
 from benchmd_ray.tasks import Task, TaskKind
-from benchmd_ray.training.augmentation import evaluated
+from benchmd_ray.training.augmentation import evaluated, require_applicable
+from benchmd_ray.training.averaging import Average, require_averageable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine
+from benchmd_ray.training.freezing import freeze, frozen_parts, require_pretrained
 from benchmd_ray.training.linear import linear_evaluation
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.objectives import Model, Objective, model_of, objective_of
@@ -41,12 +50,15 @@ from benchmd_ray.training.seeds import WEIGHTS, derived_seed, seed_step
 from benchmd_ray.training.selection import (
     Best,
     TransferData,
+    require_balanceable,
     training_feed,
     transfer_data,
 )
+from benchmd_ray.training.stochastic_depth import set_stochastic_depth
 from benchmd_ray.training.weights import described, export_model, load_weights, model_description
 
 BEST = "best.safetensors"
+AVERAGE = "average.safetensors"
 RESULT = "training.json"
 
 
@@ -74,8 +86,9 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     Raises:
         BenchmdError: A target's catalog, a split without records or without a class that can be
             scored, an encoder that does not fit, several workers for linear evaluation or where
-            batches must stay whole, linear evaluation of masks, or an upstream of another
-            architecture.
+            batches must stay whole, linear evaluation of masks, augmentation that is not for such
+            signals or tasks, an average of split parameters, frozen random weights, classes to
+            balance where there are none or records stream, or an upstream of another architecture.
     """
     require_source(catalog)
     catalog.require_split("validation")
@@ -94,9 +107,16 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
         )
     if job.settings.transfer.mode == "finetune":
         require_whole_batches(job.settings, catalog.signal)
+        augmentation = job.settings.transfer.augmentation
+        require_applicable(augmentation, catalog.signal, catalog.task)
+        require_averageable(job.settings)
+        require_pretrained(job.settings.transfer.freeze, pretrained=job.upstream is not None)
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
-    return transfer_data(job.settings, catalog)
+    data = transfer_data(job.settings, catalog)
+    if job.settings.transfer.mode == "finetune":
+        require_balanceable(job.settings, catalog, data)
+    return data
 
 
 def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalog) -> None:
@@ -165,7 +185,8 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
 def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) -> None:
     transfer = job.settings.transfer
     # Linear evaluation encodes each record once: it reads no augmentation.
-    augmentation = transfer.augmentation if transfer.mode == "finetune" else "none"
+    finetuned = transfer.mode == "finetune"
+    augmentation = transfer.augmentation if finetuned else AugmentationSettings()
     about = (job.settings.encoder, catalog.signal, catalog.statistics, catalog.task, augmentation)
     export_model(job.folder, best.weights, *about)
     write_hashed_json(
@@ -212,38 +233,46 @@ def _finetune(
 ) -> Best:
     """Train head and encoder; resumes from the newest checkpoint."""
     settings, transfer = job.settings, job.settings.transfer
+    freeze(model, transfer.freeze, settings.encoder.network)
+    set_stochastic_depth(model, transfer.stochastic_depth, settings.encoder.network)
     factors = layer_factors(model, transfer.layer_decay, settings.encoder.network)
     engine = make_engine(model, transfer.optimiser, settings.execution, worker, factors)
+    average = Average(engine.module, transfer.averaging) if transfer.averaging else None
     held, best = load_checkpoint(job.folder, engine), Best()
     kept, objective = f"best_{catalog.task.selected_by}", objective_of(data.task)
     position: Mapping[str, Any] = {} if held is None else held.position
     if held is not None:
         weights = load_file(held.folder / BEST) if worker.rank == 0 else {}  # who exports it
         best = Best(position[kept], position["best_epoch"], weights)
+        if average is not None:
+            average.load(held.folder / AVERAGE)
     first = 0 if held is None else held.step
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
-    forward = evaluated(engine, transfer.augmentation)
+    forward = evaluated(engine, transfer.augmentation.shape)
     begun: list[float] = position.get("sums", [])
     agreement = Agreement(worker)
 
     def save(epochs: int, sums: list[float]) -> None:
         held = {"best_epoch": best.epoch, kept: best.score, "sums": sums}
-        save_checkpoint(job.folder, epochs, engine, held, {BEST: partial(save_file, best.weights)})
+        files: dict[str, Callable[[Path], None]] = {BEST: partial(save_file, best.weights)}
+        if average is not None:
+            files[AVERAGE] = average.save
+        save_checkpoint(job.folder, epochs, engine, held, files)
 
     reporter.start("fine-tuning", transfer.epochs, "epochs", first)
     saved = time.monotonic()
     for epoch in range(first, transfer.epochs):
-        sums, stop = finetune_epoch(
-            engine, feed, settings, epoch, data.task, begun=begun, agreement=agreement
-        )
+        about = (engine, feed, settings, epoch, data.task)
+        sums, stop = finetune_epoch(*about, begun=begun, agreement=agreement, average=average)
         if stop:
             save(epoch, sums.tolist())
             raise Stopped(stop)
         begun = []
         engine.module.eval()
-        score = objective.score(forward, validation, model, data)
-        best.offer(score, epoch, engine.weights)
+        with nullcontext() if average is None else average.shown():
+            score = objective.score(forward, validation, model, data)
+            best.offer(score, epoch, engine.weights)
         loss = float(sums.sum()) / feed.rows
         reporter.report(epoch + 1, {"loss": loss, selected_by(catalog.task): score})
         due = time.monotonic() - saved >= settings.execution.checkpoint_seconds
@@ -265,6 +294,7 @@ def finetune_epoch(
     *,
     begun: list[float],
     agreement: Agreement,
+    average: Average | None = None,
 ) -> tuple[torch.Tensor, int]:
     """One epoch, from a batch on to its end or to a signal.
 
@@ -276,12 +306,15 @@ def finetune_epoch(
         task: Of the labels.
         begun: Summed losses of the batches that an earlier session did of this epoch.
         agreement: Says when to stop.
+        average: Takes the weights of each step in.
 
     Returns:
         The summed loss of each batch, (batches,), and the signal to stop for, 0 at the end.
     """
     worker, transfer = engine.worker, settings.transfer
     engine.module.train()
+    for part in frozen_parts(engine.module, transfer.freeze):
+        part.eval()
     size = min(transfer.batch_size, feed.rows)
     steps = -(-feed.rows // size)
     sums, stop, objective = [], 0, objective_of(task)
@@ -292,6 +325,8 @@ def finetune_epoch(
         lr = transfer.optimiser.lr_at(step, steps * transfer.epochs)
         seen = objective.seen(batch, model, settings, step, worker)
         sums.append(_finetune_step(engine, seen, settings, lr, objective))
+        if average is not None:
+            average.update(step)
         if stop := agreement.stop():
             break
     earlier = torch.tensor(begun, device=worker.device)

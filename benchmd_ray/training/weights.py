@@ -38,7 +38,7 @@ from benchmd_ray.models.encoder import (
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.run_files import MODEL
-from benchmd_ray.settings import EncoderSettings, as_dict, updated
+from benchmd_ray.settings import AugmentationSettings, EncoderSettings, as_dict, updated
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 from benchmd_ray.training.state import differences, listed
@@ -53,7 +53,7 @@ DESCRIBED: Kinds = {
     "signal": dict,
     "task": (dict, type(None)),
     "statistics": (dict, type(None)),
-    "augmentation": str,
+    "augmentation": dict,
     "weights": str,
 }
 """What it says: the architecture with the source of a custom network, the signals and what is done
@@ -75,7 +75,7 @@ def export_model(
     signal: Signal,
     statistics: Statistics | None,
     task: Task | None = None,
-    augmentation: str = "none",
+    augmentation: AugmentationSettings | None = None,
 ) -> None:
     """Write float32 weights, what architecture they are of and how their input is made.
 
@@ -86,7 +86,8 @@ def export_model(
         signal: What it encodes.
         statistics: What normalises that.
         task: What its head predicts; None where it has none.
-        augmentation: What they were trained with, which says what they are evaluated on.
+        augmentation: What they were trained with, which says what they are evaluated on; None for
+            none.
     """
     description = {
         "encoder": as_dict(encoder),
@@ -94,7 +95,7 @@ def export_model(
         "signal": asdict(signal),
         "task": None if task is None else asdict(task),
         "statistics": statistics,
-        "augmentation": augmentation,
+        "augmentation": as_dict(augmentation or AugmentationSettings()),
         "weights": write_weights(folder / MODEL, weights),
     }
     write_hashed_json(folder / DESCRIPTION, description)
@@ -261,4 +262,9 @@ def model_description(folder: Path) -> dict[str, Any]:
             f"{folder} holds no exported model ({DESCRIPTION}): the run has not finished. Run its "
             "command again, which resumes it."
         )
-    return read_hashed_json(path, made_again(folder), DESCRIBED)
+    found = read_hashed_json(path, made_again(folder), DESCRIBED)
+    try:
+        found["augmentation"] = as_dict(updated(AugmentationSettings(), found["augmentation"]))
+    except BenchmdError as error:
+        raise Damaged(path, f"augmentation: {error}".rstrip("."), made_again(folder)) from error
+    return found

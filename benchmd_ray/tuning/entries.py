@@ -16,6 +16,7 @@ from benchmd_ray.models.encoder import network_source
 from benchmd_ray.models.resnet import require_signals
 from benchmd_ray.models.xresnet import require_xresnet_signals
 from benchmd_ray.settings import EncoderSettings, Settings, default_settings, updated
+from benchmd_ray.training.augmentation import require_applicable
 from benchmd_ray.tuning.parameters import (
     KINDS,
     NETWORK,
@@ -43,9 +44,14 @@ FINE_TUNING = (
     "transfer.layer_decay",
     "transfer.dropout",
     "transfer.embedding_dropout",
-    "transfer.augmentation",
+    "transfer.averaging",
+    "transfer.freeze",
+    "transfer.stochastic_depth",
+    "transfer.class_balance",
 )
 """Settings that linear evaluation does not read."""
+AUGMENTATION = "transfer.augmentation."
+"""How the names of settings begin that it does not read either, and that not all signals have."""
 NEVER = {
     "seed": "seeds show how much a result varies, they are not chosen by it",
     "tuned": "it names the search that found the settings",
@@ -141,12 +147,18 @@ def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
     return None
 
 
+def _finetunes(name: str) -> bool:
+    return name in FINE_TUNING or name.startswith(AUGMENTATION)
+
+
 def _barred_in_transfer(name: str, group: str, scope: Scope) -> str | None:
     linear = scope.setting.split("-")[0] == "linear"
     if group == "pretrain":
         return "the trials of a search of transfer share one pretraining"
-    if linear and (group == "encoder" or name in FINE_TUNING):
+    if linear and (group == "encoder" or _finetunes(name)):
         return "linear evaluation leaves the encoder as it is"
+    if name == "transfer.freeze" and scope.technique == "scratch":
+        return "nothing has been pretrained that could stay as it is"
     if group == "encoder" and scope.technique != "scratch":
         return "the encoder is that of the pretraining; its dropout here is transfer.dropout"
     return None
@@ -249,7 +261,11 @@ class _Reader:
         if self.name.startswith("encoder.options."):
             base = updated(base, {"encoder": {"network": "of:one's own"}})
         try:
-            taken = value_of(applied(base, {self.name: value}), self.name)
+            changed = applied(base, {self.name: value})
+            if self.name.startswith(AUGMENTATION):
+                records = self.scope.modality
+                require_applicable(changed.transfer.augmentation, records.signal, records.task)
+            taken = value_of(changed, self.name)
         except BenchmdError as error:
             raise self.error(f"{key}: {error}") from error
         if isinstance(taken, float) and not math.isfinite(taken):

@@ -117,7 +117,7 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
             for name in _mapping(changes, where):
                 if name not in written:
                     raise unknown_name(f"entry to change in {where}:", str(name), written)
-        for group in chosen:  # the widest first, so that a narrower one has the last word
+        for group in _applying(groups, chosen):
             where = f"{scope.where}, {key}, {group}"
             for name, change in groups.get(group, {}).items():
                 if name in entries:
@@ -125,6 +125,16 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
     if not entries:
         raise BenchmdError(f"{scope.where} varies nothing: name one setting or more.")
     return entries
+
+
+def _applying(groups: Mapping[Any, Any], chosen: Sequence[str]) -> list[str]:
+    """The groups of a search, the widest first, so that a narrower one has the last word.
+
+    A pattern such as ``organ*`` is wider than a name and narrower than what the name is within.
+    """
+    *within, name = chosen
+    patterns = (str(group) for group in groups if str(group).endswith("*"))
+    return [*within, *(each for each in patterns if name.startswith(each[:-1])), name]
 
 
 def _require_group(key: str, group: str, scope: Scope) -> None:
@@ -143,7 +153,8 @@ def _require_group(key: str, group: str, scope: Scope) -> None:
         "techniques": {*UNTRAINED, *SPACES, scope.technique},
     }[key]
     own = key == "techniques" and ":" in group  # another technique of the user's own
-    if group not in valid and not own:
+    matches = group.endswith("*") and any(name.startswith(group[:-1]) for name in valid)
+    if group not in valid and not own and not (key == "signals" and matches):
         raise unknown_name(f"name in {scope.where}, {key}:", group, valid)
 
 

@@ -11,6 +11,7 @@ from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import technique_settings
 from benchmd_ray.service.searches import space_of
+from benchmd_ray.settings import AugmentationSettings
 from benchmd_ray.tuning.spaces import starting_at
 
 NAMES = sorted(name for name, card in cards().items() if card.collection == "medmnist")
@@ -35,9 +36,9 @@ def test_the_search_on_every_file_starts_within_its_space(name, small):
     volumes = len(kind_of(name).signal.axes) == 4
     assert settings.encoder.network == ("resnet18-3d" if volumes else "resnet18")
     assert ("width" in settings.encoder.options) == (settings.transfer.epochs < 100) == small
-    assert space.start["transfer.augmentation"] == settings.transfer.augmentation
     shapes = name.startswith(("adrenal", "vessel"))
-    assert settings.transfer.augmentation == ("shape" if shapes else "none")
+    assert space.start.get("transfer.augmentation.shape") == (True if shapes else None)
+    assert settings.transfer.augmentation == AugmentationSettings(shape=shapes)
 
 
 def test_a_baseline_outside_of_the_space_is_searched_with_its_network_held():

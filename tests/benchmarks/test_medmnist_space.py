@@ -57,7 +57,9 @@ def test_every_dataset_and_size_has_its_networks_patches_and_resolutions(name):
     else:
         assert "encoder.options.resize" not in by
     shapes = name.startswith(("adrenal", "vessel"))
-    assert ("shape" in by["transfer.augmentation"].values) == shapes
+    assert ("transfer.augmentation.shape" in by) == shapes
+    upright = ("organ", "chest", "pneumonia", "oct", "breast")
+    assert ("transfer.augmentation.flip" in by) == (not name.startswith(upright))
     own = {p for p in by if p.startswith("encoder.options.")}
     for option in own:
         assert by[option].default == getattr(ResNetOptions(), option.rpartition(".")[2])
@@ -135,17 +137,19 @@ def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner,
         )
     settings = updated(settings, {"transfer": {"mode": "finetune"}})
     space = starting_at(space_of(*SEARCH, kind_of("breastmnist")), settings)
-    study = Study(tmp_path / "study.log", space, Method(sampler="random", stopping="none"))
+    study = Study(
+        tmp_path / "study.log", space, Method(sampler="random", stopping="none", choosing="highest")
+    )
     best = None
     while best is None:
         proposal = study.propose()
         won = proposal.number > 0 and proposal.values[ALL] == winner
-        study.ended(proposal.number, seconds=1.0, scores={kind.name: 0.75 if won else 0.5})
+        study.evaluated(proposal.number, 0, {kind.name: 0.75 if won else 0.5}, 1.0)
         best = proposal.values if won else None
-    arm = Arm(kind.name, tmp_path, settings)
+    arm = Arm(kind.name, {0: tmp_path}, settings)
     work = Work("scratch", Transfer(), (arm,), tmp_path, ())
     limits = Limits(study, Budget(), Place(1.0, 0.0, 1), lambda: False, SilentBoard())
-    write_result(tmp_path, limits, work, [base], {"seconds": 1.0, "shared_seconds": 0.0})
+    write_result(tmp_path, limits, work, [base], {"seconds": 1.0, "shared_seconds": 0.0}, 0.25)
     expected = applied(settings, best)
     found = load_settings(tmp_path / BEST, base=base)
     assert found.encoder == expected.encoder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,11 +11,12 @@ from click.testing import CliRunner
 
 from benchmd_ray.benchmarks.ood import _also as also_of
 from benchmd_ray.benchmarks.ood.calibrate import best_threshold
-from benchmd_ray.benchmarks.ood.cards import family, in_distribution, of_one_origin, use_case_of
+from benchmd_ray.benchmarks.ood.cards import in_distribution, use_case_of
 from benchmd_ray.benchmarks.ood.measures import Compared, metrics, resampled_auroc
 from benchmd_ray.benchmarks.ood.sets import calibrates
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, dataset_card
+from benchmd_ray.data.origins import family, of_one_origin
 from benchmd_ray.errors import BenchmdError, unknown_name
 
 
@@ -145,8 +148,6 @@ def test_a_plan_from_cards_leaves_datasets_of_one_origin_out_of_each_other():
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("origins.yaml", "- [georgia, cinc2012]\n", "Did you mean 'cinc2021'?"),
-        ("origins.yaml", "- [chestmnits, georgia]\n", "Did you mean 'chestmnist'?"),
         ("x.yaml", "georgia: {shifted: [isruk]}\n", "Did you mean 'isruc'?"),
         ("x.yaml", "georgia: {unrelated: [isruc], faulty: [isruc]}\n", "the dataset isruc twice"),
         (
@@ -157,7 +158,6 @@ def test_a_plan_from_cards_leaves_datasets_of_one_origin_out_of_each_other():
         ("x.yaml", "georgia: {shifted: [georgia]}\n", "georgia as a use-case of itself"),
         ("x.yaml", "breastmnist-64: {}\n", "name breastmnist"),
         ("x.yaml", "", "x.yaml is empty"),
-        ("origins.yaml", "# none\n", "origins.yaml is empty"),
     ],
 )
 def test_cards_that_would_say_nothing_or_two_things_are_refused(
@@ -172,9 +172,26 @@ def test_cards_that_would_say_nothing_or_two_things_are_refused(
     assert name in said.output
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- [georgia, cinc2012]\n", "Did you mean 'cinc2021'?"),
+        ("- [chestmnits, georgia]\n", "Did you mean 'chestmnist'?"),
+        ("# none\n", "own.yaml is empty"),
+    ],
+)
+def test_origins_of_what_is_not_there_are_refused(tmp_path, monkeypatch, text, message):
+    (tmp_path / "origins").mkdir()
+    (tmp_path / "origins" / "own.yaml").write_text(text)
+    monkeypatch.setenv("BENCHMD_CARDS", str(tmp_path))
+    with pytest.raises(BenchmdError, match=re.escape(message)) as caught:
+        of_one_origin("georgia", "isruc")
+    assert "own.yaml" in str(caught.value)
+
+
 def test_origins_may_name_sizes_and_what_only_another_folder_knows(tmp_path, monkeypatch):
-    (tmp_path / "ood").mkdir()
-    (tmp_path / "ood" / "origins.yaml").write_text("- [georgia, breastmnist-64]\n- [riga, isruc]\n")
+    (tmp_path / "origins").mkdir()
+    (tmp_path / "origins" / "own.yaml").write_text("- [georgia, breastmnist-64]\n- [riga, isruc]\n")
     monkeypatch.setenv("BENCHMD_CARDS", str(tmp_path))
     assert of_one_origin("georgia", "breastmnist-224")
     assert of_one_origin("isruc", "riga")

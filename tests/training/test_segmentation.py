@@ -20,7 +20,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.scores.dice import dice, presence
-from benchmd_ray.training.augmentation import AUGMENTATIONS, augmented, augmented_masks
+from benchmd_ray.settings import AugmentationSettings
+from benchmd_ray.training.augmentation import augmented, augmented_masks
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
@@ -111,20 +112,30 @@ def test_a_window_as_large_as_the_volume_is_the_volume():
     assert patches(whole, EXTENTS, 0, 0, Worker()) is whole
 
 
-@pytest.mark.parametrize("name", ["flip", "shift", "flip+shift"])
-def test_masks_move_with_their_volumes(name):
-    masks = torch.randint(0, 3, (5, *EXTENTS), generator=torch.Generator().manual_seed(0))
-    signals = masks[:, None].float()
-    how = (name, 7, 3, Worker(1, 2))
-    moved = augmented(signals, *how)
-    assert torch.equal(augmented_masks(masks, *how), moved[:, 0].long())
-    assert not torch.equal(moved, signals)
+MOVES = ({"flip": 1.0}, {"shift": 1 / 7}, {"flip": 1.0, "shift": 1 / 7}, {"affine": 1.0})
 
 
-def test_masks_do_not_fade():
+@pytest.mark.parametrize("strengths", MOVES, ids=lambda strengths: "+".join(strengths))
+def test_masks_move_with_their_volumes(strengths):
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.randint(0, 3, (5, *EXTENTS), generator=generator, dtype=torch.uint8)
+    masks = masks.repeat_interleave(3, 1).repeat_interleave(3, 2).repeat_interleave(3, 3)
+    how = (AugmentationSettings(**strengths), 7, 3, Worker(1, 2))
+    moved = augmented_masks(masks, *how)
+    assert moved.dtype == torch.uint8
+    assert not torch.equal(moved, masks)
+    # Where all of what is interpolated is one label, its indicator is 1 and the mask has it.
+    for label in range(3):
+        share = augmented((masks == label)[:, None].float(), *how)[:, 0]
+        assert (moved[share > 0.999] == label).all()
+        assert (moved[share < 0.001] != label).all()
+        assert (share > 0.999).any()
+
+
+def test_masks_keep_their_place_where_values_change():
     masks = torch.ones((2, *EXTENTS), dtype=torch.uint8)
-    assert augmented_masks(masks, "shape", 0, 0, Worker()) is masks
-    assert [name for name, one in AUGMENTATIONS.items() if not one.moves] == ["shape"]
+    how = AugmentationSettings(noise=1, masking=1, intensity=1, blur=1, shape=True)
+    assert torch.equal(augmented_masks(masks, how, 0, 0, Worker()), masks)
 
 
 def test_overlaps_are_counts_of_voxels():
@@ -180,7 +191,7 @@ def test_an_epoch_is_plain_training(train, volumes, make_settings):
     from benchmd_ray.models.segmenter import segmentation_loss
     from benchmd_ray.training.seeds import WEIGHTS, derived_seed
 
-    extra = ("encoder.options.patch=8", "transfer.epochs=2", "transfer.augmentation=flip")
+    extra = ("encoder.options.patch=8", "transfer.epochs=2", "transfer.augmentation.flip=1")
     folder, settings = train(*extra), make_settings(*UNET, *extra)
     torch.manual_seed(derived_seed(WEIGHTS, 0))
     encoder = make_encoder(volumes.signal, settings.transfer_encoder)
@@ -194,7 +205,7 @@ def test_an_epoch_is_plain_training(train, volumes, make_settings):
             step = epoch * 2 + number
             torch.manual_seed(derived_seed(3, 0, step, 0))
             cut = patches(batch, (8, 8, 8), 0, step, Worker())
-            how = ("flip", 0, step, Worker())
+            how = (AugmentationSettings(flip=1), 0, step, Worker())
             signals = augmented(cut.signals, *how)
             loss = segmentation_loss(model(signals), augmented_masks(cut.targets, *how)).mean()
             optimiser.zero_grad()
@@ -223,7 +234,8 @@ def reported(folder):
 
 
 def test_resumed_training_is_uninterrupted_training(train, interrupted, tmp_path):
-    extra = ("encoder.options.patch=8", "transfer.augmentation=flip+shift")
+    strengths = "{flip: 1, shift: 0.143, affine: 0.5, noise: 0.1}"
+    extra = ("encoder.options.patch=8", f"transfer.augmentation={strengths}")
     extra += ("encoder.options.dropout=0.2", "transfer.epochs=4")
     whole, folder = train(*extra), tmp_path / "interrupted"
     folder.mkdir()
@@ -245,7 +257,7 @@ def test_accumulated_parts_of_a_batch_are_the_batch(train):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_two_workers_compute_what_one_does(volumes, make_settings, tmp_path, ray_cluster):
-    extra = ("encoder.options.patch=8", "transfer.augmentation=flip", "transfer.batch_size=3")
+    extra = ("encoder.options.patch=8", "transfer.augmentation.flip=1", "transfer.batch_size=3")
     folders = {}
     for workers in (1, 2):
         folder = tmp_path / f"by{workers}"
@@ -329,3 +341,10 @@ def test_each_network_trains_and_is_read_back(network, make_settings, tmp_path):
     model = load_segmenter(tmp_path).eval()
     with torch.no_grad():
         assert model(torch.zeros(1, 1, 32, 64, 32)).shape == (1, 3, 32, 64, 32)
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_masks_are_not_mixed(volumes, make_settings, name):
+    settings = make_settings(*UNET, f"transfer.augmentation.{name}=0.2")
+    with pytest.raises(BenchmdError, match=rf"{name} is 0\.2, and the task on small-mr is a segm"):
+        require_transferable(TransferJob(settings, volumes.path, volumes.path), volumes)

@@ -542,6 +542,13 @@ def test_a_signal_that_cannot_be_is_damage(run, pretrained, tmp_path):
         run("encoder.dropout=0.1", upstream=damaged)
 
 
+@pytest.mark.parametrize("augmentation", [{"shap": True}, {"shape": "yes"}, {"flip": 2.0}])
+def test_an_augmentation_that_cannot_be_is_damage(run, pretrained, tmp_path, augmentation):
+    damaged = copy_of(pretrained, tmp_path / "damaged", augmentation=augmentation)
+    with pytest.raises(Damaged, match=r"model\.json.*augmentation"):
+        run("encoder.dropout=0.1", upstream=damaged)
+
+
 def test_an_upstream_of_another_architecture_is_refused(run, pretrained):
     with pytest.raises(BenchmdError, match=r"another one: heads is 2 there and 1 here, head_dim"):
         run(

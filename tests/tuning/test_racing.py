@@ -218,12 +218,12 @@ def test_what_is_expected_of_the_best_of_many_is_not_its_own_mean():
     """Of trials that are equal the best looks better than it is; the expectation does not."""
     generator = np.random.default_rng(0)
     best, corrected = [], []
-    for _ in range(60):
+    for _ in range(30):
         scores = generator.normal(0.8, 0.03, (FINALISTS, 10))
         best.append(scores.mean(axis=1).max())
         corrected.append(expectation(scores))
     assert np.mean(best) > 0.8 + 0.006
-    assert abs(np.mean(corrected) - 0.8) < 0.004
+    assert abs(np.mean(corrected) - 0.8) < 0.005
     assert expectation(np.full((1, 10), 0.7)) == pytest.approx(0.7)
 
 

@@ -18,7 +18,7 @@ from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
 from benchmd_ray.tuning import entries
-from benchmd_ray.tuning.parameters import setting_types, value_of
+from benchmd_ray.tuning.parameters import INHERITED, setting_types, value_of
 from benchmd_ray.tuning.spaces import (
     SETTINGS,
     SPACES,
@@ -75,8 +75,8 @@ def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modal
     fixed = default_settings(kind_of(modality), protocol_encoder(technique))
     for parameter in space.parameters:
         name = parameter.name
-        if name.endswith("dropout"):  # the transfer's own is null, so that of the encoder holds
-            name = name.replace("transfer.", "encoder.")
+        if name in INHERITED:  # the transfer's own is null, so that of the encoder holds
+            name = INHERITED[name]
         if not name.startswith("encoder.options."):  # of another network
             assert parameter.default == look_up(as_dict(fixed), name)
     began = applied(fixed, space.start)
@@ -147,7 +147,23 @@ def test_the_protocols_settings_are_searched():
         "transfer.layer_decay",
         "transfer.dropout",
         "transfer.embedding_dropout",
+        "transfer.averaging",
+        "transfer.freeze",
+        "transfer.stochastic_depth",
+        "transfer.class_balance",
+        *(f"transfer.augmentation.{n}" for n in ("noise", "masking", "lead_dropout", "wander")),
     }
+    of = {
+        name: {
+            p.name.removeprefix("transfer.augmentation.")
+            for p in space_of("mae", "finetune-full", name).parameters
+            if "augmentation" in p.name
+        }
+        for name in ("eeg", "cxr", "mammo", "derm", "fundus", "ldct")
+    }
+    assert of["eeg"] == {"noise", "masking"}
+    assert of["cxr"] == of["mammo"] == {"affine", "intensity", "mixup"}
+    assert of["derm"] == of["fundus"] == of["ldct"] == {"flip", "affine", "intensity", "mixup"}
 
 
 def test_changes_apply_to_their_searches_alone():
@@ -677,3 +693,60 @@ def test_a_network_over_time_is_not_searched_on_images(own):
     content = {"encoder.network": {"kind": "choice", "values": ["transformer", "xresnet1d101"]}}
     with pytest.raises(BenchmdError, match=r"cxr has channel, y, x: choose resnet18 or resnet50"):
         own(content, "scratch", "finetune-full", "cxr")
+
+
+STRENGTH = {"kind": "choice", "values": [0.0, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("name", "technique", "signal", "message"),
+    [
+        ("augmentation.wander", "mae", "derm", r"values: .*wander is 0\.2, and derm has the axes"),
+        ("augmentation.flip", "mae", "ecg", r"values: .*flip is 0\.2, and ecg has the axes"),
+        (
+            "augmentation.mixup",
+            "scratch",
+            "hippocampus",
+            r"mixup is 0\.2, and the task on .* a segm",
+        ),
+        ("freeze", "scratch", "ecg", "cannot vary transfer.freeze: nothing has been pretrained"),
+    ],
+)
+def test_what_is_not_for_such_records_is_not_searched(own, name, technique, signal, message):
+    with pytest.raises(BenchmdError, match=message):
+        own({f"transfer.{name}": STRENGTH}, technique, "finetune-full", signal)
+
+
+@pytest.mark.parametrize("name", ["augmentation.noise", "averaging", "freeze", "class_balance"])
+def test_linear_evaluation_searches_nothing_of_fine_tuning(own, name):
+    with pytest.raises(BenchmdError, match="linear evaluation leaves the encoder as it is"):
+        own({f"transfer.{name}": STRENGTH}, "mae", "linear", "ecg")
+
+
+def test_groups_of_signals_by_axes_and_by_the_beginning_of_a_name(own):
+    content = {
+        "transfer.epochs": {"kind": "int", "low": 1, "high": 200},
+        "signals": {
+            "organmnist3d-64": {"transfer.epochs": {"high": 104}},
+            "organ*": {"transfer.epochs": {"high": 103}},
+            "medmnist-3d": {"transfer.epochs": {"high": 102}},
+            "volumes": {"transfer.epochs": {"high": 101}},
+        },
+    }
+    found = {
+        name: own(content, "mae", "linear", name).as_dict()["transfer.epochs"]["high"]
+        for name in (
+            "ecg",
+            "ldct",
+            "nodulemnist3d",
+            "organmnist3d",
+            "organmnist3d-64",
+            "organamnist",
+        )
+    }
+    assert list(found.values()) == [200, 101, 102, 103, 104, 103]
+    for unknown in ("organd*", "volume"):
+        with pytest.raises(BenchmdError, match=r"unknown name in .*signals"):
+            own(content | {"signals": {unknown: {}}}, "mae", "linear", "ecg")
+    with pytest.raises(BenchmdError, match=r"unknown name in .*techniques"):
+        own({**content, "techniques": {"ma*": {}}}, "mae", "linear", "ecg")

@@ -62,7 +62,7 @@ def medmnist_settings(modality: Modality, network: str, resize: int = 0) -> Sett
         "epochs": 100,
         "batch_size": 32 if volumes else 128,
         "optimiser": optimiser,
-        "augmentation": "shape" if modality.signal.name.partition("-")[0] in SHAPES else "none",
+        "augmentation": {"shape": modality.signal.name.partition("-")[0] in SHAPES},
     }
     return updated(Settings(), {"encoder": encoder, "transfer": transfer})
 

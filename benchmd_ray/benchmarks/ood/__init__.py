@@ -55,8 +55,9 @@ def _datasets() -> tuple[str, ...]:
 
 
 def _also(own: Member, chosen: Sequence[Member]) -> tuple[str, ...]:
-    from benchmd_ray.benchmarks.ood.cards import of_one_origin, use_case_of
+    from benchmd_ray.benchmarks.ood.cards import use_case_of
     from benchmd_ray.benchmarks.ood.conform import conformable
+    from benchmd_ray.data.origins import of_one_origin
 
     names = []
     for each in chosen:

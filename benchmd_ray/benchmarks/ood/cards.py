@@ -1,7 +1,6 @@
 """Use-cases as data: for each in-distribution dataset, what is out of distribution and how.
 
-Folders of cards have a folder ``ood``; each of its files maps datasets to their use-cases, and
-``origins.yaml`` lists datasets with records of one origin.
+Folders of cards have a folder ``ood``; each of its files maps datasets to their use-cases.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from typing import Literal, get_args
 
 from benchmd_ray.card_folders import card_folders
 from benchmd_ray.data.cards import broken_cards, cards
+from benchmd_ray.data.origins import family, named, of_one_origin
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
 from benchmd_ray.modalities import Modality
 from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.typed import typed
 
-FOLDER, ORIGINS = "ood", "origins.yaml"
+FOLDER = "ood"
 UseCase = Literal["unrelated", "faulty", "unseen", "shifted"]
 USE_CASES: tuple[UseCase, ...] = get_args(UseCase)
 """Another domain; acquired wrongly; of a condition that training did not contain; and correct
@@ -52,30 +52,18 @@ class UseCases:
         return {name: case for case, names in self.hold_out.items() for name in names}
 
 
-def family(name: str) -> str:
-    """The dataset without its size or file: ``breastmnist-64`` and ``breastmnist-unofficial``."""
-    first = name.partition("-")[0]
-    return first if first.removesuffix("3d").endswith("mnist") else name
-
-
 def use_cases(name: str) -> UseCases:
     """Those of a dataset; without a card, none of its own.
 
     Raises:
         BenchmdError: A card is broken, or two are of one dataset.
     """
-    return _all(card_folders())[0].get(family(name), UseCases())
+    return _all(card_folders()).get(family(name), UseCases())
 
 
 def in_distribution() -> tuple[str, ...]:
     """Datasets with a card of use-cases."""
-    return tuple(_all(card_folders())[0])
-
-
-def of_one_origin(one: str, other: str) -> bool:
-    """Whether two datasets have records of one origin."""
-    pair = {family(one), family(other)}
-    return len(pair) == 1 or any(pair <= group for group in _all(card_folders())[1])
+    return tuple(_all(card_folders()))
 
 
 def digest_of_use_cases(source: str, also: Sequence[str]) -> str:
@@ -112,28 +100,20 @@ def use_case_of(source: str, kind: Modality, name: str, other: Modality) -> UseC
 
 
 @functools.cache
-def _all(folders: tuple[Path, ...]) -> tuple[dict[str, UseCases], tuple[frozenset[str], ...]]:
+def _all(folders: tuple[Path, ...]) -> dict[str, UseCases]:
     found: dict[str, UseCases] = {}
-    groups: list[frozenset[str]] = []
-    known = {*cards(), *broken_cards(), *map(family, cards())}
+    known = {*cards(), *broken_cards(), *map(family, cards()), *named()}
     for path in (path for folder in folders for path in sorted((folder / FOLDER).glob("*.yaml"))):
         where = f"the card {path}"
         content = read_yaml_file(path, where)
         if content is None:
             raise BenchmdError(f"{where} is empty: remove it, or see those of the package.")
-        if path.name == ORIGINS:
-            stated = typed(tuple[tuple[str, ...], ...], content, where)
-            if path.parent.parent == folders[0]:  # the package's own names datasets without a card
-                known.update(name for group in stated for name in group)
-            _require_known(where, known, [name for group in stated for name in group])
-            groups += [frozenset(map(family, group)) for group in stated]
-            continue
         for name, own in typed(dict[str, UseCases], content, where).items():
             if name in found:
                 raise BenchmdError(f"{where}: there are use-cases of {name} already: keep one.")
             _require_sound(where, name, own, known)
             found[name] = own
-    return found, tuple(groups)
+    return found
 
 
 def _require_sound(where: str, name: str, own: UseCases, known: Set[str]) -> None:

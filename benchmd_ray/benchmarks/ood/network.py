@@ -29,7 +29,7 @@ from benchmd_ray.settings import Settings, updated
 from benchmd_ray.signals import Signal
 from benchmd_ray.ssl.mae import MAE
 from benchmd_ray.tasks import Task
-from benchmd_ray.training.augmentation import evaluated
+from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.engine import autocast
 from benchmd_ray.training.features import weights_digest
 from benchmd_ray.training.weights import (
@@ -181,7 +181,7 @@ class Network:
         """Features, logits and layers."""
         found: dict[str, torch.Tensor] = {}
         with torch.no_grad(), self._layers(found):
-            shown = evaluated(self._features, self.about["augmentation"])
+            shown = evaluated(self._features, self.about["augmentation"]["shape"])
             features = shown(signals).float()
         # The head in float32: what methods compute of features and weights has to agree.
         return {"features": features, "logits": self.model.head(features).detach(), **found}

@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from benchmd_ray.benchmarks.ood.cards import UseCase, of_one_origin, use_case_of, use_cases
+from benchmd_ray.benchmarks.ood.cards import UseCase, use_case_of, use_cases
 from benchmd_ray.benchmarks.ood.conform import coarser, require_conformable
 from benchmd_ray.benchmarks.ood.faults import Fault, faults_of
 from benchmd_ray.benchmarks.ood.table import RESERVED
 from benchmd_ray.data.binary import NORMAL, normal_names
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR, decode_targets
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.splits import stable_fraction

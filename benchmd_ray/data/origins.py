@@ -1,0 +1,65 @@
+"""Datasets with records of one origin, as files in a folder ``origins`` of cards list them.
+
+What was learned on one dataset is never used as if it were new on another of the same origin.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from benchmd_ray.card_folders import card_folders
+from benchmd_ray.data.cards import broken_cards, cards
+from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.typed import typed
+
+FOLDER = "origins"
+
+
+def family(name: str) -> str:
+    """The dataset without its size or file: ``breastmnist-64`` and ``breastmnist-unofficial``."""
+    first = name.partition("-")[0]
+    return first if first.removesuffix("3d").endswith("mnist") else name
+
+
+def of_one_origin(one: str, other: str) -> bool:
+    """Whether two datasets have records of one origin.
+
+    Raises:
+        BenchmdError: A file is broken, or names a dataset that is not there.
+    """
+    pair = {family(one), family(other)}
+    return len(pair) == 1 or any(pair <= group for group in _groups(card_folders()))
+
+
+def named() -> frozenset[str]:
+    """All datasets that the package's own files name, some of which have no card."""
+    own = card_folders()[0]
+    return frozenset(name for path in _files(own) for group in _stated(path) for name in group)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted((folder / FOLDER).glob("*.yaml"))
+
+
+def _stated(path: Path) -> tuple[tuple[str, ...], ...]:
+    where = f"the card {path}"
+    content = read_yaml_file(path, where)
+    if content is None:
+        raise BenchmdError(f"{where} is empty: remove it, or see those of the package.")
+    groups: tuple[tuple[str, ...], ...] = typed(tuple[tuple[str, ...], ...], content, where)
+    return groups
+
+
+@functools.cache
+def _groups(folders: tuple[Path, ...]) -> tuple[frozenset[str], ...]:
+    known = {*cards(), *broken_cards(), *map(family, cards()), *named()}
+    found = []
+    for path in (path for folder in folders for path in _files(folder)):
+        for group in _stated(path):
+            for name in group:
+                if name not in known:
+                    raise unknown_name(f"dataset in the card {path}:", name, known)
+            found.append(frozenset(map(family, group)))
+    return tuple(found)

@@ -1,0 +1,29 @@
+"""Stochastic depth: branches of residual blocks that training leaves out now and then.
+
+Source: Huang et al. (https://arxiv.org/abs/1603.09382), here for each example by itself and with
+what is kept divided by the chance to be kept, so that evaluation changes nothing; as in DeiT
+(Touvron et al., https://arxiv.org/abs/2012.12877).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class DropPath(nn.Module):
+    """The branch of a residual block, before it is added to the block's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = 0.0
+        """Chance of an example to go without the branch, in [0, 1)."""
+
+    def forward(self, branch: torch.Tensor) -> torch.Tensor:
+        """(batch, …) to the same, 0 for the examples that go without it."""
+        if not self.training or not self.rate:
+            return branch
+        keep = 1 - self.rate
+        shape = (len(branch), *[1] * (branch.dim() - 1))
+        kept = torch.rand(shape, device=branch.device) < keep
+        return branch * (kept / keep).to(branch.dtype)

@@ -1,0 +1,121 @@
+"""Mixtures of two examples of a step, with their targets: mixup and CutMix.
+
+Sources: Zhang et al. (https://arxiv.org/abs/1710.09412); Yun et al.
+(https://arxiv.org/abs/1905.04899), here with the block wholly within the signal, so that it has the
+share that is drawn. Where both are on, each step takes one of them, with equal chance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmd_ray.data.batches import Batch, Worker
+from benchmd_ray.settings import AugmentationSettings
+from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
+from benchmd_ray.training.augmentation.draws import AXES, MIXING
+from benchmd_ray.training.augmentation.movement import each
+from benchmd_ray.training.augmentation.values import block
+from benchmd_ray.training.engine import gather
+from benchmd_ray.training.seeds import AUGMENTATION
+
+
+@dataclass(frozen=True)
+class Mixtures:
+    """What is mixed in a step, in the order of the batch of all workers."""
+
+    cut: bool
+    """Whether a block is taken of the other example, else the mean of both."""
+    partners: npt.NDArray[np.int64]
+    """Place of the other example: (batch,)."""
+    shares: npt.NDArray[np.float32]
+    """Of the example itself: (batch,)."""
+    places: npt.NDArray[np.float32]
+    """Where the block is along each axis, in [0, 1): (batch, 3)."""
+
+
+def drawn_mixtures(
+    real: npt.NDArray[np.bool_], how: AugmentationSettings, seed: int, step: int
+) -> Mixtures:
+    """What is mixed in a step; the real examples only, which the number of workers leaves alike.
+
+    Args:
+        real: (batch,) of all workers; False where a share was padded.
+        how: The strengths, one of mixup and cutmix above 0.
+        seed: Of the run.
+        step: Number of the step.
+    """
+    generator = np.random.default_rng([AUGMENTATION, seed, step, MIXING])
+    cut = bool(how.cutmix) and (not how.mixup or bool(generator.random() < 0.5))
+    alpha, own = (how.cutmix if cut else how.mixup), np.flatnonzero(real)
+    partners, shares = np.arange(len(real)), np.ones(len(real), np.float32)
+    places = np.zeros((len(real), AXES), np.float32)
+    partners[own] = generator.permutation(own)
+    shares[own] = generator.beta(alpha, alpha, len(own))
+    places[own] = generator.random((len(own), AXES), np.float32)
+    return Mixtures(cut, partners, shares, places)
+
+
+def mixed(
+    batch: Batch, how: AugmentationSettings, kind: TaskKind, seed: int, step: int, worker: Worker
+) -> Batch:
+    """A worker's share of a step, each example mixed with one of the batch of all workers.
+
+    Every worker calls it: the signals of a step are gathered, as a partner may be any of them.
+
+    Args:
+        batch: The share, whose targets are (batch, classes), 1, 0 or -1 (unknown).
+        how: The strengths.
+        kind: Of the task.
+        seed: Of the run.
+        step: Number of the step.
+        worker: Whose share it is.
+
+    Returns:
+        The share with targets between 0 and 1, or -1 where that of either is not known.
+    """
+    if not (how.mixup or how.cutmix):
+        return batch
+    real = gather(batch.weights).cpu().numpy() > 0
+    drawn = drawn_mixtures(real, how, seed, step)
+    start = worker.rank * len(batch.rows)
+    own, device = slice(start, start + len(batch.rows)), batch.signals.device
+    partners, shares, places = (
+        torch.from_numpy(values[own]).to(device)
+        for values in (drawn.partners, drawn.shares, drawn.places)
+    )
+    others = gather(batch.signals)[partners]
+    if drawn.cut:
+        inside = block(batch.signals, 1 - shares, places)
+        signals = torch.where(inside, others, batch.signals)
+        shares = 1 - inside.flatten(1).float().mean(dim=1)  # the edges were rounded
+    else:
+        signals = others + each(shares, others) * (batch.signals - others)
+    targets = mixed_targets(batch.targets, gather(batch.targets)[partners], shares, kind)
+    return replace(batch, signals=signals, targets=targets)
+
+
+def mixed_targets(
+    targets: torch.Tensor, others: torch.Tensor, shares: torch.Tensor, kind: TaskKind
+) -> torch.Tensor:
+    """Means of two targets, class by class.
+
+    Args:
+        targets: (batch, classes), 1, 0 or -1 (unknown).
+        others: Those that they are mixed with.
+        shares: (batch,) of the first.
+        kind: Of the task; where classes exclude each other, an example without one is not known.
+
+    Returns:
+        float32 (batch, classes), -1 where either is not known.
+    """
+    if kind in EXCLUSIVE:
+        known = [(given == 1).any(dim=1, keepdim=True) for given in (targets, others)]
+    else:
+        known = [given != UNKNOWN for given in (targets, others)]
+    own, other = (given.clamp(min=0).float() for given in (targets, others))
+    means = shares[:, None] * own + (1 - shares[:, None]) * other
+    return torch.where(known[0] & known[1], means, float(UNKNOWN))

@@ -1,0 +1,97 @@
+"""Exponential moving average of a model's weights over the steps of fine-tuning.
+
+Source: Polyak and Juditsky 1992 (doi:10.1137/0330046); the decay that rises in the first steps is
+that of TensorFlow's ``tf.train.ExponentialMovingAverage`` with ``num_updates``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.settings import Settings
+from benchmd_ray.training.state import named_tensors
+
+WHOLE = 2
+"""Highest stage of ZeRO at which each worker holds all parameters."""
+
+
+class Average:
+    """The average of a module's parameters and buffers, on the module's device.
+
+    Buffers are averaged too: running statistics of a batch normalisation are those of the weights
+    of their time, so the mean weights need the mean statistics and not the last ones. What is not
+    a floating-point number, such as how many batches were counted, is copied.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        """Start at the module's weights.
+
+        Args:
+            module: Its parameters are whole in this process, and the same in all.
+            decay: Share of the average that a step keeps, in (0, 1).
+        """
+        self._decay = decay
+        self._own = {name: tensor.detach() for name, tensor in named_tensors(module).items()}
+        self._values = {name: tensor.clone() for name, tensor in self._own.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take the weights after a step in.
+
+        Args:
+            step: Its number t, from 0; the decay is min(decay, (1 + t) / (10 + t)), so that the
+                first weights, which are random in part, are soon forgotten.
+        """
+        decay = min(self._decay, (1 + step) / (10 + step))
+        for name, value in self._values.items():
+            if value.is_floating_point():
+                value.lerp_(self._own[name], 1 - decay)
+            else:
+                value.copy_(self._own[name])
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """The module has the average within, and its own weights again afterwards."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, own in self._own.items():
+            kept = own.clone()
+            own.copy_(self._values[name])
+            self._values[name].copy_(kept)
+
+    def save(self, path: Path) -> None:
+        """Write the average."""
+        save_file({name: value.cpu().contiguous() for name, value in self._values.items()}, path)
+
+    def load(self, path: Path) -> None:
+        """Read what `save` wrote, which the checkpoint has compared with its hash."""
+        for name, value in load_file(path).items():
+            self._values[name].copy_(value)
+
+
+def require_averageable(settings: Settings) -> None:
+    """Refuse to average parameters that no worker has whole.
+
+    Raises:
+        BenchmdError: ``execution.zero_stage`` is 3 and ``transfer.averaging`` above 0.
+    """
+    averaging, stage = settings.transfer.averaging, settings.execution.zero_stage
+    if averaging and stage > WHOLE:
+        raise BenchmdError(
+            f"transfer.averaging is {averaging:g} and execution.zero_stage {stage}, which splits "
+            f"the parameters over the workers: expected a stage of at most {WHOLE}, or "
+            "transfer.averaging=0."
+        )
