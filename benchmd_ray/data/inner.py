@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import os
 import uuid
-import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from sklearn.model_selection import StratifiedGroupKFold
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
@@ -28,6 +25,7 @@ from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.records import targets_of
 from benchmd_ray.data.resident import split_table
+from benchmd_ray.data.splits import balanced_folds, rarest_class
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import TEMPORARY, digest, locked, remove, removed_on_failure, write_json
 
@@ -155,7 +153,7 @@ def validation_patients(source: Catalog, evaluation: int = 0) -> frozenset[str]:
     )
     groups = np.array(seen["group_id"].to_pylist(), np.str_)
     target = source.card.target
-    classes = _rarest_class(target.present(targets_of(seen["target"], target)))
+    classes = rarest_class(target.present(targets_of(seen["target"], target)))
     patients = len(np.unique(groups))
     parts = min(FOLDS, patients, int(np.bincount(classes).max()))
     if parts < 2:
@@ -165,23 +163,5 @@ def validation_patients(source: Catalog, evaluation: int = 0) -> frozenset[str]:
             "expected two patients or more with a class in common."
         )
     repeat, fold = divmod(evaluation, parts)
-    cut = StratifiedGroupKFold(parts, shuffle=True, random_state=SEED + repeat)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        _, rows = list(cut.split(groups, classes, groups))[fold]
+    rows = balanced_folds(groups, classes, parts, SEED + repeat)[fold]
     return frozenset(groups[rows].tolist())
-
-
-def _rarest_class(positive: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-    """What each record is stratified by: its rarest positive class, or none.
-
-    Args:
-        positive: (rows, classes).
-
-    Returns:
-        (rows,) from 0 on; the number of classes where no class is positive.
-    """
-    counts = positive.sum(axis=0)
-    held = np.where(positive, counts, len(positive) + 1)
-    rarest = np.where(positive.any(axis=1), held.argmin(axis=1), positive.shape[1])
-    return np.asarray(rarest, np.intp)

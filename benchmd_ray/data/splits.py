@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -132,3 +133,37 @@ def _filled(
                 taken[row] = True
                 held += positive[row]
     return taken
+
+
+def balanced_folds(
+    patients: npt.NDArray[np.str_], classes: npt.NDArray[np.intp], parts: int, seed: int
+) -> list[npt.NDArray[np.intp]]:
+    """Rows of each fold: all of a patient in one, and each class as often in all.
+
+    Args:
+        patients: (rows,).
+        classes: (rows,) what each row is stratified by, see `rarest_class`.
+        parts: Folds.
+        seed: Of the cut.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold  # half a second
+
+    cut = StratifiedGroupKFold(parts, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        return [rows for _, rows in cut.split(patients, classes, patients)]
+
+
+def rarest_class(positive: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """What each record is stratified by: its rarest positive class, or none.
+
+    Args:
+        positive: (rows, classes).
+
+    Returns:
+        (rows,) from 0 on; the number of classes where no class is positive.
+    """
+    counts = positive.sum(axis=0)
+    held = np.where(positive, counts, len(positive) + 1)
+    rarest = np.where(positive.any(axis=1), held.argmin(axis=1), positive.shape[1])
+    return np.asarray(rarest, np.intp)

@@ -61,9 +61,9 @@ def linear_evaluation(
     for epoch in range(transfer.epochs):
         loss = head_epoch(head, optimiser, features, targets, settings, epoch, catalog.task.kind)
         with torch.inference_mode():
-            score = data.score(head(held).cpu().numpy())
-        best.offer(score, epoch, partial(cpu_copy, head))
-        reporter.report(epoch + 1, {"loss": loss, "validation_auroc": score})
+            scores = data.scores(head(held).cpu().numpy())
+        best.offer(scores["validation_auroc"], epoch, partial(cpu_copy, head))
+        reporter.report(epoch + 1, {"loss": loss, **scores})
     reporter.finish()
     named = {f"head.{name}": value for name, value in best.weights.items()}
     best.weights = cpu_copy(model) | named

@@ -33,8 +33,11 @@ class Objective:
     """What a training step sees of a worker's share, by the number of the step."""
     loss: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     """(outputs, targets, label smoothing) to the loss of each example, (batch,)."""
-    score: Callable[[Callable[[torch.Tensor], torch.Tensor], Feed, Model, TransferData], float]
-    """Of the validation split, by a forward pass in eval mode; `Task.selected_by` names it."""
+    scores: Callable[
+        [Callable[[torch.Tensor], torch.Tensor], Feed, Model, TransferData], dict[str, float]
+    ]
+    """Of the validation split, by a forward pass in eval mode: what an epoch is kept by, under the
+    name that metrics give it, and maybe more."""
 
 
 def objective_of(kind: TaskKind) -> Objective:
@@ -77,13 +80,13 @@ def _loss_of_labels(
 
 def _auroc(
     forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, model: Model, data: TransferData
-) -> float:
-    return data.score(collect(forward, feed, evaluation_batch(model.encoder)))
+) -> dict[str, float]:
+    return data.scores(collect(forward, feed, evaluation_batch(model.encoder)))
 
 
 def _dice(
     forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, model: Model, data: TransferData
-) -> float:
+) -> dict[str, float]:
     assert isinstance(model, Segmenter)
     size, classes = evaluation_batch(model.encoder), model.head.out_channels
-    return mean_dice(collect_overlaps(forward, feed, size, classes))
+    return {"validation_dsc": mean_dice(collect_overlaps(forward, feed, size, classes))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +19,18 @@ from benchmd_ray.data.feed import (
     streams,
     whole_split_feed,
 )
-from benchmd_ray.data.splits import label_subset
+from benchmd_ray.data.resident import split_table
+from benchmd_ray.data.splits import balanced_folds, label_subset, rarest_class
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.metrics import auroc, pooled, probabilities, require_scorable
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import TaskKind
 
 Weights = dict[str, torch.Tensor]
+HALVES = ("first_half_auroc", "second_half_auroc")
+"""Names of the scores on halves of the validation split, in metrics."""
+FEWEST = 20
+"""Patients below which a validation split has no halves."""
 
 
 @dataclass
@@ -55,20 +60,32 @@ class TransferData:
     """Of all rows of the validation split; none of a segmentation, whose masks the feed gives."""
     validation_units: list[str]
     """What each of these rows is scored as part of."""
+    second_half: npt.NDArray[np.bool_] | None = None
+    """Of these rows, those of the second half of the patients, where halves are scored too."""
 
-    def score(self, logits: npt.NDArray[Any]) -> float:
-        """Mean AUROC on the validation split.
+    def scores(self, logits: npt.NDArray[Any]) -> dict[str, float]:
+        """Mean AUROC on the validation split, by the name that metrics give it; and on its halves.
 
         Args:
             logits: (rows of the validation split, classes).
         """
         scores = probabilities(logits, self.task)
-        _, targets, scores = pooled(self.validation_units, self.validation_targets, scores)
-        return auroc(targets, scores).mean
+        first, targets, scores = pooled(self.validation_units, self.validation_targets, scores)
+        found = {"validation_auroc": auroc(targets, scores).mean}
+        if self.second_half is not None:
+            second = self.second_half[first]
+            for name, half in zip(HALVES, (~second, second), strict=True):
+                found[name] = auroc(targets[half], scores[half]).mean
+        return found
 
 
-def transfer_data(settings: Settings, catalog: Catalog) -> TransferData:
+def transfer_data(settings: Settings, catalog: Catalog, *, halved: bool = False) -> TransferData:
     """Rows and targets of the label setting, checked.
+
+    Args:
+        settings: Of the run.
+        catalog: The source's.
+        halved: Whether the halves of the validation split are scored, too.
 
     Raises:
         BenchmdError: The validation split has no class that can be scored, or a segmentation is
@@ -92,7 +109,41 @@ def transfer_data(settings: Settings, catalog: Catalog) -> TransferData:
     _, scored, _ = pooled(units, validation, np.zeros(validation.shape))
     require_scorable(scored, catalog.task.classes, f"{catalog.path}, split validation")
     labelled = replace(columns, targets=targets)
-    return TransferData(catalog.task.kind, rows, labelled, validation, units)
+    halves = _second_half(catalog, validation) if halved else None
+    return TransferData(catalog.task.kind, rows, labelled, validation, units, halves)
+
+
+def _second_half(catalog: Catalog, targets: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_] | None:
+    """Rows of the second half of the validation split's patients, classes in balance."""
+    table = split_table(catalog, "validation", ["group_id"])
+    patients = np.array(table["group_id"].to_pylist(), np.str_)
+    if len(np.unique(patients)) < FEWEST:
+        return None
+    found = np.zeros(len(patients), bool)
+    found[balanced_folds(patients, rarest_class(targets == 1), 2, seed=0)[1]] = True
+    return found
+
+
+def crossed(lines: Sequence[Mapping[str, float]]) -> float:
+    """Score of a training whose epoch is chosen on other patients than it is scored on.
+
+    The epoch that is best on one half of the validation split is scored on the other half, and the
+    mean of both is taken: the highest of many noisy scores would be too high, the more so the
+    longer and the less steadily a model is trained.
+
+    Args:
+        lines: Metrics of each epoch.
+
+    Returns:
+        NaN where the halves were not scored.
+    """
+    table = np.array([[line.get(name, np.nan) for name in HALVES] for line in lines])
+    table = table.reshape(-1, 2)
+    table = table[np.isfinite(table).all(axis=1)]
+    if not len(table):
+        return float("nan")
+    first, second = table.argmax(axis=0)
+    return float((table[first, 1] + table[second, 0]) / 2)
 
 
 def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> TransferData:

@@ -75,6 +75,8 @@ class TransferJob:
     features: Path | None = None
     """Linear evaluation: folder in which encoded features are kept for all runs with the same
     frozen encoder, and taken from; None keeps none. The result is the same."""
+    halved: bool = False
+    """Whether each epoch is scored on halves of the validation split too (`selection.crossed`)."""
 
 
 def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
@@ -113,7 +115,7 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
         require_pretrained(job.settings.transfer.freeze, pretrained=job.upstream is not None)
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
-    data = transfer_data(job.settings, catalog)
+    data = transfer_data(job.settings, catalog, halved=job.halved)
     if job.settings.transfer.mode == "finetune":
         require_balanceable(job.settings, catalog, data)
     return data
@@ -271,10 +273,10 @@ def _finetune(
         begun = []
         engine.module.eval()
         with nullcontext() if average is None else average.shown():
-            score = objective.score(forward, validation, model, data)
-            best.offer(score, epoch, engine.weights)
+            scores = objective.scores(forward, validation, model, data)
+            best.offer(scores[selected_by(catalog.task)], epoch, engine.weights)
         loss = float(sums.sum()) / feed.rows
-        reporter.report(epoch + 1, {"loss": loss, selected_by(catalog.task): score})
+        reporter.report(epoch + 1, {"loss": loss, **scores})
         due = time.monotonic() - saved >= settings.execution.checkpoint_seconds
         # The first worker's clock decides for all.
         decision = gather(torch.tensor([float(due)], device=worker.device))[0]

@@ -26,7 +26,8 @@ from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import RunReporter, SilentReporter
 from benchmd_ray.training.seeds import derived_seed
-from benchmd_ray.training.transfer import TransferJob, selected_by, transfer_result
+from benchmd_ray.training.selection import crossed
+from benchmd_ray.training.transfer import TransferJob, selected_by
 from benchmd_ray.training.weights import START
 from benchmd_ray.training_log import read_metrics
 from benchmd_ray.tuning.spaces import PRETRAIN, applied
@@ -79,8 +80,8 @@ class Reached:
     evaluation: int
     step: int
     score: float
-    """Best on the evaluation's validation records so far, AUROC or DSC of masks; of several arms,
-    the mean over those done."""
+    """On the evaluation's validation records so far, AUROC or DSC of masks; of several arms, the
+    mean over those done."""
     scores: Mapping[str, float]
     """By modality, of the arms that are done."""
     seconds: float
@@ -287,11 +288,11 @@ class Transfer(Stage):
         return settings.transfer.epochs
 
     def train(self, work: Work, one: Setup) -> float:
-        """The best score over the epochs."""
+        """The score over the epochs."""
 
-        def reached(epoch: int, best: float) -> None:
+        def reached(epoch: int, score: float) -> None:
             if epoch < one.settings.transfer.epochs:
-                one.tell(epoch, best)
+                one.tell(epoch, score)
 
         upstream = None if work.technique == SCRATCH else one.arm.upstream
         features, into = work.folder / "features", one.folder / "transfer"
@@ -323,28 +324,41 @@ class _Ticking(SilentReporter):
 def _trained(
     job: TransferJob, clock: _Clock, reached: Callable[[int, float], None] | None = None
 ) -> float:
-    """Run a transfer; its best score on the validation records."""
+    """Run a transfer; its score on the validation records."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    score = selected_by(open_catalog(job.catalog).task)
-    launch(job, reporter=_Best(job, score, clock, reached))
-    return float(transfer_result(job.folder, score)[score])
+    job = replace(job, halved=True)
+    watch = _Scored(job, selected_by(open_catalog(job.catalog).task), clock, reached)
+    launch(job, reporter=watch)
+    return watch.score
 
 
-class _Best(RunReporter):
-    """Tells the best validation score so far after every epoch of a transfer."""
+class _Scored(RunReporter):
+    """Tells the score so far after every epoch of a transfer.
+
+    It is that of `selection.crossed`, or the best of the epochs where there are no halves.
+    """
 
     def __init__(
         self,
         job: TransferJob,
-        score: str,
+        name: str,
         clock: _Clock,
         reached: Callable[[int, float], None] | None,
     ) -> None:
         super().__init__(job.folder, silent=True)
-        self._score = score
-        self._folder, self._clock, self._reached = job.folder, clock, reached
-        self._best, self._begun = -math.inf, clock.seconds
+        self._name, self._folder = name, job.folder
+        self._clock, self._reached, self._begun = clock, reached, clock.seconds
         self._shares = job.features is not None and job.settings.transfer.mode == "linear"
+        self._lines: list[Mapping[str, float]] = []
+
+    @property
+    def score(self) -> float:
+        """So far; NaN where no epoch could be scored."""
+        found = crossed(self._lines)
+        if math.isfinite(found):
+            return found
+        each = [line[self._name] for line in self._lines]
+        return max((score for score in each if math.isfinite(score)), default=math.nan)
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
         """Take what an interrupted process reported before its checkpoint.
@@ -354,20 +368,15 @@ class _Best(RunReporter):
         super().start(what, total, unit, done)
         if self._shares:
             self._clock.leave_out(self._clock.seconds - self._begun)
-        for line in read_metrics(self._folder):
-            self._take(line[self._score])
+        self._lines = list(read_metrics(self._folder))
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
         """Take an epoch's values."""
         super().report(done, values)
-        self._take(values[self._score])
+        self._lines.append(values)
         self._clock.tick()
-        if self._reached is not None and math.isfinite(self._best):
-            self._reached(done, self._best)
-
-    def _take(self, score: float) -> None:
-        if score > self._best:  # never where it is not a number
-            self._best = score
+        if self._reached is not None and math.isfinite(self.score):
+            self._reached(done, self.score)
 
 
 OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory")

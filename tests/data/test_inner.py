@@ -11,8 +11,9 @@ from made_catalogs import change_manifest
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import confined, open_catalog
 from benchmd_ray.data.feed import read_columns
-from benchmd_ray.data.inner import FOLDS, _rarest_class, inner_catalog, validation_patients
+from benchmd_ray.data.inner import FOLDS, inner_catalog, validation_patients
 from benchmd_ray.data.records import Record, decode_signals
+from benchmd_ray.data.splits import rarest_class
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY
@@ -278,7 +279,7 @@ def slow_rarest(targets):
 def test_a_record_of_several_classes_goes_by_its_rarest(seed):
     generator = np.random.default_rng(seed)
     targets = generator.random((60, 6)) < np.array([0.6, 0.5, 0.3, 0.1, 0.05, 0.0])
-    assert _rarest_class(targets).tolist() == slow_rarest(targets.tolist())
+    assert rarest_class(targets).tolist() == slow_rarest(targets.tolist())
 
 
 def test_a_rare_class_beside_a_common_one_is_on_both_sides(write_catalog):

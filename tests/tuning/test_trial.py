@@ -16,6 +16,7 @@ from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import SilentReporter, read_metrics
+from benchmd_ray.training.selection import crossed
 from benchmd_ray.training.transfer import RESULT, TransferJob
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.trial import (
@@ -122,6 +123,24 @@ def test_each_evaluation_has_a_catalog_and_a_seed_of_its_own(
     again = Told()
     run_trial(search, 1, {LR: 0.02}, again, evaluations=(6,))
     assert again.scores[-1][1] == whole[2][1]
+
+
+@pytest.mark.parametrize("mode", ["linear", "finetune"])
+def test_an_epoch_is_chosen_on_other_patients_than_a_trial_is_scored_on(
+    work, arm, tmp_path, monkeypatch, mode
+):
+    monkeypatch.setattr("benchmd_ray.training.selection.FEWEST", 2)
+    made, told = arm(f"transfer.mode={mode}"), Told()
+    run_trial(work(made), 0, {LR: 0.01}, told)
+    settings, folder = applied(made.settings, {LR: 0.01}), tmp_path / "ordinary"
+    folder.mkdir()
+    launch(TransferJob(settings, made.catalogs[0], folder, made.upstream, halved=True))
+    lines = read_metrics(folder)
+    assert [score for _, score, _ in told.scores] == [
+        crossed(lines[:1]),
+        crossed(lines[:3]),
+        crossed(lines),
+    ]
 
 
 def test_kept_features_give_the_same_and_are_encoded_once(work, monkeypatch, trained, arm):
