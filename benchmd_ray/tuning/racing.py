@@ -22,9 +22,9 @@ RECORDS = 10_000
 """Patients that all evaluations of a trial together should be trained or scored on, about."""
 LEAST, MOST = 3, 10
 """Evaluations of a trial that goes to the end."""
-HALF = 2
-"""Racing stops the lower half of the trials at a step within the first evaluation: what is compared
-there has hardly learned."""
+HALF, FEWEST = 2, 4
+"""Racing stops the lower half of the trials at a step within the first evaluation, of so many
+trials or more: what is compared there has hardly learned."""
 
 
 def usual_evaluations(patients: int) -> int:
@@ -39,11 +39,13 @@ def usual_evaluations(patients: int) -> int:
 def rungs(evaluations: int) -> tuple[int, ...]:
     """Numbers of evaluations at which trials are compared: 1, 3, 9, … and all.
 
+    The last step at least doubles them, so that it is worth a comparison.
+
     Args:
         evaluations: Of a trial that goes to the end.
     """
     powers = (REDUCTION**power for power in range(evaluations))
-    return (*(power for power in powers if power < evaluations), evaluations)
+    return (*(power for power in powers if 2 * power <= evaluations), evaluations)
 
 
 def expected_evaluations(trials: int, evaluations: int) -> int:
@@ -72,7 +74,7 @@ def steps_within(most: int) -> tuple[int, ...]:
     return tuple(step for step in (first, first * REDUCTION) if step < most)
 
 
-def falls_behind(score: float, reached: Sequence[float], reduction: int) -> bool:
+def falls_behind(score: float, reached: Sequence[float], reduction: int, fewest: int = 2) -> bool:
     """Whether a trial is to stop at a step: it is not in the upper part of those that reached it.
 
     Of fewer than ``reduction`` trials the best goes on.
@@ -81,9 +83,10 @@ def falls_behind(score: float, reached: Sequence[float], reduction: int) -> bool
         score: The trial's.
         reached: Scores of all trials that have reached the step so far, its own among them.
         reduction: The upper part is one in so many.
+        fewest: Trials at the step below which none is stopped.
     """
     better = sum(other > score for other in reached)
-    return better >= max(1, len(reached) // reduction)
+    return len(reached) >= fewest and better >= max(1, len(reached) // reduction)
 
 
 def promoted(

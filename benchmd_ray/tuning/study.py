@@ -35,6 +35,7 @@ from benchmd_ray.tuning.confirm import (
 )
 from benchmd_ray.tuning.journal import FAULTS, REMEDY, Journal, mend
 from benchmd_ray.tuning.racing import (
+    FEWEST,
     HALF,
     REDUCTION,
     falls_behind,
@@ -379,8 +380,8 @@ class Study:
             return False
         reached = [dict(map(tuple, t.user_attrs.get(CURVE, []))) for t in self._held]
         scores = [own[step] for own in reached if step in own]
-        reduction = HALF if self.method.stopping == "racing" else REDUCTION
-        stop = falls_behind(score, scores, reduction)
+        part = (HALF, FEWEST) if self.method.stopping == "racing" else (REDUCTION, REDUCTION - 1)
+        stop = falls_behind(score, scores, *part)
         if stop:
             self._handle(number).set_user_attr(STOP, True)
         return stop

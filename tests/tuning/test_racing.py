@@ -54,7 +54,8 @@ def test_the_less_data_the_more_evaluations(patients, often):
 
 
 @pytest.mark.parametrize(
-    ("evaluations", "found"), [(1, (1,)), (3, (1, 3)), (8, (1, 3, 8)), (10, (1, 3, 9, 10))]
+    ("evaluations", "found"),
+    [(1, (1,)), (3, (1, 3)), (5, (1, 5)), (8, (1, 3, 8)), (10, (1, 3, 10)), (20, (1, 3, 9, 20))],
 )
 def test_rungs_are_powers_of_three_and_the_end(evaluations, found):
     assert rungs(evaluations) == found

@@ -666,7 +666,9 @@ def test_both_signals_over_time_can_be_searched_as_one():
         starting_at(space_of("scratch", "finetune-full", name), default_settings(MODALITIES[name]))
         for name in ("ecg", "eeg")
     ]
-    assert shared(spaces).parameters == spaces[0].parameters
+    both = {p.name for p in spaces[0].parameters} & {p.name for p in spaces[1].parameters}
+    assert {p.name for p in shared(spaces).parameters} == both
+    assert "encoder.network" in both
 
 
 @pytest.mark.parametrize(

@@ -148,11 +148,12 @@ def test_a_sampler_with_a_model_finds_more_than_chance(make):
 # Early stopping.
 
 
-def slow_halving(part, order, values):
+def slow_halving(part, fewest, order, values):
     """Trials that are stopped within the first evaluation, and at which step.
 
     At each step a trial continues if it is in the top part of all that have reached the step so
-    far, itself among them; while these are too few for a part, if it is the best of them.
+    far, itself among them; while these are too few for a part, if it is the best of them; and in
+    any case while they are fewer than ``fewest``.
     """
     reached, stopped = {}, {}
     for trial, step in order:
@@ -162,7 +163,7 @@ def slow_halving(part, order, values):
         held = reached.setdefault(step, [])
         held.append(value)
         better = sum(other > value for other in held)
-        if trial and better >= max(1, len(held) // part):
+        if trial and len(held) >= fewest and better >= max(1, len(held) // part):
             stopped[trial] = step
     return stopped
 
@@ -176,9 +177,11 @@ def random_order(generator, trials, steps):
         at[trial] += 1
 
 
-@pytest.mark.parametrize(("stopping", "part"), [("asha", 3), ("racing", 2)])
+@pytest.mark.parametrize(("stopping", "part", "fewest"), [("asha", 3, 2), ("racing", 2, 4)])
 @pytest.mark.parametrize("seed", range(4))
-def test_trials_are_stopped_at_equal_steps_of_the_first_evaluation(make, seed, stopping, part):
+def test_trials_are_stopped_at_equal_steps_of_the_first_evaluation(
+    make, seed, stopping, part, fewest
+):
     generator = np.random.default_rng(seed)
     study, trials, steps = make(stopping=stopping), 14, (2, 6)
     for _ in range(trials):
@@ -191,8 +194,8 @@ def test_trials_are_stopped_at_equal_steps_of_the_first_evaluation(make, seed, s
         if trial not in stopped and study.reported(trial, step, values[trial, step], 1.0):
             study.ended(trial, seconds=1.0)
             stopped[trial] = step
-    assert stopped == slow_halving(part, order, values)
-    assert 5 <= len(stopped) < trials
+    assert stopped == slow_halving(part, fewest, order, values)
+    assert 4 <= len(stopped) < trials
     assert 0 not in stopped
 
 

@@ -1,0 +1,389 @@
+r"""``python -m speed.tuning_study --data FOLDER --out FOLDER`` from the project's root.
+
+Does a search find settings that are better where they are scored? On real data, each strategy
+searches each task with the same device seconds, several times with other seeds; what it chose and
+the start are trained on the whole training split with the same seeds and scored on splits and
+targets that no search saw. The differences are paired by record, and pooled over tasks.
+
+FOLDER of ``--data`` has the files of the README's examples: ``medmnist/``, ``ptb-xl-500/``,
+``medmnist-unofficial/``, ``cinc2021/`` and ``nih-cxr-1000/``. What is done is kept in ``--out``,
+and the same command goes on where it stopped; ``--report`` only writes the tables of what is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.cli.tune import search_and_train
+from benchmd_ray.data.build import build
+from benchmd_ray.results.report.scored import Scored, read_scored
+from benchmd_ray.results.store import read_stores
+from benchmd_ray.scores.metrics import auroc
+from benchmd_ray.scores.resampling import resampled
+from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
+from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.portfolio import Portfolio
+from benchmd_ray.tuning.records import SEARCHES, read_search
+from benchmd_ray.tuning.study import Method
+
+LAPTOP = (
+    *("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.head_dim=16"),
+    *("encoder.mlp=128", "pretrain.steps=400", "pretrain.batch_size=32"),
+    *("pretrain.optimiser.lr=1e-3", "transfer.batch_size=16", "transfer.optimiser.lr=1e-3"),
+    "execution.device=cpu",
+)
+"""Settings of the README's examples."""
+DRAWS = 2000
+"""Resamples of patients and repetitions."""
+SEEDS = 3
+"""Of the runs after a search."""
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is searched."""
+
+    source: str
+    raw: str
+    """Folder of the source's files in the data."""
+    technique: str
+    setting: str
+    settings: tuple[str, ...]
+    """Of the start."""
+    targets: tuple[tuple[str, str], ...] = ()
+    """Name and folder of each."""
+    bench: str = "benchmd"
+    start: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    """Of the source's catalog."""
+    space: str | None = None
+    """File of the space, else the usual one."""
+    held: tuple[str, ...] = ("transfer.epochs",)
+
+
+SMALL = "benchmd_ray/benchmarks/medmnist/small.yaml"
+NARROW = ("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.mlp=128")
+MEDMNIST: dict[str, Any] = {
+    **{"technique": "scratch", "setting": "finetune-full", "bench": "medmnist"},
+    **{"space": SMALL, "held": ()},
+}
+ECG = (("georgia", "cinc2021"), ("chapman-shaoxing", "cinc2021"))
+TASKS = {
+    "BreastMNIST": Task(
+        "breastmnist",
+        "medmnist",
+        settings=("encoder.options.width=8", "transfer.epochs=10", *NARROW),
+        start="resnet18",
+        **MEDMNIST,
+    ),
+    "PneumoniaMNIST (unofficial)": Task(
+        "pneumoniamnist",
+        "medmnist-unofficial",
+        settings=("encoder.options.width=8", "transfer.epochs=2", *NARROW),
+        start="resnet18",
+        options={"md5": "allow"},
+        **MEDMNIST,
+    ),
+    "AdrenalMNIST3D": Task(
+        "adrenalmnist3d",
+        "medmnist",
+        settings=(
+            *("encoder.options.width=8", "encoder.options.resize=14", "transfer.epochs=4"),
+            *NARROW,
+        ),
+        start="resnet18-acs",
+        **MEDMNIST,
+    ),
+    "PTB-XL-500, linear": Task(
+        "ptb-xl", "ptb-xl-500", "mae", "linear", (*LAPTOP, "transfer.epochs=15"), ECG
+    ),
+    "PTB-XL-500, fine-tuning": Task(
+        "ptb-xl", "ptb-xl-500", "mae", "finetune-full", (*LAPTOP, "transfer.epochs=5"), ECG
+    ),
+    "NIH AP, fine-tuning": Task(
+        *("nih-cxr-ap", "nih-cxr-1000", "mae", "finetune-full"),
+        (*LAPTOP, "transfer.epochs=4", "encoder.patch_size=32"),
+        (("nih-cxr-pa", "nih-cxr-1000"),),
+    ),
+}
+FILES = {"pneumoniamnist": "pneumoniamnist_content_complete.npz"}
+"""Files of MedMNIST under another name than the official one."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a task is searched."""
+
+    method: Method
+    evaluations: int | None
+    portfolio: bool = False
+
+
+ALONE = {"evaluations": 1, "choosing": "highest"}
+STRATEGIES = {
+    "random": Strategy(Method(sampler="random", stopping="none", choosing="highest"), 1),
+    "before": Strategy(Method(sampler="tpe", stopping="asha", choosing="highest"), 1),
+    "new": Strategy(Method(), None),
+    "new + portfolio": Strategy(Method(), None, portfolio=True),
+    "new, random sampler": Strategy(Method(sampler="random"), None),
+    "new, GP sampler": Strategy(Method(sampler="gp"), None),
+    "new, no racing": Strategy(Method(stopping="none"), None),
+    "new, highest": Strategy(Method(choosing="highest"), None),
+}
+"""random and before: one inner split and one seed, and the highest score; before is the search that
+this one took the place of. The last four each leave one part of the new search out."""
+MAIN = ("random", "before", "new", "new + portfolio")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where a study works, and with how much."""
+
+    data: Path
+    out: Path
+    minutes: float
+    """Of two devices, for each search."""
+
+    def catalog(self, name: str, raw: str, options: dict[str, str]) -> Path:
+        """Path of a catalog, which is built unless it is there."""
+        path, folder = self.out / "catalogs" / name, self.data / raw
+        if not (path / "manifest.json").is_file():
+            if name in FILES:
+                own = self.out / "raw" / name
+                own.mkdir(parents=True, exist_ok=True)
+                shutil.copy(folder / FILES[name], own / f"{name}.npz")
+                folder = own
+            build(name, folder, path, options=options, allow_missing=True)
+        return path
+
+    def tuning(self, task: Task, strategy: Strategy, repetition: int) -> Tuning:
+        """What a strategy asks of a task."""
+        source = self.catalog(task.source, task.raw, task.options)
+        targets = [self.catalog(name, raw, {}) for name, raw in task.targets]
+        first = 100 * repetition
+        choice = Choice(
+            catalogs=(source, *targets),
+            techniques=(task.technique,),
+            seeds=tuple(range(first, first + SEEDS)),
+            assignments=task.settings,
+            bench=task.bench,
+            start=task.start,
+        )
+        portfolio = Portfolio()
+        if strategy.portfolio:
+            stores = [self.store(name, repetition) for name in TASKS]
+            portfolio = learned_in([store for store in stores if (store / SEARCHES).is_dir()])
+        return Tuning(
+            choice,
+            (task.setting,),
+            space=Path(task.space) if task.space else None,
+            held=task.held,
+            method=replace(strategy.method, seed=first),
+            budget=Budget(trials=None, device_hours=2 * self.minutes / 60),
+            evaluations=strategy.evaluations,
+            portfolio=portfolio,
+        )
+
+    def store(self, task: str, repetition: int) -> Path:
+        """The store of a task's repetition."""
+        return self.out / "stores" / f"{_plain(task)}-{repetition}"
+
+    def note(self, task: str, strategy: str, repetition: int) -> Path:
+        """What says that a search is done, and which it was."""
+        return self.out / "done" / f"{_plain(task)}-{repetition}-{_plain(strategy)}.json"
+
+    def search(self, task: str, strategy: str, repetition: int) -> None:
+        """Search and train, unless it is done."""
+        note = self.note(task, strategy, repetition)
+        if note.is_file():
+            return
+        print(f"{task}, {strategy}, repetition {repetition}", flush=True)
+        tuning = self.tuning(TASKS[task], STRATEGIES[strategy], repetition)
+        store = self.store(task, repetition)
+        (plan,) = planned_searches(tuning, gpu=False)
+        search_and_train(tuning, store, address=None, cpus=2)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(json.dumps({"search": plan.name}), "utf-8")
+
+    def done(self) -> Iterator[tuple[str, str, int, str]]:
+        """Task, strategy, repetition and name of each search that is done."""
+        for task in TASKS:
+            for strategy in STRATEGIES:
+                for repetition in range(100):
+                    note = self.note(task, strategy, repetition)
+                    if note.is_file():
+                        yield task, strategy, repetition, json.loads(note.read_text())["search"]
+
+
+def _plain(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+
+
+@dataclass(frozen=True)
+class Gained:
+    """What a search gained over its start on what it did not see."""
+
+    values: dict[str, float]
+    """By scored split: tuned minus start in AUROC, the mean over seeds."""
+    drawn: dict[str, Floats]
+    """The same in resamples of the patients."""
+    start: dict[str, float]
+    kept: bool
+    device_seconds: float
+    trials: int
+    evaluations: int
+
+
+def gained(study: Study, task: str, repetition: int, name: str) -> Gained:
+    """Differences of a search's runs, of the same records and seeds."""
+    store = study.store(task, repetition)
+    record = read_search(store / SEARCHES / name)
+    sides: dict[bool, dict[tuple[str, int], Scored]] = {False: {}, True: {}}
+    for run in read_stores([store]).found:
+        about, tuned = run.description, run.settings.tuned
+        own = about["kind"] == "transfer" and about["setting"] == record.setting
+        if own and tuned in ("", name):
+            for one in read_scored(run).scored:
+                sides[bool(tuned)][f"{one.dataset}, {one.split}", run.settings.seed] = one
+    values, drawn, start = {}, {}, {}
+    for key in dict.fromkeys(key for key, _ in sides[False]):
+        begun = {seed: one for (other, seed), one in sides[False].items() if other == key}
+        found = {seed: one for (other, seed), one in sides[True].items() if other == key}
+        start[key] = float(np.mean([_auroc(one) for one in begun.values()]))
+        if not found:  # it keeps the start
+            values[key], drawn[key] = 0.0, np.zeros(DRAWS)
+            continue
+        if found.keys() != begun.keys():
+            raise SystemExit(f"{store}: runs of {name} and of its start have other seeds.")
+        values[key] = float(np.mean([_auroc(found[s]) - _auroc(begun[s]) for s in found]))
+        drawn[key] = np.mean([_drawn(found[s]) - _drawn(begun[s]) for s in found], axis=0)
+    trials = record.trials
+    return Gained(
+        values,
+        drawn,
+        start,
+        record.best == 0,
+        3600 * record.device_hours,
+        len(trials),
+        int(trials["evaluations"].sum() + trials["fresh_evaluations"].sum()),
+    )
+
+
+def _auroc(one: Scored) -> float:
+    return auroc(one.targets, one.scores).mean
+
+
+def _drawn(one: Scored) -> Floats:
+    """AUROC in resamples of the patients, the same for all runs on the same records: (draws,)."""
+    about = (one.targets, one.scores, one.groups, one.task)
+    return resampled("auroc", *about, resamples=DRAWS)[:, 0]
+
+
+def pooled(of_tasks: Sequence[Sequence[Gained]]) -> tuple[float, float, float]:
+    """Mean difference over tasks, with its interval over patients and repetitions.
+
+    A task's difference is the mean over its scored splits and repetitions, so that each task
+    counts the same. In each draw patients are resampled (the same in all runs) and repetitions.
+
+    Args:
+        of_tasks: The repetitions of each task.
+    """
+    generator = np.random.default_rng(0)
+    value, draws = [], []
+    for repetitions in of_tasks:
+        value.append(np.mean([np.mean(list(one.values.values())) for one in repetitions]))
+        each = np.array([np.nanmean(list(one.drawn.values()), axis=0) for one in repetitions])
+        chosen = generator.integers(0, len(each), (len(each), DRAWS))
+        draws.append(each[chosen, np.arange(DRAWS)].mean(axis=0))
+    low, high = np.nanpercentile(np.mean(draws, axis=0), [2.5, 97.5])
+    return float(np.mean(value)), float(low), float(high)
+
+
+def report(study: Study) -> str:
+    """Tables of what is done, in Markdown."""
+    held: dict[str, dict[str, list[Gained]]] = {}
+    for task, strategy, repetition, name in study.done():
+        one = gained(study, task, repetition, name)
+        held.setdefault(strategy, {}).setdefault(task, []).append(one)
+    lines = [
+        "| task | strategy | repetitions | start | tuned − start | each repetition "
+        "| kept the start | device seconds | trials | evaluations |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for task in TASKS:
+        for strategy, tasks in held.items():
+            if task in tasks:
+                lines.append(_row(task, strategy, tasks[task]))
+    lines += ["", "| strategy | tasks | repetitions | tuned − start [95 %] | least of a task |"]
+    lines += ["|---|---|---|---|---|"]
+    for strategy, tasks in held.items():
+        mean, low, high = pooled(list(tasks.values()))
+        least = min(
+            (float(np.mean([np.mean(list(g.values.values())) for g in one])), task)
+            for task, one in tasks.items()
+        )
+        count = sum(map(len, tasks.values()))
+        lines.append(
+            f"| {strategy} | {len(tasks)} | {count} | {mean:+.3f} [{low:+.3f}, {high:+.3f}] "
+            f"| {least[0]:+.3f} ({least[1]}) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _row(task: str, strategy: str, repetitions: Sequence[Gained]) -> str:
+    means = [float(np.mean(list(one.values.values()))) for one in repetitions]
+    start = np.mean([np.mean(list(one.start.values())) for one in repetitions])
+    _, low, high = pooled([repetitions])
+    cells = [
+        task,
+        strategy,
+        str(len(repetitions)),
+        f"{start:.3f}",
+        f"{np.mean(means):+.3f} [{low:+.3f}, {high:+.3f}]",
+        ", ".join(f"{mean:+.3f}" for mean in means),
+        f"{sum(one.kept for one in repetitions)} of {len(repetitions)}",
+        f"{np.mean([one.device_seconds for one in repetitions]):.0f}",
+        f"{np.mean([one.trials for one in repetitions]):.0f}",
+        f"{np.mean([one.evaluations for one in repetitions]):.0f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Search what is not done, and print the tables."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--data", type=Path, required=True, help="folder of the real files")
+    options.add_argument("--out", type=Path, required=True, help="folder of the study")
+    options.add_argument("--minutes", type=float, default=10, help="of each search, on two cores")
+    options.add_argument("--repetitions", type=int, default=3)
+    options.add_argument("--task", action="append", choices=TASKS, help="else all (repeatable)")
+    options.add_argument("--strategy", action="append", choices=STRATEGIES, help="else the main 4")
+    options.add_argument("--report", action="store_true", help="only the tables of what is done")
+    chosen = options.parse_args(arguments)
+    if not math.isfinite(chosen.minutes) or chosen.minutes <= 0 or chosen.repetitions < 1:
+        options.error("--minutes and --repetitions have to be above 0")
+    study = Study(chosen.data, chosen.out, chosen.minutes)
+    if not chosen.report:
+        for repetition in range(chosen.repetitions):
+            for strategy in chosen.strategy or MAIN:  # a portfolio learns from all tasks' searches
+                for task in chosen.task or TASKS:
+                    study.search(task, strategy, repetition)
+    print(report(study))
+
+
+if __name__ == "__main__":
+    main()
