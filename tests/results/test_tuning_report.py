@@ -196,7 +196,7 @@ def test_the_start_is_found_among_several_customs_and_seeds_are_paired(tmp_path)
         tuned_run(store, upstream, seed=seed, targets=False)
     found = runs([store])
     analysis = analyse(found, searches=searches([store]), resamples=20)
-    row = row_of(analysis, "ptb-xl")
+    row = row_of(analysis, "ptb-xl", protocol="tuned")
     named = protocols(found).names
     expected = {
         named[run.folder]

@@ -14,6 +14,7 @@ from benchmd_ray.results.report.page_findings import (
     judged,
     largest,
 )
+from benchmd_ray.results.report.protocols import is_ensemble
 from benchmd_ray.results.report.table import shown, text_of
 
 if TYPE_CHECKING:
@@ -24,12 +25,16 @@ def tuning_sentences(analysis: Analysis) -> list[str]:
     """What searches found and cost, and whether the tuned settings are better; none without any."""
     lines = _searched(analysis.searches)
     held = analysis.tuned.dropna(subset="difference")
+    averages = held["protocol"].map(is_ensemble).astype(bool)
     targets = held["role"] == "target"
-    for where, rows in (
-        ("the source's own splits", held[~targets]),
-        ("targets", held[targets]),
+    for what, chosen in (
+        ("Tuned minus start", ~averages),
+        ("Tuned ensemble minus start ensemble", averages),
     ):
-        lines += _differences(where, rows)
+        lines += _differences(
+            f"{what} in AUROC on the source's own splits", held[chosen & ~targets]
+        )
+        lines += _differences(f"{what} in AUROC on targets", held[chosen & targets])
     if not analysis.searches.empty:
         lines.append(
             "A search sees only the source, and no split of it that is scored: its training split "
@@ -84,14 +89,14 @@ def _spread(values: pd.Series) -> str:
     return f"{middle} in the median (from {low} to {high})"
 
 
-def _differences(where: str, rows: pd.DataFrame) -> list[str]:
+def _differences(what: str, rows: pd.DataFrame) -> list[str]:
     """How often tuning changes AUROC, and the largest difference."""
     if rows.empty:
         return []
     row = largest(rows.assign(size=rows["difference"].abs()), "size")
     span = part(row.to_frame().T, "difference").iloc[0]
     return [
-        f"Tuned minus start in AUROC on {where}, on the same rows: "
+        f"{what}, on the same rows: "
         f"{judged(rows, 'difference', ('above zero', 'below zero'))} The largest: "
         f"{interval_text(span, 'difference', sign=True)}, of {text_of(row['technique'])} on "
         f"{dataset_text(*row[['source', 'dataset', 'role', 'split']])} with "
