@@ -273,9 +273,9 @@ def test_ensembles_enter_no_comparison_of_techniques_and_no_row_of_a_run(tmp_pat
                 for number, (data, split) in enumerate(
                     (("ptb-xl", "validation"), ("georgia", "test"))
                 ):
-                    truth = targets_of(ECG.classes, ROWS, ECG.kind, number)
+                    truth = targets_of(ECG.classes, 100, ECG.kind, number)
                     made = scores_of(truth, ECG.kind, 0.5, [seed, sum(own.folder.name.encode())])
-                    held = {split: (people(ROWS, number), truth, made)}
+                    held = {split: (people(100, number), truth, made)}
                     write_predictions(own, data, held, role="target" if number else "source")
     analysis = reported(tmp_path, resamples=20)
     whole = analysis.scores[analysis.scores["class"] == "mean"]

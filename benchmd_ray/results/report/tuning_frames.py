@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.compared import difference, p_delong
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.pools import Pool
@@ -22,9 +23,10 @@ from benchmd_ray.results.report.protocols import (
     pretraining_of,
     searches_behind,
 )
+from benchmd_ray.results.report.table import shown
 from benchmd_ray.results.store import Run
 from benchmd_ray.settings import Settings, TransferSettings
-from benchmd_ray.tuning.records import SearchRecord
+from benchmd_ray.tuning.records import RULE, SearchRecord
 
 Row = dict[str, Any]
 
@@ -47,6 +49,16 @@ class Pair:
         return (self.tuned,) if self.start is None else (self.tuned, self.start)
 
 
+FRESH = (
+    "Fresh evaluations are on other folds and with other seeds than the race, but of the same "
+    "patients, so that they are still a little optimistic: the source's scored splits and the "
+    "targets, which no search sees, decide."
+)
+HIGHEST = (
+    "it is the best of many and so too high; the source's scored splits and the targets, which no "
+    "search sees, decide."
+)
+"""What a reader of inner scores must know, by how a search chose."""
 SAME = ("catalog", "precision", "parts")
 """Determinants of a transfer that no search changes: they must be those of the tuned run."""
 
@@ -61,13 +73,15 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
             "setting": record.setting,
             "sampler": record.sampler,
             "stopping": record.stopping,
+            "choosing": record.choosing,
             "objectives": ", ".join(record.objectives),
             "searched": len(record.space),
             "trials": len(record.trials),
             **record.counts,
-            "best": record.best,
-            "first_value": record.first_value,
-            "best_value": record.value,
+            "evaluations": record.evaluations,
+            "evaluated": int(record.trials[["evaluations", "fresh_evaluations"]].sum().sum()),
+            "chosen": record.best,
+            **_choice(record),
             "seconds": record.seconds,
             "device_hours": record.device_hours,
             "shared_seconds": record.shared_seconds,
@@ -78,6 +92,18 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
                 for what in ("records", "patients")
             },
         }
+
+
+def _choice(record: SearchRecord) -> dict[str, float]:
+    """Scores by which a search chose, start and choice, and the difference that decided."""
+    decision, nearest = record.decision, next(iter(record.finalists), {})
+    one = next((one for one in record.finalists if one["number"] == record.best), nearest)
+    return {
+        "start_value": record.first_value if decision is None else decision["start"],
+        "chosen_value": record.value if decision is None else decision["expected"],
+        "difference": one.get("difference", np.nan),
+        "difference_low": one.get("low", np.nan),
+    }
 
 
 def tuned_pairs(
@@ -122,12 +148,11 @@ def tuned_rows(pairs: Iterable[Pair], paper: Callable[[Pool], float]) -> Iterato
 def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[str]:
     """What a reader of tuned results must know."""
     notes = []
-    if records:
-        notes.append(
-            "searches: the best trial's score on the search's validation records is the best of "
-            "many and so too high; the source's scored splits and the targets, which no search "
-            "sees, decide."
-        )
+    choosing = {record.choosing for record in records}
+    if "confirmed" in choosing:
+        notes.append(f"searches: {RULE}. {FRESH}")
+    if "highest" in choosing:
+        notes.append(f"searches that choose the highest value: {HIGHEST}")
     for record in records:
         if record.result is None:
             failed, trials = record.counts["failed"], len(record.trials)
@@ -135,10 +160,7 @@ def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[s
             why = all_failed if trials and failed == trials else "no trial is complete yet"
             notes.append(f"{record.name}: {why}.")
         elif record.best == 0:
-            notes.append(
-                f"{record.name}: the best trial is the first, which has the settings that the "
-                "search started from; no tuned run differs from them."
-            )
+            notes.append(f"{record.name} keeps its start: {_kept(record)}, so nothing is tuned.")
     averages = tuned["protocol"].map(is_ensemble).astype(bool)
     notes += _ensemble_notes(tuned[averages], tuned[~averages])
     lost = tuned[~averages & tuned["start_protocol"].isna()]
@@ -156,6 +178,20 @@ def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[s
             "nothing is compared there. Run them too."
         )
     return notes
+
+
+def _kept(record: SearchRecord) -> str:
+    """Why a search keeps its start."""
+    if record.choosing == "highest":
+        return "no other trial has a higher value"
+    if not record.finalists:
+        return "no other trial was evaluated again against it"
+    one = record.finalists[0]
+    return (
+        f"of {count_of(len(record.finalists), 'trial')} evaluated again none is shown to be better "
+        f"(largest difference {shown(one['difference'], 'signed')}, lower bound "
+        f"{shown(one['low'], 'signed')})"
+    )
 
 
 def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
