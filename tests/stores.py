@@ -425,6 +425,50 @@ def make_trials(trials: int, space: Mapping[str, Mapping[str, Any]] = SPACE) -> 
     return rows
 
 
+RACE = 9
+"""Evaluations of a trial that goes to the end of a made-up race."""
+
+
+def make_race(trials: int = 12, *, better: bool = True) -> dict[str, Any]:
+    """What `make_search` takes of a search by racing; fresh evaluations say if one is better.
+
+    Every third trial is stopped within its first evaluation, others have 1, 3 or 9; the two best of
+    these are evaluated again.
+    """
+    rng, rows = np.random.default_rng([trials, 1]), make_trials(trials)
+    for row in rows:
+        number = row["number"]
+        done = RACE if not number else 0 if number % 3 == 1 else (1, 3, RACE)[number % 9 // 3]
+        done = 0 if row["state"] == "failed" else done
+        state = "complete" if done == RACE else "stopped"
+        row |= {
+            "state": "failed" if row["state"] == "failed" else state,
+            "evaluations": done,
+            "value": row["last_value"] if done else None,
+            "error": float(rng.uniform(0.005, 0.02)) if done > 1 else None,
+        }
+    rows[0]["value"] = 0.55
+    above = [row for row in rows[1:] if row["evaluations"] > 1 and row["value"] > rows[0]["value"]]
+    above.sort(key=lambda row: -row["value"])
+    finalists = []
+    for place, row in enumerate(above[:2]):
+        difference = 0.04 - 0.01 * place
+        low = difference - (0.015 if better else 0.06)
+        row |= {"fresh_value": 0.6 + difference, "fresh_evaluations": RACE}
+        row |= {"difference": difference, "difference_low": low}
+        held = {"number": row["number"], "score": row["fresh_value"], "error": 0.01}
+        finalists.append({**held, "difference": difference, "low": low})
+    rows[0] |= {"fresh_value": 0.6, "fresh_evaluations": RACE}
+    best = finalists[0]["number"] if better else 0
+    expected = 0.635 if better else 0.6
+    decision = {"number": best, "finalists": finalists, "start": 0.6, "expected": expected}
+    result = {"best": best, "value": rows[best]["value"], "first_value": 0.55}
+    return {
+        **{"rows": rows, "stopping": "racing", "choosing": "confirmed", "evaluations": RACE},
+        "result": {**result, "decision": decision},
+    }
+
+
 SOUGHT = {"made": "up"}
 """What decides all made-up searches."""
 

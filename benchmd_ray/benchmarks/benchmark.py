@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str, str]
 """A published result: dataset, transfer setting, technique."""
-RESERVED = ("tuned", "custom", "shuffled", "published")
+RESERVED = ("tuned", "tuned ensemble", "start ensemble", "custom", "shuffled", "published")
 """Protocols that no start may be named like."""
 
 

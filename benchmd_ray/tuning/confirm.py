@@ -27,11 +27,6 @@ FEWEST = 5
 """Fresh evaluations at least: with fewer, hardly any difference could be told from chance."""
 DRAWS = 2000
 """Resamples of the evaluations for the expectation."""
-RULE = (
-    "a trial takes the start's place where the one-sided lower bound of its mean difference to the "
-    "start over fresh evaluations is above 0 (level 0.05 over all that are compared; corrected "
-    "resampled t-test); of several the one with the largest difference"
-)
 
 
 @dataclass(frozen=True)

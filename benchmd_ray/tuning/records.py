@@ -36,7 +36,7 @@ SEARCHES = "searches"
 """Folder of a store that holds its searches."""
 SEARCH, TRIALS, RESULT, BEST = "search.json", "trials.parquet", "result.json", "best.yaml"
 STATES = ("complete", "stopped", "failed", "unfinished")
-"""Of a trial; ``stopped``: early, by the search."""
+"""Of a trial; ``complete``: it has all evaluations; ``stopped``: it earned no more."""
 NUMERIC = ("float", "log float", "int", "log int")
 """Kinds of settings that have an order."""
 CURVE = pa.list_(pa.struct([("step", pa.int64()), ("value", pa.float64())]))
@@ -79,6 +79,12 @@ REQUIRED = (
 """Columns without a missing value."""
 SCORE_OF = "score:"
 """Beginning of the columns with the score of one modality, of a search over several."""
+RULE = (
+    "a trial takes the start's place where the one-sided lower bound of its mean difference to the "
+    "start over fresh evaluations is above 0 (level 0.05 over all that are compared; corrected "
+    "resampled t-test); of several the one with the largest difference"
+)
+"""How a search chooses by fresh evaluations (`tuning.confirm`), for readers of results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +150,11 @@ class SearchRecord:
     def decision(self) -> Mapping[str, Any] | None:
         """`tuning.confirm.Decision` as plain values; None where no fresh evaluation decided."""
         return None if self.result is None else self.result["decision"]
+
+    @property
+    def finalists(self) -> Sequence[Mapping[str, Any]]:
+        """`tuning.confirm.Finalist` of each trial that fresh evaluations compare with the start."""
+        return () if self.decision is None else self.decision["finalists"]
 
     @property
     def seconds(self) -> float:

@@ -20,6 +20,7 @@ from stores import (
     SEARCH,
     SPACE,
     make_pretraining,
+    make_race,
     make_search,
     make_transfer,
     make_trials,
@@ -50,11 +51,11 @@ from benchmd_ray.scores.comparison import exchange_p
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.training.predictions import predictions_path
-from benchmd_ray.tuning.records import COLUMNS, FORMAT, read_search, trials_schema
+from benchmd_ray.tuning.records import COLUMNS, FORMAT, RULE, read_search, trials_schema
 
 ECG = MODALITIES["ecg"].task
 NAME = SEARCH
-TOPICS = ("history", "importance", "slice", "contour", "curves", "front", "parallel")
+TOPICS = ("history", "importance", "slice", "contour", "curves", "parallel")
 RESAMPLES = 60
 
 
@@ -196,7 +197,7 @@ def test_the_start_is_found_among_several_customs_and_seeds_are_paired(tmp_path)
         tuned_run(store, upstream, seed=seed, targets=False)
     found = runs([store])
     analysis = analyse(found, searches=searches([store]), resamples=20)
-    row = row_of(analysis, "ptb-xl")
+    row = row_of(analysis, "ptb-xl", protocol="tuned")
     named = protocols(found).names
     expected = {
         named[run.folder]
@@ -241,7 +242,8 @@ def test_what_is_tuned_is_not_compared_with_what_is_not(analysis):
 def test_the_notes_name_the_search(analysis):
     assert f"ecg, ptb-xl (clean), linear: tuned: settings found by {NAME}." in analysis.notes
     assert any(note.startswith("tuned: settings that a search found") for note in analysis.notes)
-    assert any("best of many" in note for note in analysis.notes)
+    assert any("highest value: it is the best of many" in note for note in analysis.notes)
+    assert not any("Fresh evaluations" in note for note in analysis.notes)
 
 
 def test_runs_of_a_search_that_is_elsewhere_and_starts_that_did_not_run_are_named(tmp_path):
@@ -270,9 +272,89 @@ def test_a_search_that_its_start_wins_says_so(tmp_path):
     scored(tmp_path)
     analysis = analyse(runs([tmp_path]), searches=searches([tmp_path]), resamples=5)
     assert analysis.tuned.empty
-    assert any("the best trial is the first" in note for note in analysis.notes)
-    said = "In 1 search the best trial has the settings that the search started from."
-    assert said in tuning_sentences(analysis)
+    assert f"{NAME} keeps its start: no other trial has a higher value, so nothing is tuned." in (
+        analysis.notes
+    )
+    assert "1 search of 1 keeps its start" in " ".join(tuning_sentences(analysis))
+
+
+def race(store, **about):
+    """The analysis of a run and of a search with fresh evaluations, and the search's record."""
+    made = make_race(12, **about)
+    make_search(store, **made)
+    scored(store)
+    analysis = analyse(runs([store]), searches=searches([store]), resamples=5)
+    return made, analysis, analysis.records[0]
+
+
+def test_a_confirmed_search_says_what_it_chose_and_by_which_rule(tmp_path):
+    made, analysis, record = race(tmp_path)
+    (row,) = analysis.searches.to_dict("records")
+    first, second = made["result"]["decision"]["finalists"]
+    assert (row["chosen"], row["choosing"], row["evaluations"]) == (first["number"], "confirmed", 9)
+    done = sum(trial["evaluations"] + trial["fresh_evaluations"] for trial in made["rows"])
+    assert row["evaluated"] == done
+    assert (row["start_value"], row["chosen_value"]) == (0.6, 0.635)
+    assert (row["difference"], row["difference_low"]) == (first["difference"], first["low"])
+    shown, _ = plain(tables.searches(analysis))
+    assert shown["chosen trial"].tolist() == [str(first["number"])]
+    assert shown["its lower bound"].tolist() == ["+0.025"]
+    said = " ".join(tuning_sentences(analysis))
+    assert f"How a search chooses: {RULE}." in said
+    assert "In 1 of 1 search a trial takes the start's place" in said
+    for text in (said, " ".join(analysis.notes)):
+        assert "of the same patients, so that they are still a little optimistic" in text
+        assert "best of many" not in text
+    figures, _ = draw(Analysis(records=analysis.records))
+    texts_ = " ".join(f"{one.title} {one.caption}" for one in figures)
+    assert f"trial {first['number']} takes the start's place, inner AUROC 0.635 expected" in texts_
+    assert "too high" not in texts_
+    assert record.finalists == [first, second]
+
+
+def test_a_search_that_keeps_its_start_says_why_and_has_no_tuned_row(tmp_path):
+    _, analysis, _ = race(tmp_path, better=False)
+    (row,) = analysis.searches.to_dict("records")
+    assert (row["chosen"], row["start_value"], row["chosen_value"]) == (0, 0.6, 0.6)
+    assert (row["difference"], row["difference_low"]) == pytest.approx((0.04, -0.02))
+    shown, _ = plain(tables.searches(analysis))
+    assert shown["chosen trial"].tolist() == ["keeps the start"]
+    assert analysis.tuned.empty
+    (note,) = [note for note in analysis.notes if note.startswith(f"{NAME} keeps its start")]
+    assert "of 2 trials evaluated again none is shown to be better (largest difference" in note
+    assert "+0.040, lower bound −0.020), so nothing is tuned." in note
+    said = " ".join(tuning_sentences(analysis))
+    assert "1 search of 1 keeps its start, so that no tuned results are there" in said
+    assert "takes the start's place: what to expect" not in said
+    (figure,) = (
+        one for one in draw(Analysis(records=analysis.records))[0] if "finalists" in one.name
+    )
+    assert "no trial is shown to be better than the start" in figure.title
+
+
+def test_a_search_without_a_result_is_in_the_table(tmp_path):
+    make_search(tmp_path, rows=make_trials(3), finished=False)
+    scored(tmp_path)
+    analysis = analyse(runs([tmp_path]), searches=searches([tmp_path]), resamples=5)
+    shown, _ = plain(tables.searches(analysis))
+    assert shown["chosen trial"].tolist() == ["–"]
+    assert any("no trial is complete yet" in note for note in analysis.notes)
+
+
+def test_a_race_without_fresh_evaluations_keeps_its_start_so_far(tmp_path):
+    made = make_race(12)
+    first = made["rows"][0]["value"]
+    made["result"] = {"best": 0, "value": first, "first_value": first, "decision": None}
+    make_search(tmp_path, **made)
+    scored(tmp_path)
+    analysis = analyse(runs([tmp_path]), searches=searches([tmp_path]), resamples=5)
+    (row,) = analysis.searches.to_dict("records")
+    assert (row["chosen"], row["start_value"]) == (0, first)
+    assert np.isnan(row["difference"])
+    assert any("no other trial was evaluated again against it" in one for one in analysis.notes)
+    drawn, skipped = draw(Analysis(records=analysis.records))
+    assert f"finalists-{NAME}" in {one.name for one in skipped}
+    assert "no trial was evaluated again" in drawn[0].title
 
 
 # --- tables and page
@@ -298,7 +380,9 @@ def test_the_searches_table_counts_trials_and_cost(analysis):
     assert (row["trials"], row["searched"]) == (12, len(SPACE))
     assert (row["train_records"], row["validation_patients"]) == (300, 50)
     best = max((t["value"], t["number"]) for t in make_trials(12) if t["value"] is not None)
-    assert (row["best_value"], row["best"]) == best
+    assert (row["chosen_value"], row["chosen"]) == best
+    assert row["start_value"] == make_trials(12)[0]["value"]
+    assert (row["evaluations"], row["evaluated"]) == (1, counts["complete"])
 
 
 def test_the_page_has_a_section_of_tuning_with_its_figures(analysis):
@@ -308,7 +392,7 @@ def test_the_page_has_a_section_of_tuning_with_its_figures(analysis):
     text = page(analysis, figures)
     section = text[text.index('<section id="tuning"') :]
     section = section[: section.index("</section>")]
-    assert section.count("<figure ") == len([f for f in figures if f.section == "Tuning"]) == 6
+    assert section.count("<figure ") == len([f for f in figures if f.section == "Tuning"]) == 5
     assert 'id="table-tuned"' in section
     assert 'id="table-searches"' in section
     assert "best of many" in section
@@ -376,8 +460,9 @@ def figures_of(store, **search):
 
 
 def test_texts_of_a_large_search_do_not_overlap_and_are_not_cut(tmp_path):
-    drawn, _ = figures_of(tmp_path, rows=make_trials(40))
-    assert list(drawn) == [f"{topic}-{NAME}" for topic in TOPICS]
+    drawn, _ = figures_of(tmp_path, **make_race(40))
+    topics = [TOPICS[0], "finalists", *TOPICS[1:]]
+    assert list(drawn) == [f"{topic}-{NAME}" for topic in topics]
     for name, one in drawn.items():
         with styled():
             FigureCanvasAgg(one.figure).draw()
@@ -402,14 +487,13 @@ def lines_of(figure, label):
 
 def test_history_and_front_hold_the_trials(tmp_path):
     rows = make_trials(15)
-    drawn, _ = figures_of(tmp_path, rows=rows)
+    drawn, _ = figures_of(tmp_path, rows=rows, objectives=["auroc", "device_hours"])
     history, front = (drawn[f"{topic}-{NAME}"].figure for topic in ("history", "front"))
     done = [row for row in rows if row["state"] == "complete"]
     (points,) = lines_of(history, "complete")
     assert points.get_ydata() == pytest.approx([row["value"] for row in done])
-    (best,) = lines_of(history, "highest so far")
-    heights = np.maximum.accumulate([row["value"] for row in done])
-    assert best.get_ydata() == pytest.approx([*heights, heights[-1]])
+    (best,) = lines_of(history, "chosen")
+    assert best.get_ydata() == [max(row["value"] for row in done)]
     assert len(lines_of(history, "failed")[0].get_xdata()) == 1
     assert lines_of(history, "start")[0].get_xdata() == [0]
     (edge,) = lines_of(front, "on the front")
@@ -419,6 +503,50 @@ def test_history_and_front_hold_the_trials(tmp_path):
     assert (np.diff(value) > 0).all()
     for row in done:
         assert any(c <= row["device_hours"] and v >= row["value"] for c, v in front_points)
+
+
+def test_history_tells_how_often_each_trial_was_evaluated(tmp_path):
+    made = make_race(40)
+    drawn, _ = figures_of(tmp_path, **made)
+    (axes,) = drawn[f"history-{NAME}"].figure.axes
+    for label, counts, hollow in (
+        ("1 evaluation", {1}, True),
+        ("2 to 8", {3}, False),
+        ("all 9 evaluations", {9}, False),
+    ):
+        (points,) = lines_of(axes.figure, label)
+        rows = [row for row in made["rows"] if row["evaluations"] in counts]
+        assert points.get_xdata().tolist() == [row["number"] for row in rows]
+        assert points.get_ydata() == pytest.approx([row["value"] for row in rows])
+        assert (points.get_markerfacecolor() == "white") == hollow
+    (errors,) = axes.collections
+    spans = {seg[0][0]: (seg[1][1] - seg[0][1]) / 2 for seg in errors.get_segments()}
+    expected = {row["number"]: row["error"] for row in made["rows"] if row["error"] is not None}
+    assert spans == pytest.approx(expected)
+    (lost,) = lines_of(axes.figure, "stopped within the first")
+    assert lost.get_xdata().tolist() == [
+        row["number"] for row in made["rows"] if row["state"] == "stopped" and row["value"] is None
+    ]
+
+
+def test_finalists_are_drawn_with_their_lower_bounds_and_the_chosen_one(tmp_path):
+    made = make_race(12)
+    drawn, _ = figures_of(tmp_path, **made)
+    (axes,) = drawn[f"finalists-{NAME}"].figure.axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    held = made["result"]["decision"]["finalists"]
+    assert names[::-1] == [f"trial {one['number']}" for one in held]
+    bounds = [line.get_xdata()[0] for line in axes.lines if line.get_label() == "_low"]
+    assert bounds[::-1] == [one["low"] for one in held]
+    for one in held:
+        (point,) = lines_of(axes.figure, f"trial {one['number']}")
+        assert point.get_xdata() == [one["difference"]]
+        assert (point.get_marker() == "*") == (one["number"] == made["result"]["best"])
+
+
+def test_scores_of_masks_are_named_so(tmp_path):
+    drawn, _ = figures_of(tmp_path, objectives=["dsc"])
+    assert drawn[f"history-{NAME}"].figure.axes[0].get_ylabel() == "inner DSC"
 
 
 def test_a_slice_has_a_panel_for_each_setting_on_its_scale(tmp_path):
@@ -456,14 +584,14 @@ def test_what_a_small_search_cannot_show_is_excluded_with_the_reason(tmp_path):
     assert excluded[f"contour-{NAME}"].endswith("fewer than 4 complete trials")
     assert f"history-{NAME}" in drawn
     drawn, excluded = figures_of(tmp_path / "few", rows=make_trials(9))
-    assert "a contour needs 10 complete trials" in excluded[f"contour-{NAME}"]
+    assert "a contour needs 10 trials with a value" in excluded[f"contour-{NAME}"]
 
 
 def test_a_search_without_a_complete_trial_is_read_and_has_reasons_for_no_figures(tmp_path):
     rows = [{**row, "state": "failed", "value": None, "curve": []} for row in make_trials(3)]
     drawn, excluded = figures_of(tmp_path, rows=rows, finished=False)
     assert not [name for name in drawn if NAME in name]
-    assert len([name for name in excluded if NAME in name]) == len(TOPICS)
+    assert set(excluded) >= {f"{topic}-{NAME}" for topic in TOPICS}
     (record,) = searches([tmp_path])
     assert (record.best, record.front, record.counts["failed"]) == (None, (), 3)
     assert np.isnan(record.value)

@@ -29,6 +29,7 @@ from benchmd_ray.modalities import Modality
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of, part
 from benchmd_ray.results.report.frames import KEY
+from benchmd_ray.results.report.protocols import ENSEMBLES, base_of, is_tuned
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.report.table import Table, constant
 from benchmd_ray.results.report.tables import Declared
@@ -220,8 +221,8 @@ def averages(both: pd.DataFrame) -> pd.DataFrame:
     Columns: images, datasets, file (of datasets whose file is not the official one of now), method,
     setting, protocol, auc, acc.
     """
-    protocol = both["protocol"].str.split(" ").str[0]
-    method = both["method"].where(protocol != "tuned", FOUND)
+    protocol = both["protocol"].map(base_of)
+    method = both["method"].where(~both["protocol"].map(is_tuned).astype(bool), FOUND)
     whole = both.assign(images=both["dataset"].map(_images), protocol=protocol, method=method)
     rows = []
     for images, together in whole.groupby("images"):
@@ -307,7 +308,7 @@ def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
         f"{run}: no AUC, as {classes} has only positives or only negatives."
         for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
     ]
-    about = ("Skipped: ", *IMAGE_GROUPS, *frame["dataset"].unique())
+    about = ("Skipped: ", ENSEMBLES[0], *IMAGE_GROUPS, *frame["dataset"].unique())
     lines += [note for note in analysis.notes if note.startswith(about)]
     return [*lines, *_readings(frame, analysis.records)]
 

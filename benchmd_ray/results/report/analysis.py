@@ -24,8 +24,10 @@ from benchmd_ray.results.report.compared import (
     shared_patients,
 )
 from benchmd_ray.results.report.curves import calibration_frame, roc_frame
+from benchmd_ray.results.report.ensembles import ensembles
 from benchmd_ray.results.report.frames import FRAMES, frame
 from benchmd_ray.results.report.hardware_notes import of_pools
+from benchmd_ray.results.report.names import place
 from benchmd_ray.results.report.notes import notes
 from benchmd_ray.results.report.people import subgroup_rows
 from benchmd_ray.results.report.pools import Pool, pools
@@ -41,7 +43,13 @@ from benchmd_ray.results.report.rows import (
 )
 from benchmd_ray.results.report.scored import Scored, measured, read_scored
 from benchmd_ray.results.report.training_frames import older_parts, ran_rows, training_rows
-from benchmd_ray.results.report.tuning_frames import search_rows, tuned_rows, tuning_notes
+from benchmd_ray.results.report.tuning_frames import (
+    Pair,
+    search_rows,
+    tuned_pairs,
+    tuned_rows,
+    tuning_notes,
+)
 from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.tuning.records import SearchRecord, read_searches
@@ -60,7 +68,7 @@ class Analysis:
     rows: pd.DataFrame = field(default_factory=partial(frame, "rows", ()))
     """The long table: every metric of every run on every split, and what benchmarks bring."""
     scores: pd.DataFrame = field(default_factory=partial(frame, "scores", ()))
-    """Every metric, over all classes (``mean``) and of each class."""
+    """Every metric, over all classes (``mean``) and of each class; of averages over runs too."""
     gaps: pd.DataFrame = field(default_factory=partial(frame, "gaps", ()))
     """In distribution (the source's validation split) minus another dataset, for each metric."""
     changes: pd.DataFrame = field(default_factory=partial(frame, "changes", ()))
@@ -115,7 +123,12 @@ class Block:
 
 
 def paper(pool: Pool) -> float:
-    """The published AUROC next to a pool, NaN where there is none or not for all its runs."""
+    """The published AUROC next to a pool, NaN where there is none or not for all its runs.
+
+    None is of an average over runs.
+    """
+    if pool.averaged:
+        return float("nan")
     found = [beside(member, pool.key["protocol"]) for member in pool.members]
     values = {None if one is None or one.unlike else one.value for one in found}
     (value,) = values if len(values) == 1 else (None,)
@@ -148,10 +161,12 @@ def analyse(
     rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
     for block in blocks(found, named, tuple(METRICS), resamples):
         said += block.notes
-        for name, made in _frames_of(block, resamples, curves=curves).items():
+        pairs = tuned_pairs(block.pools, searches, found)
+        averages, skipped_too = ensembles(pairs, tuple(METRICS), resamples)
+        said += skipped_too
+        for name, made in _frames_of(block, averages, resamples, curves=curves).items():
             rows[name].append(made)
-        tuned = tuned_rows(block.pools, searches, found, paper)
-        rows["tuned"].append(frame("tuned", tuned))
+        rows["tuned"].append(frame("tuned", tuned_rows([*pairs, *averages], paper)))
     others, skipped_too = other_rows(found, named.names, resamples)
     rows["rows"].append(others)
     brought, skipped_rows = brought_rows(set(pd.concat(rows["rows"])["dataset"]))
@@ -224,14 +239,17 @@ def _by_source(runs: Sequence[Run]) -> list[list[Run]]:
     return [found[key] for key in sorted(found)]
 
 
-def _frames_of(block: Block, resamples: int, *, curves: bool) -> dict[str, pd.DataFrame]:
-    """The frames of one block, but those of the training."""
+def _frames_of(
+    block: Block, averages: Sequence[Pair], resamples: int, *, curves: bool
+) -> dict[str, pd.DataFrame]:
+    """The frames of one block, but those of the training; averages have scores and no more."""
     held, metrics = block.pools, tuple(METRICS)
+    whole = [*held, *(pool for pair in averages for pool in pair.pools)]
     several = {**subgroup_rows(held, resamples), **contest_rows(held)}
     drawn = held if curves else ()
     return {
         "rows": frame("rows", block.rows),
-        "scores": frame("scores", pooled_rows(held, metrics)),
+        "scores": frame("scores", pooled_rows(sorted(whole, key=lambda p: place(p.key)), metrics)),
         "gaps": frame("gaps", gap_rows(held, metrics)),
         "changes": frame("changes", change_rows(held, metrics)),
         **{name: frame(name, rows) for name, rows in several.items()},
@@ -258,7 +276,7 @@ def pooled_rows(held: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
                     "sd": pooled.sd,
                     "low": pooled.low,
                     "high": pooled.high,
-                    "seeds": pooled.seeds,
+                    "seeds": len(pool.runs),
                     "seed_values": tuple(values[:, column].tolist()),
                     "records": len(pool.first.targets),
                     "patients": pool.first.patients,
@@ -266,5 +284,5 @@ def pooled_rows(held: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
                     "scored": pool.first.predicted.scored,
                     "paper": paper(pool) if first else float("nan"),
                     "caution": pooled.caution,
-                    "runs": "; ".join(member.run.folder.name for member in pool.members),
+                    "runs": "; ".join(member.run.folder.name for member in pool.runs),
                 }

@@ -40,13 +40,20 @@ ABOUT = {
     "instructions": "What PyTorch and NumPy chose; of a GPU its compute capability",
     "threads": "Of PyTorch, each worker",
     "start is": "Protocol of the settings that the search started from",
-    "inner AUROC, start": "Of the first trial, on the search's validation records",
-    "inner AUROC, best": "Of the best trial, on the search's validation records: the best of many "
-    "and so too high",
+    "evaluations of a trial": "Of one that goes to the end; others earn fewer",
+    "choosing": "confirmed: by fresh evaluations against the start, which is kept unless a trial "
+    "is shown to be better; highest: the trial with the highest value",
+    "inner score, start": "On the search's validation records, over fresh evaluations where there "
+    "are any",
+    "inner score, chosen": "Likewise: what to expect of what was chosen, corrected for being the "
+    "best of several; where the highest value decides, that value, which is too high",
+    "difference": "To the start over fresh evaluations: of the chosen trial, or of the one with "
+    "the largest where the start is kept",
+    "its lower bound": "One-sided, over all trials that were evaluated again; above zero a trial "
+    "takes the start's place",
     "hours": "Wall-clock time of the search",
     "device hours": "Hours that devices worked for trials, all together",
     "shared hours": "Of the pretrainings that all trials of the search share",
-    "stopped": "Stopped early, for they scored too little",
     "classes": "How many could be scored, of all",
 }
 

@@ -1,4 +1,4 @@
-"""Figures of how searched settings go with AUROC: slices, contour, parallel coordinates."""
+"""Figures of how searched settings go with the score: slices, contour, parallel coordinates."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.tri import LinearTriInterpolator, Triangulation
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.results.canvas import OKABE_ITO, new_figure
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid, title_height
 from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled
@@ -25,7 +26,7 @@ from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 
 Floats = npt.NDArray[np.float64]
 SECTION = "Tuning"
-AUROC = "inner AUROC"
+NO_VALUE = "{}: no trial has a value"
 START: dict[str, Any] = {
     "marker": "D",
     "color": "#000000",
@@ -37,7 +38,7 @@ START: dict[str, Any] = {
 }
 """Look of the first trial, the settings that the search started from."""
 ENOUGH = 10
-"""Complete trials that a contour needs."""
+"""Trials with a value that a contour needs."""
 FINE = 150
 """Points of a contour's grid along each axis."""
 COLOURS = "viridis"
@@ -48,17 +49,21 @@ SIDE_BY_SIDE = 10
 """Settings of parallel coordinates whose names stand on one line; of more, on two in turn."""
 
 
-def complete(record: SearchRecord) -> pd.DataFrame:
-    """Complete trials of a search; none while it has no result."""
+def scored(record: SearchRecord) -> pd.DataFrame:
+    """Trials of a search with a value; none while it has no result."""
     trials = record.trials
-    chosen = (trials["state"] == "complete") & (record.result is not None)
+    chosen = trials["value"].notna() & (record.result is not None)
     return trials[chosen].reset_index(drop=True)
 
 
-def best_of(record: SearchRecord, done: pd.DataFrame) -> pd.Series:
-    """The best trial among complete ones, the highest of them where the search's is not there."""
-    best = (done["number"] == record.best).to_numpy()
-    return done.iloc[int(best.argmax() if best.any() else done["value"].to_numpy().argmax())]
+def chosen_of(record: SearchRecord, done: pd.DataFrame) -> pd.DataFrame:
+    """The row of the trial that took the start's place; none where the search keeps its start."""
+    return done[(done["number"] == record.best) & (done["number"] > 0)]
+
+
+def inner(record: SearchRecord) -> str:
+    """What trials are scored by, for axes and titles: ``inner AUROC``."""
+    return f"inner {record.objectives[0].upper()}"
 
 
 def heading(record: SearchRecord) -> str:
@@ -97,13 +102,13 @@ def mark_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
 
 
 def draw_slices(record: SearchRecord) -> Drawn:
-    """AUROC against each setting by itself."""
-    name, done = f"slice-{record.name}", complete(record)
+    """The score against each setting by itself."""
+    name, done = f"slice-{record.name}", scored(record)
     if done.empty:
-        return Skipped(name, f"{record.name}: no trial is complete")
-    best = best_of(record, done)
+        return Skipped(name, NO_VALUE.format(record.name))
+    top = done["number"].isin(chosen_of(record, done)["number"]).to_numpy()
     short = labels_of(record.space)
-    title = f"{heading(record)}: AUROC of {len(done)} complete trials against each setting"
+    title = f"{heading(record)}: {inner(record)} of {count_of(len(done), 'trial')} by each setting"
     figure, panels = grid(title, len(short), columns=3, row=PANEL_ROW, extra=0.5)
     for place, (axes, key) in enumerate(zip(panels, short, strict=True)):
         about = record.space[key]
@@ -111,20 +116,18 @@ def draw_slices(record: SearchRecord) -> Drawn:
         shown = x + (_jitter(len(x)) if ticks else 0.0)
         colours = done["number"].to_numpy(float)
         axes.scatter(shown, done["value"], c=colours, cmap="Blues", vmin=-0.6 * len(done), s=20,
-                     edgecolors="#444444", linewidths=0.4, label="complete")  # fmt: skip
+                     edgecolors="#444444", linewidths=0.4, label="trials")  # fmt: skip
         first = (done["number"] == 0).to_numpy()
         axes.plot(shown[first], done["value"][first], label="start", **START)
-        top = (done["number"] == best["number"]).to_numpy()
-        axes.plot(shown[top], done["value"][top], label="best", **BEST)
+        axes.plot(shown[top], done["value"][top], label="chosen", **CHOSEN)
         _setting_axis(axes, x, about, ticks)
         axes.set_title(short[key])
         axes.grid(axis="y", color=FAINT, linewidth=0.5)
         if place % 3 == 0:
-            axes.set_ylabel(AUROC)
-    mark_legend(figure, [_legend("complete", COMPLETE), _legend("start of the search", START),
-                         _legend("best", BEST)])  # fmt: skip
+            axes.set_ylabel(inner(record))
+    mark_legend(figure, _looks(record))
     caption = (
-        "Each point is a complete trial, darker the later it was; other settings differ too. "
+        "Each point is a trial with a value, darker the later it was; other settings differ too. "
         "A trial in which a setting had no part is not in its panel. Points of one choice are "
         "spread sideways so that none hides another. Logarithmic axes where the search draws on "
         "a logarithmic scale."
@@ -133,8 +136,8 @@ def draw_slices(record: SearchRecord) -> Drawn:
 
 
 def draw_contour(record: SearchRecord) -> Drawn:
-    """AUROC over the two most important settings that are numbers."""
-    name, done = f"contour-{record.name}", complete(record)
+    """The score over the two most important settings that are numbers."""
+    name, done = f"contour-{record.name}", scored(record)
     numeric = [key for key in record.space if record.space[key]["kind"] in NUMERIC]
     ordered = [key for key in record.importance if key in numeric]
     pair = ordered[:2]
@@ -144,7 +147,8 @@ def draw_contour(record: SearchRecord) -> Drawn:
     done = done.dropna(subset=pair)
     if len(done) < ENOUGH:
         return Skipped(
-            name, f"{record.name}: a contour needs {ENOUGH} complete trials, there are {len(done)}"
+            name,
+            f"{record.name}: a contour needs {ENOUGH} trials with a value, there are {len(done)}",
         )
     surface = _surface(record, pair, done)
     if surface is None:
@@ -152,38 +156,40 @@ def draw_contour(record: SearchRecord) -> Drawn:
             name, f"{record.name}: the trials do not spread over both {pair[0]} and {pair[1]}"
         )
     short = labels_of(record.space)
-    top = done.iloc[int(done["value"].to_numpy().argmax())]
-    where = " and ".join(f"{short[key]} {top[key]:.3g}" for key in pair)
-    title = f"{heading(record)}: highest AUROC {plain(top['value'])} at {where}"
+    title = f"{heading(record)}: {inner(record)} by {' and '.join(short[key] for key in pair)}"
+    for _, row in chosen_of(record, done).iterrows():
+        where = " and ".join(f"{short[key]} {row[key]:.3g}" for key in pair)
+        title = f"{heading(record)}: chosen at {where}"
     figure = new_figure(title, 4.2 + title_height(title), width=7.5)
     axes = figure.add_subplot()
     drawn = axes.contourf(*surface, levels=12, cmap=COLOURS)
-    axes.plot(done[pair[0]], done[pair[1]], label="complete", **COMPLETE)
-    for number, look, label in ((0, START, "start"), (record.best, BEST, "best")):
-        rows = done[done["number"] == number]
+    axes.plot(done[pair[0]], done[pair[1]], label="trials", **TRIALS)
+    for rows, look, label in (
+        (done[done["number"] == 0], START, "start"),
+        (chosen_of(record, done), CHOSEN, "chosen"),
+    ):
         axes.plot(rows[pair[0]], rows[pair[1]], label=label, **look)
     for axis, key in (("x", pair[0]), ("y", pair[1])):
         about, values = record.space[key], done[key].to_numpy(float)
         getattr(axes, f"set_{axis}scale")("log" if _is_log(about) else "linear")
         getattr(axes, f"set_{axis}lim")(*_padded(values.min(), values.max(), about, 0.05))
         getattr(axes, f"set_{axis}label")(short[key])
-    figure.colorbar(drawn, ax=axes, label=AUROC, format="%.3f")
-    mark_legend(figure, [_legend("complete", COMPLETE), _legend("start of the search", START),
-                         _legend("best", BEST)])  # fmt: skip
+    figure.colorbar(drawn, ax=axes, label=inner(record), format="%.3f")
+    mark_legend(figure, _looks(record))
     caption = (
-        f"AUROC between {len(done)} complete trials, interpolated linearly; nothing is drawn "
-        "outside of them. The other settings differ between the trials, which shows as roughness."
+        f"Values of {len(done)} trials, interpolated linearly; nothing is drawn outside of them. "
+        "The other settings differ between the trials, which shows as roughness."
     )
     return Titled(name, SECTION, title, caption, figure)
 
 
 def draw_parallel(record: SearchRecord) -> Drawn:
-    """Every complete trial as a line over all settings, coloured by its AUROC."""
-    name, done = f"parallel-{record.name}", complete(record)
+    """Every trial with a value as a line over all settings, coloured by its score."""
+    name, done = f"parallel-{record.name}", scored(record)
     if done.empty:
-        return Skipped(name, f"{record.name}: no trial is complete")
+        return Skipped(name, NO_VALUE.format(record.name))
     short = labels_of(record.space)
-    title = f"{heading(record)}: settings of {len(done)} complete trials by their AUROC"
+    title = f"{heading(record)}: settings of {count_of(len(done), 'trial')} by {inner(record)}"
     figure = new_figure(title, 4.0 + title_height(title))
     axes = figure.add_subplot()
     values = done["value"].to_numpy(float)
@@ -203,23 +209,24 @@ def draw_parallel(record: SearchRecord) -> Drawn:
             label=f"trial {done['number'].iloc[row]}",
         )
     _coordinates(axes, record, short, (float(shades.vmin or 0), float(shades.vmax or 1)))
-    figure.colorbar(ScalarMappable(shades, COLOURS), ax=axes, label=AUROC, pad=0.06, format="%.3f")
+    bar = ScalarMappable(shades, COLOURS)
+    figure.colorbar(bar, ax=axes, label=inner(record), pad=0.06, format="%.3f")
     caption = (
-        "A line is a complete trial; dashed the settings that the search started from. At each "
+        "A line is a trial with a value; dashed the settings that the search started from. At each "
         "setting its range, logarithmic where the search draws so; a line is broken where a "
-        "setting had no part. The higher the AUROC, the brighter, and drawn above the others."
+        "setting had no part. The higher the value, the brighter, and drawn above the others."
     )
     return Titled(name, SECTION, title, caption, figure)
 
 
-BEST: dict[str, Any] = {
+CHOSEN: dict[str, Any] = {
     "marker": "*",
     "color": OKABE_ITO[5],
     "markersize": 10.0,
     "linestyle": "none",
     "zorder": 6,
 }
-COMPLETE: dict[str, Any] = {
+TRIALS: dict[str, Any] = {
     "marker": "o",
     "color": "#444444",
     "markerfacecolor": "#BFD8EC",
@@ -305,7 +312,7 @@ def _scaled(values: Any, about: Mapping[str, Any]) -> Floats:
 def _surface(
     record: SearchRecord, pair: Sequence[str], done: pd.DataFrame
 ) -> tuple[Floats, Floats, Any] | None:
-    """Grid and AUROC, interpolated on the scales of the settings; None where they do not spread."""
+    """Grid and score, interpolated on the scales of the settings; None where they do not spread."""
     units = []
     for key in pair:
         scaled = _scaled(done[key], record.space[key])
@@ -349,7 +356,9 @@ def _coordinates(
         axes.spines[side].set_visible(False)
     lower = "\n\n" if len(short) > SIDE_BY_SIDE else ""
     names = [f"{lower * (i % 2)}{_broken(name)}" for i, name in enumerate(short.values())]
-    axes.set_xticks(range(len(short) + 1), [*names, "inner\nAUROC"], fontsize=SMALL)
+    axes.set_xticks(
+        range(len(short) + 1), [*names, inner(record).replace(" ", "\n")], fontsize=SMALL
+    )
     axes.tick_params(axis="x", length=0)
     boxed = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
     for place, key in enumerate([*short, None]):
@@ -357,7 +366,7 @@ def _coordinates(
         if key is None:
             marks = [(0.0, plain(limits[0])), (1.0, plain(limits[1]))]
         elif record.space[key]["kind"] in NUMERIC:
-            ends = _ends(complete(record)[key].to_numpy(float), record.space[key])
+            ends = _ends(scored(record)[key].to_numpy(float), record.space[key])
             marks = [(0.0, f"{ends[0]:g}"), (1.0, f"{ends[1]:g}")]
         else:
             values = [str(value) for value in record.space[key]["values"]]
@@ -382,5 +391,8 @@ def _broken(name: str) -> str:
     return name if len(name) < 11 else name.replace(".", ".\n").replace("_", "_\n", 1)
 
 
-def _legend(label: str, look: Mapping[str, Any]) -> Line2D:
-    return Line2D([], [], label=label, **look)
+def _looks(record: SearchRecord) -> list[Line2D]:
+    """Legend of trials, start and what was chosen."""
+    looks = [("trials", TRIALS), ("start of the search", START)]
+    looks += [("chosen", CHOSEN)] if record.best else []
+    return [Line2D([], [], label=label, **look) for label, look in looks]

@@ -119,10 +119,12 @@ FRAMES: dict[str, dict[str, str]] = {
     },
     "searches": {
         **_text("search", "modality", "source", "policy", "technique", "setting"),
-        **_text("sampler", "stopping", "objectives"),
+        **_text("sampler", "stopping", "choosing", "objectives"),
         **_whole("searched", "trials", "complete", "stopped", "failed", "unfinished"),
-        "best": "Int64",
-        **_real("first_value", "best_value", "seconds", "device_hours", "shared_seconds"),
+        **_whole("evaluations", "evaluated"),
+        "chosen": "Int64",
+        **_real("start_value", "chosen_value", "difference", "difference_low"),
+        **_real("seconds", "device_hours", "shared_seconds"),
         **_text("device"),
         **_whole("train_records", "validation_records", "train_patients", "validation_patients"),
     },
@@ -149,7 +151,11 @@ be compared and ``unlike`` says why one may not; ``run`` is empty where no run m
 ``method`` is what a score is of where the network is not, such as a detector, ``regime`` how that
 was calibrated, ``use_case`` and ``group`` which records it is of; ``caution`` says why an interval
 or a p is missing, or why the interval is rough. A frame without
-rows has its columns all the same.
+rows has its columns all the same. Of ``searches``, ``evaluations`` are those of a trial that goes
+to the end and ``evaluated`` all that were done; ``chosen`` is 0 where a search keeps its start;
+``start_value`` and ``chosen_value`` are over fresh evaluations, the second corrected for being the
+best of several, and without these the values of the trials; ``difference`` to the start is that of
+the chosen trial, or of the finalist with the largest where the start is kept.
 """
 TUNING = ("searches", "tuned")
 """Frames that are empty where nothing was searched."""

@@ -13,6 +13,7 @@ from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.figures_parts import ordered
 from benchmd_ray.results.report.frames import KEY, PLACE, VERSIONS
 from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.results.report.protocols import is_ensemble
 from benchmd_ray.results.report.table import Kind, shown, text_of
 from benchmd_ray.scores.comparison import LEVEL
 
@@ -47,7 +48,7 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
 
 def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
     """The most important findings by topic, with their intervals; shuffled labels apart."""
-    scores = _mean_auroc(analysis.scores)
+    scores = _single(_mean_auroc(analysis.scores))
     trained = _trained(scores)
     topics = [
         ("Best results", _best(trained)),
@@ -132,6 +133,11 @@ def _auroc(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
     return scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
+
+
+def _single(scores: pd.DataFrame) -> pd.DataFrame:
+    """Results of single runs: averages over runs have sentences of their own."""
+    return scores[~scores["protocol"].map(is_ensemble).astype(bool)]
 
 
 def _trained(frame: pd.DataFrame) -> pd.DataFrame:

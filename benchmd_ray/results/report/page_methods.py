@@ -40,6 +40,13 @@ METHODS: tuple[tuple[str, str], ...] = (
         "two or three seeds, which say little about how seeds vary.",
     ),
     (
+        "Tuned ensemble, start ensemble",
+        "One model made of several seeds: its probability of a record is the mean of theirs. Of "
+        "tuned settings and of those that the search started from, over the seeds that both have; "
+        "the difference of the two is what tuning adds to an average, and that to single runs is "
+        "mostly what averaging adds. Interval and p are those of one model, for these seeds.",
+    ),
+    (
         "In distribution, target, gap",
         "In distribution is the source's own validation split; a target is a dataset that was "
         "never trained on. The gap is in distribution minus target; its interval is from "
@@ -126,11 +133,12 @@ WORDS: tuple[tuple[str, str], ...] = (
     (
         "protocol",
         "{starts} "
-        "tuned: those that a search found. custom: others. shuffled: trained on shuffled labels, a "
-        "check. A number or letter tells apart several settings; the notes name them.",
+        "tuned: those that a search found. tuned ensemble, start ensemble: averages of seeds. "
+        "custom: others. shuffled: trained on shuffled labels, a check. A number or letter tells "
+        "apart several settings; the notes name them.",
     ),
     ("records, patients, positives", "What was scored, of how many people, how many of the class."),
-    ("seeds", "How many runs a row pools."),
+    ("seeds", "How many runs a row pools, or an ensemble averages."),
     ("catalog", "SHA-256 of the catalog's content, its first characters."),
     ("–", "No number: not scored, or nothing to compare with."),
 )

@@ -29,6 +29,13 @@ class Pool:
     seeds: tuple[int, ...]
     """Seed of each member, or its number where two have the same."""
     members: tuple[Scored, ...]
+    averaged: tuple[Scored, ...] = ()
+    """Results of single runs that the only member averages (`ensembles`); else none."""
+
+    @property
+    def runs(self) -> tuple[Scored, ...]:
+        """Results of the single runs that it is made of."""
+        return self.averaged or self.members
 
     @property
     def first(self) -> Scored:

@@ -6,11 +6,14 @@ has settings that a search found, for the transfer or for the pretraining before
 Runs of one modality, source, policy, transfer setting and such protocol that differ by more than
 their seeds get a number for what differs in the transfer, and a letter for what differs in the
 pretraining: ``custom 1a``. Runs from scratch, which have no pretraining, have no letter.
+Averages of runs (`results.report.ensembles`) have the number and letter of the tuned runs that they
+are for: ``tuned ensemble 1a``, ``start ensemble 1a``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,8 @@ NO_SETTINGS = {"stage", "seed", "technique", "upstream", "upstream_parts"}
 """Determinants that are not settings."""
 AXES = {"transfer.mode", "transfer.labels", "transfer.shuffle_labels"}
 """Settings that the key of a result names by itself."""
+ENSEMBLES = ("tuned ensemble", "start ensemble")
+"""Protocols of averages: over seeds of tuned settings, and of those that a search started from."""
 Flat = Mapping[str, str]
 
 
@@ -76,7 +81,24 @@ def _follows(run: Run, start: Start) -> bool:
 
 def is_tuned(protocol: str) -> bool:
     """Whether a protocol, with or without number and letter, is that of tuned settings."""
-    return protocol.split(" ")[0] == "tuned"
+    return base_of(protocol) in ("tuned", ENSEMBLES[0])
+
+
+def is_ensemble(protocol: str) -> bool:
+    """Whether a protocol is that of averages over runs and not of single runs."""
+    return base_of(protocol) in ENSEMBLES
+
+
+def base_of(protocol: str) -> str:
+    """A protocol without its number and letter: ``tuned ensemble 1a`` → ``tuned ensemble``."""
+    return _split(protocol)[0]
+
+
+def ensembles_of(tuned: str) -> tuple[str, str]:
+    """Protocols of the averages for a protocol of tuned runs: ``tuned 1a`` → those with ``1a``."""
+    _, number, letter = _split(tuned)
+    ours, start = (_marked(base, number, letter) for base in ENSEMBLES)
+    return ours, start
 
 
 def searches_behind(run: Run, pretraining: Run | None) -> tuple[str, ...]:
@@ -122,9 +144,15 @@ def letters_of(names: Sequence[str]) -> list[str]:
 
 def _parts(protocol: str) -> tuple[str, str]:
     """Protocol without its letter, and the letter: ``custom 1a`` → ``custom 1``, ``a``."""
-    base, _, suffix = protocol.partition(" ")
-    number = suffix.rstrip("abcdefghijklmnopqrstuvwxyz")
-    return f"{base} {number}".strip(), suffix[len(number) :]
+    base, number, letter = _split(protocol)
+    return _marked(base, number), letter
+
+
+def _split(protocol: str) -> tuple[str, str, str]:
+    """Protocol without its marks, its number and its letter (`_letter`)."""
+    found = re.fullmatch(r"(.+?)(?: (\d*)(z*[a-z]?))?", protocol)
+    base, number, letter = found.groups("") if found else (protocol, "", "")
+    return base, number, letter
 
 
 def protocols(found: Sequence[Run]) -> Protocols:

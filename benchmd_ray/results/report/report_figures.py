@@ -1,8 +1,9 @@
 """The figures of a report, drawn from its analysis: titled by what they show, the same every time.
 
 Colour, marker and line of a technique are the same in all figures (`canvas.TECHNIQUE_LOOKS`), and
-each can be told apart without colour. A title states what the numbers show and calls a difference
-shown only when its test says so; the caption says what the marks and intervals are.
+each can be told apart without colour. Averages over runs (`ensembles`) are in the tables only. A
+title states what the numbers show and calls a difference shown only when its test says so; the
+caption says what the marks and intervals are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmd_ray.results.report.figures_ranks import draw_critical_differences, 
 from benchmd_ray.results.report.figures_scores import draw_results
 from benchmd_ray.results.report.figures_training import draw_training
 from benchmd_ray.results.report.figures_tuning import draw_tuning
+from benchmd_ray.results.report.protocols import is_ensemble
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
@@ -67,7 +69,8 @@ def draw(analysis: Analysis, *, resamples: int | None = None) -> tuple[list[Titl
         for table in (analysis.scores, analysis.training)
         for name in table["technique"].unique()
     }
-    found = studies(analysis.scores, analysis.modalities)
+    single = analysis.scores[~analysis.scores["protocol"].map(is_ensemble).astype(bool)]
+    found = studies(single, analysis.modalities)
     report = Report(analysis, technique_looks(names), found, resamples)
     own = [named_by(each.figures) for each in benchmarks().values() if each.figures]
     with styled():

@@ -31,6 +31,8 @@ from benchmd_ray.training.predictions import CLASSIFIED
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
 
+KEEPS = "keeps the start"
+"""Of a search that chose no other trial."""
 Make = Callable[[Any], Table | None]
 Data = Callable[[Any], pd.DataFrame]
 """Of what is reported: an `Analysis` of runs, or what a benchmark reports by itself."""
@@ -316,24 +318,28 @@ def tuned(analysis: Analysis) -> Table | None:
 
 
 def searches(analysis: Analysis) -> Table | None:
-    """Searches, what their trials scored and what they cost."""
+    """Searches, what they chose by which numbers, and what they cost."""
     rows = analysis.searches
+    chosen = [None if pd.isna(n) else str(n) if n else KEEPS for n in rows["chosen"]]
     columns = (
         *key_columns(rows),
-        *(column_of(name, rows[name], "text") for name in ("sampler", "stopping")),
-        *(column_of(name, rows[name], "integer") for name in ("trials", "complete")),
-        column_of("stopped", rows["stopped"], "integer"),
-        *(column_of(name, rows[name], "integer") for name in ("failed", "unfinished")),
-        column_of("best trial", rows["best"].astype("float64"), "integer"),
-        column_of("inner AUROC, start", rows["first_value"], "number"),
-        column_of("inner AUROC, best", rows["best_value"], "number"),
+        *(column_of(name, rows[name], "text") for name in ("objectives", "sampler", "stopping")),
+        *(column_of(name, rows[name], "integer") for name in ("trials", "failed", "unfinished")),
+        column_of("evaluations of a trial", rows["evaluations"], "integer"),
+        column_of("evaluations in all", rows["evaluated"], "integer"),
+        column_of("choosing", rows["choosing"], "text"),
+        column_of("chosen trial", chosen, "text"),
+        column_of("inner score, start", rows["start_value"], "number"),
+        column_of("inner score, chosen", rows["chosen_value"], "number"),
+        column_of("difference", rows["difference"], "signed"),
+        column_of("its lower bound", rows["difference_low"], "signed"),
         column_of("hours", rows["seconds"] / 3600, "number", digits=2),
         column_of("device hours", rows["device_hours"], "number", digits=2),
         column_of("shared hours", rows["shared_seconds"] / 3600, "number", digits=2),
         column_of("device", rows["device"], "text"),
         column_of("search", rows["search"], "text"),
     )
-    return table_of("Searches, their trials and their cost.", columns, rows)
+    return table_of("Searches, what they chose and what they cost.", columns, rows)
 
 
 TABLES: tuple[Declared, ...] = (
