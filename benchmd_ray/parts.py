@@ -93,8 +93,11 @@ PARTS: Mapping[str, Part] = {
         (
             "data/inner.py",
             "tuning/confirm.py",
+            "tuning/known.py",
+            "tuning/method.py",
             "tuning/racing.py",
             "tuning/samplers.py",
+            "tuning/sampling.py",
             "tuning/study.py",
             "tuning/trial.py",
         ),

@@ -34,8 +34,8 @@ from benchmd_ray.training.launch import launch
 from benchmd_ray.training.reporter import RunReporter
 from benchmd_ray.training.transfer import TransferJob
 from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import applied
-from benchmd_ray.tuning.study import Method
 from benchmd_ray.tuning.trial import Arm, Reached, Transfer, Work, run_trial
 from speed import measure
 

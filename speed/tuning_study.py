@@ -33,9 +33,9 @@ from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
 from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.portfolio import Portfolio
 from benchmd_ray.tuning.records import SEARCHES, read_search
-from benchmd_ray.tuning.study import Method
 
 LAPTOP = (
     *("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.head_dim=16"),

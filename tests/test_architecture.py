@@ -35,7 +35,8 @@ ROOMS = {
     "scores": FOUNDATION | {"scores"},
     "training": FOUNDATION | {"cluster", "data", "models", "scores", "ssl", "training"},
     "tuning": FOUNDATION
-    | {"cluster", "data", "models", "scores.metrics", "ssl", "training", "tuning"},
+    | {"cluster", "data", "models", "scores.comparison", "scores.metrics", "ssl", "training"}
+    | {"tuning"},
     "benchmarks": FOUNDATION
     | {"benchmarks", "data", "models", "scores", "ssl", "training"}
     | {"tuning.independent", "tuning.parameters"},

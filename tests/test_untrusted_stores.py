@@ -39,9 +39,10 @@ from benchmd_ray.results.store import read_run, read_stores
 from benchmd_ray.training.checkpoints import _description
 from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.training.transfer import transfer_result
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import read_searches, read_trials
 from benchmd_ray.tuning.spaces import space_for
-from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.study import Study
 
 EVIL = "evil:make"
 REPORTED = ("run.json", "georgia.parquet", "ptb-xl.parquet", "search.json", "trials.parquet")

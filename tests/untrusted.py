@@ -25,9 +25,10 @@ from benchmd_ray.settings import Settings
 from benchmd_ray.training.checkpoints import _undamaged_step
 from benchmd_ray.training.transfer import transfer_result
 from benchmd_ray.training.weights import load_classifier, load_encoder, model_description
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import read_searches
 from benchmd_ray.tuning.spaces import space_for
-from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.study import Study
 
 SETTINGS = """
 encoder: tiny

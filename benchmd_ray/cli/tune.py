@@ -246,8 +246,8 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.tuning.limits import Budget
+    from benchmd_ray.tuning.method import Method
     from benchmd_ray.tuning.portfolio import Portfolio, read_portfolio
-    from benchmd_ray.tuning.study import Method
 
     names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "start")
     choice = Choice(

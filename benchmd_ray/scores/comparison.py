@@ -240,6 +240,35 @@ def delong(
     return DeLong(difference, se, degrees, 2 * float(stdtr(degrees, -abs(difference) / se)))
 
 
+def delong_shares(
+    targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
+) -> Floats:
+    """How much each patient moves the difference of two mean AUROCs, b minus a: (patients,).
+
+    Deviations from the mean, divided by the number of positives or negatives, whose squares add up
+    to DeLong's variance but for small-sample factors. Those of several differences on overlapping
+    patients add up, so that the variance of their mean follows.
+
+    Args:
+        targets: As in `delong`, and the others too.
+        scores_a: (rows, classes).
+        scores_b: (rows, classes).
+        groups: (rows,), the patient of each row.
+
+    Returns:
+        Patients in sorted order; empty where no class can be scored.
+    """
+    known, a, b, patient = _checked(targets, scores_a, scores_b, groups)
+    parts = [
+        _parts(target, score_a, score_b, patient)
+        for target, score_a, score_b in zip(known.T, a.T, b.T, strict=True)
+        if (target == 1).any() and (target == 0).any()
+    ]
+    if not parts:
+        return np.empty(0)
+    return np.asarray(np.mean([part.up + part.down for part in parts], axis=0), np.float64)
+
+
 @dataclass(frozen=True)
 class _Parts:
     """One class's difference, as sums over patients."""

@@ -20,11 +20,14 @@ from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, inner_digest
 from benchmd_ray.service.trial_place import longest
 from benchmd_ray.settings import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
+from benchmd_ray.tuning.confirm import Decision
+from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits, Place
 from benchmd_ray.tuning.racing import steps_within
 from benchmd_ray.tuning.records import SEARCH, STATES, read_search
+from benchmd_ray.tuning.sampling import sampled
 from benchmd_ray.tuning.search import search
-from benchmd_ray.tuning.study import Study, Trial
+from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Arm, Work
 from benchmd_ray.tuning.written import (
     Outcome,
@@ -141,17 +144,18 @@ class Session:
             cpus=max(1, int(place.cpus)),
             memory_bytes=memory,
             metric=plan.metric,
+            fresh_from=plan.method.fresh[0],
         )
         self.clock = _Worked(folder)
         self._told: dict[int, str] = {}
         """State of each trial as observers were told."""
-        self._ratio = 0.0
+        self._inner: Sequence[Inner] = ()
 
     def run(self, inner: Sequence[Inner], *, quiet: bool) -> Searched:
         """Search until the budget is used or a signal comes."""
         plan, folder = self.plan, self.folder
         self._begin(inner)
-        self._ratio = _ratio(inner)
+        self._inner = inner
         devices = self.place.devices
         path = folder / "study.log"
         study = Study(path, plan.space, plan.method, devices, plan.portfolio)
@@ -173,8 +177,9 @@ class Session:
         finally:
             display.close()
             limits.look()
-            write_trials(folder, study, self.work, self._ratio)
-            chosen = self._result(limits)
+            decision = self._decision(study)
+            write_trials(folder, study, self.work, decision)
+            chosen = self._result(limits, decision)
             for trial in study.trials():
                 if trial.state == "stopped":
                     self._tell(trial)
@@ -213,7 +218,7 @@ class Session:
 
     def _ended(self, limits: Limits, number: int) -> None:
         """Write the trials anew, and tell of one that is over."""
-        write_trials(self.folder, limits.study, self.work, self._ratio)
+        write_trials(self.folder, limits.study, self.work, None)
         self.clock.seconds()
         trial = limits.study.trials()[number]
         if trial.state in ("complete", "failed"):
@@ -242,12 +247,25 @@ class Session:
             for source in self.plan.sources
         ]
 
-    def _result(self, limits: Limits) -> Outcome | None:
+    def _decision(self, study: Study) -> Decision | None:
+        """What fresh evaluations say, once they do."""
+        found = study.confirmed()
+        start = found.get(0, {})
+        sampling = {}
+        for number, own in found.items():
+            common = [each for each in own if each in start]
+            if number and common and len(self.work.arms) == 1:
+                known = sampled(self.work, self._inner[0], number, common)
+                if known is not None:
+                    sampling[number] = known
+        return study.decision(_ratio(self._inner), sampling)
+
+    def _result(self, limits: Limits, decision: Decision | None) -> Outcome | None:
         """Write what the search has found so far."""
         upstream = [read_run(arm.upstream) for arm in self.work.arms if arm.upstream is not None]
         shared = sum(float(run.done.get("seconds", 0.0)) for run in upstream)
         spent = {"seconds": self.clock.seconds(), "shared_seconds": shared}
-        return write_result(self.folder, limits, self.work, self._bases, spent, self._ratio)
+        return write_result(self.folder, limits, self.work, self._bases, spent, decision)
 
 
 def _ratio(inner: Sequence[Inner]) -> float:

@@ -32,12 +32,12 @@ from benchmd_ray.settings import EncoderSettings, Settings, as_dict
 from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.parameters import NETWORK
 from benchmd_ray.tuning.portfolio import FEWEST, Kind, Portfolio, chosen_settings, learned
 from benchmd_ray.tuning.racing import usual_evaluations
 from benchmd_ray.tuning.records import FORMAT, read_searches
 from benchmd_ray.tuning.spaces import PRETRAIN, Space, shared, space_for, starting_at
-from benchmd_ray.tuning.study import Method
 from benchmd_ray.tuning.trial import Stage, stage_of, with_linear
 
 Inner = Mapping[int, Catalog]

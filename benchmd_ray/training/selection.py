@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ class TransferData:
     """What each of these rows is scored as part of."""
     second_half: npt.NDArray[np.bool_] | None = None
     """Of these rows, those of the second half of the patients, where halves are scored too."""
+    into: Path | None = None
+    """File that gets the probabilities of what was scored last, (rows, classes)."""
 
     def scores(self, logits: npt.NDArray[Any]) -> dict[str, float]:
         """Mean AUROC on the validation split, by the name that metrics give it; and on its halves.
@@ -70,6 +73,8 @@ class TransferData:
             logits: (rows of the validation split, classes).
         """
         scores = probabilities(logits, self.task)
+        if self.into is not None:
+            np.save(self.into, scores.astype(np.float32), allow_pickle=False)
         first, targets, scores = pooled(self.validation_units, self.validation_targets, scores)
         found = {"validation_auroc": auroc(targets, scores).mean}
         if self.second_half is not None:
@@ -137,13 +142,22 @@ def crossed(lines: Sequence[Mapping[str, float]]) -> float:
     Returns:
         NaN where the halves were not scored.
     """
+    found = crossing(lines)
+    if found is None:
+        return float("nan")
+    first, second = (lines[place] for place in found)
+    return (first[HALVES[1]] + second[HALVES[0]]) / 2
+
+
+def crossing(lines: Sequence[Mapping[str, float]]) -> tuple[int, int] | None:
+    """Places of the lines that are best on the first and on the second half, see `crossed`."""
     table = np.array([[line.get(name, np.nan) for name in HALVES] for line in lines])
     table = table.reshape(-1, 2)
-    table = table[np.isfinite(table).all(axis=1)]
-    if not len(table):
-        return float("nan")
+    table[~np.isfinite(table).all(axis=1)] = -1.0
+    if not (table >= 0).any():
+        return None
     first, second = table.argmax(axis=0)
-    return float((table[first, 1] + table[second, 0]) / 2)
+    return int(first), int(second)
 
 
 def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> TransferData:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -77,6 +77,8 @@ class TransferJob:
     frozen encoder, and taken from; None keeps none. The result is the same."""
     halved: bool = False
     """Whether each epoch is scored on halves of the validation split too (`selection.crossed`)."""
+    scores_into: Path | None = None
+    """File that gets the probabilities of the validation records after each epoch anew."""
 
 
 def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
@@ -116,6 +118,7 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
     data = transfer_data(job.settings, catalog, halved=job.halved)
+    data = replace(data, into=job.scores_into)
     if job.settings.transfer.mode == "finetune":
         require_balanceable(job.settings, catalog, data)
     return data

@@ -11,7 +11,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.progress import Board
 from benchmd_ray.telemetry import gauge
 from benchmd_ray.tuning.confirm import FINALISTS
-from benchmd_ray.tuning.study import Job, Study, Trial
+from benchmd_ray.tuning.known import Trial
+from benchmd_ray.tuning.study import Job, Study
 
 LOSSES = 2
 """A trial whose process was lost so often, without a newer step between, has failed."""
@@ -118,7 +119,9 @@ class Limits:
         done = sum(len(trial.evaluations) + len(trial.fresh) for trial in own)
         each = sum(trial.device_hours for trial in own) / done if done else 0.0
         fresh = sum(len(trial.fresh) for trial in own)
-        return max(0.0, each * ((1 + FINALISTS) * len(method.fresh) - fresh))
+        # After the first cut about one finalist goes on.
+        first, more = len(method.batches[0]), len(method.fresh) - len(method.batches[0])
+        return max(0.0, each * ((1 + FINALISTS) * first + 2 * more - fresh))
 
     @property
     def hours(self) -> float:

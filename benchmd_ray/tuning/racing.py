@@ -49,13 +49,15 @@ def rungs(evaluations: int) -> tuple[int, ...]:
 
 
 def expected_evaluations(trials: int, evaluations: int) -> int:
-    """Evaluations of a race of so many trials, about: a third of them earn more at each rung.
+    """Evaluations of a race of so many trials, about.
+
+    Half of them are stopped within the first, and a third of the others earn more at each rung.
 
     Args:
         trials: The start among them, which has all evaluations.
         evaluations: Of a trial that goes to the end.
     """
-    left, before, total = float(trials - 1), 0, float(evaluations)
+    left, before, total = float(trials - 1) / HALF, 0, float(evaluations)
     for rung in rungs(evaluations):
         total += left * (rung - before)
         left, before = left / REDUCTION, rung
@@ -89,18 +91,15 @@ def falls_behind(score: float, reached: Sequence[float], reduction: int, fewest:
     return len(reached) >= fewest and better >= max(1, len(reached) // reduction)
 
 
-def promoted(
-    goodness: Mapping[int, float], granted: Mapping[int, int], rung: int, lost: int = 0
-) -> int | None:
+def promoted(goodness: Mapping[int, float], granted: Mapping[int, int], rung: int) -> int | None:
     """The trial that earns more evaluations at a rung, the best of those that do; None: none does.
 
     Args:
         goodness: Of each trial that has the rung's evaluations, at these; the higher the better.
         granted: Evaluations that each trial was granted so far.
         rung: Number of evaluations.
-        lost: Trials that were stopped before they had these.
     """
-    earn = (len(goodness) + lost) // REDUCTION
+    earn = len(goodness) // REDUCTION
     best = sorted(goodness, key=lambda number: (-goodness[number], number))[:earn]
     return next((number for number in best if granted[number] <= rung), None)
 

@@ -81,8 +81,8 @@ SCORE_OF = "score:"
 """Beginning of the columns with the score of one modality, of a search over several."""
 RULE = (
     "a trial takes the start's place where the one-sided lower bound of its mean difference to the "
-    "start over fresh evaluations is above 0 (level 0.05 over all that are compared; corrected "
-    "resampled t-test); of several the one with the largest difference"
+    "start over fresh evaluations is above 0 (level 0.025 over all that are compared, by patients, "
+    "seeds and cuts); of several the one with the largest difference"
 )
 """How a search chooses by fresh evaluations (`tuning.confirm`), for readers of results."""
 

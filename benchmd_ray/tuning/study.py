@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optuna
@@ -23,69 +23,46 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.errors import first_line, shown
 from benchmd_ray.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.confirm import (
     FINALISTS,
     Decision,
+    Sampling,
     decided,
-    fresh_evaluations,
 )
 from benchmd_ray.tuning.journal import FAULTS, REMEDY, Journal, mend
+from benchmd_ray.tuning.known import (
+    CRASHES,
+    CURVE,
+    EVALUATIONS,
+    FINISHED,
+    GRANTED,
+    HOURS,
+    REASON,
+    SECONDS,
+    STARTED,
+    STOP,
+    Trial,
+    evaluations_of,
+    known_trial,
+)
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import (
     FEWEST,
     HALF,
     REDUCTION,
     falls_behind,
     mean_ranks,
-    paired,
     promoted,
     rungs,
-    standard_error,
 )
-from benchmd_ray.tuning.samplers import Direction, Sampler, Shown, proposed
+from benchmd_ray.tuning.samplers import Direction, Shown, proposed
 from benchmd_ray.tuning.spaces import Space
-
-Stopping = Literal["racing", "asha", "none"]
-Across = Literal["mean-score", "mean-rank"]
-Choosing = Literal["confirmed", "highest"]
-State = Literal["complete", "stopped", "failed", "unfinished"]
 
 IMPORTANCE_TRIALS = 10
 """Trials with a score below which nothing is said about the importance of settings."""
-GRANTED, EVALUATIONS, CURVE, STOP = "granted", "evaluations", "curve", "stop"
-SECONDS, HOURS, REASON, CRASHES = "seconds", "device_hours", "reason", "crashes"
-STARTED, FINISHED = "started", "finished"
-"""Names of what is noted with a trial."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a search proposes, evaluates and stops trials, and how it chooses."""
-
-    sampler: Sampler = "tpe"
-    stopping: Stopping = "racing"
-    """racing: trials earn evaluations, and the lower half is stopped within the first; asha: every
-    trial that is not among the best third within its first evaluation is stopped there, others get
-    all evaluations; none: all get all."""
-    evaluations: int = 1
-    """Of a trial that goes to the end."""
-    choosing: Choosing = "confirmed"
-    """confirmed: the best few and the start are evaluated again (`tuning.confirm`); highest: the
-    trial with the highest value, which is too high for having been the highest."""
-    across: Across | None = None
-    """Over several modalities: what their scores are made to."""
-    cost: bool = False
-    """Whether device hours are a second objective, to be small."""
-    seed: int = 0
-
-    @property
-    def fresh(self) -> range:
-        """Numbers of the evaluations of finalists: of cuts that no trial of the race was on."""
-        first = -(-self.evaluations // FOLDS) * FOLDS
-        return range(first, first + fresh_evaluations(self.evaluations))
 
 
 @dataclass(frozen=True)
@@ -99,38 +76,6 @@ class Job:
     """Numbers of the evaluations, in order."""
     seconds: float = 0.0
     """Worked on the trial before."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What is known of a trial."""
-
-    number: int
-    state: State
-    """complete: it has all evaluations; stopped: it earned no more."""
-    values: Mapping[str, Any]
-    score: float
-    """Over all modalities: the mean of its evaluations, as far as it has any, made comparable with
-    those of others (`racing.paired`); AUROC, or DSC of masks."""
-    error: float
-    """Standard error of the mean of its evaluations; NaN of fewer than two."""
-    scores: Mapping[str, float]
-    """By modality, likewise."""
-    evaluations: tuple[tuple[int, float], ...]
-    """Number of each evaluation, and its score over all modalities."""
-    fresh: tuple[tuple[int, float], ...]
-    """Likewise of a finalist: evaluations after the race."""
-    rank: float
-    """Mean rank over the modalities among all complete trials; NaN where that is not asked for."""
-    curve: tuple[tuple[int, float], ...]
-    """Best score so far by step of the first evaluation."""
-    seconds: float
-    device_hours: float
-    """Seconds times the GPUs, or CPUs, that it held, in hours."""
-    reason: str
-    """Why it failed."""
-    started: str
-    finished: str
 
 
 class Study:
@@ -214,7 +159,7 @@ class Study:
 
     def _job(self, trial: FrozenTrial) -> Job | None:
         """What a trial was granted and has not done."""
-        done = _evaluations(trial)
+        done = evaluations_of(trial)
         left = tuple(each for each in trial.user_attrs[GRANTED] if each not in done)
         if trial.state.is_finished() or not left:
             return None
@@ -227,10 +172,7 @@ class Study:
         return len(self._held)
 
     def propose(self) -> Job:
-        """Begin another trial: the start, then what comes first, then what the sampler proposes.
-
-        The start, with which all are compared, is granted all evaluations.
-        """
+        """Begin another trial: the start, then what comes first, then what the sampler proposes."""
         number = self.begun
         method = self.method
         seed = derived_seed(method.seed, number) % 2**32
@@ -238,7 +180,7 @@ class Study:
             made = fixed_trial(self.space, self._first[number])
         else:
             made = proposed(self.space, method.sampler, seed, self._shown(), self._directions)
-        granted = method.evaluations if number == 0 else self._rungs[0]
+        granted = self._rungs[0]
         self._study.add_trial(
             create_trial(
                 state=TrialState.RUNNING,
@@ -279,24 +221,25 @@ class Study:
         return float(mean_ranks(table)[[one.number for one in scored].index(trial.number)])
 
     def promote(self) -> Job | None:
-        """Grant more evaluations to a trial that has earned them; None: none has."""
-        each = self._rungs
-        for rung, following in reversed(list(itertools.pairwise(each))):
+        """Grant more evaluations to a trial that has earned them; None: none has.
+
+        The start, with which all are compared, gets them before any other trial does.
+        """
+        for rung, following in reversed(list(itertools.pairwise(self._rungs))):
             at = {t.number: t for t in self._held if self._goes_on(t, rung)}
-            lost = 0
-            if rung == each[0]:
-                lost = sum(trial.state is TrialState.PRUNED for trial in self._held)
             every = range(self.method.evaluations)
             granted = {n: len(set(t.user_attrs[GRANTED]) & {*every}) for n, t in at.items()}
-            number = promoted(self._goodness(at, rung), granted, rung, lost)
+            number = promoted(self._goodness(at, rung), granted, rung)
             if number is not None:
+                if 0 in at and granted[0] <= rung:
+                    number = 0
                 return self._grant(number, range(following))
         return None
 
     @staticmethod
     def _goes_on(trial: FrozenTrial, rung: int) -> bool:
         """Whether a trial has all evaluations of a rung."""
-        done = _evaluations(trial)
+        done = evaluations_of(trial)
         return not trial.state.is_finished() and all(each in done for each in range(rung))
 
     def _goodness(self, trials: Mapping[int, FrozenTrial], rung: int) -> dict[int, float]:
@@ -318,22 +261,39 @@ class Study:
         return self._job(self._held[number])
 
     def confirm(self) -> Job | None:
-        """Grant fresh evaluations to the start or to a finalist that has none yet, in this order.
+        """Grant fresh evaluations, a cut at a time, to the start and to finalists.
 
-        None: all have them, or there is nothing to choose between.
+        None: all have those that they need, or there is nothing to choose between.
         """
-        finalists = self.finalists()
-        if self.method.choosing == "highest" or not finalists:
+        if self.method.choosing == "highest":
             return None
-        for number in (0, *finalists):
-            if not set(self.method.fresh) <= set(self._held[number].user_attrs[GRANTED]):
-                return self._grant(number, self.method.fresh)
+        for batch in self.method.batches:
+            numbers = self._contenders(batch[0])
+            if not numbers:
+                return None
+            for number in (0, *numbers):
+                if not set(batch) <= set(self._held[number].user_attrs[GRANTED]):
+                    return self._grant(number, batch)
+            if any(self._job(self._held[number]) for number in (0, *numbers)):
+                return None  # who goes on is not known yet
         return None
+
+    def _contenders(self, evaluation: int) -> tuple[int, ...]:
+        """Finalists that are above the start on all fresh evaluations before this one."""
+        before = [each for each in self.method.fresh if each < evaluation]
+        if not before:
+            return self.finalists()
+        fresh = {trial.number: dict(trial.fresh) for trial in self.trials()}
+        return tuple(
+            number
+            for number in self.finalists()
+            if math.fsum(fresh[number].get(e, 0.0) - fresh[0].get(e, 0.0) for e in before) > 0
+        )
 
     def finalists(self) -> tuple[int, ...]:
         """Numbers of the best few trials above the start: those with the most evaluations first."""
         trials = self.trials()
-        if not trials or trials[0].state != "complete":
+        if not trials or not trials[0].evaluations:
             return ()
         above = [
             trial
@@ -349,19 +309,34 @@ class Study:
         """What trials are ordered by; the higher the better."""
         return -self._rank_among(trial) if self.method.across == "mean-rank" else trial.score
 
-    def decision(self, ratio: float) -> Decision | None:
-        """What is chosen by fresh evaluations; None while the start has none.
+    def confirmed(self) -> dict[int, dict[int, float]]:
+        """Fresh evaluations of the start and of finalists, by trial and number, in whole cuts."""
+        found: dict[int, dict[int, float]] = {}
+        for trial in self.trials():
+            own = dict(trial.fresh)
+            whole = [batch for batch in self.method.batches if all(each in own for each in batch)]
+            if whole:
+                found[trial.number] = {each: own[each] for batch in whole for each in batch}
+        return found
+
+    def decision(
+        self, ratio: float, sampling: Mapping[int, Sampling] | None = None
+    ) -> Decision | None:
+        """What is chosen by fresh evaluations; None while there are none to choose by.
 
         Args:
             ratio: Validation records over training records of an evaluation.
+            sampling: By trial, see `tuning.sampling`.
         """
-        trials = self.trials()
-        wanted = set(self.method.fresh)
-        whole = {t.number: dict(t.fresh) for t in trials if {e for e, _ in t.fresh} == wanted}
-        start = whole.pop(0, None)
-        if start is None or self.method.choosing == "highest":
+        found = self.confirmed()
+        start = found.pop(0, None)
+        if start is None or not found or self.method.choosing == "highest":
             return None
-        return decided(start, whole, ratio)
+        common = {
+            number: {each: score for each, score in own.items() if each in start}
+            for number, own in found.items()
+        }
+        return decided(start, common, ratio, sampling)
 
     # What is reported.
 
@@ -446,7 +421,7 @@ class Study:
         """All trials that were begun, in their order."""
         held = self._held
         start = held[0] if held else None
-        found = [_known(trial, start, self.method) for trial in held]
+        found = [known_trial(trial, start, self.method) for trial in held]
         return self._ranked(found)
 
     def _ranked(self, trials: list[Trial]) -> list[Trial]:
@@ -518,61 +493,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _evaluations(trial: FrozenTrial) -> dict[int, dict[str, float]]:
-    """Scores by modality of each evaluation that ended."""
-    return {int(number): scores for number, scores in trial.user_attrs.get(EVALUATIONS, [])}
-
-
 def _table(trial: FrozenTrial, evaluations: Sequence[int]) -> np.ndarray:
     """Scores of evaluations: (evaluations, modalities)."""
-    done = _evaluations(trial)
+    done = evaluations_of(trial)
     return np.array([[done[e][name] for name in sorted(done[e])] for e in evaluations])
-
-
-def _means(evaluations: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
-    """Score of each evaluation over all modalities."""
-    return {e: math.fsum(each.values()) / len(each) for e, each in evaluations.items()}
-
-
-def _known(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -> Trial:
-    held, done = trial.user_attrs, _evaluations(trial)
-    race = {number: scores for number, scores in done.items() if number < method.evaluations}
-    begun = {} if start is None else _evaluations(start)
-    begun = {number: scores for number, scores in begun.items() if number < method.evaluations}
-    names = sorted(next(iter(race.values()))) if race else []
-    scores = {
-        name: paired(
-            {number: each[name] for number, each in race.items()},
-            {number: each[name] for number, each in begun.items()},
-        )
-        for name in names
-    }
-    means = _means(race)
-    return Trial(
-        number=trial.number,
-        state=_state(trial, done, method),
-        values=dict(trial.params),
-        score=math.fsum(scores.values()) / len(scores) if scores else math.nan,
-        error=standard_error(list(means.values())),
-        scores=scores,
-        evaluations=tuple(sorted(means.items())),
-        fresh=tuple(sorted((e, s) for e, s in _means(done).items() if e in method.fresh)),
-        rank=math.nan,
-        curve=tuple((int(step), float(score)) for step, score in sorted(held.get(CURVE, []))),
-        seconds=float(held.get(SECONDS, 0.0)),
-        device_hours=float(held.get(HOURS, 0.0)),
-        reason=str(held.get(REASON, "")),
-        started=str(held.get(STARTED, "")),
-        finished=str(held.get(FINISHED, "")),
-    )
-
-
-def _state(trial: FrozenTrial, done: Mapping[int, object], method: Method) -> State:
-    if trial.state is TrialState.FAIL:
-        return "failed"
-    if trial.state is TrialState.PRUNED:
-        return "stopped"
-    if all(number in done for number in range(method.evaluations)):
-        return "complete"
-    worked = all(number in done for number in trial.user_attrs[GRANTED])
-    return "stopped" if worked else "unfinished"

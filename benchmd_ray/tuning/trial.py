@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import time
 from abc import ABC, abstractmethod
@@ -12,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from benchmd_ray.data.catalog import confined, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, remove
-from benchmd_ray.integrity import copy_hashed
+from benchmd_ray.integrity import copy_hashed, write_hash
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.storage.location import Location
@@ -26,7 +28,7 @@ from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import RunReporter, SilentReporter
 from benchmd_ray.training.seeds import derived_seed
-from benchmd_ray.training.selection import crossed
+from benchmd_ray.training.selection import crossed, crossing, transfer_data
 from benchmd_ray.training.transfer import TransferJob, selected_by
 from benchmd_ray.training.weights import START
 from benchmd_ray.training_log import read_metrics
@@ -67,10 +69,16 @@ class Work:
     """Memory that a trial's process may allocate; None sets no limit."""
     metric: str = "auroc"
     """Name of what trials are compared by."""
+    fresh_from: int | None = None
+    """Number of the first evaluation whose scores of records are kept; None keeps none."""
 
     def trial_folder(self, number: int) -> Path:
         """Folder of a trial while it is at work."""
         return self.folder / "trials" / f"{number:05d}"
+
+    def scores_file(self, number: int, evaluation: int) -> Path:
+        """File of the scores of an evaluation's validation records, see `OUT_OF_SAMPLE`."""
+        return self.folder / "fresh" / f"{number:05d}-{evaluation:03d}.npy"
 
 
 @dataclass(frozen=True)
@@ -160,9 +168,21 @@ def run_trial(
         for each in evaluations:
             folder = work.trial_folder(number) / f"{each:03d}"
             step, done = _evaluated(work, values, each, folder, report, clock)
+            _keep_scores(work, number, each, folder)
             last = each == evaluations[-1]
             report(Reached(each, step, _mean(done), done, clock.seconds, True, last))
             remove(folder)
+
+
+def _keep_scores(work: Work, number: int, evaluation: int, folder: Path) -> None:
+    """Keep the scores of an evaluation's records, where these are wanted and there are any."""
+    made = folder / work.arms[0].modality / OUT_OF_SAMPLE
+    if work.fresh_from is None or evaluation < work.fresh_from or not made.is_file():
+        return
+    path = work.scores_file(number, evaluation)
+    path.parent.mkdir(exist_ok=True)
+    os.replace(made, path)
+    write_hash(path)
 
 
 def _evaluated(
@@ -297,7 +317,7 @@ class Transfer(Stage):
         upstream = None if work.technique == SCRATCH else one.arm.upstream
         features, into = work.folder / "features", one.folder / "transfer"
         job = TransferJob(one.settings, one.catalog, into, upstream, features=features)
-        return _trained(job, one.clock, reached)
+        return _trained(job, one.clock, reached, one.folder / OUT_OF_SAMPLE)
 
 
 def stage_of(setting: str) -> Stage:
@@ -321,15 +341,29 @@ class _Ticking(SilentReporter):
         self._clock.tick()
 
 
+OUT_OF_SAMPLE = "out-of-sample.npy"
+"""Probabilities (rows, classes) of an evaluation's validation records, each of the epoch that was
+chosen on the other half of the patients."""
+
+
 def _trained(
-    job: TransferJob, clock: _Clock, reached: Callable[[int, float], None] | None = None
+    job: TransferJob,
+    clock: _Clock,
+    reached: Callable[[int, float], None] | None = None,
+    scores: Path | None = None,
 ) -> float:
-    """Run a transfer; its score on the validation records."""
+    """Run a transfer; its score on the validation records, which a file gets by record."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    job = replace(job, halved=True)
+    job = replace(job, halved=True, scores_into=job.folder / LAST)
     watch = _Scored(job, selected_by(open_catalog(job.catalog).task), clock, reached)
     launch(job, reporter=watch)
+    if scores is not None:
+        watch.write_scores(scores)
     return watch.score
+
+
+LAST = "scores.npy"
+"""Probabilities of the validation records after the newest epoch; behind a number, after that."""
 
 
 class _Scored(RunReporter):
@@ -346,7 +380,7 @@ class _Scored(RunReporter):
         reached: Callable[[int, float], None] | None,
     ) -> None:
         super().__init__(job.folder, silent=True)
-        self._name, self._folder = name, job.folder
+        self._name, self._folder, self._job = name, job.folder, job
         self._clock, self._reached, self._begun = clock, reached, clock.seconds
         self._shares = job.features is not None and job.settings.transfer.mode == "linear"
         self._lines: list[Mapping[str, float]] = []
@@ -359,6 +393,22 @@ class _Scored(RunReporter):
             return found
         each = [line[self._name] for line in self._lines]
         return max((score for score in each if math.isfinite(score)), default=math.nan)
+
+    def _scores_of(self, place: int) -> Path:
+        return self._folder / f"{place:06d}-{LAST}"
+
+    def write_scores(self, path: Path) -> None:
+        """Write what `OUT_OF_SAMPLE` holds, where there are halves."""
+        found = crossing(self._lines)
+        if found is None:
+            return
+        catalog = open_catalog(self._job.catalog)
+        second = transfer_data(self._job.settings, catalog, halved=True).second_half
+        assert second is not None  # halves have been scored
+        first_best, second_best = (
+            np.load(self._scores_of(place), allow_pickle=False) for place in found
+        )
+        np.save(path, np.where(second[:, None], first_best, second_best), allow_pickle=False)
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
         """Take what an interrupted process reported before its checkpoint.
@@ -374,6 +424,8 @@ class _Scored(RunReporter):
         """Take an epoch's values."""
         super().report(done, values)
         self._lines.append(values)
+        if len(self._lines) - 1 in (crossing(self._lines) or ()):
+            os.replace(self._folder / LAST, self._scores_of(len(self._lines) - 1))
         self._clock.tick()
         if self._reached is not None and math.isfinite(self.score):
             self._reached(done, self.score)

@@ -16,10 +16,11 @@ from benchmd_ray.files import replacing
 from benchmd_ray.integrity import OF, name_of, replacing_hashed, write_hashed_json
 from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.tuning.confirm import Decision
+from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.records import BEST, RESULT, SCORE_OF, STATES, TRIALS, trials_schema
 from benchmd_ray.tuning.spaces import applied
-from benchmd_ray.tuning.study import Study, Trial
+from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Work
 
 AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
@@ -68,19 +69,18 @@ def trial_row(trial: Trial, work: Work, chosen: Decision | None = None) -> dict[
     }
 
 
-def write_trials(folder: Path, study: Study, work: Work, ratio: float) -> None:
+def write_trials(folder: Path, study: Study, work: Work, chosen: Decision | None) -> None:
     """Write ``trials.parquet``, whole or not at all.
 
     Args:
         folder: Of the search.
         study: Its trials.
         work: What all trials have in common.
-        ratio: As in `Study.decision`.
+        chosen: What fresh evaluations say, once they do.
     """
     modalities = [arm.modality for arm in work.arms] if len(work.arms) > 1 else []
     schema = trials_schema(study.space.as_dict(), modalities)
     schema = schema.with_metadata({OF: name_of(folder)})
-    chosen = study.decision(ratio)
     rows = [trial_row(trial, work, chosen) for trial in study.trials()]
     with replacing_hashed(folder / TRIALS) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial)
@@ -96,20 +96,20 @@ class Outcome:
     """By fresh evaluations; None where the highest value decides."""
 
 
-def outcome(study: Study, ratio: float) -> Outcome | None:
+def outcome(study: Study, decision: Decision | None) -> Outcome | None:
     """What a search chose so far; None while there is nothing to choose.
 
     Args:
         study: The trials.
-        ratio: As in `Study.decision`.
+        decision: By fresh evaluations, once there is one.
     """
-    best = study.best()
     if study.method.choosing == "highest":
+        best = study.best()
         return None if best is None else Outcome(best, None)
-    trials, decision = study.trials(), study.decision(ratio)
+    trials = study.trials()
     if decision is not None:
         return Outcome(trials[decision.number], decision)
-    return Outcome(trials[0], None) if trials and trials[0].state == "complete" else None
+    return Outcome(trials[0], None) if trials and trials[0].evaluations else None
 
 
 def write_result(
@@ -118,7 +118,7 @@ def write_result(
     work: Work,
     bases: Sequence[Settings],
     spent: Mapping[str, float],
-    ratio: float,
+    decision: Decision | None = None,
 ) -> Outcome | None:
     """Write ``result.json`` and ``best.yaml`` once there is something to choose.
 
@@ -129,10 +129,10 @@ def write_result(
         bases: The fixed protocol of each arm, from which ``best.yaml`` says what differs.
         spent: ``seconds`` by the clock, of all sessions, and ``shared_seconds`` of what was done
             once for all trials.
-        ratio: As in `Study.decision`.
+        decision: By fresh evaluations, once there is one.
     """
     study = limits.study
-    chosen = outcome(study, ratio)
+    chosen = outcome(study, decision)
     if chosen is None:
         return None
     trials, best = study.trials(), chosen.trial

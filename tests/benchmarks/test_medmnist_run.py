@@ -36,7 +36,7 @@ from benchmd_ray.settings import (
 )
 from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.tuning import trial
-from benchmd_ray.tuning.study import Trial
+from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.written import Outcome
 
 SMALL = updated(

@@ -17,9 +17,10 @@ from benchmd_ray.progress import SilentBoard
 from benchmd_ray.service.searches import space_of
 from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
 from benchmd_ray.tuning.limits import Budget, Limits, Place
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import BEST
 from benchmd_ray.tuning.spaces import applied, starting_at
-from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Arm, Transfer, Work
 from benchmd_ray.tuning.written import write_result
 
@@ -149,7 +150,7 @@ def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner,
     arm = Arm(kind.name, {0: tmp_path}, settings)
     work = Work("scratch", Transfer(), (arm,), tmp_path, ())
     limits = Limits(study, Budget(), Place(1.0, 0.0, 1), lambda: False, SilentBoard())
-    write_result(tmp_path, limits, work, [base], {"seconds": 1.0, "shared_seconds": 0.0}, 0.25)
+    write_result(tmp_path, limits, work, [base], {"seconds": 1.0, "shared_seconds": 0.0})
     expected = applied(settings, best)
     found = load_settings(tmp_path / BEST, base=base)
     assert found.encoder == expected.encoder

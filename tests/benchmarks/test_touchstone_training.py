@@ -59,7 +59,7 @@ from benchmd_ray.training.predictions import (
     read_predictions,
 )
 from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault, mask_folder
-from benchmd_ray.tuning.study import Method
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.trial import Arm, Transfer, Work, run_trial
 
 pytest.importorskip("monai")

@@ -29,10 +29,11 @@ from benchmd_ray.service.tune import place_of, require_folder, run_searches
 from benchmd_ray.service.tune_dry_run import tuning_dry_run
 from benchmd_ray.settings import as_dict, default_settings, load_settings
 from benchmd_ray.tuning import ray_tune
+from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import expected_evaluations
 from benchmd_ray.tuning.records import read_search
-from benchmd_ray.tuning.study import Method, Trial
 from benchmd_ray.tuning.trial import Arm, Transfer, Work, run_trial
 from benchmd_ray.tuning.written import Outcome
 

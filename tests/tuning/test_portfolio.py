@@ -8,6 +8,7 @@ import pytest
 from racing_alone import raced
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.portfolio import (
     VERSION,
     Candidate,
@@ -19,7 +20,7 @@ from benchmd_ray.tuning.portfolio import (
     write_portfolio,
 )
 from benchmd_ray.tuning.spaces import Parameter, Space
-from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.study import Study
 
 LR, SCHEDULE = "transfer.optimiser.lr", "transfer.optimiser.schedule"
 SPACE = Space(

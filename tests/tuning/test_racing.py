@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from racing_alone import Killed, raced
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 
+from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.tuning.confirm import FINALISTS, decided, expectation, fresh_evaluations
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import (
     LEAST,
     MOST,
-    expected_evaluations,
     paired,
     promoted,
     rungs,
@@ -19,8 +21,9 @@ from benchmd_ray.tuning.racing import (
     steps_within,
     usual_evaluations,
 )
+from benchmd_ray.tuning.sampling import sampling_of
 from benchmd_ray.tuning.spaces import Parameter, Space
-from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.study import Study
 
 LR = "transfer.optimiser.lr"
 SPACE = Space(
@@ -90,9 +93,9 @@ def test_the_standard_error_is_scipys():
     assert math.isnan(standard_error([0.7]))
 
 
-def slow_promotion(goodness, granted, rung, lost):
+def slow_promotion(goodness, granted, rung):
     """By the definition: of those among the best third and not yet granted more, the best."""
-    third = (len(goodness) + lost) // 3
+    third = len(goodness) // 3
     ranked = sorted(goodness, key=lambda n: (goodness[n], -n), reverse=True)
     return next((n for n in ranked[:third] if granted[n] == rung), None)
 
@@ -103,9 +106,7 @@ def test_the_best_third_earns_more(seed):
     numbers = list(map(int, generator.permutation(12)[: generator.integers(0, 12)]))
     goodness = {n: float(generator.integers(0, 6)) for n in numbers}
     granted = {n: int(generator.choice([3, 9])) for n in numbers}
-    lost = int(generator.integers(0, 4))
-    found = promoted(goodness, granted, 3, lost)
-    assert found == slow_promotion(goodness, granted, 3, lost)
+    assert promoted(goodness, granted, 3) == slow_promotion(goodness, granted, 3)
 
 
 def test_a_race_gives_evaluations_to_the_best_and_never_compares_unequal_ones(make):
@@ -120,8 +121,8 @@ def test_a_race_gives_evaluations_to_the_best_and_never_compares_unequal_ones(ma
     raced(study, 28, score)
     trials = study.trials()
     counts = [len(trial.evaluations) for trial in trials]
-    assert counts[0] == 9  # the start
-    assert sum(counts) <= expected_evaluations(28, 9) * 1.3
+    assert counts[0] == 9  # the start, as others have so many
+    assert sum(counts) <= 1.6 * (28 + 28 / 3 * 2 + 28 / 9 * 6)
     for trial in trials:
         assert [e for e, _ in trial.evaluations] == list(range(len(trial.evaluations)))
         gain = gains[trial.number] - gains[0]
@@ -186,7 +187,10 @@ def test_more_trials_extend_a_race(make):
 def test_finalists_are_evaluated_on_cuts_that_the_race_did_not_see():
     for evaluations in (1, 3, 5, 8, 10):
         fresh = Method(evaluations=evaluations).fresh
-        assert len(fresh) == fresh_evaluations(evaluations) == max(5, evaluations)
+        assert len(fresh) == fresh_evaluations(evaluations) == 5 * math.ceil(evaluations / 5)
+        assert [len(batch) for batch in Method(evaluations=evaluations).batches] == [5] * (
+            len(fresh) // 5
+        )
         assert fresh[0] % 5 == 0
         assert fresh[0] // 5 > (evaluations - 1) // 5
 
@@ -201,10 +205,26 @@ def test_a_bound_is_that_of_the_corrected_resampled_t_test(seed):
         differences = {4: one, 7: two}[finalist.number] - start
         error = math.sqrt((1 / 10 + RATIO) * differences.var(ddof=1))
         p = 1 - stats.t.cdf(differences.mean() / error, 9)
-        assert (finalist.low > 0) == (p < 0.05 / 2)
+        assert (finalist.low > 0) == (p < 0.025 / 2)
         assert finalist.difference == pytest.approx(differences.mean())
     chosen = [f.number for f in found.finalists if f.low > 0]
     assert found.number == (chosen[0] if chosen else 0)
+
+
+def test_a_finalist_that_is_not_above_the_start_on_the_first_cut_gets_no_more(make):
+    """Trial 2 is better, trial 4 only was in the race."""
+
+    def score(number, values, evaluation):
+        gain = {2: 0.1, 4: 0.05 if evaluation < 10 else -0.05}.get(number, -0.1 * (number > 0))
+        return 0.7 + gain + 0.001 * ((7 * number + evaluation) % 5)
+
+    study = make()
+    raced(study, 6, score)
+    fresh = {trial.number: len(trial.fresh) for trial in study.trials() if trial.fresh}
+    assert fresh == {0: 10, 2: 10, 4: 5}
+    decision = study.decision(RATIO)
+    assert decision.number == 2
+    assert [one.number for one in decision.finalists] == [2, 4]
 
 
 def test_the_start_is_kept_where_nothing_is_better(make):
@@ -262,6 +282,80 @@ def searches(folder, count, gain, trials=20):
     return found
 
 
+def patients_of(seed, count=400):
+    """Labels, and for two cuts of five folds of two halves the patients that each has."""
+    generator = np.random.default_rng(seed)
+    targets = (generator.random(count) < 0.4).astype(np.int8)
+    cuts = []
+    for _ in range(2):
+        order = generator.permutation(count)
+        cuts += [np.array_split(fold, 2) for fold in np.array_split(order, 5)]
+    return generator, targets, cuts
+
+
+def scored(generator, targets, noise):
+    """Scores of a model of a given quality, that differ by training."""
+    return targets + 1.2 * noise + 0.8 * generator.normal(size=len(targets))
+
+
+def difference_of(targets, start, trial, halves):
+    each = [
+        roc_auc_score(targets[half], trial[half]) - roc_auc_score(targets[half], start[half])
+        for half in halves
+    ]
+    return float(np.mean(each))
+
+
+def shares_of(targets, start, trial, halves):
+    found = {}
+    for half in halves:
+        each = delong_shares(targets[half, None], start[half, None], trial[half, None], half) / 2
+        found |= dict(zip(np.sort(half).tolist(), each.tolist(), strict=True))
+    return found
+
+
+@pytest.mark.slow
+def test_what_is_due_to_the_patients_is_what_other_patients_would_give():
+    """Two trained models on many other samples of patients: the variance of the difference."""
+    held, predicted = [], []
+    for seed in range(150):
+        own, targets, cuts = patients_of(seed)
+        noise = own.normal(size=len(targets))  # what is hard about a patient is so for both
+        start, trial = (scored(own, targets, noise) for _ in range(2))
+        held.append(np.mean([difference_of(targets, start, trial, halves) for halves in cuts]))
+        shares = [shares_of(targets, start, trial, halves) for halves in cuts]
+        predicted.append(sampling_of(shares).of_mean)
+    assert np.mean(predicted) == pytest.approx(np.var(held, ddof=1), rel=0.3)
+
+
+def decisions(count, quality):
+    """What is chosen of one finalist, in so many simulated confirmations with scores of records."""
+    found = []
+    for seed in range(count):
+        generator, targets, cuts = patients_of(1000 + seed)
+        noise = generator.normal(size=len(targets))
+        start, trial, shares = {}, {}, []
+        for number, halves in enumerate(cuts):
+            begun, theirs = (scored(generator, targets, noise) for _ in range(2))
+            theirs = theirs + quality * targets
+            start[number] = 0.8
+            trial[number] = 0.8 + difference_of(targets, begun, theirs, halves)
+            shares.append(shares_of(targets, begun, theirs, halves))
+        sampling = {1: sampling_of(shares)}
+        with_records = decided(start, {1: trial}, RATIO, sampling).number
+        found.append((with_records, decided(start, {1: trial}, RATIO).number))
+    return np.array(found)
+
+
+@pytest.mark.slow
+def test_the_bound_from_scores_of_records_holds_its_level_and_finds_more():
+    kept = decisions(300, 0.0)
+    assert kept[:, 0].mean() <= 0.045  # 0.025, and what chance makes of 300
+    gained = decisions(100, 0.45)
+    assert gained[:, 0].mean() >= gained[:, 1].mean()
+    assert gained[:, 0].mean() > 0.5
+
+
 @pytest.mark.slow
 def test_a_useless_space_keeps_the_start(tmp_path):
     found = searches(tmp_path, 100, lambda values: 0.0)
@@ -276,5 +370,5 @@ def test_a_planted_gain_is_found(tmp_path):
         return 0.05 if 1e-3 <= values[LR] <= 1e-2 else 0.0
 
     found = searches(tmp_path, 40, gain)
-    assert sum(own == 0.05 for _, own in found) >= 28
+    assert sum(own == 0.05 for _, own in found) >= 26
     assert all(own == 0.05 for number, own in found if number)

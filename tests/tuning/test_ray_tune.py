@@ -8,10 +8,11 @@ from ray.tune.search import Searcher
 from benchmd_ray.errors import Transient
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.tuning.limits import Budget, Limits, Place
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.ray_tune import LOSSES, Jobs, Judge, Watch
 from benchmd_ray.tuning.search import _after_crash
 from benchmd_ray.tuning.spaces import Parameter, Space
-from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Transfer, Work
 
 SPACE = Space("made", (Parameter("transfer.optimiser.lr", "log float", 1e-3, low=1e-5, high=0.1),))
@@ -79,7 +80,7 @@ def test_finalists_come_when_the_race_is_over(limits):
     jobs = Jobs(limits, [])
     given = [jobs.suggest("x") for _ in range(3)]
     assert [job["number"] for job in given] == [0, 2, 1]
-    assert all(job["evaluations"] == tuple(limits.study.method.fresh) for job in given)
+    assert all(job["evaluations"] == tuple(limits.study.method.batches[0]) for job in given)
     assert jobs.suggest("x") is None
     limits.running.clear()
     for job in given:

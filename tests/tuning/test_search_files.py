@@ -15,9 +15,10 @@ from benchmd_ray.integrity import write_hashed_json
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
 from benchmd_ray.tuning.limits import Budget, Limits, Place
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import BEST, FORMAT, RESULT, SEARCH, TRIALS, read_search
 from benchmd_ray.tuning.spaces import Parameter, Space, applied
-from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Arm, Pretraining, Transfer, Work
 from benchmd_ray.tuning.written import differing, nested, write_result, write_trials
 
@@ -120,9 +121,10 @@ def written(folder, study, work, limits, seconds=100.0):
     """What is read back of what is written."""
     limits.look()
     bases = [default_settings(MODALITIES[arm.modality]) for arm in work.arms]
-    write_trials(folder, study, work, RATIO)
+    decision = study.decision(RATIO)
+    write_trials(folder, study, work, decision)
     spent = {"seconds": seconds, "shared_seconds": 7.0}
-    write_result(folder, limits, work, bases, spent, RATIO)
+    write_result(folder, limits, work, bases, spent, decision)
     return read_search(folder)
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.integrity import line, unchecked
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import mean_ranks
 from benchmd_ray.tuning.samplers import STARTUP_TRIALS
 from benchmd_ray.tuning.spaces import Parameter, Space
-from benchmd_ray.tuning.study import Method, Study
+from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.written import front
 
 LR, DECAY = "transfer.optimiser.lr", "transfer.optimiser.weight_decay"

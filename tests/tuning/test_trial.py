@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog
@@ -18,6 +19,7 @@ from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import SilentReporter, read_metrics
 from benchmd_ray.training.selection import crossed
 from benchmd_ray.training.transfer import RESULT, TransferJob
+from benchmd_ray.tuning.sampling import Records, sampled
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.trial import (
     Arm,
@@ -141,6 +143,44 @@ def test_an_epoch_is_chosen_on_other_patients_than_a_trial_is_scored_on(
         crossed(lines[:3]),
         crossed(lines),
     ]
+
+
+@pytest.mark.parametrize("mode", ["linear", "finetune"])
+def test_scores_of_records_are_kept_of_fresh_evaluations(
+    work, arm, searched_source, tmp_path, monkeypatch, mode
+):
+    """Of the epoch that was chosen on the other patients: they give the score of the evaluation."""
+    monkeypatch.setattr("benchmd_ray.training.selection.FEWEST", 2)
+    made = arm(f"transfer.mode={mode}")
+    inner = {e: inner_catalog(searched_source, tmp_path / "inner", e) for e in (0, 5)}
+    paths = {e: catalog.path for e, catalog in inner.items()}
+    search, told = work(replace(made, catalogs=paths), fresh_from=5), Told()
+    run_trial(search, 3, {LR: 0.01}, told, evaluations=(0,))
+    assert not (search.folder / "fresh").exists()
+    run_trial(search, 3, {LR: 0.01}, told, evaluations=(5,))
+    scores = np.load(search.scores_file(3, 5))
+    records = Records.of(inner[5], made.settings)
+    targets = records.targets
+    halves = [
+        np.mean(
+            [
+                roc_auc_score(targets[half, n], scores[half, n])
+                for n in range(targets.shape[1])
+                if 0 < targets[half, n].sum() < half.sum()
+            ]
+        )
+        for half in (records.second_half, ~records.second_half)
+    ]
+    assert told.all[-1].score == pytest.approx(np.mean(halves))
+    same = sampled(search, inner, 3, (5,))
+    assert same is None  # the start has none yet
+    run_trial(search, 0, {}, Told(), evaluations=(5,))
+    found = sampled(search, inner, 3, (5,))
+    assert 0 < found.of_mean == found.of_each
+    path = search.scores_file(0, 5)
+    path.write_bytes(path.read_bytes()[:-4] + b"0000")
+    with pytest.raises(BenchmdError, match="damaged"):
+        sampled(search, inner, 3, (5,))
 
 
 def test_kept_features_give_the_same_and_are_encoded_once(work, monkeypatch, trained, arm):

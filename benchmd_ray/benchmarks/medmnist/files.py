@@ -15,9 +15,9 @@ from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.service.searches import Tuning, space_of
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.portfolio import read_portfolio
 from benchmd_ray.tuning.spaces import starting_at
-from benchmd_ray.tuning.study import Method
 
 SMALL = {
     2: ("encoder.options.width=16", "transfer.epochs=20"),

@@ -1,0 +1,46 @@
+"""How a search proposes, evaluates, stops and chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmd_ray.data.inner import FOLDS
+from benchmd_ray.tuning.confirm import fresh_evaluations
+from benchmd_ray.tuning.samplers import Sampler
+
+Stopping = Literal["racing", "asha", "none"]
+Across = Literal["mean-score", "mean-rank"]
+Choosing = Literal["confirmed", "highest"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a search proposes, evaluates and stops trials, and how it chooses."""
+
+    sampler: Sampler = "tpe"
+    stopping: Stopping = "racing"
+    """racing: trials earn evaluations, and the lower half is stopped within the first; asha: every
+    trial that is not among the best third within its first evaluation is stopped there, others get
+    all evaluations; none: all get all."""
+    evaluations: int = 1
+    """Of a trial that goes to the end."""
+    choosing: Choosing = "confirmed"
+    """confirmed: the best few and the start are evaluated again (`tuning.confirm`); highest: the
+    trial with the highest value, which is too high for having been the highest."""
+    across: Across | None = None
+    """Over several modalities: what their scores are made to."""
+    cost: bool = False
+    """Whether device hours are a second objective, to be small."""
+    seed: int = 0
+
+    @property
+    def fresh(self) -> range:
+        """Numbers of the evaluations of finalists: of cuts that no trial of the race was on."""
+        first = -(-self.evaluations // FOLDS) * FOLDS
+        return range(first, first + fresh_evaluations(self.evaluations))
+
+    @property
+    def batches(self) -> list[range]:
+        """The same, a whole cut each."""
+        return [self.fresh[place : place + FOLDS] for place in range(0, len(self.fresh), FOLDS)]

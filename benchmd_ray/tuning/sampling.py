@@ -1,0 +1,120 @@
+"""How much of a difference between two trials is due to which patients there are.
+
+Fresh evaluations hold each patient once in each cut. So their mean difference varies with the
+patients, however often they are cut, and with seeds and cuts, less the more evaluations there are.
+The first part follows from what each patient adds (DeLong), the rest from the spread of the
+evaluations beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.arrays import mapped
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.feed import read_units
+from benchmd_ray.data.resident import split_table
+from benchmd_ray.integrity import Damaged, require_hash
+from benchmd_ray.scores.comparison import delong_shares
+from benchmd_ray.scores.metrics import pooled
+from benchmd_ray.settings import Settings
+from benchmd_ray.training.selection import transfer_data
+from benchmd_ray.tuning.confirm import Sampling
+from benchmd_ray.tuning.trial import Work
+
+Floats = npt.NDArray[np.float64]
+REMEDY = "Remove the search's folder to begin it anew."
+
+
+@dataclass(frozen=True)
+class Records:
+    """Validation records of an evaluation."""
+
+    units: Sequence[str]
+    patients: npt.NDArray[np.str_]
+    targets: npt.NDArray[np.int8]
+    """(rows, classes)."""
+    second_half: npt.NDArray[np.bool_]
+    """Rows that are scored by the epoch that was chosen on the others."""
+
+    @classmethod
+    def of(cls, catalog: Catalog, settings: Settings) -> Records | None:
+        """Those of an inner catalog; None where there are no halves."""
+        if catalog.task.segments:
+            return None
+        data = transfer_data(settings, catalog, halved=True)
+        if data.second_half is None:
+            return None
+        table = split_table(catalog, "validation", ["group_id"])
+        patients = np.array(table["group_id"].to_pylist(), np.str_)
+        units = read_units(catalog, "validation")
+        return cls(units, patients, data.validation_targets, data.second_half)
+
+    def shares(self, start: Floats, trial: Floats) -> dict[str, float]:
+        """What each patient moves the difference of an evaluation by, see `delong_shares`.
+
+        Args:
+            start: Scores of the start, (rows, classes).
+            trial: Of the trial.
+        """
+        found: dict[str, float] = {}
+        for half in (~self.second_half, self.second_half):
+            units = [unit for unit, own in zip(self.units, half, strict=True) if own]
+            first, targets, begun = pooled(units, self.targets[half], start[half])
+            _, _, theirs = pooled(units, self.targets[half], trial[half])
+            patients = self.patients[half][first]
+            each = delong_shares(targets, begun, theirs, patients) / 2
+            found |= dict(zip(np.unique(patients).tolist(), each.tolist(), strict=False))
+        return found
+
+
+def sampling_of(shares: Sequence[Mapping[str, float]]) -> Sampling:
+    """Variance of differences that is due to the patients.
+
+    Args:
+        shares: Of each evaluation, what each of its patients moves the difference by.
+    """
+    together: dict[str, float] = {}
+    for one in shares:
+        for patient, share in one.items():
+            together[patient] = together.get(patient, 0.0) + share / len(shares)
+    each = [sum(share**2 for share in one.values()) for one in shares]
+    return Sampling(sum(share**2 for share in together.values()), float(np.mean(each)))
+
+
+def sampled(
+    work: Work, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
+) -> Sampling | None:
+    """What is due to the patients in the fresh evaluations of a trial and of the start.
+
+    Args:
+        work: What all trials have in common.
+        inner: The inner catalogs.
+        number: The trial.
+        evaluations: That both have.
+
+    Returns:
+        None where the scores of records were not kept: of several modalities, of masks, and of few
+        patients.
+
+    Raises:
+        Damaged: Scores are not what was written.
+    """
+    found = []
+    for evaluation in evaluations:
+        paths = [work.scores_file(one, evaluation) for one in (0, number)]
+        records = Records.of(inner[evaluation], work.arms[0].settings)
+        if records is None or not all(path.is_file() for path in paths):
+            return None
+        scores = []
+        for path in paths:
+            require_hash(path, REMEDY)
+            scores.append(np.asarray(mapped(path, "r", REMEDY), np.float64))
+            if scores[-1].shape != records.targets.shape or not np.isfinite(scores[-1]).all():
+                raise Damaged(path, "it is not of the evaluation's records", REMEDY)
+        found.append(records.shares(*scores))
+    return sampling_of(found)
