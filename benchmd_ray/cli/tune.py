@@ -143,11 +143,13 @@ if TYPE_CHECKING:
 def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
     """Search hyperparameters on a source's own records, and train what was found.
 
-    A search never sees a split that is scored nor a target: it trains and is scored on two parts of
-    the training split, cut by patient, or on the training and the validation split of a dataset
-    that has the latter to choose by (MedMNIST). Its first trial is what the settings say, the fixed
-    protocol where they say nothing. An interrupted search resumes by the same command, and one that
-    has ended resumes with more --trials. Afterwards the start and the best settings are trained on
+    A search never sees a split that is scored nor a target: its trials are trained and scored on
+    folds of the training split, cut by patient (and of the validation split of a dataset that has
+    one to choose by, as MedMNIST has), each with other seeds. Its first trial is what the settings
+    say, the fixed protocol where they say nothing. The best trials earn more evaluations; at the
+    end the best few and the start are evaluated again on fresh folds, and the start is kept unless
+    a trial is better beyond chance. An interrupted search resumes by the same command, and one that
+    has ended resumes with more --trials. Afterwards the start and what was chosen are trained on
     the whole training split and scored on the splits and targets that the search never saw; see
     the report.
 

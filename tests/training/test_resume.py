@@ -205,13 +205,13 @@ def test_resumed_fine_tuning_is_uninterrupted_fine_tuning(run, engine, further):
 def test_the_best_epoch_survives_an_interruption(run, monkeypatch, scores):
     def scoring(first):
         given = iter([score / 4 for score in scores[first:]])
-        return lambda *_: next(given)
+        return lambda *_: {"validation_auroc": next(given)}
 
-    monkeypatch.setattr(TransferData, "score", scoring(0))
+    monkeypatch.setattr(TransferData, "scores", scoring(0))
     whole = run("whole", *FINETUNE)
-    monkeypatch.setattr(TransferData, "score", scoring(0))
+    monkeypatch.setattr(TransferData, "scores", scoring(0))
     run("broken", *FINETUNE, stop_at=4)
-    monkeypatch.setattr(TransferData, "score", scoring(3))
+    monkeypatch.setattr(TransferData, "scores", scoring(3))
     broken = run("broken", *FINETUNE)
     assert json.loads((broken / RESULT).read_text())["best_epoch"] == scores.index(max(scores))
     assert transfer_result(broken) == transfer_result(whole)

@@ -324,7 +324,7 @@ def test_among_equal_epochs_the_first_is_best():
 def test_the_best_epoch_is_exported_not_the_last(run, mode, monkeypatch):
     scores = [0.5, 0.9, 0.9, 0.7]
     given = iter([*scores, *scores[:2]])
-    monkeypatch.setattr(TransferData, "score", lambda *_: next(given))
+    monkeypatch.setattr(TransferData, "scores", lambda *_: {"validation_auroc": next(given)})
     long = run(mode, "transfer.epochs=4")
     short = run(mode, "transfer.epochs=2")
     result = {"best_epoch": 1, "validation_auroc": 0.9, "training_records": 42}
@@ -436,7 +436,7 @@ def test_a_validation_split_that_cannot_be_scored_by_units_is_refused(make_catal
 def test_no_model_is_exported_when_no_epoch_could_be_scored(
     source, make_settings, recorder, tmp_path, mode, monkeypatch
 ):
-    monkeypatch.setattr(TransferData, "score", lambda *_: float("nan"))
+    monkeypatch.setattr(TransferData, "scores", lambda *_: {"validation_auroc": math.nan})
     job = TransferJob(make_settings(mode), source.path, tmp_path)
     with pytest.raises(BenchmdError, match=r"none of the 3 epochs has a validation AUROC"):
         transfer(job, Worker(), recorder())

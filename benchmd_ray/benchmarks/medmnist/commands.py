@@ -71,9 +71,10 @@ def medmnist() -> None:
 def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **asked: Any) -> None:
     """Tune on FILE, such as breastmnist.npz: catalog, search, training, report, all of it.
 
-    The search trains on the training split and chooses by the validation split. Then its start and
-    what it found are trained with each seed, and the test split is scored once by each of these
-    runs. The same command resumes where it was interrupted.
+    The search trains and is scored on folds of the training and validation split, and keeps its
+    start where nothing is better beyond chance. Then its start and what it chose are trained with
+    each seed, and the test split is scored once by each of these runs. The same command resumes
+    where it was interrupted.
 
     \b
     benchmd medmnist tune breastmnist.npz --small
