@@ -104,7 +104,7 @@ def test_a_store_as_it_was_written_is_refused_nowhere(made, source):
 
 
 def test_the_module_that_a_catalog_s_card_names_is_not_imported(store, source, evil):
-    (path,) = store.glob("inner/catalogs/ptb-xl-*/manifest.json")
+    path = min(store.glob("inner/catalogs/ptb-xl-*/manifest.json"))
     content = json.loads(path.read_text())
     content["card"]["module"] = "evil"
     forge_json(path, content)

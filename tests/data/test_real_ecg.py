@@ -45,6 +45,7 @@ def test_header_that_wfdb_itself_refuses_reads(real_data):
     assert list(record.target) == [0, 0, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_every_ptbxl_record_reads_with_its_exact_samples(real_data):
     root, card = real_data / "ptb-xl-500", dataset_card("ptb-xl")
     found = ptbxl.discover(root, card, Choices())
