@@ -20,7 +20,6 @@ from benchmd_ray.service.searches import SearchPlan, Tuning
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.trial_place import longest, place_of
 from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.tuning.confirm import FINALISTS
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.racing import expected_evaluations, rungs, steps_within
 from benchmd_ray.tuning.records import SEARCHES, TRIALS, read_search
@@ -189,11 +188,10 @@ def _times(
         race = method.evaluations * tuning.budget.trials
         if method.stopping == "racing":
             race = expected_evaluations(tuning.budget.trials, method.evaluations)
-        final = (1 + FINALISTS) * len(method.fresh) if method.choosing == "confirmed" else 0
-        waves = -(-(race + final) // at_once)
+        waves = -(-(race + method.confirming) // at_once)
         said += (
-            f", {race} of the trials and {final} of finalists about {duration(each * waves)}; less "
-            "where trials are stopped early or reuse features, more where longer trainings are "
+            f", {race} of the trials and {method.confirming} of finalists about "
+            f"{duration(each * waves)}; less where trials are stopped early or reuse features, more where longer trainings are "
             "chosen"
         )
     lines.append(said + ".")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.progress import Board
 from benchmd_ray.telemetry import gauge
-from benchmd_ray.tuning.confirm import FINALISTS
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.study import Job, Study
 
@@ -119,9 +118,7 @@ class Limits:
         done = sum(len(trial.evaluations) + len(trial.fresh) for trial in own)
         each = sum(trial.device_hours for trial in own) / done if done else 0.0
         fresh = sum(len(trial.fresh) for trial in own)
-        # After the first cut about one finalist goes on.
-        first, more = len(method.batches[0]), len(method.fresh) - len(method.batches[0])
-        return max(0.0, each * ((1 + FINALISTS) * first + 2 * more - fresh))
+        return max(0.0, each * (method.confirming - fresh))
 
     @property
     def hours(self) -> float:

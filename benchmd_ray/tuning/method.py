@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmd_ray.data.inner import FOLDS
-from benchmd_ray.tuning.confirm import fresh_evaluations
+from benchmd_ray.tuning.confirm import FINALISTS, fresh_evaluations
 from benchmd_ray.tuning.samplers import Sampler
 
 Stopping = Literal["racing", "asha", "none"]
@@ -44,3 +44,11 @@ class Method:
     def batches(self) -> list[range]:
         """The same, a whole cut each."""
         return [self.fresh[place : place + FOLDS] for place in range(0, len(self.fresh), FOLDS)]
+
+    @property
+    def confirming(self) -> int:
+        """Fresh evaluations of the start and all finalists, about: one of these goes on."""
+        if self.choosing == "highest":
+            return 0
+        first = len(self.batches[0])
+        return (1 + FINALISTS) * first + 2 * (len(self.fresh) - first)

@@ -472,7 +472,7 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
     assert "1e-05 to 0.1" in text
     assert "transfer.optimiser.schedule is cosine" in text
     race = expected_evaluations(12, 10)
-    assert f", {race} of the trials and 40 of finalists about" in text
+    assert f", {race} of the trials and 30 of finalists about" in text
     assert not list(tmp_path.glob("searches/*"))
 
 
