@@ -191,8 +191,8 @@ def _times(
         waves = -(-(race + method.confirming) // at_once)
         said += (
             f", {race} of the trials and {method.confirming} of finalists about "
-            f"{duration(each * waves)}; less where trials are stopped early or reuse features, more where longer trainings are "
-            "chosen"
+            f"{duration(each * waves)}; less where trials are stopped early or reuse features, "
+            "more where longer trainings are chosen"
         )
     lines.append(said + ".")
     after = simulate(items, Resources(capacity.cpus, capacity.gpus)).seconds
