@@ -32,6 +32,7 @@ from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.tune import run_searches
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.reporter import RunReporter
+from benchmd_ray.training.selection import crossed
 from benchmd_ray.training.transfer import TransferJob
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
@@ -86,8 +87,9 @@ class Compared:
             folder = self.folder / f"single-{next(self.rounds)}"
             folder.mkdir()
             reporter = _First(folder)
-            launch(TransferJob(settings, self.inner.path, folder), reporter=reporter)
-            found.append(reporter.best)
+            job = TransferJob(settings, self.inner.path, folder, halved=True)
+            launch(job, reporter=reporter)
+            found.append(reporter.score)
         return found
 
     def require_same(self) -> float:
@@ -148,11 +150,16 @@ class Compared:
 
 
 class _First(RunReporter):
-    """Notes when the first step begins, and the best AUROC."""
+    """Notes when the first step begins, and the score as a trial has it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, silent=True)
-        self.first, self.best = 0.0, 0.0
+        self.first, self.lines = 0.0, list[Any]()
+
+    @property
+    def score(self) -> float:
+        found = crossed(self.lines)
+        return max(line["validation_auroc"] for line in self.lines) if found != found else found
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
         super().start(what, total, unit, done)
@@ -160,7 +167,7 @@ class _First(RunReporter):
 
     def report(self, done: int, values: Any) -> None:
         super().report(done, values)
-        self.best = max(self.best, values["validation_auroc"])
+        self.lines.append(values)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,7 +7,7 @@ targets that no search saw. The differences are paired by record, and pooled ove
 
 FOLDER of ``--data`` has the files of the README's examples: ``medmnist/``, ``ptb-xl-500/``,
 ``medmnist-unofficial/``, ``cinc2021/`` and ``nih-cxr-1000/``. What is done is kept in ``--out``,
-and the same command goes on where it stopped; ``--report`` only writes the tables of what is done.
+and the same command resumes; ``--report`` only writes the tables of what is done.
 """
 
 from __future__ import annotations

@@ -217,11 +217,7 @@ def delong(
     """
     rows = np.arange(len(np.asarray(targets))) if groups is None else groups
     known, a, b, patient = _checked(targets, scores_a, scores_b, rows)
-    parts = [
-        _parts(target, score_a, score_b, patient)
-        for target, score_a, score_b in zip(known.T, a.T, b.T, strict=True)
-        if (target == 1).any() and (target == 0).any()
-    ]
+    parts = _each_class(known, a, b, patient)
     if not parts:
         return DeLong(math.nan, math.nan, math.nan, math.nan)
     difference = float(np.mean([part.difference for part in parts]))
@@ -258,12 +254,7 @@ def delong_shares(
     Returns:
         Patients in sorted order; empty where no class can be scored.
     """
-    known, a, b, patient = _checked(targets, scores_a, scores_b, groups)
-    parts = [
-        _parts(target, score_a, score_b, patient)
-        for target, score_a, score_b in zip(known.T, a.T, b.T, strict=True)
-        if (target == 1).any() and (target == 0).any()
-    ]
+    parts = _each_class(*_checked(targets, scores_a, scores_b, groups))
     if not parts:
         return np.empty(0)
     return np.asarray(np.mean([part.up + part.down for part in parts], axis=0), np.float64)
@@ -281,6 +272,15 @@ class _Parts:
     variance: float
     differs: bool
     """Whether the techniques order any pair differently."""
+
+
+def _each_class(known: Targets, a: Floats, b: Floats, patient: Patients) -> list[_Parts]:
+    """Differences of the classes that can be scored."""
+    return [
+        _parts(target, score_a, score_b, patient)
+        for target, score_a, score_b in zip(known.T, a.T, b.T, strict=True)
+        if (target == 1).any() and (target == 0).any()
+    ]
 
 
 def _parts(target: Targets, a: Floats, b: Floats, patient: Patients) -> _Parts:

@@ -248,7 +248,9 @@ class Session:
         ]
 
     def _decision(self, study: Study) -> Decision | None:
-        """What fresh evaluations say, once they do."""
+        """What fresh evaluations say, once all that were begun have ended."""
+        if study.unfinished():
+            return None
         found = study.confirmed()
         start = found.get(0, {})
         sampling = {}

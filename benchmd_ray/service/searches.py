@@ -339,7 +339,7 @@ def learned_in(stores: Sequence[Path]) -> Portfolio:
     portfolio = learned(found, kinds)
     if not portfolio.candidates:
         raise BenchmdError(
-            f"nothing is to be learned from {len(found)} searches of "
+            f"nothing is to be learned from {len(found)} search{'es' * (len(found) != 1)} of "
             f"{', '.join(map(str, stores))}: expected one with {FEWEST} trials or more that have "
             "a score, one of them above the start's."
         )

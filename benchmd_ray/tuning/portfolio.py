@@ -5,7 +5,7 @@ an estimate of what any settings would have gained on its dataset (a random fore
 So each candidate has a gain on each dataset, and the first settings of a search are those that
 together gain most: the one that gains most on average, then each time the one that adds most to the
 best of those before it (as in Feurer et al., Auto-sklearn 2.0, https://arxiv.org/abs/2007.04074).
-What was learned on the dataset that is tuned, or on one of the same origin, is left out before.
+What was learned on the dataset that is tuned, or on one of the same origin, is excluded before.
 
 A file holds names of settings and plain values. A value is taken only where the search space holds
 it, so that a file can name nothing that the space does not.
@@ -38,7 +38,7 @@ MOST = 6
 """Settings of a portfolio that a search tries."""
 CANDIDATES = 3
 """Settings that one search gives."""
-FEWEST = 10
+FEWEST = 8
 """Trials with a score that a search needs to say what other settings would gain."""
 TREES = 200
 
@@ -130,7 +130,7 @@ def complementary(gains: np.ndarray) -> list[int]:
     """Numbers of candidates, each of which adds most to the best of those before it.
 
     Args:
-        gains: (candidates, datasets); what gains nothing anywhere is left out.
+        gains: (candidates, datasets); what gains nothing anywhere is excluded.
     """
     reached = np.zeros(gains.shape[1])
     found: list[int] = []

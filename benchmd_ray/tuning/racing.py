@@ -112,7 +112,7 @@ def paired(scores: Mapping[int, float], start: Mapping[int, float]) -> float:
 
     Args:
         scores: By evaluation, one or more.
-        start: Of the start, likewise; an evaluation that it lacks is left out, unless all are.
+        start: Of the start, likewise; an evaluation that it lacks is skipped, unless all are.
     """
     common = [evaluation for evaluation in scores if evaluation in start]
     if not common:

@@ -98,8 +98,8 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         elif result["whole"]:
             prefix = "scores/"
             scores = {k.removeprefix(prefix): v for k, v in result.items() if prefix in k}
-            study.evaluated(number, int(result["evaluation"]), scores, seconds)
-            if not result["complete"]:
+            sound = study.evaluated(number, int(result["evaluation"]), scores, seconds)
+            if sound and not result["complete"]:
                 self._limits.look()
                 return True
         elif study.reported(number, int(result["step"]), float(result["score"]), seconds):

@@ -68,7 +68,8 @@ class Records:
             _, _, theirs = pooled(units, self.targets[half], trial[half])
             patients = self.patients[half][first]
             each = delong_shares(targets, begun, theirs, patients) / 2
-            found |= dict(zip(np.unique(patients).tolist(), each.tolist(), strict=False))
+            if len(each):  # none where the half has no class that can be scored
+                found |= dict(zip(np.unique(patients).tolist(), each.tolist(), strict=True))
         return found
 
 

@@ -265,8 +265,9 @@ class Study:
 
         None: all have those that they need, or there is nothing to choose between.
         """
-        if self.method.choosing == "highest":
-            return None
+        racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
+        if self.method.choosing == "highest" or any(racing):
+            return None  # of the latter: who the finalists are is not settled yet
         for batch in self.method.batches:
             numbers = self._contenders(batch[0])
             if not numbers:
@@ -363,8 +364,8 @@ class Study:
 
     def evaluated(
         self, number: int, evaluation: int, scores: Mapping[str, float], seconds: float
-    ) -> None:
-        """Note the end of an evaluation.
+    ) -> bool:
+        """Note the end of an evaluation; whether the trial can have more: a score of NaN fails it.
 
         Args:
             number: The trial.
@@ -374,12 +375,13 @@ class Study:
         """
         if not all(map(math.isfinite, scores.values())):
             self.ended(number, seconds=seconds, reason="its score is NaN")
-            return
+            return False
         self._worked(number, seconds)
         trial, held = self._handle(number), self._held[number].user_attrs.get(EVALUATIONS, [])
         if all(point[0] != evaluation for point in held):
             trial.set_user_attr(EVALUATIONS, [*held, [evaluation, dict(scores)]])
         trial.set_user_attr(FINISHED, _now())
+        return True
 
     def ended(self, number: int, *, seconds: float, reason: str = "") -> None:
         """Note that a trial failed or was stopped, and gets no further evaluation.

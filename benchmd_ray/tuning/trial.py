@@ -171,7 +171,8 @@ def run_trial(
             _keep_scores(work, number, each, folder)
             last = each == evaluations[-1]
             report(Reached(each, step, _mean(done), done, clock.seconds, True, last))
-            remove(folder)
+            if not last:  # with the last the whole trial's folder goes
+                remove(folder)
 
 
 def _keep_scores(work: Work, number: int, evaluation: int, folder: Path) -> None:

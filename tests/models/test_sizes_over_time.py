@@ -144,7 +144,7 @@ def test_operations_are_those_of_the_tables():
     assert cost.forward_flops(ECG, EncoderSettings(network="resnet18-1d")) == expected
     halved = sum(
         4 * before + 9 * after + 13 * after * (depth - 1)
-        for before, after, depth in zip(stages, stages[1:], (4, 23, 3), strict=False)
+        for before, after, depth in zip(stages[:-1], stages[1:], (4, 23, 3), strict=True)
     )
     squares = 15 * stem // 4 + 40 * stages[0] + halved
     expected = 2 * (5 * c * w // 2 * stem + squares * w**2)

@@ -76,5 +76,5 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
 def test_what_cannot_be_learned_from_is_refused(tmp_path):
     rows = make_trials(3)
     make_search(tmp_path, rows=rows)
-    with pytest.raises(BenchmdError, match="nothing is to be learned from 1 searches"):
+    with pytest.raises(BenchmdError, match="nothing is to be learned from 1 search of"):
         learned_in([tmp_path])

@@ -54,7 +54,7 @@ def before(signals, name, seed, step, worker):
         (share * worker.world, columns), np.float32
     )
     found = []
-    for signal, own in zip(signals.numpy(), numbers[worker.rank * share :], strict=False):
+    for signal, own in zip(signals.numpy(), numbers[worker.rank * share :][:share], strict=True):
         extents = signal.shape[1:]
         if "flip" in name:
             for axis in range(len(extents)):
@@ -197,7 +197,7 @@ def test_a_block_has_its_share_and_lies_within(kind):
         expected = np.zeros(extents, bool)
         edges = [round(float(e * share ** (1 / len(extents)))) for e in extents]
         free = [extent - edge for extent, edge in zip(extents, edges, strict=True)]
-        starts = [math.floor(p * (f + 1)) for p, f in zip(places, free, strict=False)]
+        starts = [math.floor(p * (f + 1)) for p, f in zip(places[: len(free)], free, strict=True)]
         expected[tuple(slice(s, s + n) for s, n in zip(starts, edges, strict=True))] = True
         np.testing.assert_array_equal(x[0], expected)
     found = masked(signals, numbers, 0.6)
@@ -235,7 +235,7 @@ def matrix_of(numbers, strength, extents):
     pairs = [(0, 1)] if axes == 2 else [(0, 1), (0, 2), (1, 2)]
     matrix = np.eye(axes)  # of x, y (and z)
     reverse = extents[::-1]
-    for (a, b), number in zip(pairs, numbers, strict=False):
+    for (a, b), number in zip(pairs, numbers[: len(pairs)], strict=True):
         thin = min(reverse[a], reverse[b]) / max(reverse[a], reverse[b])
         angle = strength * (2 * number - 1) * np.radians(30) * thin
         turn = np.eye(axes)

@@ -89,6 +89,30 @@ def test_finalists_come_when_the_race_is_over(limits):
     assert jobs.suggest("x") == Searcher.FINISHED
 
 
+def test_no_finalist_is_granted_while_the_start_is_still_in_the_race(limits):
+    """Else two processes would do the same evaluations."""
+    for number in range(3):
+        limits.study.propose()
+        limits.study.evaluated(number, 0, {"ecg": 0.5 + number / 10}, 1.0)
+    jobs = Jobs(limits, [])
+    handle = limits.study._handle(0)
+    handle.set_user_attr("granted", [0, -1])  # an evaluation of the race that is being worked on
+    limits.running.add(0)
+    assert jobs.suggest("x") is None
+    handle.set_user_attr("granted", [0])
+    limits.running.clear()
+    assert jobs.suggest("x")["number"] == 0
+
+
+def test_a_score_of_nan_ends_a_trial_with_evaluations_to_come(limits, judge, told):
+    job = Jobs(limits, []).suggest("a")
+    result = reported(whole=True, **{"scores/ecg": float("nan")})
+    assert judge.on_trial_result(None, trial(job), result) == "STOP"
+    (known,) = limits.study.trials()
+    assert (known.state, known.reason, told) == ("failed", "its score is NaN", [0])
+    assert limits.trouble is None
+
+
 def test_trouble_around_a_trial_is_no_failure_of_it(limits, judge, told):
     proposal = Jobs(limits, []).suggest("a")
     result = {"failed": "no space left", "trouble": True, "seconds": 1.0}

@@ -254,7 +254,9 @@ def test_a_pretraining_is_scored_by_linear_evaluation_at_each_rung(work, arm, pr
         (6, expected[2], True),
     ]
     assert len(set(expected)) > 1
-    assert [path.name for path in search.trial_folder(0).iterdir()] == []
+    folder = search.trial_folder(0) / "000" / "ecg"
+    assert [path.name for path in folder.iterdir()] == ["pretrain"]
+    assert len(list((folder / "pretrain" / "checkpoints").iterdir())) == 2  # of many, the last
     assert not (search.folder / "features").exists()  # of encoders that are used once
 
 
