@@ -89,7 +89,7 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "search": Part(
-        1,
+        2,
         (
             "data/inner.py",
             "tuning/confirm.py",

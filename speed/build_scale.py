@@ -74,7 +74,7 @@ def shard_records(modality: str, shards: int) -> int:
         c for c in cards().values() if c.modality.name == modality and c.name in paper_sources()
     )
     rows = max(layout.rows_per_record for layout in card.layouts.values())
-    row = schema(card).field("signal").type.byte_width
+    row: int = schema(card).field("signal").type.byte_width
     return math.ceil(shards * max(1, CHUNK_BYTES // (rows * row)) / TRAINING_SHARE)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -44,7 +44,8 @@ class EinsumBlock(Block):
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
         mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(dim=-1), v)
         x = x + self.dropout(self.project(mixed.flatten(2)))
-        return x + self.mlp(self.mlp_norm(x))
+        added: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        return added
 
 
 def plain_encoder(modality: Modality, size: EncoderSettings) -> Encoder:
@@ -110,7 +111,7 @@ def step(
             model.zero_grad(set_to_none=True)
             with torch.autocast(signals.device.type, torch.bfloat16) if bf16 else nullcontext():
                 logits = model(signals)
-            functional.cross_entropy(logits.float(), classes).backward()
+            functional.cross_entropy(logits.float(), classes).backward()  # type: ignore[no-untyped-call]
             if optimiser:
                 optimiser.step()
 
@@ -139,7 +140,7 @@ def tasks(
     }
     if not arguments.compile:
         return found, {"ours_bf16_compiled": "--no-compile"}
-    compiled = torch.compile(ours)
+    compiled = cast(nn.Module, torch.compile(ours))  # it says that it gives a function
     more = {
         "ours_bf16_compiled": task(compiled, bf16=True),
         "ours_bf16_compiled+adamw": task(compiled, bf16=True, adamw=True),

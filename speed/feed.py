@@ -53,9 +53,8 @@ class RawRecords(Dataset[torch.Tensor]):
 
     def __getitem__(self, row: int) -> torch.Tensor:
         """The normalised signal of a record."""
-        stored = np.asarray(self._read(self._items[row]))
-        about = (torch.ones(1), {}, self._parameters)
-        return self._normalise(torch.from_numpy(stored)[None], *about)[0]
+        stored = torch.from_numpy(np.asarray(self._read(self._items[row])))
+        return self._normalise(stored[None], torch.ones(1), {}, self._parameters)[0]
 
 
 class EpochBatches(Sampler[list[int]]):

@@ -115,7 +115,7 @@ class Evaluation:
                     features = self.encode(batch.signals)
                 loss = classification_loss(head(features), batch.targets, self.task).mean()
                 optimiser.zero_grad(set_to_none=True)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
         return head
 

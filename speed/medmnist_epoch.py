@@ -88,7 +88,8 @@ def targets_of(labels: npt.NDArray[np.integer[Any]], kind: Modality) -> npt.NDAr
     """Targets (rows, classes) of labels: numbers of classes (rows, 1), or 0 and 1 of each class."""
     if kind.task.kind == "multi-label":
         return labels.astype(np.int8)
-    return np.eye(len(kind.task.classes), dtype=np.int8)[labels.reshape(-1)]
+    rows: npt.NDArray[np.int8] = np.eye(len(kind.task.classes), dtype=np.int8)[labels.reshape(-1)]
+    return rows
 
 
 def random_arrays(kind: Modality, records: int, seed: int) -> Arrays:
@@ -175,7 +176,7 @@ class Ours:
         self._engine.module.eval()
         forward = evaluated(self._engine, settings.transfer.augmentation.shape)
         size = evaluation_batch(self.model.encoder)
-        score = self._data.score(collect(forward, self._validation, size))
+        score = self._data.scores(collect(forward, self._validation, size))["validation_auroc"]
         self._best.offer(score, self._epoch, self._engine.weights)
         self._epoch += 1
         starts = range(0, setup.rows, setup.batch_size)
@@ -198,7 +199,8 @@ class Plain:
         self._schedule = torch.optim.lr_scheduler.MultiStepLR(
             self._optimiser, drops, optimiser.drop_factor
         )
-        self._best, self._kept, self._epoch, self._step = -1.0, {}, 0, 0
+        self._best, self._epoch, self._step = -1.0, 0, 0
+        self._kept: dict[str, torch.Tensor] = {}
 
     def _dataset(self, split: str) -> TensorDataset:
         images, targets = (torch.from_numpy(array) for array in self._setup.arrays[split])
@@ -235,7 +237,7 @@ class Plain:
             x = augmented(x, augmentation, settings.seed, self._step, setup.worker)
             loss = loss_of(self._logits(x), y)
             self._optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             self._optimiser.step()
             losses.append(loss.detach())
             self._step += 1
@@ -323,7 +325,8 @@ def main(arguments: list[str] | None = None) -> None:
         else random_arrays(kind, chosen.records or 512, chosen.seed)
     )
     if chosen.records:
-        arrays["train"] = tuple(array[: chosen.records] for array in arrays["train"])
+        images, targets = arrays["train"]
+        arrays["train"] = images[: chosen.records], targets[: chosen.records]
     setup = Setup(chosen, kind, arrays)
     ours, plain = Ours(setup), Plain(setup)
     compared = require_same(ours, plain, chosen.device)

@@ -75,7 +75,7 @@ class Fitted:
     def scores(self, seen: Seen) -> Floats:
         """(records,), batch by batch."""
         features, logits = torch.from_numpy(seen.features), torch.from_numpy(seen.logits)
-        batches = zip(features.split(BATCH), logits.split(BATCH), strict=True)
+        batches = zip(torch.split(features, BATCH), torch.split(logits, BATCH), strict=True)
         with torch.no_grad():
             parts = [self.score(f, z) for f, z in batches]
         return np.asarray(torch.cat(parts).numpy(), np.float64)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -38,7 +39,7 @@ def write_cases(folder: Path, count: int, shape: tuple[int, int, int]) -> None:
         own = whole[number % 7 : number % 7 + shape[0]]
         for side, labels in (("labels", own), ("predictions", np.roll(own, 1, axis=2))):
             (folder / side).mkdir(exist_ok=True)
-            image = SimpleITK.GetImageFromArray(labels)
+            image: Any = SimpleITK.GetImageFromArray(labels)
             image.SetSpacing((1.5, 1.5, 3.0))
             SimpleITK.WriteImage(image, str(folder / side / f"case{number:04}.nii.gz"))
 

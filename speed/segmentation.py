@@ -106,8 +106,9 @@ class Case:
     def ours(self) -> Scores:
         """(classes, 3): Dice, surface Dice, HD95; classes that the reference has."""
         ids = {number: number - 1 for number in range(1, CLASSES + 1)}
-        sides = (of_labels(each, ids, CLASSES) for each in (self.reference, self.prediction))
-        own = scored(*sides, self.spacing, [self.tolerance] * CLASSES)
+        sides = (self.reference, self.prediction)
+        reference, prediction = (of_labels(each, ids, CLASSES) for each in sides)
+        own = scored(reference, prediction, self.spacing, [self.tolerance] * CLASSES)
         return np.array([(own[n - 1].dsc, own[n - 1].nsd, own[n - 1].hd95) for n in self.there])
 
     def monai(self) -> Scores:

@@ -31,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations
 
@@ -49,11 +49,12 @@ from benchmd_ray.scores.seeds import Difference, difference_over_seeds, pooled_s
 from benchmd_ray.scores.stability import critical_difference, ranking_stability
 from benchmd_ray.scores.subgroups import by_subgroup
 from benchmd_ray.scores.support import Support, support, weaker
+from benchmd_ray.tasks import TaskKind
 from speed import measure
 
 Floats = npt.NDArray[np.float64]
 LEVEL = 0.05
-TASK = "single-label"
+TASK: TaskKind = "single-label"
 COMMON, TECHNIQUE = 0.5, 0.3
 """Shares of the variance of a score that all techniques, and all seeds of a technique, have in
 common; the rest is the seed's own."""
@@ -196,15 +197,10 @@ def truth_of(situation: Situation, name: str) -> tuple[float, ...]:
         return (float(situation.truth.mean()), *situation.truth.tolist())
     times = max(1, LARGE // (sum(situation.counts) * situation.records))
     counts = tuple(count * times for count in situation.counts)
-    large = Situation("large", counts, **{**_population(situation), "seeds": 1})
+    large = replace(situation, name="large", counts=counts, seeds=1, seed_sd=0.0)
     sample = draw(large, np.random.default_rng(12345), [situation.auroc])
     found = metric(name, sample.targets, sample.scores[0][0], TASK)
     return (found.mean, *found.per_class)
-
-
-def _population(situation: Situation) -> dict[str, object]:
-    names = ("records", "varying", "auroc", "within", "mixed", "prevalence")
-    return {name: getattr(situation, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -287,7 +283,7 @@ def study_gaps(situation: Situation, rng: np.random.Generator, resamples: int) -
     """One technique on 200 patients of its source and on a target, equally good on both."""
     tallies: Tallies = {}
     counts = tuple(200 // situation.classes for _ in situation.counts)
-    source = Situation("source", counts, **_population(situation) | {"seeds": situation.seeds})
+    source = replace(situation, name="source", counts=counts, seed_sd=0.0)
     at_home, away = (draw(one, rng, [situation.auroc]) for one in (source, situation))
     for name in situation.metrics:
         a, b = (drawn(one, 0, name, resamples) for one in (at_home, away))
@@ -489,7 +485,8 @@ class Result:
 
 def run(situation: Situation, draws: int, resamples: int, seed: int) -> Result:
     """Draw a situation many times; draw i depends on the seed, the situation's name and i."""
-    start, total = time.perf_counter(), {}
+    start = time.perf_counter()
+    total: Tallies = {}
     for number in range(draws):
         entropy = [seed, number, *situation.name.encode()]
         for name in situation.what:

@@ -71,6 +71,8 @@ class Task:
     space: str | None = None
     """File of the space, else the usual one."""
     held: tuple[str, ...] = ("transfer.epochs",)
+    share: float = 1.0
+    """Of the study's minutes: evaluations take longer in some tasks than in others."""
 
 
 SMALL = "benchmd_ray/benchmarks/medmnist/small.yaml"
@@ -84,17 +86,21 @@ TASKS = {
     "BreastMNIST": Task(
         "breastmnist",
         "medmnist",
-        settings=("encoder.options.width=8", "transfer.epochs=10", *NARROW),
+        settings=("encoder.options.width=8", "transfer.epochs=20", *NARROW),
         start="resnet18",
+        share=1.5,
         **MEDMNIST,
     ),
-    "PneumoniaMNIST (unofficial)": Task(
-        "pneumoniamnist",
-        "medmnist-unofficial",
-        settings=("encoder.options.width=8", "transfer.epochs=2", *NARROW),
-        start="resnet18",
+    "PneumoniaMNIST (unofficial), 256 labels a class": Task(
+        *("pneumoniamnist", "medmnist-unofficial", "scratch", "finetune-large"),
+        settings=(
+            *("encoder.network=resnet18", "encoder.options.width=8", "transfer.epochs=5"),
+            *("transfer.optimiser.lr=1e-3", "transfer.batch_size=32", *NARROW),
+        ),
         options={"md5": "allow"},
-        **MEDMNIST,
+        space=SMALL,
+        held=(),
+        share=0.7,
     ),
     "AdrenalMNIST3D": Task(
         "adrenalmnist3d",
@@ -103,19 +109,23 @@ TASKS = {
             *("encoder.options.width=8", "encoder.options.resize=14", "transfer.epochs=4"),
             *NARROW,
         ),
-        start="resnet18-acs",
+        start="resnet18-2.5d",
+        share=1.5,
         **MEDMNIST,
     ),
     "PTB-XL-500, linear": Task(
-        "ptb-xl", "ptb-xl-500", "mae", "linear", (*LAPTOP, "transfer.epochs=15"), ECG
+        *("ptb-xl", "ptb-xl-500", "mae", "linear", (*LAPTOP, "transfer.epochs=15"), ECG),
+        share=0.2,
     ),
     "PTB-XL-500, fine-tuning": Task(
-        "ptb-xl", "ptb-xl-500", "mae", "finetune-full", (*LAPTOP, "transfer.epochs=5"), ECG
+        *("ptb-xl", "ptb-xl-500", "mae", "finetune-full", (*LAPTOP, "transfer.epochs=5"), ECG),
+        share=1.2,
     ),
     "NIH AP, fine-tuning": Task(
         *("nih-cxr-ap", "nih-cxr-1000", "mae", "finetune-full"),
         (*LAPTOP, "transfer.epochs=4", "encoder.patch_size=32"),
         (("nih-cxr-pa", "nih-cxr-1000"),),
+        share=0.6,
     ),
 }
 FILES = {"pneumoniamnist": "pneumoniamnist_content_complete.npz"}
@@ -131,7 +141,6 @@ class Strategy:
     portfolio: bool = False
 
 
-ALONE = {"evaluations": 1, "choosing": "highest"}
 STRATEGIES = {
     "random": Strategy(Method(sampler="random", stopping="none", choosing="highest"), 1),
     "before": Strategy(Method(sampler="tpe", stopping="asha", choosing="highest"), 1),
@@ -183,7 +192,7 @@ class Study:
         )
         portfolio = Portfolio()
         if strategy.portfolio:
-            stores = [self.store(name, repetition) for name in TASKS]
+            stores = sorted({self.store(name, repetition) for name in TASKS})
             portfolio = learned_in([store for store in stores if (store / SEARCHES).is_dir()])
         return Tuning(
             choice,
@@ -191,14 +200,14 @@ class Study:
             space=Path(task.space) if task.space else None,
             held=task.held,
             method=replace(strategy.method, seed=first),
-            budget=Budget(trials=None, device_hours=2 * self.minutes / 60),
+            budget=Budget(trials=None, device_hours=2 * task.share * self.minutes / 60),
             evaluations=strategy.evaluations,
             portfolio=portfolio,
         )
 
     def store(self, task: str, repetition: int) -> Path:
-        """The store of a task's repetition."""
-        return self.out / "stores" / f"{_plain(task)}-{repetition}"
+        """The store of a repetition of the tasks with the same source: these share pretraining."""
+        return self.out / "stores" / f"{TASKS[task].source}-{repetition}"
 
     def note(self, task: str, strategy: str, repetition: int) -> Path:
         """What says that a search is done, and which it was."""

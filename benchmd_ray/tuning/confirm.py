@@ -1,38 +1,39 @@
 """The choice at the end of a search, which the start can win.
 
-The best few trials and the start are evaluated again, on cuts and with seeds that the search did
-not use. A trial takes the start's place only where the lower bound of its mean difference to it is
-above 0; of several such trials the one with the largest difference does.
+The best trial and the start are evaluated again, on cuts and with seeds that the search did not
+use; where it is not above the start on the first cut, which can only keep the start, it gets no
+more, and the next best has its turn. A trial takes the start's place only where the lower bound of
+its mean difference to it is above 0; of several such trials the one with the largest difference
+does.
 
 The variance of a mean difference has a part that is due to which patients there are, which stays
 however often they are cut, and one of seeds and cuts, which falls with the number of evaluations.
 Where scores of records are there the first is DeLong's (`tuning.sampling`), and the second what the
-evaluations vary beyond it. Else it is (1/n + validation/training records) times the variance of the
-differences (Nadeau & Bengio, Inference for the Generalization Error, Machine Learning 52, 2003).
-The bound is one-sided by Student's t, at `LEVEL` over all trials that are compared (Bonferroni).
-
-The evaluations come in batches of one whole cut. After the first a finalist that is not above the
-start gets no more, which can only keep the start.
+evaluations vary beyond it, those of the race around a mean of their own among them. Else it is
+(1/n + validation/training records) times the variance of the differences (Nadeau & Bengio,
+Inference for the Generalization Error, Machine Learning 52, 2003). The bound is one-sided by
+Student's t, at `LEVEL` over all trials that are compared (Bonferroni).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import t as student
 
+from benchmd_ray.data.inner import FOLDS
+
 FINALISTS = 3
-"""Trials that are evaluated again, next to the start."""
+"""Trials that are evaluated again, at most."""
 LEVEL = 0.025
 """Chance that a trial takes the start's place where none is better, on other patients. On the same
 patients, by which finalists were picked, it is a little higher: the simulated searches of the tests
 keep the start in 97 of 100."""
-FEWEST = 5
-"""Fresh evaluations are a multiple of this, whole cuts: with fewer, hardly any difference could be
-told from chance."""
+CUTS = 2
+"""Whole cuts that a finalist is evaluated on, at least; one where trials have one evaluation."""
 DRAWS = 2000
 """Resamples of the evaluations for the expectation."""
 
@@ -83,7 +84,7 @@ def fresh_evaluations(evaluations: int) -> int:
     Args:
         evaluations: Of a trial that goes to the end.
     """
-    return -(-evaluations // FEWEST) * FEWEST
+    return max(CUTS if evaluations > 1 else 1, -(-evaluations // FOLDS)) * FOLDS
 
 
 def decided(
@@ -91,6 +92,7 @@ def decided(
     finalists: Mapping[int, Mapping[int, float]],
     ratio: float,
     sampling: Mapping[int, Sampling] | None = None,
+    race: Mapping[int, Sequence[float]] | None = None,
 ) -> Decision:
     """Choose by fresh evaluations.
 
@@ -99,18 +101,21 @@ def decided(
         finalists: By trial likewise, of evaluations that the start has.
         ratio: Validation records over training records of an evaluation.
         sampling: By trial, where it is known.
+        race: By trial, its differences to the start in the race: of how much they vary, and not of
+            how large they are, by which the finalists were picked.
     """
     found = []
     for number, scores in sorted(finalists.items()):
         own = np.array([score - start[each] for each, score in scores.items()])
-        difference, spread = float(own.mean()), float(own.var(ddof=1))
         known = (sampling or {}).get(number)
         if known is None:
+            spread, freedom = _spread(own)
             variance = (1 / len(own) + ratio) * spread
         else:
+            spread, freedom = _spread(own, np.array((race or {}).get(number, ())))
             variance = known.of_mean + max(0.0, spread - known.of_each) / len(own)
-        error = math.sqrt(variance)
-        low = difference - float(student.ppf(1 - LEVEL / len(finalists), len(own) - 1)) * error
+        error, difference = math.sqrt(variance), float(own.mean())
+        low = difference - float(student.ppf(1 - LEVEL / len(finalists), freedom)) * error
         score = math.fsum(scores.values()) / len(own)
         found.append(Finalist(number, score, error, difference, low))
     found.sort(key=lambda one: (-one.difference, one.number))
@@ -118,10 +123,18 @@ def decided(
     number = better[0] if better else 0
     expected = begun = math.fsum(start.values()) / len(start)
     if number:
-        whole = [scores for scores in finalists.values() if scores.keys() == start.keys()]
-        table = np.array([[scores[each] for each in start] for scores in whole])
+        common = finalists[number]
+        whole = [scores for scores in finalists.values() if common.keys() <= scores.keys()]
+        table = np.array([[scores[each] for each in common] for scores in whole])
         expected = expectation(table)
     return Decision(number, tuple(found), begun, expected)
+
+
+def _spread(*phases: np.ndarray) -> tuple[float, int]:
+    """Variance of differences around the mean of their own phase, and its degrees of freedom."""
+    squares = sum(float(((own - own.mean()) ** 2).sum()) for own in phases if len(own))
+    freedom = sum(len(own) - 1 for own in phases if len(own))
+    return squares / freedom, freedom
 
 
 def expectation(scores: np.ndarray) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmd_ray.data.inner import FOLDS
-from benchmd_ray.tuning.confirm import FINALISTS, fresh_evaluations
+from benchmd_ray.tuning.confirm import fresh_evaluations
 from benchmd_ray.tuning.samplers import Sampler
 
 Stopping = Literal["racing", "asha", "none"]
@@ -47,8 +47,5 @@ class Method:
 
     @property
     def confirming(self) -> int:
-        """Fresh evaluations of the start and all finalists, about: one of these goes on."""
-        if self.choosing == "highest":
-            return 0
-        first = len(self.batches[0])
-        return (1 + FINALISTS) * first + 2 * (len(self.fresh) - first)
+        """Fresh evaluations of the start and finalists, about: often the first goes on."""
+        return 0 if self.choosing == "highest" else 2 * len(self.fresh) + len(self.batches[0])

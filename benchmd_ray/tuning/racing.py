@@ -20,8 +20,9 @@ REDUCTION = 3
 """One trial in so many earns more evaluations; each time it earns so many times as many."""
 RECORDS = 10_000
 """Patients that all evaluations of a trial together should be trained or scored on, about."""
-LEAST, MOST = 3, 10
-"""Evaluations of a trial that goes to the end."""
+MOST = 3
+"""Evaluations of a trial that goes to the end, at most. More of them find nothing more in the
+simulated searches of `tuning.confirm`: with few patients it is these that a mean varies with."""
 HALF, FEWEST = 2, 4
 """Racing stops the lower half of the trials at a step within the first evaluation, of so many
 trials or more: what is compared there has hardly learned."""
@@ -33,7 +34,7 @@ def usual_evaluations(patients: int) -> int:
     Args:
         patients: That the search sees.
     """
-    return min(MOST, max(LEAST, -(-RECORDS // max(1, patients))))
+    return min(MOST, -(-RECORDS // max(1, patients)))
 
 
 def rungs(evaluations: int) -> tuple[int, ...]:

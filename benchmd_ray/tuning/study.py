@@ -261,35 +261,33 @@ class Study:
         return self._job(self._held[number])
 
     def confirm(self) -> Job | None:
-        """Grant fresh evaluations, a cut at a time, to the start and to finalists.
+        """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
 
-        None: all have those that they need, or there is nothing to choose between.
+        The next finalist has its turn where the one before is not above the start on the first
+        cut. None: all have those that they need, or there is nothing to choose between.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         if self.method.choosing == "highest" or any(racing):
             return None  # of the latter: who the finalists are is not settled yet
-        for batch in self.method.batches:
-            numbers = self._contenders(batch[0])
-            if not numbers:
+        first, *others = self.method.batches
+        for finalist in self.finalists():
+            for batch in (first, *others):
+                for number in (0, finalist):
+                    if not set(batch) <= set(self._held[number].user_attrs[GRANTED]):
+                        return self._grant(number, batch)
+                if any(self._job(self._held[number]) for number in (0, finalist)):
+                    return None  # whether it goes on is not known yet
+                if not self._above(finalist, first):
+                    break
+            else:
                 return None
-            for number in (0, *numbers):
-                if not set(batch) <= set(self._held[number].user_attrs[GRANTED]):
-                    return self._grant(number, batch)
-            if any(self._job(self._held[number]) for number in (0, *numbers)):
-                return None  # who goes on is not known yet
         return None
 
-    def _contenders(self, evaluation: int) -> tuple[int, ...]:
-        """Finalists that are above the start on all fresh evaluations before this one."""
-        before = [each for each in self.method.fresh if each < evaluation]
-        if not before:
-            return self.finalists()
-        fresh = {trial.number: dict(trial.fresh) for trial in self.trials()}
-        return tuple(
-            number
-            for number in self.finalists()
-            if math.fsum(fresh[number].get(e, 0.0) - fresh[0].get(e, 0.0) for e in before) > 0
-        )
+    def _above(self, number: int, evaluations: Sequence[int]) -> bool:
+        """Whether a trial is above the start on fresh evaluations that both have."""
+        trials = self.trials()
+        own, start = dict(trials[number].fresh), dict(trials[0].fresh)
+        return math.fsum(own.get(e, 0.0) - start.get(e, 0.0) for e in evaluations) > 0
 
     def finalists(self) -> tuple[int, ...]:
         """Numbers of the best few trials above the start: those with the most evaluations first."""
@@ -337,7 +335,14 @@ class Study:
             number: {each: score for each, score in own.items() if each in start}
             for number, own in found.items()
         }
-        return decided(start, common, ratio, sampling)
+        held = {trial.number: dict(trial.evaluations) for trial in self.trials()}
+        race = {
+            number: [
+                score - held[0][each] for each, score in held[number].items() if each in held[0]
+            ]
+            for number in found
+        }
+        return decided(start, common, ratio, sampling, race)
 
     # What is reported.
 

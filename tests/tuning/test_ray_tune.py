@@ -78,14 +78,15 @@ def test_finalists_come_when_the_race_is_over(limits):
         limits.study.propose()
         limits.study.evaluated(number, 0, {"ecg": 0.5 + number / 10}, 1.0)
     jobs = Jobs(limits, [])
-    given = [jobs.suggest("x") for _ in range(3)]
-    assert [job["number"] for job in given] == [0, 2, 1]
-    assert all(job["evaluations"] == tuple(limits.study.method.batches[0]) for job in given)
-    assert jobs.suggest("x") is None
-    limits.running.clear()
-    for job in given:
-        for evaluation in job["evaluations"]:
-            limits.study.evaluated(job["number"], evaluation, {"ecg": 0.5}, 2.0)
+    for numbers in ([0, 2], [1]):  # the next best where the best is not above the start
+        given = [jobs.suggest("x") for _ in numbers]
+        assert [job["number"] for job in given] == numbers
+        assert all(job["evaluations"] == tuple(limits.study.method.batches[0]) for job in given)
+        assert jobs.suggest("x") is None
+        limits.running.clear()
+        for job in given:
+            for evaluation in job["evaluations"]:
+                limits.study.evaluated(job["number"], evaluation, {"ecg": 0.5}, 2.0)
     assert jobs.suggest("x") == Searcher.FINISHED
 
 

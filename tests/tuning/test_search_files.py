@@ -281,7 +281,7 @@ def test_what_fresh_evaluations_decided_is_read_back(make):
         row = record.trials.iloc[finalist.number]
         assert (row["difference"], row["difference_low"]) == (finalist.difference, finalist.low)
         assert row["fresh_value"] == pytest.approx(finalist.score)
-        assert row["fresh_evaluations"] == len(study.method.fresh) == 5
+        assert row["fresh_evaluations"] == len(study.method.fresh) == 10
     assert (record.trials["fresh_evaluations"] > 0).sum() == 1 + len(decision.finalists)
     errors = [trial.error for trial in study.trials()]
     np.testing.assert_equal(record.trials["error"].to_numpy(), errors)
