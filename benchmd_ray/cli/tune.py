@@ -91,8 +91,8 @@ if TYPE_CHECKING:
 @click.option(
     "--evaluations",
     type=click.IntRange(1, 50),
-    help="Of a trial that goes to the end, each on other folds with another seed; else 3 to 10, by "
-    "the number of patients.",
+    help="Of a trial that goes to the end, each on other folds with another seed; else 3, of "
+    "5,000 patients or more fewer.",
 )
 @click.option(
     "--choose",
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     type=click.Choice(["confirmed", "highest"]),
     default="confirmed",
     show_default=True,
-    help="confirmed: the best few against the start on fresh folds and seeds; highest: the highest "
+    help="confirmed: the best against the start on fresh folds and seeds; highest: the highest "
     "value of all.",
 )
 @click.option("--cost", is_flag=True, help="Device hours as a second objective.")
@@ -147,7 +147,7 @@ def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
     folds of the training split, cut by patient (and of the validation split of a dataset that has
     one to choose by, as MedMNIST has), each with other seeds. Its first trial is what the settings
     say, the fixed protocol where they say nothing. The best trials earn more evaluations; at the
-    end the best few and the start are evaluated again on fresh folds, and the start is kept unless
+    end the best and the start are evaluated again on fresh folds, and the start is kept unless
     a trial is better beyond chance. An interrupted search resumes by the same command, and one that
     has ended resumes with more --trials. Afterwards the start and what was chosen are trained on
     the whole training split and scored on the splits and targets that the search never saw; see

@@ -24,8 +24,6 @@ SMALL = {
     3: ("encoder.options.width=8", "encoder.options.resize=14", "transfer.epochs=10"),
 }
 """What makes a baseline small enough for minutes on two cores, by the images' dimensions."""
-SMALL_EVALUATIONS = 5
-"""Of a trial that goes to the end, one for each fold."""
 SMALL_TRANSFORMER = ("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.mlp=128")
 """The same for the transformer that is searched next to it."""
 
@@ -130,6 +128,5 @@ def file_tuning(
         held=held,
         method=Method(seed=seeds[0]),
         budget=Budget(trials=trials),
-        evaluations=SMALL_EVALUATIONS if small else None,
         portfolio=read_portfolio(),
     )
