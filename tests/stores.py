@@ -469,7 +469,7 @@ def make_race(trials: int = 12, *, better: bool = True) -> dict[str, Any]:
     }
 
 
-SOUGHT = {"made": "up"}
+SOUGHT = {"made": "up", "portfolio": []}
 """What decides all made-up searches."""
 
 

@@ -179,7 +179,7 @@ class Session:
             limits.look()
             decision = self._decision(study)
             write_trials(folder, study, self.work, decision)
-            chosen = self._result(limits, decision)
+            chosen = None if self._to_be_settled(limits) else self._result(limits, decision)
             for trial in study.trials():
                 if trial.state == "stopped":
                     self._tell(trial)
@@ -248,9 +248,7 @@ class Session:
         ]
 
     def _decision(self, study: Study) -> Decision | None:
-        """What fresh evaluations say, once all that were begun have ended."""
-        if study.unfinished():
-            return None
+        """What fresh evaluations say, as far as they are whole cuts."""
         found = study.confirmed()
         start = found.get(0, {})
         sampling = {}
@@ -261,6 +259,11 @@ class Session:
                 if known is not None:
                     sampling[number] = known
         return study.decision(_ratio(self._inner), sampling)
+
+    def _to_be_settled(self, limits: Limits) -> bool:
+        """Whether the next session is to choose; what an earlier one chose stays until then."""
+        interrupted = bool(self.stop.number) or limits.trouble is not None
+        return interrupted and self.plan.method.choosing == "confirmed"
 
     def _result(self, limits: Limits, decision: Decision | None) -> Outcome | None:
         """Write what the search has found so far."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -313,29 +313,41 @@ def _planned(
     first: tuple[dict[str, Any], ...] = ()
     if len(group) == 1:
         own = group[0]
-        kind = kind_of(technique, setting, own.kind.signal)
+        kind = kind_of(technique, setting, own.kind.signal, own.kind.task.selected_by)
         first = chosen_settings(
             tuning.portfolio, kind, space, lambda name: not of_one_origin(own.name, name)
         )
     return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method, first)
 
 
-def kind_of(technique: str, setting: str, signal: Signal) -> Kind:
+def kind_of(technique: str, setting: str, signal: Signal, metric: str) -> Kind:
     """What searches must have in common to learn from one another."""
-    return Kind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0])
+    return Kind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0], metric)
 
 
-def learned_in(stores: Sequence[Path]) -> Portfolio:
-    """A portfolio of the finished searches of stores, each on one source.
+def learned_in(stores: Sequence[Path], say: Callable[[str], None] = lambda text: None) -> Portfolio:
+    """A portfolio of the searches of stores that have a result, each on one source.
+
+    Args:
+        stores: The stores.
+        say: Is told what is skipped.
 
     Raises:
         BenchmdError: No search has enough trials.
     """
-    found = [record for record in read_searches(stores).found if len(record.sources) == 1]
+    held = read_searches(stores)
+    found = [one for one in held.found if len(one.sources) == 1 and one.result is not None]
+    for why in held.damaged.values():
+        say(f"skipped: {why}")
     kinds = {}
     for record in found:
-        card = dataset_card(str(record.sources[0]["source"]))
-        kinds[record.name] = kind_of(record.technique, record.setting, card.signal)
+        try:
+            card = dataset_card(str(record.sources[0]["source"]))
+        except BenchmdError as error:
+            say(f"skipped {record.name}: {error}")
+            continue
+        about = (record.technique, record.setting, card.signal, record.objectives[0])
+        kinds[record.name] = kind_of(*about)
     portfolio = learned(found, kinds)
     if not portfolio.candidates:
         raise BenchmdError(

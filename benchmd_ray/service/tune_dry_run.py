@@ -20,7 +20,7 @@ from benchmd_ray.service.searches import SearchPlan, Tuning
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.trial_place import longest, place_of
 from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.limits import CONFIRMING_AT_ONCE, Budget
 from benchmd_ray.tuning.racing import expected_evaluations, rungs, steps_within
 from benchmd_ray.tuning.records import SEARCHES, TRIALS, read_search
 
@@ -133,8 +133,9 @@ def _budget(budget: Budget) -> str:
 def _stopping(plan: SearchPlan) -> str:
     method, unit = plan.method, plan.stage.unit
     each = f"{count_of(method.evaluations, 'evaluation')} of a trial"
-    if method.stopping == "racing":
-        at = ", ".join(map(str, rungs(method.evaluations)[:-1]))
+    earned = rungs(method.evaluations)[:-1]
+    if method.stopping == "racing" and earned:
+        at = ", ".join(map(str, earned))
         each = f"up to {each}, which a third of the trials earn at {at}"
     steps: Sequence[int] = steps_within(longest(plan))
     if len(plan.sources) > 1:
@@ -188,7 +189,7 @@ def _times(
         race = method.evaluations * tuning.budget.trials
         if method.stopping == "racing":
             race = expected_evaluations(tuning.budget.trials, method.evaluations)
-        waves = -(-(race + method.confirming) // at_once)
+        waves = -(-race // at_once) - (-method.confirming // min(at_once, CONFIRMING_AT_ONCE))
         said += (
             f", {race} of the trials and {method.confirming} of finalists about "
             f"{duration(each * waves)}; less where trials are stopped early or reuse features, "

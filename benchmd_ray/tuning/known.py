@@ -51,6 +51,11 @@ class Trial:
     started: str
     finished: str
 
+    @property
+    def cost(self) -> float:
+        """Device hours of an evaluation; of a trial without one, so far."""
+        return self.device_hours / max(1, len(self.evaluations) + len(self.fresh))
+
 
 def known_trial(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -> Trial:
     """What is known of a trial.

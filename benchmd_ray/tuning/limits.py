@@ -15,6 +15,8 @@ from benchmd_ray.tuning.study import Job, Study
 
 LOSSES = 2
 """A trial whose process was lost so often, without a newer step between, has failed."""
+CONFIRMING_AT_ONCE = 2
+"""Jobs of the choice that work at once: the start's and a finalist's."""
 RESERVED = 0.5
 """Share of the hours that is kept for the evaluations of finalists, at most."""
 
@@ -145,7 +147,8 @@ class Limits:
         Of hours some are kept for the evaluations of finalists.
         """
         budget = self.budget
-        clock = self.reserve / (self.place.devices * self.place.at_once)
+        at_once = min(self.place.at_once, CONFIRMING_AT_ONCE)
+        clock = self.reserve / (self.place.devices * at_once)
         return (
             self.spent
             or (
@@ -170,6 +173,8 @@ class Limits:
         None: nothing, as long as nothing else ends; and nothing at all where nothing is running.
         """
         study = self.study
+        if study.hopeless:
+            return None
         if not self.used:
             job = study.promote()
             if job is not None:

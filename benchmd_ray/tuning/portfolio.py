@@ -31,7 +31,7 @@ from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.typed import typed
 
-VERSION = 1
+VERSION = 2
 """Of the format and of how gains are estimated."""
 SHIPPED = "portfolio.json"
 MOST = 6
@@ -52,6 +52,8 @@ class Kind:
     pretrained: bool
     mode: str
     """``linear``, ``finetune`` or ``pretrain``."""
+    metric: str
+    """What trials are compared by: ``auroc``, or ``dsc`` of masks."""
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,17 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, Kind]) -> Portf
 
 
 def _above_the_start(record: SearchRecord) -> list[dict[str, Any]]:
-    """Settings of a search that scored above its start: the chosen ones, then the best others."""
+    """Settings of a search that scored above its start: the chosen ones, then the best others.
+
+    Not those that it was given by a portfolio, which are of other datasets, perhaps of the one that
+    is tuned next.
+    """
     trials = record.trials
     least = min(REDUCTION, record.evaluations)
     start = trials.loc[trials["number"] == 0, "value"].iloc[0]
-    above = trials[(trials["value"] > start) & (trials["evaluations"] >= least)]
+    own = (trials["number"] > record.given) & (trials["state"] != "failed")
+    refuted = trials["difference"] <= 0
+    above = trials[(trials["value"] > start) & (trials["evaluations"] >= least) & own & ~refuted]
     above = above.sort_values("value", ascending=False, kind="stable")
     chosen = above["number"] == record.best
     ordered = pd.concat([above[chosen], above[~chosen]]).head(CANDIDATES)
@@ -199,7 +207,7 @@ def _missing(value: object) -> bool:
 def _as_searched(value: Any, about: Mapping[str, Any]) -> Any:
     """A value of a table, whose whole numbers are floats where some are missing."""
     if about["kind"] == "choice":
-        return next(one for one in about["values"] if one == value)
+        return next((one for one in about["values"] if one == value), about["default"])
     return int(value) if about["kind"].endswith("int") else float(value)
 
 

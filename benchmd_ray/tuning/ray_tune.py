@@ -117,7 +117,9 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         with _noted(self._limits):
             self._limits.lost(number, "its process or its node was lost")
         if trial.num_failures < LOSSES:
+            left = self._limits.study.left(number)
             trial.config["seconds"] = seconds
+            trial.config["evaluations"] = left or trial.config["evaluations"]
             return
         with _noted(self._limits):
             reason = "its process was lost, more than once"

@@ -114,6 +114,8 @@ class SearchRecord:
     settings: tuple[Mapping[str, Any], ...]
     """Settings of trial 0, which the search starts from, one per source."""
     device: str
+    given: int
+    """Trials after the first that a portfolio gave."""
     trials: pd.DataFrame
     """One row per trial in order of number: `COLUMNS`, each searched setting, and of a universal
     search the score of each modality. ``curve`` holds tuples of (step, value)."""
@@ -285,6 +287,9 @@ def read_search(folder: Path) -> SearchRecord:
         raise Damaged(path, "the folder is named for another search", remedy)
     if fault := plan_fault(plan):
         raise Damaged(path, fault, remedy)
+    given = plan["determinants"].get("portfolio")
+    if not isinstance(given, list):
+        raise Damaged(path, "it does not say what a portfolio gave", remedy)
     modalities = [about["modality"] for about in plan["sources"]]
     if len(modalities) == 1:  # its score is the objective
         modalities = []
@@ -297,6 +302,7 @@ def read_search(folder: Path) -> SearchRecord:
     }
     return SearchRecord(
         folder=folder,
+        given=len(given),
         trials=trials,
         result=_read_result(folder / RESULT, trials),
         **named,

@@ -44,6 +44,9 @@ technique must not, and images have other networks."""
 OVERRIDES = ("signals", "settings", "techniques")
 """Keys of a file that hold changes for some searches only, in the order of their application."""
 WARM_UP = "pretrain.optimiser.warmup_steps"
+STOCHASTIC_DEPTH = "transfer.stochastic_depth"
+MONAI = "monai-"
+"""Begins the names of networks whose blocks lie in no order."""
 
 
 def space_for(
@@ -197,6 +200,7 @@ def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) ->
         _require_start(parameter, space.name)
     found = Space(space.name, left)
     _require_options(found, settings)
+    _require_blocks(found, settings)
     applied(settings, found.start)  # options of a method or network that the settings do not name
     _require_warmed_up(found, settings)
     return found
@@ -234,6 +238,21 @@ def _require_options(space: Space, settings: Settings) -> None:
                 require_option(network, option, value)
                 require_segmentation_option(network, option, value)
                 require_xresnet_option(network, option, value)
+
+
+def _require_blocks(space: Space, settings: Settings) -> None:
+    """Refuse to search how many blocks are skipped with a network that has none to skip."""
+    held = {parameter.name: parameter for parameter in space.parameters}
+    depth = held.get(STOCHASTIC_DEPTH)
+    if depth is None:
+        return
+    networks = held[NETWORK].values if NETWORK in held else (settings.encoder.network,)
+    for network in depth.when.get(NETWORK, networks):
+        if str(network).startswith(MONAI):
+            raise BenchmdError(
+                f"the search space {space.name} has {STOCHASTIC_DEPTH} with {NETWORK} {network}, "
+                f"which has no blocks that may be skipped: {_HOLD.format(STOCHASTIC_DEPTH)}"
+            )
 
 
 def _require_warmed_up(space: Space, settings: Settings) -> None:

@@ -166,6 +166,11 @@ class Study:
         seconds = float(trial.user_attrs.get(SECONDS, 0.0))
         return Job(trial.number, dict(trial.params), left, seconds)
 
+    def left(self, number: int) -> tuple[int, ...]:
+        """Evaluations that a trial was granted and has not done."""
+        job = self._job(self._held[number])
+        return () if job is None else job.evaluations
+
     @property
     def begun(self) -> int:
         """Trials that were begun, however they ended."""
@@ -207,7 +212,7 @@ class Study:
                 continue
             score: tuple[float, ...] | None = None
             if known.evaluations:
-                score = (known.score, known.device_hours) if self.method.cost else (known.score,)
+                score = (known.score, known.cost) if self.method.cost else (known.score,)
                 if self.method.across == "mean-rank":
                     score = (self._rank_among(known),)
             curve = dict(known.curve) if trial.state is TrialState.PRUNED else None
@@ -233,6 +238,8 @@ class Study:
             if number is not None:
                 if 0 in at and granted[0] <= rung:
                     number = 0
+                if self._job(at[number]) is not None:
+                    return None  # it is at work as a finalist, in another process
                 return self._grant(number, range(following))
         return None
 
@@ -289,10 +296,16 @@ class Study:
         own, start = dict(trials[number].fresh), dict(trials[0].fresh)
         return math.fsum(own.get(e, 0.0) - start.get(e, 0.0) for e in evaluations) > 0
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether the start failed, with which all that is evaluated again is compared."""
+        failed = bool(self._held) and self._held[0].state is TrialState.FAIL
+        return failed and self.method.choosing == "confirmed"
+
     def finalists(self) -> tuple[int, ...]:
         """Numbers of the best few trials above the start: those with the most evaluations first."""
         trials = self.trials()
-        if not trials or not trials[0].evaluations:
+        if not trials or not trials[0].evaluations or self.hopeless:
             return ()
         above = [
             trial
@@ -312,6 +325,8 @@ class Study:
         """Fresh evaluations of the start and of finalists, by trial and number, in whole cuts."""
         found: dict[int, dict[int, float]] = {}
         for trial in self.trials():
+            if trial.state == "failed":
+                continue
             own = dict(trial.fresh)
             whole = [batch for batch in self.method.batches if all(each in own for each in batch)]
             if whole:
@@ -335,12 +350,15 @@ class Study:
             number: {each: score for each, score in own.items() if each in start}
             for number, own in found.items()
         }
+        common = {number: own for number, own in common.items() if own}
+        if not common:
+            return None
         held = {trial.number: dict(trial.evaluations) for trial in self.trials()}
         race = {
             number: [
                 score - held[0][each] for each, score in held[number].items() if each in held[0]
             ]
-            for number in found
+            for number in common
         }
         return decided(start, common, ratio, sampling, race)
 

@@ -168,19 +168,17 @@ def run_trial(
         for each in evaluations:
             folder = work.trial_folder(number) / f"{each:03d}"
             step, done = _evaluated(work, values, each, folder, report, clock)
-            _keep_scores(work, number, each, folder)
+            made = folder / work.arms[0].modality / OUT_OF_SAMPLE
+            if made.is_file():
+                _keep(made, work.scores_file(number, each))
             last = each == evaluations[-1]
             report(Reached(each, step, _mean(done), done, clock.seconds, True, last))
             if not last:  # with the last the whole trial's folder goes
                 remove(folder)
 
 
-def _keep_scores(work: Work, number: int, evaluation: int, folder: Path) -> None:
-    """Keep the scores of an evaluation's records, where these are wanted and there are any."""
-    made = folder / work.arms[0].modality / OUT_OF_SAMPLE
-    if work.fresh_from is None or evaluation < work.fresh_from or not made.is_file():
-        return
-    path = work.scores_file(number, evaluation)
+def _keep(made: Path, path: Path) -> None:
+    """Keep the scores of an evaluation's records."""
     path.parent.mkdir(exist_ok=True)
     os.replace(made, path)
     write_hash(path)
@@ -202,12 +200,14 @@ def _evaluated(
             report(Reached(evaluation, step, _mean(scores), dict(scores), clock.seconds))
 
     several = len(work.arms) > 1
+    kept = not several and work.fresh_from is not None and evaluation >= work.fresh_from
     for place, arm in enumerate(work.arms, 1):
         settings = replace(
             applied(arm.settings, values), seed=seed_of(arm.settings.seed, evaluation)
         )
         inside = None if several or evaluation else reached
-        one = Setup(arm, settings, arm.catalogs[evaluation], folder / arm.modality, clock, inside)
+        own = folder / arm.modality
+        one = Setup(arm, settings, arm.catalogs[evaluation], own, clock, inside, kept)
         done[arm.modality] = work.stage.train(work, one)
         if several and place < len(work.arms):
             reached(place, done)
@@ -240,6 +240,8 @@ class Setup:
     clock: _Clock
     reached: Callable[[int, Mapping[str, float]], None] | None
     """Takes a step and the score by modality; None: nobody looks at steps."""
+    kept: bool = False
+    """Whether the scores of records are kept."""
 
     def tell(self, step: int, score: float) -> None:
         """Tell what was reached before the end."""
@@ -318,7 +320,8 @@ class Transfer(Stage):
         upstream = None if work.technique == SCRATCH else one.arm.upstream
         features, into = work.folder / "features", one.folder / "transfer"
         job = TransferJob(one.settings, one.catalog, into, upstream, features=features)
-        return _trained(job, one.clock, reached, one.folder / OUT_OF_SAMPLE)
+        scores = one.folder / OUT_OF_SAMPLE if one.kept else None
+        return _trained(job, one.clock, reached, scores)
 
 
 def stage_of(setting: str) -> Stage:
@@ -355,7 +358,7 @@ def _trained(
 ) -> float:
     """Run a transfer; its score on the validation records, which a file gets by record."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    job = replace(job, halved=True, scores_into=job.folder / LAST)
+    job = replace(job, halved=True, scores_into=job.folder / LAST if scores else None)
     watch = _Scored(job, selected_by(open_catalog(job.catalog).task), clock, reached)
     launch(job, reporter=watch)
     if scores is not None:
@@ -425,7 +428,8 @@ class _Scored(RunReporter):
         """Take an epoch's values."""
         super().report(done, values)
         self._lines.append(values)
-        if len(self._lines) - 1 in (crossing(self._lines) or ()):
+        held = self._job.scores_into is not None
+        if held and len(self._lines) - 1 in (crossing(self._lines) or ()):
             os.replace(self._folder / LAST, self._scores_of(len(self._lines) - 1))
         self._clock.tick()
         if self._reached is not None and math.isfinite(self.score):

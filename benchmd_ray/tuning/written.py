@@ -176,10 +176,10 @@ def best_settings(
 
 
 def front(trials: Sequence[Trial]) -> list[int]:
-    """Numbers of the complete trials that no other beats in both AUROC and time, by time."""
+    """Numbers of the complete trials that no other beats in both score and cost, by cost."""
     chosen: list[Trial] = []
     complete = [trial for trial in trials if trial.state == "complete"]
-    for trial in sorted(complete, key=lambda t: (t.seconds, -t.score, t.number)):
+    for trial in sorted(complete, key=lambda t: (t.cost, -t.score, t.number)):
         if not chosen or trial.score > chosen[-1].score:
             chosen.append(trial)
     return [trial.number for trial in chosen]

@@ -1,7 +1,9 @@
 """What is learned of the finished searches of a store, and used by the next ones."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from stores import SOUGHT, make_search, make_trials
@@ -11,10 +13,11 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
-from benchmd_ray.tuning.portfolio import Kind, Portfolio, read_portfolio
+from benchmd_ray.tuning.portfolio import Kind, Portfolio, learned, read_portfolio
+from benchmd_ray.tuning.records import read_searches
 
 LR = "transfer.optimiser.lr"
-KIND = Kind(1, pretrained=True, mode="linear")
+KIND = Kind(1, pretrained=True, mode="linear", metric="auroc")
 
 
 def made(store, source, modality, top, name):
@@ -71,6 +74,25 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
         assert not set(first) & set(own)
         assert bool(first) == (given is portfolio)
     assert names[0] != names[1]  # what is tried first decides a search
+
+
+def test_what_a_portfolio_gave_is_not_learned_again(store):
+    """It would come back to its own dataset by way of another."""
+    (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
+    kinds = {record.name: KIND}
+    assert len(learned([record], kinds).candidates) > 1
+    assert not learned([replace(record, given=24)], kinds).candidates
+    numbers = record.trials.sort_values("value")["number"]
+    best = int(numbers.iloc[-1])
+    refuted = record.trials.assign(difference=np.where(record.trials["number"] == best, -0.1, 0.1))
+    values = [c.values[LR] for c in learned([replace(record, trials=refuted)], kinds).candidates]
+    assert record.trials.set_index("number")[LR][best] not in values
+
+
+def test_a_search_without_a_result_is_not_learned_from(store, tmp_path):
+    for path in (tmp_path / "searches").glob("tune-a*/result.json*"):
+        path.unlink()
+    assert "ptb-xl" not in {c.dataset for c in learned_in([store]).candidates}
 
 
 def test_what_cannot_be_learned_from_is_refused(tmp_path):

@@ -165,6 +165,24 @@ def test_what_fresh_evaluations_decide_is_trained_and_nothing_else(tuning, tmp_p
     assert any(item.settings.tuned for item in plan.items) == (record.best > 0)
 
 
+@pytest.mark.slow
+def test_what_was_chosen_stays_while_an_extended_search_is_interrupted(tuning, tmp_path):
+    method = Method(sampler="random", stopping="none")
+    made = tuning(method=method, budget=Budget(trials=2), evaluations=2, at_once=1)
+    with pytest.raises(Stopped):
+        searched(made, tmp_path, Interrupting(0))
+    (folder,) = (tmp_path / "searches").iterdir()
+    assert read_search(folder).result is None  # nothing was chosen yet
+    searched(made, tmp_path)
+    before = (folder / "result.json").read_bytes()
+    more = replace(made, budget=Budget(trials=4))
+    with pytest.raises(Stopped):
+        searched(more, tmp_path, Interrupting(2))
+    assert len(complete(folder)) == 3
+    assert (folder / "result.json").read_bytes() == before
+    assert read_search(folder).best == json.loads(before)["best"]
+
+
 def test_the_best_settings_are_a_file_for_run(commanded, ecg_catalogs):
     store, _ = commanded
     (folder,) = (store / "searches").iterdir()
@@ -197,14 +215,14 @@ def test_trials_are_scored_on_the_inner_catalog_alone(tuning, whole, tmp_path):
 
 
 class Interrupting:
-    """Observes a search, and sends SIGTERM where the second of its trials has ended."""
+    """Observes a search, and sends SIGTERM where one of its trials has ended."""
 
-    def __init__(self):
-        self.numbers = []
+    def __init__(self, last=1):
+        self.numbers, self.last = [], last
 
     def trial_ended(self, search, about, trial):
         self.numbers.append(trial["number"])
-        if trial["number"] == 1:
+        if trial["number"] == self.last:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def closed(self):

@@ -36,6 +36,8 @@ def raced(study: Study, trials: int, score: Score, kill_after: int | None = None
             if done == kill_after:
                 raise Killed
             found = {"ecg": score(job.number, job.values, evaluation)}
-            study.evaluated(job.number, evaluation, found, job.seconds + place)
+            sound = study.evaluated(job.number, evaluation, found, job.seconds + place)
             limits.look()
             done += 1
+            if not sound:
+                break

@@ -31,7 +31,7 @@ SPACE = Space(
         Parameter("transfer.batch_size", "int", 64, low=16, high=256, when={SCHEDULE: ("cosine",)}),
     ),
 )
-KIND = Kind(1, pretrained=True, mode="linear")
+KIND = Kind(1, pretrained=True, mode="linear", metric="auroc")
 
 
 def candidate(dataset, values, gains, kind=KIND):
@@ -72,6 +72,7 @@ def test_nothing_is_taken_from_the_dataset_that_is_tuned():
             candidate("two", {LR: 0.002}, {"own": 0.9}),
             candidate("one", {LR: 0.003}, {"one": 9.0}, replace(KIND, axes=2)),
             candidate("one", {LR: 0.004}, {"one": 9.0}, replace(KIND, mode="finetune")),
+            candidate("one", {LR: 0.005}, {"one": 9.0}, replace(KIND, metric="dsc")),
         ),
     )
     found = chosen_settings(portfolio, KIND, SPACE, lambda name: name != "own")

@@ -148,6 +148,33 @@ def test_a_process_that_is_started_again_goes_on_counting_its_seconds(limits, ju
     assert (known.state, known.seconds, told) == ("failed", 700.0, [0])
 
 
+def test_a_process_that_is_started_again_does_only_what_is_left(limits, judge):
+    job = limits.study.propose()
+    limits.study._grant(0, limits.study.method.fresh)
+    every = (0, *limits.study.method.fresh)
+    at_work = trial(vars(job) | {"evaluations": every}, failures=1, last={"seconds": 3.0})
+    for evaluation in (0, 5, 6):
+        limits.study.evaluated(0, evaluation, {"ecg": 0.5}, 3.0)
+    judge.on_trial_error(None, at_work)
+    assert at_work.config["evaluations"] == (7, 8, 9)
+
+
+@pytest.mark.parametrize(("slots", "hours"), [(1, 5.0), (2, 2.5), (8, 2.5)])
+def test_hours_are_kept_for_the_choice_of_which_two_jobs_work_at_once(tmp_path, slots, hours):
+    study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
+    for number in range(3):
+        study.propose()
+        study.evaluated(number, 0, {"ecg": 0.5 + number / 10}, 720.0)
+    limits = Limits(
+        study, Budget(hours=10.0), Place(1.0, 0.0, slots), lambda: False, SilentBoard(), 0.0
+    )
+    assert limits.reserve == pytest.approx(0.2 * study.method.confirming)  # of 12 minutes each
+    limits.start -= 3600 * (10.0 - hours - 0.01)
+    assert not limits.used
+    limits.start -= 3600 * 0.02
+    assert limits.used
+
+
 def test_losses_count_anew_after_a_newer_step(limits, judge):
     at_work = trial(Jobs(limits, []).suggest("a"))
     for step, losses in ((1, 0), (1, 1), (2, 0), (2, 1)):  # a checkpoint's step comes again

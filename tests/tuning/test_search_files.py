@@ -49,7 +49,7 @@ SECONDS = 36.0
 RATIO = 0.25
 
 
-SOUGHT = {"made": "up"}
+SOUGHT = {"made": "up", "portfolio": []}
 
 
 @pytest.fixture

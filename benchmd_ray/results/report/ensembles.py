@@ -50,6 +50,13 @@ def ensembles(
         seeds = both if len(both) >= FEWEST else pair.tuned.seeds
         if len(seeds) < FEWEST:
             continue
+        numbered = [pool for pool in chosen if pool.seeds != _seeds_of_runs(pool)]
+        if numbered:
+            notes.append(
+                f"Skipped: the average of {numbered[0].key['protocol']} on "
+                f"{numbered[0].key['dataset']}, where a seed has several pretrainings."
+            )
+            continue
         runs = [
             tuple(m for m, seed in zip(pool.members, pool.seeds, strict=True) if seed in seeds)
             for pool in chosen
@@ -66,6 +73,10 @@ def ensembles(
         )
         made.append(replace(pair, tuned=tuned, start=start[0] if start else None))
     return made, notes
+
+
+def _seeds_of_runs(pool: Pool) -> tuple[int, ...]:
+    return tuple(int(member.run.description["seed"]) for member in pool.members)
 
 
 def averaged(members: Sequence[Scored]) -> Scored:

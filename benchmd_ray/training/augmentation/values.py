@@ -35,8 +35,11 @@ slow waves of sleep."""
 
 
 def altered(signals: torch.Tensor, how: AugmentationSettings, draws: Draws) -> torch.Tensor:
-    """Normalised signals (batch, channel, *extents) with their values changed."""
-    leads = signals.shape[1]
+    """Normalised signals (batch, channel, *extents) with their values changed.
+
+    Padding, which is 0 in all channels (decision D3), stays so.
+    """
+    before, leads = signals, signals.shape[1]
     if how.blur:
         signals = blurred(signals, draws.uniform(1, BLUR), how.blur)
     if how.intensity:
@@ -49,20 +52,32 @@ def altered(signals: torch.Tensor, how: AugmentationSettings, draws: Draws) -> t
         signals = without_leads(signals, draws.uniform(leads, LEADS), how.lead_dropout)
     if how.masking:
         signals = masked(signals, draws.uniform(1 + AXES, MASKING), how.masking)
+    if signals is not before:
+        signals = torch.where(valid(before), signals, 0.0)
     if how.shape:  # Yang et al., MedMNIST v2, section "Baseline Methods"
         signals = signals * each(draws.together(how)["shape"][:, 0], signals)
     return signals
 
 
+def valid(signals: torch.Tensor) -> torch.Tensor:
+    """Where an example is not padding, which is 0 in all channels: (batch, 1, *extents)."""
+    return (signals != 0).any(dim=1, keepdim=True)
+
+
 def spread(signals: torch.Tensor) -> torch.Tensor:
-    """Standard deviation of each example over all its values: (batch, 1, …)."""
-    deviations = signals.flatten(1).std(dim=1, correction=0)
-    return each(deviations, signals)
+    """Standard deviation of each example over all its values but padding: (batch, 1, …)."""
+    held = valid(signals).expand_as(signals).flatten(1)
+    values = signals.flatten(1)
+    count = held.sum(dim=1, keepdim=True).clamp(min=1)
+    deviations = (values - values.sum(dim=1, keepdim=True) / count) * held
+    return each((deviations.square().sum(dim=1) / count[:, 0]).sqrt(), signals)
 
 
 def means(signals: torch.Tensor) -> torch.Tensor:
-    """Mean of each channel of each example: (batch, channel, 1, …)."""
-    return signals.mean(dim=tuple(range(2, signals.dim())), keepdim=True)
+    """Mean of each channel of each example, without padding: (batch, channel, 1, …)."""
+    extents = tuple(range(2, signals.dim()))
+    count = valid(signals).sum(dim=extents, keepdim=True).clamp(min=1)
+    return signals.sum(dim=extents, keepdim=True) / count
 
 
 def noisy(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
