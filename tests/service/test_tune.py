@@ -489,8 +489,8 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
     assert "AUROC on 1 / 5 of the 100 train records of ptb-xl, by patient." in text
     assert "1e-05 to 0.1" in text
     assert "transfer.optimiser.schedule is cosine" in text
-    race = expected_evaluations(12, 10)
-    assert f", {race} of the trials and 30 of finalists about" in text
+    race = expected_evaluations(12, 3)
+    assert f", {race} of the trials and 25 of finalists about" in text
     assert not list(tmp_path.glob("searches/*"))
 
 
