@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 @click.option(
     "--across",
     type=click.Choice(["mean-score", "mean-rank"]),
-    help="With --universal: what decides over the modalities; else mean-score.",
+    help="With --universal: what a race compares over the modalities; else mean-score. The choice "
+    "at its end is made by mean-score.",
 )
 @click.option("--space", type=FILE, help="YAML file of your own search space.")
 @HELD

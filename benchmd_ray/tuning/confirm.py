@@ -31,9 +31,8 @@ from benchmd_ray.data.inner import FOLDS
 FINALISTS = 3
 """Trials that are evaluated again, at most."""
 LEVEL = 0.025
-"""Chance that a trial takes the start's place where none is better, on other patients. On the same
-patients, by which finalists were picked, it is a little higher: the simulated searches of the tests
-keep the start in 97 of 100."""
+"""Chance that a trial takes the start's place where none is better. As finalists are picked on the
+same patients it is a little higher: simulated searches keep the start in 97 of 100."""
 CUTS = 2
 """Whole cuts that a finalist is evaluated on, at least; one where trials have one evaluation."""
 

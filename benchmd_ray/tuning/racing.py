@@ -21,8 +21,8 @@ REDUCTION = 3
 RECORDS = 10_000
 """Patients that all evaluations of a trial together should be trained or scored on, about."""
 MOST = 3
-"""Evaluations of a trial that goes to the end, at most. More of them find nothing more in the
-simulated searches of `tuning.confirm`: with few patients it is these that a mean varies with."""
+"""Evaluations of a trial that goes to the end, at most. In simulated searches more of them find
+nothing more: with few patients a mean varies with these, however often they are cut."""
 HALF, FEWEST = 2, 4
 """Racing stops the lower half of the trials at a step within the first evaluation, of so many
 trials or more: what is compared there has hardly learned."""

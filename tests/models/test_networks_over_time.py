@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from kinds import SIGNALS
+from made_networks import BUILT_IN, MONAI, RESNETS_1D, encoder_of, kind, randomised
 from torch import nn
 from torch.nn import functional
 
@@ -24,31 +25,6 @@ from benchmd_ray.signals import Signal
 from benchmd_ray.training.decay import layer_factors
 
 ECG, EEG = SIGNALS["ecg"], SIGNALS["eeg"]
-RESNETS_1D = ["resnet18-1d", "resnet50-1d"]
-BUILT_IN = [*RESNETS_1D, "xresnet1d101"]
-MONAI = ["monai-densenet121", "monai-efficientnet-b0", "monai-seresnet50"]
-
-
-def kind(samples, channels=2):
-    """A signal over time."""
-    shape = (channels, samples)
-    return Signal("made", ("channel", "time"), shape, shape, "int16", "mV", (1,), "none", rate=100)
-
-
-def encoder_of(network, signal, **options):
-    return make_encoder(signal, EncoderSettings(network=network, options=options))
-
-
-def randomised(module, seed=1):
-    """The module in eval mode and float64; norms, running statistics too, drawn anew."""
-    generator = torch.Generator().manual_seed(seed)
-    for part in module.double().eval().modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            for values in (part.weight, part.running_var):
-                values.data = 0.5 + torch.rand(values.shape, generator=generator).double()
-            for values in (part.bias, part.running_mean):
-                values.data = torch.randn(values.shape, generator=generator).double() * 0.1
-    return module
 
 
 def signals(signal, batch=2, seed=0):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from kinds import SIGNALS
+from made_networks import randomised
 from PIL import Image
 from torch import nn
 from torch.nn import functional
@@ -35,18 +36,6 @@ def kind(extent, *, channels=1, volumes=False):
 
 def resnet(network, modality, **options):
     return make_encoder(modality, EncoderSettings(network=network, options=options))
-
-
-def randomised(module, seed=1):
-    """The module in eval mode and float64; norms, running statistics too, drawn anew."""
-    generator = torch.Generator().manual_seed(seed)
-    for part in module.double().eval().modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            for values in (part.weight, part.running_var):
-                values.data = 0.5 + torch.rand(values.shape, generator=generator).double()
-            for values in (part.bias, part.running_mean):
-                values.data = torch.randn(values.shape, generator=generator).double() * 0.1
-    return module
 
 
 def layers(module):

@@ -3,27 +3,14 @@
 import pytest
 import torch
 from kinds import SIGNALS
+from made_networks import BUILT_IN, MONAI, RESNETS_1D, encoder_of, kind
 
-from benchmd_ray.models.encoder import make_encoder, values_held
+from benchmd_ray.models.encoder import values_held
 from benchmd_ray.service import cost
 from benchmd_ray.settings import EncoderSettings
-from benchmd_ray.signals import Signal
 from benchmd_ray.training.collect import evaluation_batch
 
 ECG = SIGNALS["ecg"]
-RESNETS_1D = ["resnet18-1d", "resnet50-1d"]
-BUILT_IN = [*RESNETS_1D, "xresnet1d101"]
-MONAI = ["monai-densenet121", "monai-efficientnet-b0", "monai-seresnet50"]
-
-
-def kind(samples, channels=2):
-    """A signal over time."""
-    shape = (channels, samples)
-    return Signal("made", ("channel", "time"), shape, shape, "int16", "mV", (1,), "none", rate=100)
-
-
-def encoder_of(network, signal, **options):
-    return make_encoder(signal, EncoderSettings(network=network, options=options))
 
 
 def size(module):
