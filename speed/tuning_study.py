@@ -110,7 +110,7 @@ TASKS = {
             *NARROW,
         ),
         start="resnet18-2.5d",
-        share=1.5,
+        share=2.5,
         **MEDMNIST,
     ),
     "PTB-XL-500, linear": Task(
