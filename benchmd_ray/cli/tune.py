@@ -186,7 +186,7 @@ def _learn(stores: Sequence[Path]) -> None:
     from benchmd_ray.service.searches import learned_in
     from benchmd_ray.tuning.portfolio import SHIPPED, write_portfolio
 
-    portfolio, path = learned_in(stores), stores[0] / SHIPPED
+    portfolio, path = learned_in(stores, click.echo), stores[0] / SHIPPED
     write_portfolio(path, portfolio)
     datasets = sorted({candidate.dataset for candidate in portfolio.candidates})
     click.echo(

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files import replacing, resource_folder
 from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.tuning.racing import REDUCTION
@@ -207,7 +207,12 @@ def _missing(value: object) -> bool:
 def _as_searched(value: Any, about: Mapping[str, Any]) -> Any:
     """A value of a table, whose whole numbers are floats where some are missing."""
     if about["kind"] == "choice":
-        return next((one for one in about["values"] if one == value), about["default"])
+        if value not in about["values"]:
+            raise BenchmdError(
+                f"a search has a trial with {shown(value)}, expected one of {about['values']}: "
+                "move the search's folder out of its store."
+            )
+        return next(one for one in about["values"] if one == value)
     return int(value) if about["kind"].endswith("int") else float(value)
 
 

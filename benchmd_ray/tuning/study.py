@@ -276,15 +276,14 @@ class Study:
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         if self.method.choosing == "highest" or any(racing):
             return None  # of the latter: who the finalists are is not settled yet
-        first, *others = self.method.batches
         for finalist in self.finalists():
-            for batch in (first, *others):
+            for batch in self.method.batches:
                 for number in (0, finalist):
                     if not set(batch) <= set(self._held[number].user_attrs[GRANTED]):
                         return self._grant(number, batch)
                 if any(self._job(self._held[number]) for number in (0, finalist)):
                     return None  # whether it goes on is not known yet
-                if not self._above(finalist, first):
+                if not self._above(finalist, self.method.batches[0]):
                     break
             else:
                 return None

@@ -260,6 +260,23 @@ def test_ensembles_are_next_to_the_others_in_the_tables(made):
         assert "of 1 difference tested" in line
 
 
+def test_seeds_below_several_pretrainings_make_no_ensemble(tmp_path):
+    """They are numbered anew, so that equal numbers may be other seeds."""
+    make_search(tmp_path)
+    for upstream in (make_pretraining(tmp_path, "mae", seed=seed) for seed in (0, 1)):
+        for changes in ({}, lr(3e-3, tuned=SEARCH)):
+            run = make_transfer(
+                tmp_path, "mae", upstream=upstream, seed=0, changes=changes, fixed=not changes
+            )
+            truth = targets_of(ECG.classes, 100, ECG.kind, 0)
+            made = scores_of(truth, ECG.kind, 0.5, [sum(run.folder.name.encode())])
+            held = {"validation": (people(100, 0), truth, made)}
+            write_predictions(run, "ptb-xl", held, role="source")
+    analysis = reported(tmp_path, resamples=20)
+    assert not analysis.scores["protocol"].map(is_ensemble).any()
+    assert any("where a seed has several pretrainings" in note for note in analysis.notes)
+
+
 def test_ensembles_enter_no_comparison_of_techniques_and_no_row_of_a_run(tmp_path):
     upstream = {seed: make_pretraining(tmp_path, "mae", seed=seed) for seed in (0, 1)}
     make_search(tmp_path)

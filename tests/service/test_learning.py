@@ -89,6 +89,23 @@ def test_what_a_portfolio_gave_is_not_learned_again(store):
     assert record.trials.set_index("number")[LR][best] not in values
 
 
+def test_what_is_skipped_is_told(store, tmp_path):
+    (path,) = (tmp_path / "searches").glob("tune-a*/trials.parquet")
+    path.write_bytes(b"cut off")
+    done = CliRunner().invoke(main, ["tune", "--learn", str(store)])
+    assert done.exit_code == 0, done.output
+    assert "skipped: " in done.output
+    assert "trials.parquet" in done.output
+
+
+def test_a_value_that_the_space_does_not_have_is_refused(store):
+    (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
+    name = next(name for name, about in record.space.items() if about["kind"] == "choice")
+    odd = replace(record, trials=record.trials.assign(**{name: "evil:Net"}))
+    with pytest.raises(BenchmdError, match=r"a trial with .*evil:Net.*expected one of"):
+        learned([odd], {record.name: KIND})
+
+
 def test_a_search_without_a_result_is_not_learned_from(store, tmp_path):
     for path in (tmp_path / "searches").glob("tune-a*/result.json*"):
         path.unlink()

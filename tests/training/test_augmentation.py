@@ -14,7 +14,7 @@ from scipy import ndimage, stats
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import AugmentationSettings
-from benchmd_ray.training.augmentation import augmented, evaluated, require_applicable
+from benchmd_ray.training.augmentation import augmented, evaluated, require_applicable, values
 from benchmd_ray.training.augmentation.draws import Draws, normal
 from benchmd_ray.training.augmentation.movement import flipped, shifted, transformed
 from benchmd_ray.training.augmentation.values import (
@@ -206,6 +206,23 @@ def test_a_block_has_its_share_and_lies_within(kind):
     x, y = signals[3].numpy(), found[3].numpy()
     for before_, after in zip(x, y, strict=True):
         np.testing.assert_allclose(after[inside[3, 0]], before_.mean(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_counts_for_nothing_and_stays_0(kind):
+    """Where it is added at the end of the last axis, the rest is changed as without it."""
+    signals, numbers = batch(kind) + 3, drawn(6, 3)
+    padded = torch.nn.functional.pad(signals, (0, 30))
+    inside = slice(0, signals.shape[-1])
+    found = scaled(padded, numbers[:, :2], 0.8)[..., inside]
+    torch.testing.assert_close(found, scaled(signals, numbers[:, :2], 0.8))
+    torch.testing.assert_close(values.means(padded), values.means(signals))
+    torch.testing.assert_close(values.spread(padded), values.spread(signals))
+    for name in (*ALL[1:], *(OF_TIME if kind == "time" else ("blur",))):
+        how = AugmentationSettings(**{name: 0.9})
+        changed = values.altered(padded, how, Draws(6, 3, 7, Worker()))
+        assert not changed[..., signals.shape[-1] :].any(), name
+        assert (changed[..., inside] != signals).any(), name
 
 
 def test_a_whole_block_and_none():

@@ -73,10 +73,15 @@ def test_an_interrupted_sessions_trials_come_first_and_the_budget_ends_it(limits
     assert proposals.suggest("x") == Searcher.FINISHED
 
 
-def test_finalists_come_when_the_race_is_over(limits):
+def race(study, seconds=1.0):
+    """Three trials with one evaluation each, the last the best."""
     for number in range(3):
-        limits.study.propose()
-        limits.study.evaluated(number, 0, {"ecg": 0.5 + number / 10}, 1.0)
+        study.propose()
+        study.evaluated(number, 0, {"ecg": 0.5 + number / 10}, seconds)
+
+
+def test_finalists_come_when_the_race_is_over(limits):
+    race(limits.study)
     jobs = Jobs(limits, [])
     for numbers in ([0, 2], [1]):  # the next best where the best is not above the start
         given = [jobs.suggest("x") for _ in numbers]
@@ -92,9 +97,7 @@ def test_finalists_come_when_the_race_is_over(limits):
 
 def test_no_finalist_is_granted_while_the_start_is_still_in_the_race(limits):
     """Else two processes would do the same evaluations."""
-    for number in range(3):
-        limits.study.propose()
-        limits.study.evaluated(number, 0, {"ecg": 0.5 + number / 10}, 1.0)
+    race(limits.study)
     jobs = Jobs(limits, [])
     handle = limits.study._handle(0)
     handle.set_user_attr("granted", [0, -1])  # an evaluation of the race that is being worked on
@@ -162,9 +165,7 @@ def test_a_process_that_is_started_again_does_only_what_is_left(limits, judge):
 @pytest.mark.parametrize(("slots", "hours"), [(1, 5.0), (2, 2.5), (8, 2.5)])
 def test_hours_are_kept_for_the_choice_of_which_two_jobs_work_at_once(tmp_path, slots, hours):
     study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
-    for number in range(3):
-        study.propose()
-        study.evaluated(number, 0, {"ecg": 0.5 + number / 10}, 720.0)
+    race(study, 720.0)
     limits = Limits(
         study, Budget(hours=10.0), Place(1.0, 0.0, slots), lambda: False, SilentBoard(), 0.0
     )

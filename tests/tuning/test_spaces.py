@@ -235,6 +235,22 @@ def test_a_file_of_ones_own_has_its_own_ranges_and_defaults(own):
     assert "own.yaml (ecg)" in space.name
 
 
+@pytest.mark.parametrize("network", ["monai-densenet121", "monai-seresnet50"])
+def test_skipped_blocks_are_searched_only_of_networks_that_have_some(network):
+    fixed = default_settings(kind_of("cxr"), protocol_encoder(SCRATCH))
+    settings = updated(fixed, {"encoder": {"network": network}})
+    depth, rate = "transfer.stochastic_depth", "transfer.optimiser.lr"
+    own = (
+        Parameter(depth, "choice", 0.0, values=(0.0, 0.1)),
+        Parameter(rate, "log float", 1e-4, low=1e-5, high=1e-2),
+    )
+    with pytest.raises(BenchmdError, match=r"no blocks .*--fix transfer\.stochastic_depth"):
+        starting_at(Space("own", own), settings)
+    held = starting_at(Space("own", own), settings, [depth])
+    assert [parameter.name for parameter in held.parameters] == [rate]
+    assert len(starting_at(Space("own", own), fixed).parameters) == 2
+
+
 def test_options_of_a_method_and_a_network_of_ones_own_are_searched(own):
     space = own(
         "pretrain.options.noise: {kind: float, low: 0, high: 1, default: 0.5}\n"

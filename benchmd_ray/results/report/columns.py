@@ -45,8 +45,8 @@ ABOUT = {
     "is shown to be better; highest: the trial with the highest value",
     "inner score, start": "On the search's validation records, over fresh evaluations where there "
     "are any",
-    "inner score, chosen": "Likewise: what to expect of what was chosen, corrected for being the "
-    "best of several; where the highest value decides, that value, which is too high",
+    "inner score, chosen": "Likewise: what to expect of what was chosen, corrected for having "
+    "been chosen; where the highest value decides, that value, which is too high",
     "difference": "To the start over fresh evaluations: of the chosen trial, or of the one with "
     "the largest where the start is kept",
     "its lower bound": "One-sided, over all trials that were evaluated again; above zero a trial "

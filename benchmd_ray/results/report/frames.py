@@ -153,8 +153,8 @@ was calibrated, ``use_case`` and ``group`` which records it is of; ``caution`` s
 or a p is missing, or why the interval is rough. A frame without
 rows has its columns all the same. Of ``searches``, ``evaluations`` are those of a trial that goes
 to the end and ``evaluated`` all that were done; ``chosen`` is 0 where a search keeps its start;
-``start_value`` and ``chosen_value`` are over fresh evaluations, the second corrected for being the
-best of several, and without these the values of the trials; ``difference`` to the start is that of
+``start_value`` and ``chosen_value`` are over fresh evaluations, the second corrected for having
+been chosen, and without these the values of the trials; ``difference`` to the start is that of
 the chosen trial, or of the finalist with the largest where the start is kept.
 """
 TUNING = ("searches", "tuned")
