@@ -7,7 +7,8 @@ targets that no search saw. The differences are paired by record, and pooled ove
 
 FOLDER of ``--data`` has the files of the README's examples: ``medmnist/``, ``ptb-xl-500/``,
 ``medmnist-unofficial/``, ``cinc2021/`` and ``nih-cxr-1000/``. What is done is kept in ``--out``,
-and the same command resumes; ``--report`` only writes the tables of what is done.
+and the same command resumes; its folder ``done`` holds all that the tables are made of, and
+``--report FOLDER`` writes the tables of such a folder.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import argparse
 import json
 import math
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ LAPTOP = (
     "execution.device=cpu",
 )
 """Settings of the README's examples."""
-DRAWS = 2000
+DRAWS = 1000
 """Resamples of patients and repetitions."""
 SEEDS = 3
 """Of the runs after a search."""
@@ -214,7 +215,7 @@ class Study:
         return self.out / "done" / f"{_plain(task)}-{repetition}-{_plain(strategy)}.json"
 
     def search(self, task: str, strategy: str, repetition: int) -> None:
-        """Search and train, unless it is done."""
+        """Search and train, and note what it gained, unless it is done."""
         note = self.note(task, strategy, repetition)
         if note.is_file():
             return
@@ -223,17 +224,12 @@ class Study:
         store = self.store(task, repetition)
         (plan,) = planned_searches(tuning, gpu=False)
         search_and_train(tuning, store, address=None, cpus=2)
+        found = gained(store, plan.name)
         note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps({"search": plan.name}), "utf-8")
-
-    def done(self) -> Iterator[tuple[str, str, int, str]]:
-        """Task, strategy, repetition and name of each search that is done."""
-        for task in TASKS:
-            for strategy in STRATEGIES:
-                for repetition in range(100):
-                    note = self.note(task, strategy, repetition)
-                    if note.is_file():
-                        yield task, strategy, repetition, json.loads(note.read_text())["search"]
+        about = {"task": task, "strategy": strategy, "repetition": repetition}
+        written = note.with_suffix(".writing")
+        written.write_text(json.dumps(about | asdict(found)) + "\n", "utf-8")
+        written.replace(note)
 
 
 def _plain(name: str) -> str:
@@ -244,20 +240,25 @@ def _plain(name: str) -> str:
 class Gained:
     """What a search gained over its start on what it did not see."""
 
+    search: str
     values: dict[str, float]
-    """By scored split: tuned minus start in AUROC, the mean over seeds."""
-    drawn: dict[str, Floats]
-    """The same in resamples of the patients."""
+    """By scored split: tuned minus start in AUROC, the mean over seeds; 0 where it is kept."""
+    drawn: list[float]
+    """Their mean in resamples of the patients, none where the start is kept: (draws,)."""
     start: dict[str, float]
     kept: bool
     device_seconds: float
     trials: int
     evaluations: int
 
+    @property
+    def mean(self) -> float:
+        """Over the scored splits."""
+        return float(np.mean(list(self.values.values())))
 
-def gained(study: Study, task: str, repetition: int, name: str) -> Gained:
+
+def gained(store: Path, name: str) -> Gained:
     """Differences of a search's runs, of the same records and seeds."""
-    store = study.store(task, repetition)
     record = read_search(store / SEARCHES / name)
     sides: dict[bool, dict[tuple[str, int], Scored]] = {False: {}, True: {}}
     for run in read_stores([store]).found:
@@ -266,22 +267,23 @@ def gained(study: Study, task: str, repetition: int, name: str) -> Gained:
         if own and tuned in ("", name):
             for one in read_scored(run).scored:
                 sides[bool(tuned)][f"{one.dataset}, {one.split}", run.settings.seed] = one
-    values, drawn, start = {}, {}, {}
+    values, drawn, start = {}, [], {}
     for key in dict.fromkeys(key for key, _ in sides[False]):
         begun = {seed: one for (other, seed), one in sides[False].items() if other == key}
         found = {seed: one for (other, seed), one in sides[True].items() if other == key}
         start[key] = float(np.mean([_auroc(one) for one in begun.values()]))
         if not found:  # it keeps the start
-            values[key], drawn[key] = 0.0, np.zeros(DRAWS)
+            values[key] = 0.0
             continue
         if found.keys() != begun.keys():
             raise SystemExit(f"{store}: runs of {name} and of its start have other seeds.")
         values[key] = float(np.mean([_auroc(found[s]) - _auroc(begun[s]) for s in found]))
-        drawn[key] = np.mean([_drawn(found[s]) - _drawn(begun[s]) for s in found], axis=0)
+        drawn.append(np.mean([_drawn(found[s]) - _drawn(begun[s]) for s in found], axis=0))
     trials = record.trials
     return Gained(
+        name,
         values,
-        drawn,
+        np.nanmean(drawn, axis=0).round(4).tolist() if drawn else [],
         start,
         record.best == 0,
         3600 * record.device_hours,
@@ -312,20 +314,27 @@ def pooled(of_tasks: Sequence[Sequence[Gained]]) -> tuple[float, float, float]:
     generator = np.random.default_rng(0)
     value, draws = [], []
     for repetitions in of_tasks:
-        value.append(np.mean([np.mean(list(one.values.values())) for one in repetitions]))
-        each = np.array([np.nanmean(list(one.drawn.values()), axis=0) for one in repetitions])
+        value.append(np.mean([one.mean for one in repetitions]))
+        each = np.array([one.drawn or [0.0] * DRAWS for one in repetitions])
         chosen = generator.integers(0, len(each), (len(each), DRAWS))
         draws.append(each[chosen, np.arange(DRAWS)].mean(axis=0))
     low, high = np.nanpercentile(np.mean(draws, axis=0), [2.5, 97.5])
     return float(np.mean(value)), float(low), float(high)
 
 
-def report(study: Study) -> str:
-    """Tables of what is done, in Markdown."""
+def report(folder: Path) -> str:
+    """Tables of what is done, in Markdown.
+
+    Args:
+        folder: What is done, a file for each search.
+    """
+    notes = [json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")]
     held: dict[str, dict[str, list[Gained]]] = {}
-    for task, strategy, repetition, name in study.done():
-        one = gained(study, task, repetition, name)
-        held.setdefault(strategy, {}).setdefault(task, []).append(one)
+    for strategy in STRATEGIES:
+        for note in sorted(notes, key=lambda note: int(note["repetition"])):
+            if note["strategy"] == strategy:
+                one = Gained(**{each.name: note[each.name] for each in fields(Gained)})
+                held.setdefault(strategy, {}).setdefault(note["task"], []).append(one)
     lines = [
         "| task | strategy | repetitions | start | tuned − start | each repetition "
         "| kept the start | device seconds | trials | evaluations |",
@@ -340,7 +349,7 @@ def report(study: Study) -> str:
     for strategy, tasks in held.items():
         mean, low, high = pooled(list(tasks.values()))
         least = min(
-            (float(np.mean([np.mean(list(g.values.values())) for g in one])), task)
+            (float(np.mean([repetition.mean for repetition in one])), task)
             for task, one in tasks.items()
         )
         count = sum(map(len, tasks.values()))
@@ -352,7 +361,7 @@ def report(study: Study) -> str:
 
 
 def _row(task: str, strategy: str, repetitions: Sequence[Gained]) -> str:
-    means = [float(np.mean(list(one.values.values()))) for one in repetitions]
+    means = [one.mean for one in repetitions]
     start = np.mean([np.mean(list(one.start.values())) for one in repetitions])
     _, low, high = pooled([repetitions])
     cells = [
@@ -375,23 +384,25 @@ def main(arguments: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--data", type=Path, required=True, help="folder of the real files")
-    options.add_argument("--out", type=Path, required=True, help="folder of the study")
+    options.add_argument("--data", type=Path, help="folder of the real files")
+    options.add_argument("--out", type=Path, help="folder of the study")
     options.add_argument("--minutes", type=float, default=10, help="of each search, on two cores")
     options.add_argument("--repetitions", type=int, default=3)
     options.add_argument("--task", action="append", choices=TASKS, help="else all (repeatable)")
     options.add_argument("--strategy", action="append", choices=STRATEGIES, help="else the main 4")
-    options.add_argument("--report", action="store_true", help="only the tables of what is done")
+    options.add_argument("--report", type=Path, help="only the tables of a folder of what is done")
     chosen = options.parse_args(arguments)
     if not math.isfinite(chosen.minutes) or chosen.minutes <= 0 or chosen.repetitions < 1:
         options.error("--minutes and --repetitions have to be above 0")
-    study = Study(chosen.data, chosen.out, chosen.minutes)
-    if not chosen.report:
+    if chosen.report is None and None in (chosen.data, chosen.out):
+        options.error("either --report, or --data and --out")
+    if chosen.report is None:
+        study = Study(chosen.data, chosen.out, chosen.minutes)
         for repetition in range(chosen.repetitions):
             for strategy in chosen.strategy or MAIN:  # a portfolio learns from all tasks' searches
                 for task in chosen.task or TASKS:
                     study.search(task, strategy, repetition)
-    print(report(study))
+    print(report(chosen.report or chosen.out / "done"))
 
 
 if __name__ == "__main__":
