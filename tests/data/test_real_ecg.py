@@ -33,6 +33,22 @@ def test_every_cinc_record_reads_with_its_exact_samples(real_data):
         assert read_comments(header)["dx"].replace(",", "").isdigit()
 
 
+@pytest.mark.slow
+def test_every_record_reads_as_wfdb_reads_it(real_data):
+    read = 0
+    for header in sorted((real_data).rglob("*.hea")):
+        try:
+            theirs = wfdb.rdrecord(str(header.with_suffix("")), physical=False)
+        except wfdb.io.header.HeaderSyntaxError:  # named with its file's ending
+            continue
+        ours, read = read_wfdb(header), read + 1
+        assert np.array_equal(ours.samples.T, theirs.d_signal - np.array(theirs.baseline))
+        assert list(ours.steps_per_mv) == theirs.adc_gain
+        assert (list(ours.names), ours.rate) == (theirs.sig_name, theirs.fs)
+        assert {unit.lower() for unit in theirs.units} == {"mv"}
+    assert read > 500
+
+
 def test_header_that_wfdb_itself_refuses_reads(real_data):
     header = real_data / "cinc2021" / "chapman_extra" / "E00666.hea"
     with pytest.raises(wfdb.io.header.HeaderSyntaxError):
