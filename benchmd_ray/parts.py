@@ -43,7 +43,7 @@ PARTS: Mapping[str, Part] = {
     "mae": Part(1, ("ssl/mae.py", "ssl/method.py")),
     "normalisation": Part(1, ("data/normalise.py",)),
     "feed": Part(
-        1,
+        2,
         (
             "data/batches.py",
             "data/feed.py",
@@ -66,7 +66,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "pretraining": Part(1, ("training/pretrain.py",)),
     "transfer": Part(
-        1,
+        2,
         (
             "training/transfer.py",
             "training/selection.py",
@@ -74,6 +74,7 @@ PARTS: Mapping[str, Part] = {
             "training/objectives.py",
             "scores/metrics.py",
             "scores/ranking.py",
+            "scores/units.py",
         ),
     ),
     "linear evaluation": Part(1, ("training/linear.py", "training/features.py")),

@@ -42,6 +42,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.scores.units import Units
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.training.augmentation import augmented, evaluated
 from benchmd_ray.training.collect import collect, evaluation_batch
@@ -141,7 +142,7 @@ class Ours:
         self._engine = make_engine(self.model, transfer.optimiser, settings.execution, worker)
         self._feed, self._validation = (self._feed_of(split) for split in SPLITS)
         columns, targets = self._columns("train"), setup.arrays["validation"][1]
-        units = [str(row) for row in range(len(targets))]
+        units = Units([str(row) for row in range(len(targets))])
         rows = np.arange(setup.rows)
         self._data = TransferData(setup.kind.task.kind, rows, columns, targets, units)
         self._best, self._epoch = Best(), 0

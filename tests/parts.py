@@ -42,6 +42,7 @@ EVALUATED = {
         "training/collect.py",
         "training/augmentation/evaluation.py",
         "scores/metrics.py",
+        "scores/units.py",
     ),
     "segmentation": (
         "training/segmented.py",

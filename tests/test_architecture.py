@@ -35,7 +35,16 @@ ROOMS = {
     "scores": FOUNDATION | {"scores"},
     "training": FOUNDATION | {"cluster", "data", "models", "scores", "ssl", "training"},
     "tuning": FOUNDATION
-    | {"cluster", "data", "models", "scores.comparison", "scores.metrics", "ssl", "training"}
+    | {
+        "cluster",
+        "data",
+        "models",
+        "scores.comparison",
+        "scores.metrics",
+        "scores.units",
+        "ssl",
+        "training",
+    }
     | {"tuning"},
     "benchmarks": FOUNDATION
     | {"benchmarks", "data", "models", "scores", "ssl", "training"}

@@ -101,7 +101,7 @@ def test_a_run_is_named_by_the_versions_of_the_parts_that_it_uses(
         "normalisation": [True] * 4,
         "resnet": [False] * 4,
     }.items():
-        raised = {**PARTS, part: replace(PARTS[part], version=2)}
+        raised = {**PARTS, part: replace(PARTS[part], version=PARTS[part].version + 1)}
         with monkeypatch.context() as patch:
             patch.setattr(module, "PARTS", raised)
             assert [a != b for a, b in zip(names(), before, strict=True)] == changed, part
@@ -109,9 +109,10 @@ def test_a_run_is_named_by_the_versions_of_the_parts_that_it_uses(
 
 
 def test_results_of_two_versions_are_two_protocols_and_the_note_says_so(tmp_path):
+    now = PARTS["transfer"].version
     made = [
         make_transfer(tmp_path, seed=seed, parts={"transfer": version})
-        for seed, version in ((0, 1), (1, 7))
+        for seed, version in ((0, now), (1, 7))
     ]
     for run in made:
         predict_all(run, {"ptb-xl": {"validation": 80}})
@@ -120,8 +121,8 @@ def test_results_of_two_versions_are_two_protocols_and_the_note_says_so(tmp_path
     assert sorted(set(analysis.scores["protocol"])) == ["fixed 1", "fixed 2"]
     assert [n for n in analysis.notes if "fixed 2: with parts.transfer=7" in n]
     (note,) = [n for n in analysis.notes if n.startswith("Made by version ")]
-    assert note.startswith(f"Made by version transfer 7, now 1: {made[1].folder.name}.")
-    assert analysis.ran["parts"].tolist() == ["transfer 1", "transfer 7"]
+    assert note.startswith(f"Made by version transfer 7, now {now}: {made[1].folder.name}.")
+    assert analysis.ran["parts"].tolist() == [f"transfer {now}", "transfer 7"]
 
 
 def test_transfers_from_pretrainings_of_two_versions_are_not_pooled(tmp_path):

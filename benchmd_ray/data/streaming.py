@@ -25,6 +25,8 @@ from benchmd_ray.tasks import Target
 READ_BYTES = 32 * 2**20
 """Signal bytes that a stream takes at a time."""
 COLUMNS = ["target", "scale", "valid_size"]
+PIECE = 256
+"""Rows that a stream takes, and that leave its buffer at an epoch's end, at a time, at most."""
 
 
 def columns_of(table: pa.Table, target: Target) -> Columns:
@@ -46,6 +48,20 @@ class _Block(NamedTuple):
 
     def at(self, index: Rows | slice) -> _Block:
         return _Block(self.rows[index], self.signals[index], self.columns.at(index))
+
+    def empty(self, rows: int) -> _Block:
+        """Room for so many rows."""
+        columns = self.columns
+        parts = (self.rows, self.signals, columns.targets, columns.scales, columns.sizes)
+        made = [np.empty((rows, *part.shape[1:]), part.dtype) for part in parts]
+        return _Block(made[0], made[1], Columns(*made[2:]))
+
+    def put(self, index: Rows | slice, other: _Block) -> None:
+        """Take other rows in place of these."""
+        self.rows[index], self.signals[index] = other.rows, other.signals
+        own, new = self.columns, other.columns
+        own.targets[index], own.scales[index] = new.targets, new.scales
+        own.sizes[index] = new.sizes
 
     def then(self, other: _Block) -> _Block:
         return _Block(
@@ -108,7 +124,7 @@ class StreamingFeed:
         own = self._own(order, self._worker.rank)
         rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in own])
         read = 0
-        size = max(1, min(256, READ_BYTES // row_bytes(self._catalog)))
+        size = max(1, min(PIECE, READ_BYTES // row_bytes(self._catalog)))
         for table in _stream([self._shards[i] for i in own], size):
             signals = decode_signals(table["signal"], self._catalog.signal)
             own_rows = rows[read : read + len(signals)]
@@ -123,16 +139,23 @@ class StreamingFeed:
     def _shuffled(self, epoch: int) -> Iterator[_Block]:
         """Blocks of an epoch through the shuffle buffer."""
         generator = np.random.default_rng([self._seed, epoch, 1 + self._worker.rank])
-        held: _Block | None = None
-        for block in self._read(self._epoch_shards(epoch)):
-            held = held.then(block) if held else block
-            order = generator.permutation(len(held.rows))
-            out = max(0, len(order) - self._shuffle_rows)
-            if out:
-                yield held.at(order[:out])
-            held = held.at(order[out:])
+        shards = self._epoch_shards(epoch)
+        size = min(self._shuffle_rows, self._own_rows(shards, self._worker.rank))
+        held, filled = None, 0
+        for block in self._read(shards):
+            held = held or block.empty(size)
+            count = min(size - filled, len(block.rows))
+            held.put(slice(filled, filled + count), block.at(slice(count)))
+            filled += count
+            for start in range(count, len(block.rows), size):
+                new = block.at(slice(start, start + size))
+                places = generator.choice(size, len(new.rows), replace=False)
+                yield held.at(places)
+                held.put(places, new)
         if held:
-            yield held
+            order = generator.permutation(size)
+            for start in range(0, size, PIECE):
+                yield held.at(order[start : start + PIECE])
 
     def _batches(self, blocks: Iterator[_Block], size: int) -> Iterator[Batch]:
         """Regroup blocks into batches of ``size``; the last one may be shorter."""

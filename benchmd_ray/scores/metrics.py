@@ -19,7 +19,7 @@ import numpy.typing as npt
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.scores import ranking, sums
 from benchmd_ray.scores.sums import Floats, Targets
-from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
+from benchmd_ray.tasks import EXCLUSIVE, TaskKind
 
 _ROUNDING = 1e-6
 """How far a score may lie outside [0, 1]: merged classes have sums of probabilities."""
@@ -145,9 +145,7 @@ def auroc_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Floats:
         BenchmdError: The arrays do not fit together, hold other target values, or a score is
             not finite.
     """
-    from sklearn.metrics import roc_auc_score  # a second of a CPU, which most processes can spare
-
-    return _each_class(roc_auc_score, targets, scores)
+    return _each_class(ranking.auroc, targets, scores)
 
 
 def average_precision_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Floats:
@@ -156,7 +154,7 @@ def average_precision_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -
     NaN where a class has no positive or no negative, as for `auroc_per_class`, which takes and
     raises the same.
     """
-    from sklearn.metrics import average_precision_score
+    from sklearn.metrics import average_precision_score  # a second, which most processes can spare
 
     return _each_class(average_precision_score, targets, scores)
 
@@ -172,36 +170,6 @@ def _each_class(
         if 0 < positives < np.count_nonzero(known):
             values[index] = score_class(target[known], score[known])
     return values
-
-
-def pooled(
-    units: Sequence[str], targets: npt.ArrayLike, scores: npt.ArrayLike
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8], npt.NDArray[np.float64]]:
-    """Rows pooled to what is scored: the windows of a CT scan to the scan (decision D5).
-
-    Args:
-        units: (rows,) what each row belongs to.
-        targets: (rows, classes), 1, 0 or -1 for unknown.
-        scores: (rows, classes).
-
-    Returns:
-        The first row of each unit (units,), in order of the rows; the units' targets (units,
-        classes): 1 if one of its rows is positive, else -1 if one is unknown, else 0; and their
-        scores (units, classes): the maximum over its rows.
-    """
-    target, score = np.asarray(targets, np.int8), np.asarray(scores, np.float64)
-    _, first, member = np.unique(np.asarray(units, np.str_), return_index=True, return_inverse=True)
-    place = np.empty(len(first), np.int64)
-    place[np.argsort(first)] = np.arange(len(first))
-    member = place[member]
-    shape = (len(first), target.shape[1])
-    best = np.full(shape, -np.inf)
-    np.maximum.at(best, member, score)
-    positive, unknown = np.zeros(shape, bool), np.zeros(shape, bool)
-    np.logical_or.at(positive, member, target == 1)
-    np.logical_or.at(unknown, member, target == UNKNOWN)
-    pooled_targets = np.where(positive, 1, np.where(unknown, UNKNOWN, 0)).astype(np.int8)
-    return np.sort(first), pooled_targets, best
 
 
 def probabilities(logits: npt.ArrayLike, task: TaskKind) -> npt.NDArray[np.float64]:

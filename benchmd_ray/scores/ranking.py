@@ -73,6 +73,23 @@ def rank(target: Targets, score: Floats, patients: Places) -> Ranking:
     )
 
 
+def auroc(target: Targets, score: Floats) -> float:
+    """AUROC of one class from one sort, by exact counts; a tie counts one half.
+
+    Args:
+        target: (rows,) 1 or 0, both at least once.
+        score: (rows,).
+    """
+    ascending = np.sort(score)
+    positives = np.sort(score[target == 1])
+    below = np.searchsorted(ascending, positives, side="left")
+    up_to = np.searchsorted(ascending, positives, side="right")
+    several = len(positives)
+    # As in `weighted_auroc`, with weights of 1.
+    won = int(below.sum()) + int(up_to.sum()) - several**2
+    return won / (2 * several * (len(score) - several))
+
+
 def weighted_auroc(ranking: Ranking, weights: Weights) -> Floats:
     """AUROC of each draw, (draws,); NaN where it holds no positive or no negative.
 

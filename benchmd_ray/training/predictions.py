@@ -33,7 +33,7 @@ from benchmd_ray.integrity import (
 )
 from benchmd_ray.parquet import opened, read_table
 from benchmd_ray.run_files import PREDICTIONS
-from benchmd_ray.scores.metrics import pooled
+from benchmd_ray.scores.units import Units
 from benchmd_ray.tasks import UNKNOWN, Task
 from benchmd_ray.typed import typed
 
@@ -89,8 +89,14 @@ class Predictions:
 
         A unit is what is scored: a CT scan with all its windows, elsewhere a record.
         """
-        table, (first, targets, scores) = self._pooled(split)
-        return targets, scores, np.array(table["group_id"].to_pylist())[first]
+        table, units = self._of_split(split)
+        classes = table["scores"].type.list_size
+        scores = table["scores"].combine_chunks().flatten().to_numpy().reshape(-1, classes)
+        return (
+            units.targets(decode_targets(table["target"])),
+            units.scores(scores),
+            np.array(table["group_id"].to_pylist())[units.first],
+        )
 
     def units_of_split(self, split: str) -> pd.DataFrame:
         """What is known of each unit of a split, in the order of `of_split`.
@@ -99,23 +105,15 @@ class Predictions:
         device, view; null where the source does not say. A unit of several rows has its first
         row's.
         """
-        table, (first, *_) = self._pooled(split)
+        table, units = self._of_split(split)
         known = table.select(["unit_id", "group_id", *PERSON])
-        found: pd.DataFrame = known.take(first).to_pandas()
+        found: pd.DataFrame = known.take(units.first).to_pandas()
         return found
 
-    def _pooled(
-        self, split: str
-    ) -> tuple[
-        pa.Table,
-        tuple[npt.NDArray[np.int64], npt.NDArray[np.int8], npt.NDArray[np.float64]],
-    ]:
-        """Rows of a split, and what `pooled` makes of them."""
+    def _of_split(self, split: str) -> tuple[pa.Table, Units]:
+        """Rows of a split, and which unit each belongs to."""
         table = self.table.filter(pc.equal(self.table["split"], split))
-        classes = table["scores"].type.list_size
-        flat = table["scores"].combine_chunks().flatten().to_numpy()
-        units = table["unit_id"].to_pylist()
-        return table, pooled(units, decode_targets(table["target"]), flat.reshape(-1, classes))
+        return table, Units(table["unit_id"].to_pylist())
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -250,7 +248,7 @@ def _fault(predictions: Predictions) -> str:
     return ""
 
 
-CLASSIFIED = Form("classification", 2, _fault)
+CLASSIFIED = Form("classification", 3, _fault)
 """Of the classification of a dataset's splits."""
 
 

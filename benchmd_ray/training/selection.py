@@ -23,7 +23,8 @@ from benchmd_ray.data.feed import (
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.splits import balanced_folds, label_subset, rarest_class
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.scores.metrics import auroc, pooled, probabilities, require_scorable
+from benchmd_ray.scores.metrics import auroc, probabilities, require_scorable
+from benchmd_ray.scores.units import Units
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import TaskKind
 
@@ -59,8 +60,8 @@ class TransferData:
     """Of all rows of the training split."""
     validation_targets: npt.NDArray[np.int8]
     """Of all rows of the validation split; none of a segmentation, whose masks the feed gives."""
-    validation_units: list[str]
-    """What each of these rows is scored as part of."""
+    validation_units: Units
+    """What these rows are scored as part of."""
     second_half: npt.NDArray[np.bool_] | None = None
     """Of these rows, those of the second half of the patients, where halves are scored too."""
     into: Path | None = None
@@ -75,10 +76,11 @@ class TransferData:
         scores = probabilities(logits, self.task)
         if self.into is not None:
             np.save(self.into, scores.astype(np.float32), allow_pickle=False)
-        first, targets, scores = pooled(self.validation_units, self.validation_targets, scores)
+        targets = self.validation_units.targets(self.validation_targets)
+        scores = self.validation_units.scores(scores)
         found = {"validation_auroc": auroc(targets, scores).mean}
         if self.second_half is not None:
-            second = self.second_half[first]
+            second = self.second_half[self.validation_units.first]
             for name, half in zip(HALVES, (~second, second), strict=True):
                 found[name] = auroc(targets[half], scores[half]).mean
         return found
@@ -110,9 +112,9 @@ def transfer_data(settings: Settings, catalog: Catalog, *, halved: bool = False)
         order = np.random.default_rng([settings.seed, 0x5F1]).permutation(len(rows))
         targets[rows] = targets[rows[order]]
     validation = read_columns(catalog, "validation").targets.astype(np.int8)
-    units = read_units(catalog, "validation")
-    _, scored, _ = pooled(units, validation, np.zeros(validation.shape))
-    require_scorable(scored, catalog.task.classes, f"{catalog.path}, split validation")
+    units = Units(read_units(catalog, "validation"))
+    where = f"{catalog.path}, split validation"
+    require_scorable(units.targets(validation), catalog.task.classes, where)
     labelled = replace(columns, targets=targets)
     halves = _second_half(catalog, validation) if halved else None
     return TransferData(catalog.task.kind, rows, labelled, validation, units, halves)
@@ -184,7 +186,7 @@ def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> Transf
             "with a class but the background."
         )
     none = np.empty((0, 0), np.int8)
-    return TransferData(catalog.task.kind, np.arange(len(columns)), columns, none, [])
+    return TransferData(catalog.task.kind, np.arange(len(columns)), columns, none, Units([]))
 
 
 def training_streams(catalog: Catalog, settings: Settings, data: TransferData) -> bool:

@@ -20,7 +20,7 @@ from benchmd_ray.data.feed import read_units
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.integrity import Damaged, require_hash
 from benchmd_ray.scores.comparison import delong_shares
-from benchmd_ray.scores.metrics import pooled
+from benchmd_ray.scores.units import Units
 from benchmd_ray.settings import Settings
 from benchmd_ray.training.selection import transfer_data
 from benchmd_ray.tuning.confirm import Sampling
@@ -34,7 +34,8 @@ REMEDY = "Remove the search's folder to begin it anew."
 class Records:
     """Validation records of an evaluation."""
 
-    units: Sequence[str]
+    units: npt.NDArray[np.str_]
+    """What each row is scored as part of."""
     patients: npt.NDArray[np.str_]
     targets: npt.NDArray[np.int8]
     """(rows, classes)."""
@@ -51,7 +52,7 @@ class Records:
             return None
         table = split_table(catalog, "validation", ["group_id"])
         patients = np.array(table["group_id"].to_pylist(), np.str_)
-        units = read_units(catalog, "validation")
+        units = np.array(read_units(catalog, "validation"), np.str_)
         return cls(units, patients, data.validation_targets, data.second_half)
 
     def shares(self, start: Floats, trial: Floats) -> dict[str, float]:
@@ -63,10 +64,9 @@ class Records:
         """
         found: dict[str, float] = {}
         for half in (~self.second_half, self.second_half):
-            units = [unit for unit, own in zip(self.units, half, strict=True) if own]
-            first, targets, begun = pooled(units, self.targets[half], start[half])
-            _, _, theirs = pooled(units, self.targets[half], trial[half])
-            patients = self.patients[half][first]
+            units = Units(self.units[half])
+            targets, patients = units.targets(self.targets[half]), self.patients[half][units.first]
+            begun, theirs = (units.scores(scores[half]) for scores in (start, trial))
             each = delong_shares(targets, begun, theirs, patients) / 2
             if len(each):  # none where the half has no class that can be scored
                 found |= dict(zip(np.unique(patients).tolist(), each.tolist(), strict=True))

@@ -23,7 +23,8 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.demo.ct import write_ct
-from benchmd_ray.scores.metrics import auroc, pooled
+from benchmd_ray.scores.metrics import auroc
+from benchmd_ray.scores.units import Units
 from benchmd_ray.settings import load_settings
 from benchmd_ray.training.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.training.reporter import Reporter
@@ -160,8 +161,9 @@ def test_classes_can_be_learnt_from_simple_features_and_transfer_worse(larger):
     for name, least in (("lidc-idri validation", 0.8), ("lndb test", 0.7)):
         found, known, units = larger[name]
         scores = [model.decision_function((found - centre) / spread) for model in models]
-        _, scans, best = pooled(units, known, np.stack(scores, axis=1))
-        assert auroc(scans, best).mean > least
+        scans = Units(units)
+        best = scans.scores(np.stack(scores, axis=1))
+        assert auroc(scans.targets(known), best).mean > least
 
 
 class Silent(Reporter):

@@ -8,10 +8,10 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.metrics import (
     auroc,
     auroc_per_class,
-    pooled,
     probabilities,
     require_scorable,
 )
+from benchmd_ray.scores.units import Units
 
 
 def pair_auroc(target, score):
@@ -156,6 +156,11 @@ def loop_pooled(units, targets, scores):
     return first, pooled_targets, pooled_scores
 
 
+def pool(names, targets, scores):
+    units = Units(names)
+    return units.first, units.targets(targets), units.scores(scores)
+
+
 def windows(seed, rows, scans, classes):
     """Windows of scans in any order, their targets with unknowns, their scores."""
     rng = np.random.default_rng(seed)
@@ -168,7 +173,7 @@ def windows(seed, rows, scans, classes):
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 12), st.integers(1, 3))
 def test_windows_of_one_scan_pool_to_one_score(seed, rows, scans, classes):
     units, targets, scores = windows(seed, rows, scans, classes)
-    first, pooled_targets, pooled_scores = pooled(units, targets, scores)
+    first, pooled_targets, pooled_scores = pool(units, targets, scores)
     expected = loop_pooled(units, targets, scores)
     assert first.tolist() == expected[0]
     assert pooled_targets.tolist() == expected[1]
@@ -180,7 +185,7 @@ def test_a_scan_with_a_positive_window_is_positive_and_else_unknown_where_one_is
     units = ["b", "a", "b", "a", "c", "b", "c"]
     targets = np.array([[0, 1], [-1, 0], [1, 0], [0, -1], [0, 0], [-1, 0], [0, 0]])
     scores = np.array([[1, 5], [2, 9], [0, 6], [3, 7], [-4, -1], [8, 0], [-3, -2]])
-    first, pooled_targets, pooled_scores = pooled(units, targets, scores)
+    first, pooled_targets, pooled_scores = pool(units, targets, scores)
     assert first.tolist() == [0, 1, 4]  # b, a, c
     assert pooled_targets.tolist() == [[1, 1], [-1, -1], [0, 0]]
     assert pooled_scores.tolist() == [[8, 6], [3, 9], [-3, -1]]
@@ -189,7 +194,7 @@ def test_a_scan_with_a_positive_window_is_positive_and_else_unknown_where_one_is
 def test_records_that_are_their_own_units_stay_as_they_are():
     targets, scores = random_predictions(6)
     units = [f"r{row}" for row in np.random.default_rng(6).permutation(60)]
-    first, same_targets, same_scores = pooled(units, targets, scores)
+    first, same_targets, same_scores = pool(units, targets, scores)
     np.testing.assert_array_equal(first, np.arange(60))
     np.testing.assert_array_equal(same_targets, targets)
     np.testing.assert_array_equal(same_scores, scores)
@@ -203,7 +208,7 @@ def test_the_order_of_windows_does_not_matter(seed, rows):
     moved = [units[row] for row in order]
 
     def by_name(units, targets, scores):
-        first, *values = pooled(units, targets, scores)
+        first, *values = pool(units, targets, scores)
         names = [units[row] for row in first]
         return sorted(zip(names, *(value.tolist() for value in values), strict=True))
 
