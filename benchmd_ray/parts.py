@@ -53,7 +53,7 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "optimisation": Part(
-        1,
+        2,
         (
             "training/averaging.py",
             "training/engine.py",
@@ -77,7 +77,7 @@ PARTS: Mapping[str, Part] = {
             "scores/units.py",
         ),
     ),
-    "linear evaluation": Part(1, ("training/linear.py", "training/features.py")),
+    "linear evaluation": Part(2, ("training/linear.py", "training/features.py")),
     "augmentation": Part(
         1,
         (

@@ -317,7 +317,7 @@ class ExecutionSettings:
     """
 
     engine: Literal["auto", "torch", "deepspeed"] = "auto"
-    """auto: DeepSpeed on a GPU or with several workers, plain torch for one CPU process."""
+    """auto: DeepSpeed for several workers or ZeRO, plain torch for one process."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
     precision: Literal["auto", "float32", "bf16"] = "auto"

@@ -31,6 +31,7 @@ from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import classification_loss
 from benchmd_ray.settings import ENCODERS, Settings, updated
 from benchmd_ray.training.collect import collect, evaluating
+from benchmd_ray.training.engine import adamw
 from benchmd_ray.training.linear import head_epoch
 from speed import measure
 
@@ -92,10 +93,7 @@ class Evaluation:
         head = nn.Linear(width, classes)
         head.load_state_dict(self.first)
         head.to(self.worker.device)
-        chosen = self.settings.transfer.optimiser
-        return head, torch.optim.AdamW(
-            head.parameters(), chosen.lr, weight_decay=chosen.weight_decay
-        )
+        return head, adamw(head.parameters(), self.settings.transfer.optimiser)
 
     def encoded_once(self, epochs: int) -> nn.Linear:
         """Ours: the head after some epochs on features."""

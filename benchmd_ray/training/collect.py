@@ -12,12 +12,14 @@ from torch import nn
 
 from benchmd_ray.data.batches import Batch, Feed, Worker
 from benchmd_ray.models.encoder import values_held
-from benchmd_ray.training.engine import autocast, gather
+from benchmd_ray.training.engine import alone, autocast, gather
 
 EVALUATION_BATCH = 256
 """Examples of a step that takes no gradients, all workers together, at most."""
 EVALUATION_VALUES = 2**26
 """Values of the input of such a step, or of a map of a convolutional network, at most."""
+HELD_BYTES = 2**26
+"""Of outputs that wait on the device, at most, and always those of one step."""
 
 
 def evaluation_batch(encoder: nn.Module) -> int:
@@ -57,17 +59,39 @@ def gathered(
     Returns:
         (rows, …).
     """
-    rows, outputs = [], []
+    rows, outputs = _Copied(), _Copied()
     with torch.inference_mode():
         for batch in feed.ordered(batch_size):
-            outputs.append(gather(work(batch)).cpu())
-            rows.append(gather(torch.from_numpy(batch.rows).to(batch.signals.device)).cpu())
-    row = torch.cat(rows).numpy()
-    output = torch.cat(outputs).numpy()[row >= 0]
-    result = np.empty_like(output)
-    order = np.argsort(row[row >= 0], kind="stable")
-    result[:] = output[order]
-    return result
+            outputs.append(gather(work(batch)))
+            own = torch.from_numpy(batch.rows)
+            rows.append(own if alone() else gather(own.to(batch.signals.device)))
+    row, output = rows.whole(), outputs.whole()
+    known = np.flatnonzero(row >= 0)
+    return output[known[np.argsort(row[known], kind="stable")]]
+
+
+class _Copied:
+    """Tensors of a device, joined and copied to the host many at a time.
+
+    Each copy waits for all that the device has to do.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[torch.Tensor] = []
+        self._done: list[torch.Tensor] = []
+
+    def append(self, tensor: torch.Tensor) -> None:
+        if self._held and tensor.nbytes * (len(self._held) + 1) > HELD_BYTES:
+            self._copy()
+        self._held.append(tensor)
+
+    def _copy(self) -> None:
+        self._done.append(torch.cat(self._held).cpu())
+        self._held = []
+
+    def whole(self) -> npt.NDArray[Any]:
+        self._copy()
+        return torch.cat(self._done).numpy()
 
 
 def evaluating(module: nn.Module, worker: Worker, precision: str) -> Callable[[torch.Tensor], Any]:

@@ -1,14 +1,14 @@
 """Engines: what turns a loss into a step, on one process or on many.
 
-`TorchEngine` is plain PyTorch for one process; `DeepSpeedEngine` serves GPUs and several
-workers. Both write the same checkpoint, which loads at any number of workers and ZeRO stage.
+`TorchEngine` is plain PyTorch for one process; `DeepSpeedEngine` serves several workers. Both write
+the same checkpoint, which loads at any number of workers and ZeRO stage.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,9 +92,14 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
+def alone() -> bool:
+    """Whether there is no other worker."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
 def gather(x: torch.Tensor) -> torch.Tensor:
     """Concatenate over workers along the first axis, in order of rank, differentiably."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if alone():
         return x
     if x.requires_grad:
         return torch.cat(dist_nn.all_gather(x.contiguous()))  # type: ignore[no-untyped-call]
@@ -105,8 +110,15 @@ def gather(x: torch.Tensor) -> torch.Tensor:
 
 def barrier() -> None:
     """Wait for all workers."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if not alone():
         dist.barrier()
+
+
+def adamw(parameters: Iterable[Any], settings: OptimiserSettings) -> torch.optim.AdamW:
+    """AdamW in one pass over parameters, or groups of them."""
+    return torch.optim.AdamW(
+        parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=True
+    )
 
 
 class TorchEngine:
@@ -123,11 +135,7 @@ class TorchEngine:
         self.module = module.to(worker.device)
         self.worker = worker
         self._precision = execution.precision
-        self._optimiser = torch.optim.AdamW(
-            parameter_groups(module, factors),
-            lr=optimiser.lr,
-            weight_decay=optimiser.weight_decay,
-        )
+        self._optimiser = adamw(parameter_groups(module, factors), optimiser)
         self._held = HeldWhole(self._optimiser)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -228,7 +236,7 @@ def make_engine(
     worker: Worker,
     factors: Mapping[str, float] | None = None,
 ) -> Engine:
-    """The engine of the settings: DeepSpeed on a GPU or with several workers, else PyTorch.
+    """The engine of the settings: DeepSpeed with several workers or ZeRO, else PyTorch.
 
     Args:
         module: What is trained.
@@ -240,8 +248,7 @@ def make_engine(
     """
     choice = execution.engine
     if choice == "auto":
-        single = worker.world == 1 and worker.device.type == "cpu" and execution.zero_stage == 0
-        choice = "torch" if single else "deepspeed"
+        choice = "torch" if worker.world == 1 and execution.zero_stage == 0 else "deepspeed"
     engines: dict[str, Callable[..., Engine]] = {
         "torch": TorchEngine,
         "deepspeed": DeepSpeedEngine,
@@ -289,6 +296,7 @@ def deepspeed_config(
                 "lr": optimiser.lr,
                 "weight_decay": optimiser.weight_decay,
                 "torch_adam": True,
+                "fused": True,
             },
         },
         "gradient_clipping": 0.0,  # DeepSpeed clips at norm 1 unless set; the protocol never

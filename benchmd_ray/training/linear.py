@@ -16,7 +16,7 @@ from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import TaskKind
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
-from benchmd_ray.training.engine import cpu_copy, set_lr
+from benchmd_ray.training.engine import adamw, cpu_copy, set_lr
 from benchmd_ray.training.features import Features, feature_store
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.selection import Best, TransferData, training_feed, training_streams
@@ -54,9 +54,7 @@ def linear_evaluation(
     held = torch.from_numpy(validation).clone().to(worker.device)
     targets = torch.from_numpy(data.columns.targets[data.rows]).to(worker.device)
     head, best = model.head.to(worker.device), Best()
-    optimiser = torch.optim.AdamW(
-        head.parameters(), transfer.optimiser.lr, weight_decay=transfer.optimiser.weight_decay
-    )
+    optimiser = adamw(head.parameters(), transfer.optimiser)
     reporter.start("linear evaluation", transfer.epochs, "epochs", 0)
     for epoch in range(transfer.epochs):
         loss = head_epoch(head, optimiser, features, targets, settings, epoch, catalog.task.kind)

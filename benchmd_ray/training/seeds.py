@@ -20,5 +20,12 @@ def generator(*parts: int) -> torch.Generator:
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed the global generators of this process for one step, for dropout."""
-    torch.manual_seed(derived_seed(DROPOUT, seed, step, rank))
+    """Seed the global generators of this process for one step, for dropout.
+
+    Those of the CPU and of the GPU that is in use: ``torch.manual_seed`` looks for further devices,
+    which takes ten times as long.
+    """
+    value = derived_seed(DROPOUT, seed, step, rank)
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value)

@@ -74,7 +74,8 @@ class HeldWhole:
         self._optimiser.state.clear()
         for parameter, held in moments:
             own = {name: torch.empty_like(parameter.data).copy_(held[name]) for name in MOMENTS[1:]}
-            self._optimiser.state[parameter] = {"step": held["step"].clone(), **own}
+            step = held["step"].to(parameter.device, copy=True)  # where a fused AdamW counts
+            self._optimiser.state[parameter] = {"step": step, **own}
 
 
 def save_state(module: nn.Module, held: Held, folder: Path | None) -> None:

@@ -73,7 +73,7 @@ class HeldByZero:
         """Moments as before the first step; AdamW makes them in that step."""
         for flat in self._flat():
             self._zero.optimizer.state[flat] = {
-                "step": torch.zeros((), dtype=torch.float32),
+                "step": torch.zeros((), dtype=torch.float32, device=flat.device),
                 **{name: torch.zeros_like(flat.data) for name in MOMENTS[1:]},
             }
         self._link()

@@ -578,7 +578,9 @@ class Unordered:
             yield Batch(rows, signals, torch.zeros(len(rows), 7, dtype=torch.int8))
 
 
-def test_outputs_are_collected_in_row_order_without_padding():
+@pytest.mark.parametrize("held", [1, 40, 10**6])  # bytes that wait on the device
+def test_outputs_are_collected_in_row_order_without_padding(held, monkeypatch):
+    monkeypatch.setattr("benchmd_ray.training.collect.HELD_BYTES", held)
     feed = Unordered((4, 0, 6, -1, 1, 5, -1, -1, 3, 2))
     found = collect(lambda x: torch.cat([x, x * 10], dim=1), feed, 20)
     assert found.tolist() == [[row, row * 10] for row in range(7)]
@@ -601,6 +603,7 @@ def test_outputs_are_collected_in_row_order(source, world, monkeypatch):
             torch.cat([torch.from_numpy(b.rows) for b in batches]),
         )
     )
+    monkeypatch.setattr("benchmd_ray.training.collect.alone", lambda: False)
     monkeypatch.setattr("benchmd_ray.training.collect.gather", lambda x: next(gathered))
     found = collect(lambda x: x.flatten(1)[:, :5], feeds[0], 20)
     np.testing.assert_array_equal(found, expected)
