@@ -60,11 +60,12 @@ PARTS: Mapping[str, Part] = {
             "training/decay.py",
             "training/freezing.py",
             "training/seeds.py",
+            "training/steps.py",
             "training/stochastic_depth.py",
             "training/zero.py",
         ),
     ),
-    "pretraining": Part(1, ("training/pretrain.py",)),
+    "pretraining": Part(1, ("training/losses.py", "training/pretrain.py")),
     "transfer": Part(
         2,
         (

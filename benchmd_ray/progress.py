@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from tqdm import tqdm
-
 
 class Progress(Protocol):
     """Shows how far some work is."""
@@ -35,6 +33,8 @@ class TerminalProgress:
     """A tqdm bar with rate and time left."""
 
     def __init__(self, what: str, total: int, unit: str, done: int = 0) -> None:
+        from tqdm import tqdm  # only who shows a bar needs it
+
         self._bar = tqdm(total=total, initial=done, desc=what, unit=f" {unit}", leave=True)
 
     def update(self, done: int, values: Mapping[str, float] | None = None) -> None:
@@ -119,6 +119,8 @@ class TerminalBoard:
         form = f"{{n_fmt}}/{{total_fmt}} {unit} |{{bar:12}}| {{desc}}"
         if total is None:
             form = f"{{n_fmt}} {unit}, {{desc}}"
+        from tqdm import tqdm
+
         self._bar = tqdm(total=total, bar_format=form, dynamic_ncols=True, leave=True)
 
     def show(self, done: int, text: str) -> None:
@@ -165,5 +167,7 @@ def board(total: int | None, unit: str) -> Board:
 @contextmanager
 def above() -> Iterator[None]:
     """What is printed within stands above the bars of a terminal, not amid them."""
+    from tqdm import tqdm
+
     with tqdm.external_write_mode(file=sys.stderr):
         yield

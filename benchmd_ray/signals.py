@@ -225,10 +225,14 @@ def valid_area(extents: Sequence[int], size: Sequence[Any]) -> tuple[slice, ...]
         extents: Of the stored signal, without its channels.
         size: The valid ones, as `Record.valid_size`.
     """
-    starts = [(whole - valid) // 2 for whole, valid in zip(extents, size, strict=True)]
-    if len(starts) == 3:
-        starts[0] = 0
+    starts = valid_starts(extents, size)
     return tuple(slice(start, start + valid) for start, valid in zip(starts, size, strict=True))
+
+
+def valid_starts(extents: Sequence[int], size: Sequence[Any]) -> list[Any]:
+    """Where each slice of `valid_area` begins, which takes the same; sizes may be tensors."""
+    starts = [(whole - valid) // 2 for whole, valid in zip(extents, size, strict=True)]
+    return [0 * starts[0], *starts[1:]] if len(starts) == 3 else starts
 
 
 def differing_in(one: Signal, other: Signal) -> str:

@@ -93,7 +93,7 @@ class Evaluation:
         head = nn.Linear(width, classes)
         head.load_state_dict(self.first)
         head.to(self.worker.device)
-        return head, adamw(head.parameters(), self.settings.transfer.optimiser)
+        return head, adamw(head.parameters(), self.settings.transfer.optimiser, self.worker.device)
 
     def encoded_once(self, epochs: int) -> nn.Linear:
         """Ours: the head after some epochs on features."""

@@ -49,7 +49,7 @@ from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.engine import autocast, make_engine
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.selection import Best, TransferData
-from benchmd_ray.training.transfer import finetune_epoch
+from benchmd_ray.training.transfer import finetune_epoch, finetuning_steps
 from speed import measure
 
 TOLERANCE = {"cpu": 1e-5, "cuda": 1e-2}
@@ -146,6 +146,8 @@ class Ours:
         rows = np.arange(setup.rows)
         self._data = TransferData(setup.kind.task.kind, rows, columns, targets, units)
         self._best, self._epoch = Best(), 0
+        count = transfer.epochs * -(-setup.rows // setup.batch_size)
+        self._steps = finetuning_steps(self._engine, settings, setup.kind.task.kind, count)
 
     def _columns(self, split: str) -> Columns:
         targets, shape = self._setup.arrays[split][1], self._setup.kind.signal.stored_shape
@@ -167,6 +169,7 @@ class Ours:
         agreement = Agreement(setup.worker)
         sums, _ = finetune_epoch(
             self._engine,
+            self._steps,
             self._feed,
             settings,
             self._epoch,

@@ -157,7 +157,8 @@ def stepped(
         signals = torch.randn(batch, *shape, generator=generator)[share]
         drawn = engine.module.draw(batch, generator)  # type: ignore[operator]
         loss = engine(signals, {key: x[share] for key, x in drawn.items()}, gather)
-        engine.step(loss, 1e-4)
+        engine.set_lr(1e-4)
+        engine.step(loss)
         yield float(gather(loss.detach()[None]).mean())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ Rows = npt.NDArray[np.int64]
 Odds = npt.NDArray[np.float64]
 """Chance of each row to be drawn; they add up to 1."""
 
-GPU_SHARE = 0.3
+GPU_SHARE = 0.6
 """A split goes to the GPU whole when it takes at most this share of its free memory."""
 
 
@@ -76,7 +76,27 @@ class Batch:
     @property
     def weights(self) -> torch.Tensor:
         """(batch,) float32: 1, or 0 for padding."""
-        return torch.from_numpy((self.rows >= 0).astype(np.float32)).to(self.signals.device)
+        return to_device((self.rows >= 0).astype(np.float32), self.signals.device)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One worker's share of a step as it is stored, for `Feed.normalise`."""
+
+    rows: Rows
+    """(batch,) row in the split."""
+    signals: torch.Tensor
+    """(batch, *stored_shape) in the stored type, on the device, as what follows."""
+    scales: torch.Tensor
+    """(batch,)."""
+    sizes: torch.Tensor
+    """(batch, axes but the channel's): the valid size."""
+
+
+def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array on a device; the host does not wait for what a GPU has to do before."""
+    held = torch.from_numpy(values)
+    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
 
 
 class Feed(Protocol):
@@ -84,8 +104,10 @@ class Feed(Protocol):
 
     rows: int
     """Rows of all workers together."""
+    normalise: Normalise
+    """What `endless` gives to what the encoder sees."""
 
-    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
+    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:
         """Shuffled batches without end, from a step on; each epoch holds each row once.
 
         Args:
@@ -166,7 +188,7 @@ class ResidentFeed:
         """
         self._odds = odds
         self._seed, self._worker = seed, worker or Worker()
-        self._normalise = normalise
+        self.normalise = normalise
         self._subset = np.arange(len(columns)) if subset is None else subset
         self.rows = len(self._subset)
         device, used = self._worker.device, columns.at(self._subset)
@@ -176,7 +198,7 @@ class ResidentFeed:
         fits = self._fits(signals[:1].nbytes * self.rows + masks)
         if fits:
             self._device_signals = _to_device(signals, self._subset, device)
-        self._targets = torch.from_numpy(used.targets)
+        self._targets = torch.from_numpy(np.ascontiguousarray(used.targets))
         if fits or not masks:
             self._targets = self._targets.to(device)
         self._scales = torch.from_numpy(used.scales).to(device)
@@ -187,25 +209,28 @@ class ResidentFeed:
         device = self._worker.device
         return device.type == "cuda" and size <= GPU_SHARE * torch.cuda.mem_get_info(device)[0]
 
-    def _batch(self, positions: Rows) -> Batch:
-        device = self._worker.device
-        rows = np.where(positions < 0, -1, self._subset[positions])
-        place = np.maximum(positions, 0)
-        on_device = torch.from_numpy(place).to(device)
+    def _stored(self, place: Rows) -> tuple[Stored, torch.Tensor]:
+        """Rows at places of the subset, and the places on the device."""
+        device, rows = self._worker.device, self._subset[place]
+        on_device = to_device(place, device)
         if self._device_signals is not None:
-            stored = self._device_signals[on_device]
+            signals = self._device_signals[on_device]
         else:
-            stored = torch.from_numpy(np.asarray(self._signals[self._subset[place]])).to(device)
-        signals = self._normalise(stored, self._scales[on_device], self._sizes[on_device])
-        targets = self._targets[on_device.to(self._targets.device)].to(device)
-        return Batch(rows, signals, targets)
+            signals = to_device(np.asarray(self._signals[rows]), device)
+        return Stored(rows, signals, self._scales[on_device], self._sizes[on_device]), on_device
 
-    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
+    def _batch(self, positions: Rows) -> Batch:
+        stored, place = self._stored(np.maximum(positions, 0))
+        signals = self.normalise(stored.signals, stored.scales, stored.sizes)
+        targets = self._targets[place.to(self._targets.device)].to(self._worker.device)
+        return Batch(np.where(positions < 0, -1, stored.rows), signals, targets)
+
+    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:
         """See `Feed`."""
         step = first_step
         while True:
             rows = step_rows(self._seed, step, batch_size, self.rows)
-            yield self._batch(share(rows, self._worker))
+            yield self._stored(share(rows, self._worker))[0]
             step += 1
 
     def epoch(self, batch_size: int, epoch: int, first: int = 0) -> Iterator[Batch]:

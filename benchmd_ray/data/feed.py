@@ -76,7 +76,7 @@ def chosen_rows_feed(
             odds=odds,
         )
     signals = _chosen_signals(catalog, split, rows, settings.execution.resident_gib)
-    normalise = normaliser(catalog.signal, statistics)
+    normalise = normaliser(catalog.signal, statistics, worker.device)
     return ResidentFeed(
         signals, columns.at(rows), normalise, seed=settings.seed, worker=worker, odds=odds
     )
@@ -135,7 +135,7 @@ def resident_feed(
     return ResidentFeed(
         resident_signals(catalog, split),
         read_columns(catalog, split) if columns is None else columns,
-        normaliser(catalog.signal, statistics),
+        normaliser(catalog.signal, statistics, worker.device if worker else None),
         seed=seed,
         worker=worker,
         subset=subset,

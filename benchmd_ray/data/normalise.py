@@ -9,19 +9,20 @@ from typing import Any
 import torch
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.signals import Plain, Range, Signal, Window, valid_area
+from benchmd_ray.signals import Plain, Range, Signal, Window, valid_starts
 
 Statistics = Mapping[str, Sequence[float]]
 """``mean`` and ``std`` per channel over the source's training split, in the stored unit."""
+
+Held = Mapping[str, torch.Tensor]
+"""`Statistics` on the device of the signals: each (channels,) float32."""
 
 Normalise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(signals (batch, *stored_shape), scales (batch,), valid sizes (batch, axes but the channel's)) →
 float32 (batch, *input_shape)."""
 
 
-def by_own_range(
-    signals: torch.Tensor, scales: torch.Tensor, _: Statistics, __: Plain
-) -> torch.Tensor:
+def by_own_range(signals: torch.Tensor, scales: torch.Tensor, _: Held, __: Plain) -> torch.Tensor:
     """Each record divided by its own max − min, so that the unit cancels; 0 where it is constant.
 
     Args:
@@ -37,9 +38,7 @@ def by_own_range(
     return x / extent.masked_fill(extent == 0, torch.inf)
 
 
-def fixed_range(
-    signals: torch.Tensor, scales: torch.Tensor, _: Statistics, to: Range
-) -> torch.Tensor:
+def fixed_range(signals: torch.Tensor, scales: torch.Tensor, _: Held, to: Range) -> torch.Tensor:
     """A range in the signal's unit mapped onto another; what lies beyond is clipped.
 
     Args:
@@ -54,14 +53,12 @@ def fixed_range(
     return x * (to.onto_high - to.onto_low) + to.onto_low
 
 
-def window(signals: torch.Tensor, scales: torch.Tensor, _: Statistics, to: Window) -> torch.Tensor:
+def window(signals: torch.Tensor, scales: torch.Tensor, _: Held, to: Window) -> torch.Tensor:
     """A window of CT mapped to [0, 1]; see `fixed_range`."""
     return fixed_range(signals, scales, {}, to.range)
 
 
-def standardised(
-    signals: torch.Tensor, scales: torch.Tensor, held: Statistics, _: Plain
-) -> torch.Tensor:
+def standardised(signals: torch.Tensor, scales: torch.Tensor, held: Held, _: Plain) -> torch.Tensor:
     """Mean removed and divided by the standard deviation, per channel.
 
     Args:
@@ -74,9 +71,7 @@ def standardised(
     return (x - mean) / std
 
 
-def centred(
-    signals: torch.Tensor, scales: torch.Tensor, held: Statistics, to: Range
-) -> torch.Tensor:
+def centred(signals: torch.Tensor, scales: torch.Tensor, held: Held, to: Range) -> torch.Tensor:
     """Mean removed, and divided by the extent of a range.
 
     Args:
@@ -89,9 +84,7 @@ def centred(
     return (x - _per_channel(held, "mean", signals)) / (to.high - to.low)
 
 
-def as_stored(
-    signals: torch.Tensor, scales: torch.Tensor, _: Statistics, __: Plain
-) -> torch.Tensor:
+def as_stored(signals: torch.Tensor, scales: torch.Tensor, _: Held, __: Plain) -> torch.Tensor:
     """Values in the signal's unit, as they are.
 
     Args:
@@ -106,22 +99,20 @@ def _each(scales: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
     return scales.reshape(-1, *(1,) * (signals.ndim - 1))
 
 
-def _per_channel(held: Statistics, name: str, signals: torch.Tensor) -> torch.Tensor:
-    values = torch.tensor(list(held[name]), dtype=torch.float32, device=signals.device)
-    return values.reshape(-1, *(1,) * (signals.ndim - 2))
+def _per_channel(held: Held, name: str, signals: torch.Tensor) -> torch.Tensor:
+    return held[name].reshape(-1, *(1,) * (signals.ndim - 2))
 
 
 def _valid(sizes: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
-    """(batch, 1, …): True where stored signals are more than padding; see `valid_area`."""
+    """(batch, 1, …): True where stored signals are more than padding; see `valid_starts`."""
     whole = torch.ones((), dtype=torch.bool, device=signals.device)
     extents = signals.shape[2:]
-    areas = valid_area(extents, sizes.unbind(dim=1))
-    for axis, (extent, area) in enumerate(zip(extents, areas, strict=True)):
-        place = torch.arange(extent, device=signals.device)
-        start, stop = (torch.as_tensor(end, device=place.device) for end in (area.start, area.stop))
+    held = sizes.unbind(dim=1)
+    for axis, (start, size) in enumerate(zip(valid_starts(extents, held), held, strict=True)):
+        place, stop = torch.arange(extents[axis], device=signals.device), start + size
         inside = (place >= start.reshape(-1, 1)) & (place < stop.reshape(-1, 1))
         shape = [len(sizes), *(1,) * (signals.ndim - 1)]
-        shape[2 + axis] = extent
+        shape[2 + axis] = extents[axis]
         whole = whole & inside.reshape(shape)
     return whole
 
@@ -147,7 +138,9 @@ NORMALISERS: dict[str, Normaliser] = {
 """By the names that cards give them; their parameters: `benchmd_ray.signals.PARAMETERS`."""
 
 
-def normaliser(signal: Signal, statistics: Statistics | None) -> Normalise:
+def normaliser(
+    signal: Signal, statistics: Statistics | None, device: torch.device | None = None
+) -> Normalise:
     """The function from stored signals, scales and valid sizes to what the encoder sees.
 
     What the encoder does not see of a stored signal lies around its centre and is cut off.
@@ -155,6 +148,7 @@ def normaliser(signal: Signal, statistics: Statistics | None) -> Normalise:
     Args:
         signal: Names the normaliser and its parameters.
         statistics: Of the source's training split; some normalisers need none.
+        device: Where the signals will be; None: the CPU.
 
     Raises:
         BenchmdError: It needs statistics, and there are none.
@@ -168,7 +162,11 @@ def normaliser(signal: Signal, statistics: Statistics | None) -> Normalise:
         )
     parameters = signal.normaliser_parameters()
     centre: tuple[Any, ...] = (..., *map(_centre, signal.stored_shape[1:], signal.input_shape[1:]))
-    held = statistics or {}
+    held = {
+        name: torch.tensor(list(values), dtype=torch.float32, device=device)
+        for name, values in (statistics or {}).items()
+        if chosen.by_statistics
+    }
 
     def normalise(signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
         x = chosen.function(signals[centre], scales, held, parameters)

@@ -14,7 +14,15 @@ import pyarrow as pa
 import torch
 
 from benchmd_ray.cluster import ray_data
-from benchmd_ray.data.batches import Batch, Columns, Rows, Worker, epoch_order
+from benchmd_ray.data.batches import (
+    Batch,
+    Columns,
+    Rows,
+    Stored,
+    Worker,
+    epoch_order,
+    to_device,
+)
 from benchmd_ray.data.catalog import Catalog, Shard
 from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.data.records import decode_signals, targets_of
@@ -101,7 +109,7 @@ class StreamingFeed:
         self._catalog, self._seed = catalog, seed
         self._worker = worker or Worker()
         self._shuffle_rows = shuffle_rows
-        self._normalise = normaliser(catalog.signal, statistics)
+        self.normalise = normaliser(catalog.signal, statistics, self._worker.device)
         self._shards = catalog.shards(split)
         self._starts = np.cumsum([0] + [shard.rows for shard in self._shards])
         self.rows = int(self._starts[-1])
@@ -157,33 +165,38 @@ class StreamingFeed:
             for start in range(0, size, PIECE):
                 yield held.at(order[start : start + PIECE])
 
-    def _batches(self, blocks: Iterator[_Block], size: int) -> Iterator[Batch]:
-        """Regroup blocks into batches of ``size``; the last one may be shorter."""
+    def _regrouped(self, blocks: Iterator[_Block], size: int) -> Iterator[_Block]:
+        """Blocks of ``size``; the last one may be shorter."""
         held: _Block | None = None
         for block in blocks:
             held = held.then(block) if held else block
             while len(held.rows) >= size:
-                yield self._batch(held.at(slice(size)))
+                yield held.at(slice(size))
                 held = held.at(slice(size, None))
         if held and len(held.rows):
-            yield self._batch(held)
+            yield held
+
+    def _stored(self, block: _Block) -> Stored:
+        columns = block.columns
+        signals, scales, sizes = (
+            to_device(np.array(part), self._worker.device)
+            for part in (block.signals, columns.scales, columns.sizes)
+        )
+        return Stored(block.rows, signals, scales, sizes)
 
     def _batch(self, block: _Block) -> Batch:
-        device = self._worker.device
-        stored = torch.from_numpy(np.array(block.signals)).to(device)
-        targets, scales, sizes = (
-            torch.from_numpy(np.array(column)).to(device)
-            for column in (block.columns.targets, block.columns.scales, block.columns.sizes)
-        )
-        return Batch(block.rows, self._normalise(stored, scales, sizes), targets)
+        stored = self._stored(block)
+        signals = self.normalise(stored.signals, stored.scales, stored.sizes)
+        targets = to_device(np.array(block.columns.targets), self._worker.device)
+        return Batch(block.rows, signals, targets)
 
-    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Batch]:
+    def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:
         """See `Feed`; a resumed stream reads the rows of its epoch that it skips."""
         size = batch_size // self._worker.world
         skip, epoch = first_step * size, 0
         while skip >= (rows := self._own_rows(self._epoch_shards(epoch), self._worker.rank)):
             skip, epoch = skip - rows, epoch + 1
-        yield from self._batches(self._from(epoch, skip), size)
+        yield from map(self._stored, self._regrouped(self._from(epoch, skip), size))
 
     def _epoch_shards(self, epoch: int) -> Rows:
         return epoch_order(self._seed, epoch, len(self._shards))
@@ -217,7 +230,7 @@ class StreamingFeed:
         size = -(-batch_size // self._worker.world)
         most = max(self._own_rows(order, rank) for rank in range(self._worker.world))
         lengths = [min(size, most - start) for start in range(0, most, size)]
-        batches = self._batches(blocks, size)
+        batches = map(self._batch, self._regrouped(blocks, size))
         last: Batch | None = None
         for length in lengths:
             batch = next(batches, None)

@@ -32,5 +32,5 @@ def patchify(signals: torch.Tensor, patch: tuple[int, ...]) -> torch.Tensor:
     dims = range(len(space))
     # (batch, channel, n1, p1, n2, p2, …) → (batch, n1, n2, …, channel, p1, p2, …)
     x = x.permute(0, *(2 + 2 * d for d in dims), 1, *(3 + 2 * d for d in dims))
-    tokens = math.prod(s // p for s, p in zip(space, patch, strict=True))
+    tokens = math.prod([s // p for s, p in zip(space, patch, strict=True)])
     return x.reshape(batch, tokens, channels * math.prod(patch))

@@ -179,7 +179,7 @@ def measure_here(
     seen = signals[:, :, *map(slice, input_extents(model.encoder, signal))]
 
     def train() -> None:
-        engine.step(engine(seen).square().mean(), 1e-6)
+        engine.step(engine(seen).square().mean())
 
     def encode() -> None:
         with torch.inference_mode(), autocast(place, settings.execution.precision):

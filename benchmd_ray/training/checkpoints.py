@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, flush, remove, removed_on_failure, sha256
 from benchmd_ray.integrity import (
     Damaged,
@@ -25,7 +28,7 @@ from benchmd_ray.integrity import (
     write_hashed_json,
 )
 from benchmd_ray.run_files import CHECKPOINT, CHECKPOINTS
-from benchmd_ray.training.engine import Engine, barrier, gather
+from benchmd_ray.training.engine import Engine, TorchEngine, barrier, gather
 from benchmd_ray.training.weights import versions
 
 KEPT = 2
@@ -42,7 +45,7 @@ logger = logging.getLogger(__name__)
 def save_checkpoint(
     run: Path,
     step: int,
-    engine: Engine,
+    engine: Saved,
     position: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> None:
@@ -76,6 +79,77 @@ def save_checkpoint(
     barrier()
 
 
+class Saver:
+    """Saves the checkpoints of a run; of one worker on a GPU while training goes on."""
+
+    def __init__(self, run: Path, engine: Engine, *, later: bool | None = None) -> None:
+        """Nothing is saved yet.
+
+        Args:
+            run: Folder of the run.
+            engine: Its model and optimiser are saved.
+            later: Whether files are written while training goes on; None: on a GPU.
+        """
+        self._run, self._engine = run, engine
+        if later is None:
+            later = engine.worker.device.type == "cuda"
+        self._pool = ThreadPoolExecutor(1) if later and isinstance(engine, TorchEngine) else None
+        self._pending: Future[None] | None = None
+
+    def save(self, step: int, position: dict[str, Any]) -> None:
+        """Save a checkpoint, see `save_checkpoint`, once the one before is written."""
+        self.finish()
+        if self._pool is None:
+            save_checkpoint(self._run, step, self._engine, position)
+            return
+        assert isinstance(self._engine, TorchEngine)
+        held = _Copied(self._engine.worker, self._engine.snapshot().save)
+        self._pending = self._pool.submit(save_checkpoint, self._run, step, held, position)
+
+    def finish(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            BenchmdError: It could not be.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.finish()
+        except BenchmdError:
+            if kind is None:  # else there is an error already
+                raise
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """What `Saver` writes in the place of an engine."""
+
+    worker: Worker
+    save: Callable[[Path], None]
+
+
+class Saved(Protocol):
+    """What a checkpoint is made of."""
+
+    @property
+    def worker(self) -> Worker:
+        """Who saves."""
+
+    @property
+    def save(self) -> Callable[[Path], None]:
+        """Writes model and optimiser into a folder."""
+
+
 def _replace_oldest(partial: Path, final: Path) -> None:
     """Put a written checkpoint next to the one before it, and remove all others.
 
@@ -101,7 +175,7 @@ def _aside(checkpoint: Path) -> Path:
 def _complete(
     partial: Path,
     step: int,
-    engine: Engine,
+    engine: Saved,
     position: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]],
 ) -> None:

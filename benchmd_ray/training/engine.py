@@ -21,7 +21,15 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.private_parts import private_part
 from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
-from benchmd_ray.training.state import Held, HeldWhole, load_state, save_state, weights
+from benchmd_ray.training.state import (
+    MOMENTS,
+    Held,
+    HeldWhole,
+    Snapshot,
+    load_state,
+    save_state,
+    weights,
+)
 from benchmd_ray.training.zero import HeldByZero
 
 FACTOR = "lr_factor"
@@ -42,12 +50,14 @@ class Engine(Protocol):
     def __call__(self, *inputs: Any) -> Any:
         """The module's forward pass, in the precision of the settings."""
 
-    def step(self, loss: torch.Tensor, lr: float, *, last: bool = True) -> None:
-        """Backward pass and one optimiser step with learning rate ``lr``.
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the steps to come."""
+
+    def step(self, loss: torch.Tensor, *, last: bool = True) -> None:
+        """Backward pass and one optimiser step.
 
         Args:
             loss: This worker's; gradients are averaged over workers.
-            lr: The learning rate.
             last: False: keep the gradients, to which those of the following calls are added, and
                 step with the last of them.
         """
@@ -114,11 +124,21 @@ def barrier() -> None:
         dist.barrier()
 
 
-def adamw(parameters: Iterable[Any], settings: OptimiserSettings) -> torch.optim.AdamW:
-    """AdamW in one pass over parameters, or groups of them."""
-    return torch.optim.AdamW(
-        parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=True
+def adamw(
+    parameters: Iterable[Any], settings: OptimiserSettings, device: torch.device
+) -> torch.optim.AdamW:
+    """AdamW in one pass over parameters, or groups of them; on a GPU a graph may hold its step."""
+    on_gpu = device.type == "cuda"
+    made = torch.optim.AdamW(
+        parameters,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        fused=True,
+        capturable=on_gpu,
     )
+    for group in made.param_groups if on_gpu else ():
+        group["lr"] = torch.tensor(settings.lr, device=device)
+    return made
 
 
 class TorchEngine:
@@ -135,7 +155,7 @@ class TorchEngine:
         self.module = module.to(worker.device)
         self.worker = worker
         self._precision = execution.precision
-        self._optimiser = adamw(parameter_groups(module, factors), optimiser)
+        self._optimiser = adamw(parameter_groups(module, factors), optimiser, worker.device)
         self._held = HeldWhole(self._optimiser)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -143,13 +163,25 @@ class TorchEngine:
         with autocast(self.worker.device, self._precision):
             return self.module(*inputs)
 
-    def step(self, loss: torch.Tensor, lr: float, *, last: bool = True) -> None:
+    def set_lr(self, lr: float) -> None:
+        """See `Engine`."""
+        set_lr(self._optimiser, lr)
+
+    def step(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
         loss.backward()  # type: ignore[no-untyped-call]
         if last:
-            set_lr(self._optimiser, lr)
             self._optimiser.step()
             self._optimiser.zero_grad(set_to_none=True)
+
+    def snapshot(self) -> Snapshot:
+        """Copies of what `save` writes, which the steps to come leave alone."""
+        return Snapshot(self.module, self._held)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All that a step changes: parameters, buffers and AdamW's moments."""
+        moments = [held[name] for held in self._optimiser.state.values() for name in MOMENTS]
+        return [*self.module.parameters(), *self.module.buffers(), *moments]
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
@@ -195,12 +227,15 @@ class DeepSpeedEngine:
         """See `Engine`."""
         return self._engine(*inputs)
 
-    def step(self, loss: torch.Tensor, lr: float, *, last: bool = True) -> None:
+    def set_lr(self, lr: float) -> None:
+        """See `Engine`."""
+        set_lr(self._engine.optimizer, lr)
+
+    def step(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss)
         if last:
-            set_lr(self._engine.optimizer, lr)
             self._engine.step()
 
     def save(self, folder: Path) -> None:
@@ -345,7 +380,11 @@ def parameter_groups(module: nn.Module, factors: Mapping[str, float] | None) -> 
 def set_lr(optimiser: Any, lr: float) -> None:
     """Set the learning rate of every parameter group, times the group's factor if it has one."""
     for group in optimiser.param_groups:
-        group["lr"] = lr * group.get(FACTOR, 1.0)
+        rate = lr * group.get(FACTOR, 1.0)
+        if isinstance(group["lr"], torch.Tensor):  # on the device, where a graph reads it
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def cpu_copy(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -54,7 +54,7 @@ def linear_evaluation(
     held = torch.from_numpy(validation).clone().to(worker.device)
     targets = torch.from_numpy(data.columns.targets[data.rows]).to(worker.device)
     head, best = model.head.to(worker.device), Best()
-    optimiser = adamw(head.parameters(), transfer.optimiser)
+    optimiser = adamw(head.parameters(), transfer.optimiser, worker.device)
     reporter.start("linear evaluation", transfer.epochs, "epochs", 0)
     for epoch in range(transfer.epochs):
         loss = head_epoch(head, optimiser, features, targets, settings, epoch, catalog.task.kind)

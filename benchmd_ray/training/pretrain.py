@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,13 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmd_ray.data.batches import Batch, Worker
+from benchmd_ray.data.batches import Stored, Worker, to_device
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.data.normalise import Normalise
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.integrity import made_again, stated_sha256
 from benchmd_ray.models.encoder import (
     NETWORK,
+    NETWORKS,
     Encoder,
     compares_examples,
     make_encoder,
@@ -30,12 +31,17 @@ from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
 from benchmd_ray.storage.location import Location
-from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
+from benchmd_ray.training.checkpoints import Saver, load_checkpoint
 from benchmd_ray.training.engine import Engine, gather, make_engine
+from benchmd_ray.training.losses import Losses
 from benchmd_ray.training.notice import Agreement
-from benchmd_ray.training.reporter import Reporter, require_finite
+from benchmd_ray.training.reporter import Reporter
 from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
+from benchmd_ray.training.steps import Inputs, Loss, Steps, choose_step
 from benchmd_ray.training.weights import START, export_model, load_weights
+
+DRAWN = "drawn "
+"""What the names of a method's draws begin with among the inputs of a step."""
 
 
 @dataclass(frozen=True)
@@ -170,29 +176,36 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     first = 0 if held is None else held.step
     _require_ahead(job, first)
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
+    built_in = technique_named(job.technique).method in METHODS
+    built_in = built_in and settings.encoder.network in NETWORKS
+    parts = settings.execution.accumulation
+    chosen = choose_step(settings.execution, engine, job.last - first, built_in=built_in)
+    steps = Steps(
+        engine,
+        pretraining_loss(engine, feed.normalise, parts),
+        partial(seed_step, settings.seed, rank=worker.rank),
+        chosen,
+        parts=parts,
+    )
     reporter.start(f"pretrain {job.technique}", job.last, "steps", first)
     engine.module.train()
     batches = feed.endless(settings.pretrain.batch_size, first)
-    # Losses that were not reported yet: of all workers those of an earlier session, else one's own.
-    earlier: list[float] = [] if held is None else held.position["losses"]
-    losses: list[torch.Tensor] = []
+    losses = Losses([] if held is None else held.position["losses"], worker, settings, reporter)
     agreement = Agreement(worker)
-    for step in range(first, job.last):
-        losses.append(_step(engine, batches, settings, step))
-        done = step + 1
-        save = done % settings.execution.checkpoint_every == 0 or done == job.last
-        if save or done % settings.execution.log_every == 0:
+    with Saver(job.folder, engine) as saver:
+        for step in range(first, job.last):
+            inputs = _inputs(next(batches), step_draws(engine, settings, step))
             lr = settings.pretrain.optimiser.lr_at(step, total)
-            each = _over_workers(earlier, losses, done, worker, settings)
-            reporter.report(done, {"loss": float(each.mean()), "lr": lr})
-            earlier, losses = [], []
-        stop = agreement.stop()
-        if save or stop:
-            if losses:
-                earlier = _over_workers(earlier, losses, done, worker, settings).tolist()
-            save_checkpoint(job.folder, done, engine, {"losses": earlier})
-        if stop and done < job.last:
-            raise Stopped(stop)
+            losses.add(steps(step, inputs, lr))
+            done = step + 1
+            save = done % settings.execution.checkpoint_every == 0 or done == job.last
+            if save or done % settings.execution.log_every == 0:
+                losses.report(done)
+            stop = agreement.stop()
+            if save or stop:
+                saver.save(done, {"losses": losses.unreported(done)})
+            if stop and done < job.last:
+                raise Stopped(stop)
     reporter.finish()
     weights = engine.weights()
     if worker.rank == 0:
@@ -226,19 +239,28 @@ def _method(job: PretrainJob, encoder: Encoder) -> Any:
     return made
 
 
-def _step(engine: Engine, batches: Iterator[Batch], settings: Settings, step: int) -> torch.Tensor:
-    """One optimiser step; the detached loss of this worker."""
-    batch, parts = next(batches), settings.execution.accumulation
-    draws = step_draws(engine, settings, step)
-    seed_step(settings.seed, step, engine.worker.rank)
-    lr = settings.pretrain.optimiser.lr_at(step, settings.pretrain.steps)
-    losses = []
-    for number, signals in enumerate(batch.signals.chunk(parts)):
-        drawn = {name: x.chunk(parts)[number] for name, x in draws.items()}
-        loss: torch.Tensor = engine(signals, drawn, gather) / parts
-        engine.step(loss, lr, last=number == parts - 1)
-        losses.append(loss.detach())
-    return torch.stack(losses).sum()
+def _inputs(stored: Stored, draws: Draws) -> dict[str, torch.Tensor]:
+    """What a step is given."""
+    held = {"signals": stored.signals, "scales": stored.scales, "sizes": stored.sizes}
+    return held | {f"{DRAWN}{name}": x for name, x in draws.items()}
+
+
+def pretraining_loss(engine: Engine, normalise: Normalise, parts: int) -> Loss:
+    """A part's share of the mean loss of a worker's batch.
+
+    Args:
+        engine: Its module is the method.
+        normalise: Stored signals to what the encoder sees.
+        parts: That the batch is cut into.
+    """
+
+    def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        signals = normalise(inputs["signals"], inputs["scales"], inputs["sizes"])
+        drawn = {n.removeprefix(DRAWN): x for n, x in inputs.items() if n.startswith(DRAWN)}
+        share = engine(signals, drawn, gather) / parts
+        return share, share
+
+    return loss
 
 
 def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
@@ -247,24 +269,5 @@ def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
     draws = engine.module.draw(size, generator(DRAWS, settings.seed, step))  # type: ignore[operator]
     share = size // worker.world
     start = worker.rank * share
-    return {name: x[start : start + share].to(worker.device) for name, x in draws.items()}
-
-
-def _over_workers(
-    earlier: list[float], losses: list[torch.Tensor], done: int, worker: Worker, settings: Settings
-) -> torch.Tensor:
-    """Each step's mean loss over workers, (steps,), after a check that all are finite.
-
-    Args:
-        earlier: Of the first steps, by an earlier session.
-        losses: This worker's of the others.
-        done: Steps done.
-        worker: This worker.
-        settings: The run's.
-    """
-    own = gather(torch.stack(losses).float()[None]).mean(dim=0)
-    each = torch.cat([torch.tensor(earlier, dtype=own.dtype, device=own.device), own])
-    chosen = settings.pretrain
-    lr_of = partial(chosen.optimiser.lr_at, total=chosen.steps)
-    require_finite(each, done - len(each) + 1, lr_of)
-    return each
+    own = {name: x[start : start + share] for name, x in draws.items()}
+    return {name: to_device(x.numpy(), worker.device) for name, x in own.items()}

@@ -86,15 +86,39 @@ def save_state(module: nn.Module, held: Held, folder: Path | None) -> None:
         held: Where they are.
         folder: Takes a file for each part; None on workers that give their share and write nothing.
     """
+    for part, tensors in _parts(module, held, keep=folder is not None):
+        if folder is not None:
+            save_file(tensors, _file(folder, part))
+
+
+class Snapshot:
+    """Copies, in this process's memory, of what is held of a module."""
+
+    def __init__(self, module: nn.Module, held: Held) -> None:
+        self._parts = {
+            # What a CPU holds is not copied on the way to the CPU.
+            part: {name: x.clone() for name, x in tensors.items()}
+            for part, tensors in _parts(module, held, keep=True)
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write what `save_state` would have written."""
+        for part, tensors in self._parts.items():
+            save_file(tensors, _file(folder, part))
+
+
+def _parts(
+    module: nn.Module, held: Held, *, keep: bool
+) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Each of `PARTS` on the CPU, by the parameters' names; empty unless they are to be kept."""
     named = named_tensors(module)
     for part in PARTS:
         tensors = {}
         for name, tensor in named.items():
             value = held.whole(tensor, part) if part == PARAMETERS or _trained(tensor) else None
-            if folder is not None and value is not None:
+            if keep and value is not None:
                 tensors[name] = value.cpu().contiguous()
-        if folder is not None:
-            save_file(tensors, _file(folder, part))
+        yield part, tensors
 
 
 def load_state(module: nn.Module, held: Held, folder: Path) -> None:

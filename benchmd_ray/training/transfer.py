@@ -22,7 +22,7 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.integrity import Kinds, made_again, read_hashed_json, write_hashed_json
-from benchmd_ray.models.encoder import make_encoder, require_fitting, require_task
+from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting, require_task
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import (
@@ -43,7 +43,7 @@ from benchmd_ray.training.engine import Engine, gather, make_engine
 from benchmd_ray.training.freezing import freeze, frozen_parts, require_pretrained
 from benchmd_ray.training.linear import linear_evaluation
 from benchmd_ray.training.notice import Agreement
-from benchmd_ray.training.objectives import Model, Objective, model_of, objective_of
+from benchmd_ray.training.objectives import Model, model_of, objective_of
 from benchmd_ray.training.pretrain import require_source, require_whole_batches
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed, seed_step
@@ -54,6 +54,7 @@ from benchmd_ray.training.selection import (
     training_feed,
     transfer_data,
 )
+from benchmd_ray.training.steps import Inputs, Steps, choose_step
 from benchmd_ray.training.stochastic_depth import set_stochastic_depth
 from benchmd_ray.training.weights import described, export_model, load_weights, model_description
 
@@ -255,6 +256,9 @@ def _finetune(
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
     forward = evaluated(engine, transfer.augmentation.shape)
+    batches = -(-feed.rows // min(transfer.batch_size, feed.rows))
+    count = batches * (transfer.epochs - first)
+    steps = finetuning_steps(engine, settings, data.task, count)
     begun: list[float] = position.get("sums", [])
     agreement = Agreement(worker)
 
@@ -268,7 +272,7 @@ def _finetune(
     reporter.start("fine-tuning", transfer.epochs, "epochs", first)
     saved = time.monotonic()
     for epoch in range(first, transfer.epochs):
-        about = (engine, feed, settings, epoch, data.task)
+        about = (engine, steps, feed, settings, epoch, data.task)
         sums, stop = finetune_epoch(*about, begun=begun, agreement=agreement, average=average)
         if stop:
             save(epoch, sums.tolist())
@@ -292,6 +296,7 @@ def _finetune(
 
 def finetune_epoch(
     engine: Engine,
+    steps: Steps,
     feed: Feed,
     settings: Settings,
     epoch: int,
@@ -305,6 +310,7 @@ def finetune_epoch(
 
     Args:
         engine: Steps the model.
+        steps: Of the run, see `finetuning_steps`.
         feed: The training records.
         settings: The run's.
         epoch: Number of the epoch.
@@ -321,15 +327,14 @@ def finetune_epoch(
     for part in frozen_parts(engine.module, transfer.freeze):
         part.eval()
     size = min(transfer.batch_size, feed.rows)
-    steps = -(-feed.rows // size)
+    count = -(-feed.rows // size)
     sums, stop, objective = [], 0, objective_of(task)
     model = cast("Model", engine.module)
     for number, batch in enumerate(feed.epoch(size, epoch, len(begun)), len(begun)):
-        step = epoch * steps + number
-        seed_step(settings.seed, step, worker.rank)
-        lr = transfer.optimiser.lr_at(step, steps * transfer.epochs)
+        step = epoch * count + number
+        lr = transfer.optimiser.lr_at(step, count * transfer.epochs)
         seen = objective.seen(batch, model, settings, step, worker)
-        sums.append(_finetune_step(engine, seen, settings, lr, objective))
+        sums.append(steps(step, _inputs(seen, worker), lr))
         if average is not None:
             average.update(step)
         if stop := agreement.stop():
@@ -337,22 +342,39 @@ def finetune_epoch(
     earlier = torch.tensor(begun, device=worker.device)
     own = torch.stack(sums) if sums else earlier[:0]
     losses = torch.cat([earlier, gather(own[None]).sum(dim=0)])
-    total = steps * transfer.epochs
-    require_finite(losses, epoch * steps + 1, lambda step: transfer.optimiser.lr_at(step, total))
+    total = count * transfer.epochs
+    require_finite(losses, epoch * count + 1, lambda step: transfer.optimiser.lr_at(step, total))
     return losses, stop
 
 
-def _finetune_step(
-    engine: Engine, batch: Batch, settings: Settings, lr: float, objective: Objective
-) -> torch.Tensor:
-    """One optimiser step; the summed loss of this worker's examples."""
+def _inputs(batch: Batch, worker: Worker) -> dict[str, torch.Tensor]:
+    """What a step is given; gradients are averaged over workers, losses over the batch of all."""
+    weights = batch.weights
+    return {
+        "signals": batch.signals,
+        "targets": batch.targets,
+        "weights": weights,
+        "shares": weights * (worker.world / gather(weights).sum()),
+    }
+
+
+def finetuning_steps(engine: Engine, settings: Settings, task: TaskKind, count: int) -> Steps:
+    """The steps of a fine-tuning.
+
+    Args:
+        engine: Steps the model.
+        settings: The run's.
+        task: Of the labels.
+        count: Steps that there are to do.
+    """
     parts, smoothing = settings.execution.accumulation, settings.transfer.label_smoothing
-    held = (batch.signals, batch.targets, batch.weights)
-    shares = list(zip(*(x.chunk(parts) for x in held), strict=True))
-    rows = gather(batch.weights).sum()
-    sums = []
-    for number, (signals, targets, weights) in enumerate(shares, 1):
-        each = objective.loss(engine(signals), targets, smoothing) * weights
-        engine.step(each.sum() * engine.worker.world / rows, lr, last=number == len(shares))
-        sums.append(each.detach().sum())
-    return torch.stack(sums).sum()
+    objective = objective_of(task)
+
+    def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        each = objective.loss(engine(inputs["signals"]), inputs["targets"], smoothing)
+        return (each * inputs["shares"]).sum(), (each * inputs["weights"]).sum()
+
+    built_in = settings.encoder.network in NETWORKS
+    chosen = choose_step(settings.execution, engine, count, built_in=built_in)
+    seed = partial(seed_step, settings.seed, rank=engine.worker.rank)
+    return Steps(engine, loss, seed, chosen, parts=parts)

@@ -157,7 +157,8 @@ def test_a_resumed_average_is_an_uninterrupted_one(run, execution):
 def stepped(engine, average):
     for step in range(4):
         torch.manual_seed(step)
-        engine.step(engine(torch.randn(2, 3)).square().mean(), 1e-2)
+        engine.set_lr(1e-2)
+        engine.step(engine(torch.randn(2, 3)).square().mean())
         average.update(step)
     return engine
 

@@ -59,7 +59,8 @@ def stepped(engine, first=0, count=3):
     """Train on fixed batches with a rate that changes."""
     for step in range(first, first + count):
         signals, target = batch(step)
-        engine.step((engine(signals) - target).square().mean(), rate(step))
+        engine.set_lr(rate(step))
+        engine.step((engine(signals) - target).square().mean())
     return engine
 
 

@@ -63,9 +63,10 @@ def test_losses_are_those_of_a_plain_loop(run, source, technique):
     optimiser = torch.optim.AdamW(method.parameters(), weight_decay=0.1)
     rates = [settings.pretrain.optimiser.lr_at(step, 6) for step in range(6)]
     losses = []
-    batches = resident_feed(source, "train", seed=3).endless(8)
-    for step, batch in enumerate(itertools.islice(batches, 6)):
-        loss = method(batch.signals, method.draw(8, generator(DRAWS, 3, step)))
+    feed = resident_feed(source, "train", seed=3)
+    for step, stored in enumerate(itertools.islice(feed.endless(8), 6)):
+        signals = feed.normalise(stored.signals, stored.scales, stored.sizes)
+        loss = method(signals, method.draw(8, generator(DRAWS, 3, step)))
         optimiser.param_groups[0]["lr"] = rates[step]
         optimiser.zero_grad()
         loss.backward()

@@ -100,7 +100,7 @@ def test_a_run_interrupted_in_its_feed_resumes(run, interrupted, monkeypatch):
     settings = (*DROPPING, "pretrain.steps=6", "execution.checkpoint_every=2")
     whole = run("whole", *settings, technique="mae")
     with monkeypatch.context() as patch:
-        batch, calls = ResidentFeed._batch, []
+        batch, calls = ResidentFeed._stored, []
 
         def failing(feed, positions):
             calls.append(1)
@@ -108,7 +108,7 @@ def test_a_run_interrupted_in_its_feed_resumes(run, interrupted, monkeypatch):
                 raise interrupted
             return batch(feed, positions)
 
-        patch.setattr(ResidentFeed, "_batch", failing)
+        patch.setattr(ResidentFeed, "_stored", failing)
         with pytest.raises(interrupted):
             run("broken", *settings, technique="mae")
     broken = run("broken", *settings, technique="mae")
@@ -164,7 +164,7 @@ def test_a_run_that_stopped_before_its_export_only_exports(run, interrupted, mon
         with pytest.raises(interrupted):
             run("broken", technique="mae")
     with monkeypatch.context() as patch:
-        patch.setattr(ResidentFeed, "_batch", failing)  # not one more step
+        patch.setattr(ResidentFeed, "_stored", failing)  # not one more step
         broken = run("broken", technique="mae")
     assert sha256(broken / MODEL) == sha256(run("whole", technique="mae") / MODEL)
 

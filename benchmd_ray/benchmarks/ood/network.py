@@ -130,7 +130,8 @@ class Network:
             torch.from_numpy(np.require(each, requirements=["C", "W"])).to(self.worker.device)
             for each in (values, scales, sizes)
         ]
-        return normaliser(self.signal, self.about["statistics"])(*given)
+        place = self.worker.device
+        return normaliser(self.signal, self.about["statistics"], place)(*given)
 
     def quantities(
         self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]

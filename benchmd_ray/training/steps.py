@@ -1,0 +1,340 @@
+"""How the steps of a training are executed: one by one in Python, compiled, or as a CUDA graph.
+
+A captured step is a CUDA graph of everything from the normalisation on: forward and backward pass
+and AdamW. Its inputs lie in buffers of its own, which each step fills, so that a step costs the
+host a handful of launches instead of hundreds. The graph draws what dropout needs from the seed
+that is set before it is replayed, so that a resumed run repeats the steps of an undisturbed one.
+
+Source: CUDA graphs in PyTorch (https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.settings import ExecutionSettings
+from benchmd_ray.training.engine import Engine, TorchEngine
+
+Inputs = Mapping[str, torch.Tensor]
+"""What a step is given: tensors on the device, each with the batch as its first axis."""
+Loss = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
+"""Inputs, or a part of them along the batch, to what the backward pass starts from (these add up
+over the parts) and to what is reported, both scalars."""
+Way = Literal["eager", "compiled", "captured"]
+
+COMPILED_FROM = 2000
+"""Steps from which on ``auto`` compiles: that takes up to a minute."""
+BACKEND = "inductor"
+"""What ``torch.compile`` makes code with."""
+REHEARSED = 3
+"""Captured steps that are compared with the same ones executed directly."""
+ALIKE = 0.02
+"""Largest relative difference of their losses, and of how far they move the weights."""
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """How steps are executed, and why."""
+
+    way: Way
+    compiles: bool
+    why: str
+
+
+def choose_step(
+    execution: ExecutionSettings, engine: Engine, steps: int, *, built_in: bool
+) -> Chosen:
+    """How steps are executed, by ``execution.step``.
+
+    Args:
+        execution: The setting.
+        engine: Steps the module.
+        steps: How many there are.
+        built_in: Whether method and network are the package's own: only these are compiled, and
+            their compiled steps are compared with eager ones by the tests.
+
+    Raises:
+        BenchmdError: The setting asks for what the engine or the device has not.
+    """
+    choice, device = execution.step, engine.worker.device
+    single, able = isinstance(engine, TorchEngine), can_compile(device)
+    if choice == "eager":
+        return Chosen("eager", False, "as set")
+    if choice != "auto":
+        for holds, expected in (
+            (single, "one worker without ZeRO and without the DeepSpeed engine"),
+            (choice == "compiled" or device.type == "cuda", "a GPU"),
+            (choice == "captured" or able, "a compiler (a C++ compiler; on a GPU Triton, too)"),
+            (choice == "captured" or built_in, "a technique and a network of the package"),
+        ):
+            if not holds:
+                raise BenchmdError(
+                    f"execution.step is {choice}, which needs {expected}: leave it at auto, or "
+                    "take eager."
+                )
+        return Chosen(choice, able and built_in, "as set")
+    if not single:
+        return Chosen("eager", False, "several workers, ZeRO or the DeepSpeed engine")
+    if device.type != "cuda":
+        return Chosen("eager", False, "no GPU")
+    for holds, why in (
+        (able, "not compiled: no compiler"),
+        (built_in, "not compiled: a method or network of your own"),
+        (steps >= COMPILED_FROM, f"not compiled: {steps} steps end sooner than compiling"),
+    ):
+        if not holds:
+            return Chosen("captured", False, why)
+    return Chosen("captured", True, "compiled")
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether ``torch.compile`` finds what it needs on this machine."""
+    compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+    return compiler and (device.type != "cuda" or torch.utils._triton.has_triton())
+
+
+class Graph(Protocol):
+    """Work that was captured once and is done again and again."""
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Take in what a function does on the device, without doing it.
+
+        Returns:
+            Where each replay puts what the function returns.
+        """
+
+    def replay(self) -> None:
+        """Do it."""
+
+
+class CudaGraph:
+    """A CUDA graph; those of one training share their memory."""
+
+    def __init__(self, pool: Any) -> None:
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """See `Graph`."""
+        # Other threads may go on working with the device.
+        mode = "thread_local"
+        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode=mode):
+            return work()
+
+    def replay(self) -> None:
+        """See `Graph`."""
+        self._graph.replay()
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: Graph
+    inputs: dict[str, torch.Tensor]
+    loss: torch.Tensor
+
+
+class Steps:
+    """Executes the steps of a training."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        loss: Loss,
+        seed: Callable[[int], None],
+        chosen: Chosen,
+        *,
+        parts: int = 1,
+        graph: Callable[[], Graph] | None = None,
+    ) -> None:
+        """Compile, if so; nothing is executed yet.
+
+        Args:
+            engine: Steps the module that the loss is of.
+            loss: Of inputs.
+            seed: Seeds this process's generators for a step by its number.
+            chosen: How they are executed.
+            parts: That a batch is cut into (``execution.accumulation``).
+            graph: Makes a graph; None: a CUDA graph.
+        """
+        self._engine, self._parts, self._seed = engine, parts, seed
+        self._eager = self._loss = loss
+        if chosen.compiles:
+            self._loss = torch.compile(loss, fullgraph=True, dynamic=False, backend=BACKEND)
+        self._capturing = chosen.way == "captured"
+        self._graph = graph or _cuda_graphs()
+        self._captured: dict[tuple[Any, ...], _Captured] = {}
+        self._left = REHEARSED
+        logger.info("steps are %s: %s", chosen.way, chosen.why)
+
+    def __call__(self, number: int, inputs: Inputs, lr: float) -> torch.Tensor:
+        """One step: backward pass and optimiser.
+
+        Args:
+            number: Of the step, from 0.
+            inputs: Of this worker's share; nothing of them is kept.
+            lr: The learning rate.
+
+        Returns:
+            What is reported of the loss, detached, on the device.
+        """
+        self._engine.set_lr(lr)
+        if not self._capturing:
+            self._seed(number)
+            return self._work(inputs)
+        try:
+            return self._by_graph(number, inputs)
+        except _NotCaptured as error:
+            logger.warning("steps cannot be captured and are executed one by one: %s", error)
+        self._capturing, self._captured = False, {}
+        self._seed(number)
+        return self._work(inputs)
+
+    def _work(self, inputs: Inputs) -> torch.Tensor:
+        """A step, executed directly."""
+        pieces = [dict(zip(inputs, part, strict=True)) for part in _cut(inputs, self._parts)]
+        told = []
+        for place, piece in enumerate(pieces, 1):
+            loss, reported = self._loss_of(piece)
+            self._engine.step(loss, last=place == len(pieces))
+            told.append(reported.detach())
+        return torch.stack(told).sum()
+
+    def _loss_of(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._loss is self._eager:
+            return self._loss(inputs)
+        try:
+            return self._loss(inputs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            why = str(error).splitlines()[0]
+            logger.warning("steps cannot be compiled (%s: %s)", type(error).__name__, why)
+            self._loss = self._eager
+            return self._loss(inputs)
+
+    def _by_graph(self, number: int, inputs: Inputs) -> torch.Tensor:
+        """A step by the graph for inputs of such shapes."""
+        shapes = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
+        held = self._captured.get(shapes)
+        if held is not None and not self._left:
+            return self._replayed(held, number, inputs)
+        before = _State(self._engine)
+        try:
+            found = self._rehearsed(held, shapes, before, number, inputs)
+        except (RuntimeError, NotImplementedError) as error:
+            before.restore()
+            raise _NotCaptured(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        except _NotCaptured:
+            before.restore()
+            raise
+        self._left = max(0, self._left - 1)
+        return found
+
+    def _rehearsed(
+        self,
+        held: _Captured | None,
+        shapes: tuple[Any, ...],
+        before: _State,
+        number: int,
+        inputs: Inputs,
+    ) -> torch.Tensor:
+        """A step by a graph, which is captured if need be, compared with the same one directly."""
+        self._seed(number)
+        direct = _on_a_side_stream(partial(self._work, inputs), self._engine.worker.device)
+        moved, by_hand = before.distance(), _State(self._engine)
+        before.restore()
+        held = held or self._capture(shapes, inputs)
+        found = self._replayed(held, number, inputs)
+        apart = by_hand.distance()
+        if not _close(found, direct) or apart > ALIKE * moved:
+            raise _NotCaptured(
+                f"the loss is {float(found):g} by a graph and {float(direct):g} directly, and the "
+                f"weights end {apart / max(moved, 1e-30):.2g} of a step apart"
+            )
+        return found
+
+    def _capture(self, shapes: tuple[Any, ...], inputs: Inputs) -> _Captured:
+        own = {name: x.clone() for name, x in inputs.items()}
+        graph = self._graph()
+        self._captured[shapes] = _Captured(graph, own, graph.capture(lambda: self._work(own)))
+        return self._captured[shapes]
+
+    def _replayed(self, held: _Captured, number: int, inputs: Inputs) -> torch.Tensor:
+        for name, x in inputs.items():
+            held.inputs[name].copy_(x)
+        self._seed(number)
+        held.graph.replay()
+        return held.loss.clone()
+
+
+class _NotCaptured(Exception):
+    """A step cannot be captured, or does something else than the same one executed directly."""
+
+
+class _State:
+    """Copies of all that a step changes: parameters, buffers and AdamW's moments."""
+
+    def __init__(self, engine: Engine) -> None:
+        assert isinstance(engine, TorchEngine)  # `choose_step` captures those of no other
+        self._engine = engine
+        self._held = [(x, x.detach().clone()) for x in engine.tensors()]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back; moments that were made since are as before the first step."""
+        known = {id(x) for x, _ in self._held}
+        for x, value in self._held:
+            x.copy_(value)
+        for x in self._engine.tensors():
+            if id(x) not in known:
+                x.zero_()
+
+    @torch.no_grad()
+    def distance(self) -> float:
+        """How far the parameters have moved since, by the Euclidean norm."""
+        apart = [
+            torch.linalg.vector_norm(x.detach() - value)
+            for x, value in self._held
+            if isinstance(x, torch.nn.Parameter)
+        ]
+        return float(torch.linalg.vector_norm(torch.stack(apart)))
+
+
+def _on_a_side_stream(work: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
+    """What work gives that makes, before a capture, all that is made only once."""
+    if device.type != "cuda":
+        return work()
+    now = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(now)
+    with torch.cuda.stream(stream):
+        found = work()
+    now.wait_stream(stream)
+    return found
+
+
+def _cut(inputs: Inputs, parts: int) -> list[tuple[torch.Tensor, ...]]:
+    return list(zip(*(x.chunk(parts) for x in inputs.values()), strict=True))
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two losses are alike; those that are not finite are, too, and are named later."""
+    a, b = float(one), float(other)
+    return abs(a - b) <= ALIKE * max(abs(a), abs(b)) or a != a or b != b or abs(a) == float("inf")
+
+
+def _cuda_graphs() -> Callable[[], Graph]:
+    pool: list[Any] = []
+
+    def made() -> Graph:
+        if not pool:
+            pool.append(torch.cuda.graph_pool_handle())
+        return CudaGraph(pool[0])
+
+    return made

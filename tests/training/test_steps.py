@@ -1,0 +1,250 @@
+"""Ways to execute a step: they compute the same, and what cannot be captured is executed eagerly.
+
+A CUDA graph is stood in for by an object that keeps the work and does it again: what a graph is
+given, keeps and leaves behind is the same. Graphs themselves are compared on a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from kinds import SIGNALS
+from torch import nn
+
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.encoder import make_encoder
+from benchmd_ray.settings import ENCODERS, ExecutionSettings, OptimiserSettings, Settings
+from benchmd_ray.ssl import METHODS
+from benchmd_ray.training import steps as module
+from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
+from benchmd_ray.training.pretrain import DRAWN, pretraining_loss
+from benchmd_ray.training.seeds import generator, seed_step
+from benchmd_ray.training.steps import REHEARSED, Chosen, Steps, choose_step
+
+OPTIMISER = OptimiserSettings(lr=1e-2, weight_decay=0.1)
+CAPTURED = Chosen("captured", False, "test")
+EAGER = Chosen("eager", False, "test")
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Again:
+    """Stands in for a CUDA graph: a replay does what was captured, with the same tensors."""
+
+    captures = 0
+
+    def capture(self, work):
+        Again.captures += 1
+        self.work, self.loss = work, torch.zeros(())
+        return self.loss
+
+    def replay(self):
+        self.loss.copy_(self.work())
+
+
+class Stale(Again):
+    """A graph whose step does not see its inputs, but those that it was captured with."""
+
+    def capture(self, work):
+        inputs = next(
+            cell.cell_contents for cell in work.__closure__ if isinstance(cell.cell_contents, dict)
+        )
+        first = {name: x.clone() for name, x in inputs.items()}
+        steps = next(c.cell_contents for c in work.__closure__ if hasattr(c.cell_contents, "_work"))
+        return super().capture(lambda: steps._work(first))
+
+
+class Refused(Again):
+    """A graph that cannot hold the work."""
+
+    def capture(self, work):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+
+class Forgetful(Again):
+    """A graph that steps no weight."""
+
+    def replay(self):
+        with torch.no_grad():
+            state = [(x, x.clone()) for x in self.engine.tensors()]
+            self.loss.copy_(torch.enable_grad()(self.work)())
+            for x, value in state:
+                x.copy_(value)
+
+
+class Tiring(Again):
+    """A graph that goes wrong with the last step that is compared."""
+
+    def replay(self):
+        super().replay()
+        self.replays = getattr(self, "replays", 0) + 1
+        if self.replays == REHEARSED:
+            self.loss.mul_(2)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.3), nn.Linear(8, 3)
+    )
+
+
+def trained(chosen, count=8, graph=Again, parts=1, sizes=(16,)):
+    """Losses and weights of some steps on batches of these sizes in turn."""
+    engine = TorchEngine(network(), OPTIMISER, ExecutionSettings(), Worker())
+
+    def loss(inputs):
+        error = ((engine(inputs["x"]) - inputs["y"]) ** 2).mean(dim=1)
+        return (error * inputs["share"]).sum(), error.sum()
+
+    def seed(number):
+        seed_step(3, number, 0)
+
+    def made():
+        one = graph()
+        one.engine = engine
+        return one
+
+    steps = Steps(engine, loss, seed, chosen, parts=parts, graph=made)
+    losses = []
+    for number in range(count):
+        size = sizes[number % len(sizes)]
+        draws = torch.Generator().manual_seed(number)
+        x, y = (torch.randn(size, width, generator=draws) for width in (5, 3))
+        inputs = {"x": x, "y": y, "share": torch.full((size,), 1 / size)}
+        losses.append(float(steps(number, inputs, 1e-2 / (1 + number))))
+    return losses, engine.weights()
+
+
+def require_same(one, other, **how):
+    assert one[0] == pytest.approx(other[0], abs=how.get("atol", 0.0))
+    for name, value in one[1].items():
+        torch.testing.assert_close(value, other[1][name], rtol=0, atol=how.get("atol", 0.0))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("sizes", [(16,), (16, 16, 16, 16, 7)])
+def test_captured_steps_are_the_eager_ones(parts, sizes, caplog):
+    Again.captures = 0
+    with caplog.at_level(logging.WARNING):
+        found = trained(CAPTURED, parts=parts, sizes=sizes)
+    require_same(found, trained(EAGER, parts=parts, sizes=sizes))
+    assert Again.captures == len(set(sizes))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("graph", "why"),
+    [
+        (Refused, "RuntimeError: operation not permitted when stream is capturing"),
+        (Stale, "the loss is "),
+        (Forgetful, "the weights end 1 of a step apart"),
+        (Tiring, "the loss is "),
+    ],
+)
+def test_steps_that_cannot_be_captured_are_executed_eagerly(graph, why, caplog):
+    with caplog.at_level(logging.WARNING):
+        found = trained(CAPTURED, graph=graph)
+    require_same(found, trained(EAGER))
+    (said,) = caplog.messages
+    assert said.startswith("steps cannot be captured and are executed one by one: ")
+    assert why in said
+    assert "more" not in said
+
+
+def test_an_error_of_the_step_itself_is_raised():
+    engine = TorchEngine(network(), OPTIMISER, ExecutionSettings(), Worker())
+
+    def loss(inputs):
+        raise ValueError("of a method")
+
+    steps = Steps(engine, loss, lambda number: None, CAPTURED, graph=Again)
+    with pytest.raises(ValueError, match="of a method"):
+        steps(0, {"x": torch.zeros(2)}, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine", "device", "compiler", "steps", "built_in", "expected"),
+    [
+        ("auto", "torch", "cpu", True, 10**6, True, ("eager", False)),
+        ("auto", "deepspeed", "cuda", True, 10**6, True, ("eager", False)),
+        ("auto", "torch", "cuda", True, 10**6, True, ("captured", True)),
+        ("auto", "torch", "cuda", True, 100, True, ("captured", False)),
+        ("auto", "torch", "cuda", False, 10**6, True, ("captured", False)),
+        ("auto", "torch", "cuda", True, 10**6, False, ("captured", False)),
+        ("eager", "torch", "cuda", True, 10**6, True, ("eager", False)),
+        ("compiled", "torch", "cpu", True, 1, True, ("compiled", True)),
+        ("captured", "torch", "cuda", True, 1, True, ("captured", True)),
+        ("captured", "torch", "cuda", False, 1, True, ("captured", False)),
+        ("captured", "torch", "cpu", True, 1, True, "which needs a GPU"),
+        ("captured", "deepspeed", "cuda", True, 1, True, "which needs one worker without ZeRO"),
+        ("compiled", "torch", "cpu", False, 1, True, "which needs a compiler"),
+        ("compiled", "torch", "cuda", True, 1, False, "which needs a technique and a network"),
+    ],
+)
+def test_the_way_is_chosen_by_setting_device_and_length(
+    asked, engine, device, compiler, steps, built_in, expected, monkeypatch
+):
+    monkeypatch.setattr(module, "can_compile", lambda device: compiler)
+    made = object.__new__({"torch": TorchEngine, "deepspeed": DeepSpeedEngine}[engine])
+    made.worker = Worker(device=torch.device(device))
+    settings = ExecutionSettings(step=asked)
+    if isinstance(expected, str):
+        with pytest.raises(BenchmdError, match=expected):
+            choose_step(settings, made, steps, built_in=built_in)
+        return
+    chosen = choose_step(settings, made, steps, built_in=built_in)
+    assert (chosen.way, chosen.compiles) == expected
+    assert chosen.why
+
+
+def pretrained(technique, signal, way, *, device="cpu", count=4, dropout=0.0):
+    """Losses and weights of some steps of a method on random signals."""
+    size = replace(ENCODERS["tiny"], dropout=dropout, embedding_dropout=dropout)
+    settings = Settings(encoder=size)
+    torch.manual_seed(0)
+    method = METHODS[technique](make_encoder(signal, settings.encoder), settings.pretrain)
+    worker = Worker(device=torch.device(device))
+    engine = TorchEngine(method, OptimiserSettings(lr=1e-3), ExecutionSettings(), worker)
+    statistics = {"mean": [3.0] * signal.stored_shape[0], "std": [200.0] * signal.stored_shape[0]}
+    loss = pretraining_loss(engine, normaliser(signal, statistics, worker.device), 1)
+    steps = Steps(engine, loss, lambda number: seed_step(0, number, 0), way)
+    losses = []
+    for number in range(count):
+        draws = torch.Generator().manual_seed(number)
+        shape = (4, *signal.stored_shape)
+        kind = {"int16": torch.int16, "uint8": torch.uint8}[signal.dtype]
+        inputs = {
+            "signals": torch.randint(0, 250, shape, generator=draws).to(kind),
+            "scales": torch.ones(4),
+            "sizes": torch.tensor([signal.stored_shape[1:]] * 4, dtype=torch.int32),
+        }
+        drawn = method.draw(4, generator(number))
+        inputs |= {f"{DRAWN}{name}": x for name, x in drawn.items()}
+        held = {name: x.to(device) for name, x in inputs.items()}
+        losses.append(float(steps(number, held, 1e-3)))
+    return losses, engine.weights()
+
+
+@pytest.mark.parametrize("kind", ["ecg", "cxr", "ldct"])
+@pytest.mark.parametrize("technique", METHODS)
+def test_normalisation_method_and_loss_are_one_graph(technique, kind, monkeypatch):
+    """Without a break: ``fullgraph`` raises an error at one. No code is generated here."""
+    monkeypatch.setattr(module, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = pretrained(technique, SIGNALS[kind], Chosen("compiled", True, "test"))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    require_same(found, pretrained(technique, SIGNALS[kind], EAGER), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("technique", METHODS)
+def test_compiled_steps_are_the_eager_ones(technique):
+    torch._dynamo.reset()
+    found = pretrained(technique, SIGNALS["ecg"], Chosen("compiled", True, "test"), count=10)
+    require_same(found, pretrained(technique, SIGNALS["ecg"], EAGER, count=10), atol=1e-4)
