@@ -63,9 +63,9 @@ to them, the task of a model with a head, and the SHA-256 of the weights."""
 @cache
 def versions() -> Mapping[str, str]:
     """Versions of what computes; looking them up takes milliseconds."""
-    packages = ["torch", "deepspeed", "ray", "numpy", "pyarrow"]
-    packages += ["monai"] if find_spec("monai") else []
-    return {"benchmd_ray": __version__, **{name: version(name) for name in packages}}
+    packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow", "monai")
+    found = {name: version(name) for name in packages if find_spec(name)}
+    return {"benchmd_ray": __version__, **found}
 
 
 def export_model(

@@ -361,3 +361,28 @@ def test_detectors_give_the_memory_beyond_the_bank(tmp_path: Path) -> None:
         assert figures["seconds_of_scoring"] > 0
     assert result["memory"]["knn"]["state_mib"] == pytest.approx(4.883, rel=1e-3)
     assert "/" not in json.dumps(result["settings"])
+
+
+def test_training_is_measured_with_what_a_bare_gpu_machine_has(tmp_path):
+    names = "ray deepspeed click scipy sklearn tqdm optuna pydicom mne wfdb h5py wandb"
+    out = tmp_path / "found.json"
+    small = ["--device", "cpu", "--size", "tiny", "--steps", "12", "--batch", "2"]
+    parts = ("mae eager", "reference", "resumed", "finetune ecg eager", "scoring")
+    only = [word for part in parts for word in ("--only", part)]
+    arguments = ["gpu", "--out", str(out), *small, *only]
+    code = BLOCKED.format(names=names.split(), arguments=arguments, module="speed.gpu")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(out.read_text())
+    found = result["found"]
+    assert result["left"] == []
+    assert not [each for each in found.values() if isinstance(each, dict) and "failed" in each]
+    assert found["resumed ecg mae"] is True
+    assert found["profile ecg mae eager"]["host_ms_per_step"] > 0
+    assert found["scoring ecg"]["records_per_second"] > 0
+    ours, peer = found["pretrain ecg mae eager"], found["reference ecg mae float32"]
+    for each in (ours, peer):
+        minutes = 100_000 / each["steps_per_second"] / 60
+        assert each["minutes_per_100000_steps"] == pytest.approx(minutes, rel=1e-3)
