@@ -7,16 +7,19 @@ together, and a resumed run continues where it stopped.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmd_ray.data.ahead import ahead
 from benchmd_ray.data.normalise import Normalise
 
+T = TypeVar("T")
 Rows = npt.NDArray[np.int64]
 Odds = npt.NDArray[np.float64]
 """Chance of each row to be drawn; they add up to 1."""
@@ -227,11 +230,13 @@ class ResidentFeed:
 
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:
         """See `Feed`."""
-        step = first_step
-        while True:
-            rows = step_rows(self._seed, step, batch_size, self.rows)
-            yield self._stored(share(rows, self._worker))[0]
-            step += 1
+
+        def stored() -> Iterator[Stored]:
+            for step in itertools.count(first_step):
+                rows = step_rows(self._seed, step, batch_size, self.rows)
+                yield self._stored(share(rows, self._worker))[0]
+
+        yield from self._ahead(stored())
 
     def epoch(self, batch_size: int, epoch: int, first: int = 0) -> Iterator[Batch]:
         """See `Feed`; with odds as many rows, drawn with replacement."""
@@ -247,8 +252,14 @@ class ResidentFeed:
         yield from self._steps(np.arange(self.rows), batch_size)
 
     def _steps(self, order: Rows, batch_size: int) -> Iterator[Batch]:
-        for start in range(0, len(order), batch_size):
-            yield self._batch(share(order[start : start + batch_size], self._worker))
+        starts = range(0, len(order), batch_size)
+        shares = (share(order[start : start + batch_size], self._worker) for start in starts)
+        yield from self._ahead(map(self._batch, shares))
+
+    def _ahead(self, batches: Iterator[T]) -> Iterator[T]:
+        """Batches; where the host holds the rows, a thread makes them while a GPU works."""
+        on_host = self._worker.device.type == "cuda" and self._device_signals is None
+        return ahead(batches) if on_host else batches
 
 
 def _to_device(signals: npt.NDArray[np.generic], rows: Rows, device: torch.device) -> torch.Tensor:

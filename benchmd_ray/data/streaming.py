@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from benchmd_ray.cluster import ray_data
+from benchmd_ray.data.ahead import ahead
 from benchmd_ray.data.batches import (
     Batch,
     Columns,
@@ -30,6 +31,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import ExecutionSettings
 from benchmd_ray.tasks import Target
 
+T = TypeVar("T")
 READ_BYTES = 32 * 2**20
 """Signal bytes that a stream takes at a time."""
 COLUMNS = ["target", "scale", "valid_size"]
@@ -196,7 +198,11 @@ class StreamingFeed:
         skip, epoch = first_step * size, 0
         while skip >= (rows := self._own_rows(self._epoch_shards(epoch), self._worker.rank)):
             skip, epoch = skip - rows, epoch + 1
-        yield from map(self._stored, self._regrouped(self._from(epoch, skip), size))
+        yield from self._ahead(map(self._stored, self._regrouped(self._from(epoch, skip), size)))
+
+    def _ahead(self, batches: Iterator[T]) -> Iterator[T]:
+        """Batches; a thread makes them while a GPU works."""
+        return ahead(batches) if self._worker.device.type == "cuda" else batches
 
     def _epoch_shards(self, epoch: int) -> Rows:
         return epoch_order(self._seed, epoch, len(self._shards))
@@ -230,7 +236,7 @@ class StreamingFeed:
         size = -(-batch_size // self._worker.world)
         most = max(self._own_rows(order, rank) for rank in range(self._worker.world))
         lengths = [min(size, most - start) for start in range(0, most, size)]
-        batches = map(self._batch, self._regrouped(blocks, size))
+        batches = self._ahead(map(self._batch, self._regrouped(blocks, size)))
         last: Batch | None = None
         for length in lengths:
             batch = next(batches, None)
