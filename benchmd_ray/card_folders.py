@@ -8,9 +8,11 @@ with the files as data, by an entry point of the group `GROUP`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -56,7 +58,7 @@ def broken_packages() -> dict[str, str]:
     return {
         entry.name: f"the entry point {entry.name} of {GROUP} names {entry.value}, which is not an "
         "installed package: expected one that holds cards."
-        for entry in entry_points(group=GROUP)
+        for entry in _entries(tuple(sys.path))
         if entry.name not in _installed()
     }
 
@@ -65,10 +67,20 @@ def _named() -> list[str]:
     return [name for name in os.environ.get(CARDS, "").split(os.pathsep) if name]
 
 
+@lru_cache(maxsize=4)
+def _entries(_: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Entry points that name folders of cards; all that is installed is read for them.
+
+    Args:
+        _: Folders in which packages are looked for.
+    """
+    return tuple(sorted(entry_points(group=GROUP), key=lambda entry: entry.name))
+
+
 def _installed() -> dict[str, Path]:
     """Folders of cards by the entry points that name them."""
     found = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in _entries(tuple(sys.path)):
         spec = find_module(entry.module)
         places = list(spec.submodule_search_locations or ()) if spec else []
         if places:
