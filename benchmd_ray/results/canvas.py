@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import textwrap
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from matplotlib import style
 from matplotlib.figure import Figure
@@ -33,6 +35,9 @@ STYLE = {
 }
 BLACK, YELLOW = "#000000", "#F0E442"
 """Yellow is too light for a line on white: it comes last, and with a dark edge."""
+UNSAID = ("Date", "Creator", "Format", "Type")
+"""What an SVG does not say of itself."""
+_DRAWN: WeakKeyDictionary[Figure, str] = WeakKeyDictionary()
 DPI = 150
 WIDTH = 10.0
 """Inches."""
@@ -119,14 +124,31 @@ def compact(svg: str) -> str:
     return re.sub(r'\s(?:d|x|y)="[^"]*"', rounded, svg)
 
 
+def svg_of(figure: Figure) -> str:
+    """A finished figure as SVG, drawn once: the same figure gives the same text."""
+    if figure not in _DRAWN:
+        _lay_out(figure)
+        held = io.BytesIO()
+        with styled():
+            figure.savefig(held, format="svg", metadata=dict.fromkeys(UNSAID))
+        _DRAWN[figure] = compact(held.getvalue().decode())
+    return _DRAWN[figure]
+
+
 def write(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and as SVG: the same figure gives the same bytes."""
-    written = []
-    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-        path = folder / f"{name}.{kind}"
-        with styled(), replacing(path) as partial:
-            figure.savefig(partial, format=kind, dpi=DPI, metadata=metadata)
-            if kind == "svg":
-                partial.write_text(compact(partial.read_text("utf-8")), "utf-8")
-        written.append(path)
-    return written
+    """Write a finished figure as PNG and as SVG: the same figure gives the same bytes."""
+    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    _lay_out(figure)
+    with styled(), replacing(png) as partial:
+        figure.savefig(partial, format="png", dpi=DPI, metadata={"Software": None})
+    with replacing(svg) as partial:
+        partial.write_text(svg_of(figure), "utf-8")
+    return [png, svg]
+
+
+def _lay_out(figure: Figure) -> None:
+    """Find where everything goes, once: it takes as long as drawing."""
+    if figure.get_layout_engine() is not None:
+        with styled():
+            figure.draw_without_rendering()
+            figure.set_layout_engine(None)

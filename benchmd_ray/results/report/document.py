@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import re
 from collections.abc import Sequence
 from html import escape
@@ -15,7 +14,7 @@ from urllib.parse import quote
 from matplotlib.figure import Figure
 
 from benchmd_ray.progress import progress
-from benchmd_ray.results.canvas import styled
+from benchmd_ray.results.canvas import svg_of
 from benchmd_ray.results.report.table import text_of
 
 if TYPE_CHECKING:
@@ -133,11 +132,7 @@ def _data_uri(figure: Figure) -> str:
     figures. Its letters stay text, which prints sharper than outlines and takes a third of their
     size; without DejaVu Sans they are of another sans-serif.
     """
-    held = io.BytesIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with styled():
-        figure.savefig(held, format="svg", metadata=nothing)
-    svg = held.getvalue().decode()
+    svg = svg_of(figure)
     return f"data:image/svg+xml,{quote(svg[svg.index('<svg') :], safe=' /:;=,.-()')}"
 
 
