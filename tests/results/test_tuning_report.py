@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -720,3 +721,19 @@ def test_of_two_copies_of_a_search_the_longer_is_taken(tmp_path):
     make_search(tmp_path / "b", rows=make_trials(8))
     (record,) = searches([tmp_path / "a", tmp_path / "b", tmp_path / "a"])
     assert len(record.trials) == 8
+
+
+@pytest.mark.parametrize(("version", "compared"), [(3, True), (2, False)])
+def test_a_start_without_augmentation_is_compared_and_one_of_other_code_is_not(
+    tmp_path, version, compared
+):
+    """Parts that the tuned settings use in addition have no counterpart in the start."""
+    store = tmp_path / "runs"
+    make_search(store)
+    upstream = make_pretraining(store, "mae")
+    scored(store, upstream=upstream, parts={"transfer": 3, "heads": 1})
+    tuned_run(store, upstream, parts={"transfer": version, "heads": 1, "augmentation": 1})
+    row = row_of(analyse(runs([store]), searches=searches([store]), resamples=20))
+    assert row["protocol"].startswith("tuned")
+    assert pd.notna(row["start_protocol"]) == compared
+    assert np.isfinite(row["difference"]) == compared

@@ -59,7 +59,7 @@ HIGHEST = (
     "search sees, decide."
 )
 """What a reader of inner scores must know, by how a search chose."""
-SAME = ("catalog", "precision", "parts")
+SAME = ("catalog", "precision")
 """Determinants of a transfer that no search changes: they must be those of the tuned run."""
 
 
@@ -241,9 +241,15 @@ def _start(
 
 
 def _same(run: Run, other: Run) -> bool:
-    """Whether two runs were trained on the same records in the same precision."""
+    """Whether two runs were trained on the same records, in the same precision, by the same code.
+
+    Parts that only one of them uses, such as augmentation, have no version to compare.
+    """
     ours, theirs = (one.description["determinants"] for one in (run, other))
-    return all(ours.get(name) == theirs.get(name) for name in SAME)
+    parts, others = (held.get("parts", {}) for held in (ours, theirs))
+    return all(ours.get(name) == theirs.get(name) for name in SAME) and all(
+        parts[name] == others[name] for name in parts.keys() & others.keys()
+    )
 
 
 def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
