@@ -35,6 +35,8 @@ from speed import measure
 
 Signals = Iterator[torch.Tensor]
 """Batches, (batch, *input_shape) float32."""
+Feeds = tuple[Callable[[int], Signals], Callable[[int], Signals], dict[str, float]]
+"""Ours and the peer, by epoch, and further figures."""
 
 
 class RawRecords(Dataset[torch.Tensor]):
@@ -107,9 +109,7 @@ def load_stored(path: Path) -> Any:
     return np.load(path)
 
 
-def array_feeds(
-    arguments: argparse.Namespace, folder: Path
-) -> tuple[Callable[[int], Signals], Callable[[int], Signals]]:
+def array_feeds(arguments: argparse.Namespace, folder: Path) -> Feeds:
     """Ours and the peer on random arrays."""
     modality, rows = modality_named("ecg"), arguments.records
     signal = modality.signal
@@ -136,12 +136,10 @@ def array_feeds(
         lambda epoch: epoch_order(arguments.seed, epoch, rows),
         arguments,
     )
-    return lambda epoch: (b.signals for b in feed.epoch(arguments.batch, epoch)), peer.epoch
+    return lambda epoch: (b.signals for b in feed.epoch(arguments.batch, epoch)), peer.epoch, {}
 
 
-def catalog_feeds(
-    arguments: argparse.Namespace, folder: Path
-) -> tuple[Callable[[int], Signals], Callable[[int], Signals]]:
+def catalog_feeds(arguments: argparse.Namespace, folder: Path) -> Feeds:
     """Ours and the peer on a catalog and the raw files it was built from."""
     from benchmd_ray.data.build import build  # not needed by --arrays
     from benchmd_ray.data.catalog import open_catalog
@@ -171,7 +169,12 @@ def catalog_feeds(
         lambda epoch: epoch_order(arguments.seed, epoch, rows),
         arguments,
     )
-    return lambda epoch: (b.signals for b in feed.epoch(arguments.batch, epoch)), peer.epoch
+    share = reader.header_share(reader.items(rows))
+    return (
+        lambda epoch: (b.signals for b in feed.epoch(arguments.batch, epoch)),
+        peer.epoch,
+        {"header_share_of_reading": measure.rounded(share)},
+    )
 
 
 class RawSignals:
@@ -209,6 +212,14 @@ class RawSignals:
 
         return stored_signal(read_wfdb(self._raw / item.path))[0]
 
+    def header_share(self, items: Sequence[Any]) -> float:
+        """Share of the time of reading records that their headers take."""
+        from benchmd_ray.data.readers.wfdb import read_header
+
+        headers = [self._raw / item.path for item in items]
+        parsed = measure.seconds_of(lambda: [read_header(header) for header in headers])
+        return parsed / measure.seconds_of(lambda: [self(item) for item in items])
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
@@ -225,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
         options.error("--catalog and --raw go together, and without --arrays")
     with tempfile.TemporaryDirectory() as folder:
         make = array_feeds if chosen.arrays else catalog_feeds
-        ours, peer = make(chosen, Path(folder))
+        ours, peer, more = make(chosen, Path(folder))
         torch.testing.assert_close(next(ours(0)), next(peer(0)), rtol=0, atol=1e-6)
         seconds = measure.alternating(
             {"resident_feed": epochs(ours), "dataloader_of_files": epochs(peer)},
@@ -242,6 +253,7 @@ def main(arguments: list[str] | None = None) -> None:
         ours="resident_feed",
         peer="dataloader_of_files",
         source="arrays" if chosen.arrays else "catalog" if chosen.catalog else "synthetic",
+        **more,
     )
 
 

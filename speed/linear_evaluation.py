@@ -3,7 +3,8 @@ r"""``python -m speed.linear_evaluation --size paper`` from the project's root.
 Linear evaluation, in epochs a second: the package encodes each record once and trains the head on
 the features for all epochs (the time of encoding included), against the plain way, in which every
 batch of every epoch passes through the frozen encoder. The plain way is measured for
-``--epochs-measured`` epochs and multiplied up to ``--epochs``; the JSON says so. Before anything
+``--epochs-measured`` epochs and multiplied up to ``--epochs``; the JSON says so. ``ceiling`` is the
+ratio if nothing but encoding took time: the number of epochs. Before anything
 is timed both heads are trained for the measured epochs and must have the same weights; this also
 warms up. Both run in float32.
 
@@ -182,6 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
             "encoded_once": chosen.epochs,
             "through_the_encoder": chosen.epochs_measured,
         },
+        ceiling=chosen.epochs,
         peer_is_extrapolated=chosen.epochs_measured < chosen.epochs,
         largest_difference_of_heads=difference,
     )

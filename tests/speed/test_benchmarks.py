@@ -175,6 +175,7 @@ def test_feed_compares_with_a_dataloader_of_raw_files(tmp_path: Path) -> None:
     result = benchmark("feed", tmp_path, *small)
     assert result["source"] == "synthetic"
     assert 0 < result["settings"]["records"] < 40  # the training split's
+    assert 0 < result["header_share_of_reading"] < 1
 
 
 @pytest.mark.ray
@@ -257,6 +258,7 @@ def test_linear_evaluation_compares_with_the_frozen_encoder(tmp_path: Path) -> N
     result = benchmark("linear_evaluation", tmp_path, *small, "--epochs", "10")
     assert result["epochs_measured"] == {"encoded_once": 10, "through_the_encoder": 2}
     assert result["peer_is_extrapolated"]
+    assert result["ceiling"] == 10
     assert result["largest_difference_of_heads"] < 1e-4
 
 

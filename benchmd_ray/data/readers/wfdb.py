@@ -87,9 +87,7 @@ def read_wfdb(header: Path) -> Waveform:
             hold invalid samples, or do not match the header's checksums; or the samples are of
             another format than 16.
     """
-    lines = [line.strip() for line in _text(header).replace("µ", "u").splitlines()]
-    lines = [line for line in lines if line and not line.startswith("#")]
-    rate, count, signals = _parsed(lines)
+    rate, count, signals = read_header(header)
     count = _require_samples(signals, count, header.parent)
     names = [signal["name"] for signal in signals]
     if None in names:
@@ -159,16 +157,15 @@ def _decoded(signals: list[re.Match[str]], count: int, folder: Path) -> npt.NDAr
         raise RecordError(f"not a readable WFDB record ({type(error).__name__})") from error
 
 
-def _parsed(lines: list[str]) -> tuple[float, int, list[re.Match[str]]]:
-    """Rate in Hz, samples of a channel (0: all there are) and signals of a header.
-
-    Args:
-        lines: Without comments.
+def read_header(header: Path) -> tuple[float, int, list[re.Match[str]]]:
+    """Rate in Hz, samples of a channel (0: all there are) and each signal (`SIGNAL`) of a header.
 
     Raises:
         RecordError: A line is none of `RECORD` and `SIGNAL`, or there are more or fewer signals
             than it says.
     """
+    lines = [line.strip() for line in _text(header).replace("µ", "u").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
     record = RECORD.fullmatch(lines[0]) if lines else None
     if record is None:
         raise RecordError("not a readable WFDB record: its header does not begin with one")
