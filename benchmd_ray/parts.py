@@ -91,7 +91,7 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "search": Part(
-        2,
+        3,
         (
             "data/inner.py",
             "tuning/confirm.py",

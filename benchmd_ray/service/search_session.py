@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, inner_digest
 from benchmd_ray.service.trial_place import longest
 from benchmd_ray.settings import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
-from benchmd_ray.tuning.confirm import Decision
+from benchmd_ray.tuning.confirm import EARLY, LEVEL, Decision
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits, Place
 from benchmd_ray.tuning.racing import steps_within
@@ -159,6 +160,7 @@ class Session:
         devices = self.place.devices
         path = folder / "study.log"
         study = Study(path, plan.space, plan.method, devices, plan.portfolio)
+        study.judge = partial(self._decision, study, EARLY)
         self._told = {trial.number: trial.state for trial in study.trials()}
         if study.begun:
             self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")
@@ -247,7 +249,7 @@ class Session:
             for source in self.plan.sources
         ]
 
-    def _decision(self, study: Study) -> Decision | None:
+    def _decision(self, study: Study, level: float = LEVEL) -> Decision | None:
         """What fresh evaluations say, as far as they are whole cuts."""
         found = study.confirmed()
         start = found.get(0, {})
@@ -258,7 +260,7 @@ class Session:
                 known = sampled(self.work, self._inner[0], number, common)
                 if known is not None:
                     sampling[number] = known
-        return study.decision(_ratio(self._inner), sampling)
+        return study.decision(_ratio(self._inner), sampling, level)
 
     def _to_be_settled(self, limits: Limits) -> bool:
         """Whether the next session is to choose; what an earlier one chose stays until then."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from benchmd_ray.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.confirm import (
     FINALISTS,
+    LEVEL,
     Decision,
     Sampling,
     decided,
@@ -104,6 +105,9 @@ class Study:
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.method, self.devices = space, method, devices
+        self.judge: Callable[[], Decision | None] = lambda: None
+        """What fresh evaluations choose at the level `EARLY`; who has the scores of records sets
+        it."""
         self._first = (space.start, *first)
         mend(path)
         with warnings.catch_warnings():
@@ -271,7 +275,8 @@ class Study:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
 
         The next finalist has its turn where the one before is not above the start on the first
-        cut. None: all have those that they need, or there is nothing to choose between.
+        cut, and one that is chosen after a cut needs no other. None: all have those that they need,
+        or there is nothing to choose between.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         if self.method.choosing == "highest" or any(racing):
@@ -285,6 +290,9 @@ class Study:
                     return None  # whether it goes on is not known yet
                 if not self._above(finalist, self.method.batches[0]):
                     break
+                chosen = self.judge()
+                if chosen is not None and chosen.number == finalist:
+                    return None
             else:
                 return None
         return None
@@ -333,13 +341,17 @@ class Study:
         return found
 
     def decision(
-        self, ratio: float, sampling: Mapping[int, Sampling] | None = None
+        self,
+        ratio: float,
+        sampling: Mapping[int, Sampling] | None = None,
+        level: float = LEVEL,
     ) -> Decision | None:
         """What is chosen by fresh evaluations; None while there are none to choose by.
 
         Args:
             ratio: Validation records over training records of an evaluation.
             sampling: By trial, see `tuning.sampling`.
+            level: Chance to choose a trial where none is better.
         """
         found = self.confirmed()
         start = found.pop(0, None)
@@ -359,7 +371,7 @@ class Study:
             ]
             for number in common
         }
-        return decided(start, common, ratio, sampling, race)
+        return decided(start, common, ratio, sampling, race, level)
 
     # What is reported.
 

@@ -1,5 +1,6 @@
 """Whole searches that are simulated: what they choose, and how often they are wrong."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.scores.comparison import delong_shares
+from benchmd_ray.tuning.confirm import EARLY, LEVEL
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.sampling import sampling_of
 from benchmd_ray.tuning.spaces import Parameter, Space
@@ -74,13 +76,19 @@ class World:
 
 
 def chosen(folder: Path, seed, gain, *, trials=20, records=True, sampler="random"):
-    """What a simulated search chooses: the number, and its true gain."""
+    """What a simulated search chooses: the trial, and its true gain."""
     study = Study(folder / f"{seed}.log", SPACE, Method(sampler=sampler, evaluations=3, seed=seed))
     world = World(seed, gain)
+
+    def judge(level=LEVEL):
+        sampling = world.sampling(study) if records else None
+        return study.decision(1 / (FOLDS - 1), sampling, level)
+
+    study.judge = partial(judge, EARLY)
     raced(study, trials, world)
-    decision = study.decision(1 / (FOLDS - 1), world.sampling(study) if records else None)
-    number = 0 if decision is None else decision.number
-    return number, gain(study.trials()[number].values)
+    decision = judge()
+    found = study.trials()[0 if decision is None else decision.number]
+    return found, gain(found.values)
 
 
 def quarter(height):
@@ -92,7 +100,7 @@ def quarter(height):
 @pytest.mark.parametrize("records", [True, False])
 def test_a_useless_space_keeps_the_start(tmp_path, records):
     found = [chosen(tmp_path, s, quarter(0.0), trials=14, records=records) for s in range(100)]
-    assert sum(number == 0 for number, _ in found) >= 95
+    assert sum(trial.number == 0 for trial, _ in found) >= 95
 
 
 @pytest.mark.slow
@@ -100,4 +108,11 @@ def test_a_useless_space_keeps_the_start(tmp_path, records):
 def test_a_planted_gain_is_found(tmp_path, height, often):
     found = [chosen(tmp_path, seed, quarter(height)) for seed in range(30)]
     assert sum(own == height for _, own in found) >= often
-    assert all(own == height for number, own in found if number)
+    assert all(own == height for trial, own in found if trial.number)
+
+
+@pytest.mark.slow
+def test_a_large_gain_is_chosen_after_one_cut(tmp_path):
+    found = [chosen(tmp_path, seed, quarter(0.12))[0] for seed in range(6)]
+    assert [len(trial.fresh) for trial in found] == [FOLDS] * 6
+    assert all(trial.number for trial in found)
