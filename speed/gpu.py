@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,7 +39,7 @@ from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.data.manifest import manifest_of, shard_part
 from benchmd_ray.data.records import Record, to_table
-from benchmd_ray.files import sha256, write_json
+from benchmd_ray.files import write_json
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.scores.metrics import auroc
@@ -55,7 +56,7 @@ from speed import measure
 from speed.encoder_step import EinsumBlock
 
 PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
-"""Dense bf16 TFLOP/s of a model of GPU, as its maker states them."""
+"""Dense bf16 TFLOP/s of a model of GPU in its fastest form, as its maker states them."""
 PROTOCOL = 100_000
 """Steps of the fixed protocol."""
 DATASETS = {"ecg": "ptb-xl", "cxr": "chexpert", "ldct": "lidc-idri"}
@@ -101,8 +102,11 @@ class Clock:
         """Nothing."""
 
     def per_second(self) -> float:
-        """Units a second from the first report to the last."""
-        (first, began), (last, ended) = self.marks[0], self.marks[-1]
+        """Units a second from the first report to the last but one.
+
+        On a GPU a report comes with the next one, but for the last two, which come together.
+        """
+        (first, began), (last, ended) = self.marks[0], self.marks[-2]
         return (last - first) / (ended - began)
 
 
@@ -246,12 +250,14 @@ def speed_of(setting: Setting, kind: str, technique: str, way: Way) -> dict[str,
     found: dict[str, Any] = {
         "steps_per_second": measure.rounded(rate),
         "minutes_per_100000_steps": measure.rounded(PROTOCOL / rate / 60),
-        "seconds_before_the_first_report": measure.rounded(whole - (setting.steps / rate)),
+        "seconds_beside_steps": measure.rounded(whole - (setting.steps / rate)),
         "tflops_per_second": measure.rounded(flops * rate / 1e12),
         "last_loss": clock.losses[-1],
     }
     if on_gpu:
         found["peak_gib"] = measure.rounded(torch.cuda.max_memory_allocated() / 2**30)
+        # A graph's own memory is reserved, and not allocated between its captures.
+        found["reserved_gib"] = measure.rounded(torch.cuda.max_memory_reserved() / 2**30)
     if setting.peak:
         found["share_of_peak"] = measure.rounded(flops * rate / 1e12 / setting.peak)
     return found
@@ -292,10 +298,7 @@ def reference(setting: Setting, kind: str, technique: str, precision: str) -> di
 
 def alike(setting: Setting, kind: str, technique: str) -> dict[str, Any]:
     """Largest relative difference of the losses to those of eager steps, without dropout."""
-    changes = {
-        "encoder": {"dropout": 0.0, "embedding_dropout": 0.0},
-        "execution": {"log_every": 1},
-    }
+    changes = {"encoder": {"dropout": 0.0, "embedding_dropout": 0.0}, "execution": {"log_every": 1}}
     ways = WAYS if setting.device == "cuda" else ON_CPU
     catalog, count = setting.catalog(kind), min(ALIKE_STEPS, setting.steps)
     losses = {
@@ -309,26 +312,46 @@ def alike(setting: Setting, kind: str, technique: str) -> dict[str, Any]:
     }
 
 
-def resumed(setting: Setting, kind: str, technique: str) -> bool:
-    """Whether a captured run that stopped half-way ends with the weights of an undisturbed one."""
+def with_dropout(setting: Setting, kind: str, technique: str) -> float:
+    """Largest relative difference of losses of captured steps, not compiled, to eager ones.
+
+    Both draw the same of dropout, where a graph takes the seed of a step.
+    """
+    ways = ("eager", "captured") if setting.device == "cuda" else ("eager", "eager")
+    catalog, count = setting.catalog(kind), min(ALIKE_STEPS, setting.steps)
+    changes = {"execution": {"log_every": 1}}
+    eager, other = (
+        np.array(pretrained(setting, catalog, technique, WAYS[way], count, changes).losses)
+        for way in ways
+    )
+    return measure.rounded(float(np.max(np.abs(other - eager) / np.abs(eager))))
+
+
+def resumed(setting: Setting, kind: str, technique: str) -> float:
+    """Largest difference of weights between a captured run that stopped half-way and another one.
+
+    0: the same bits. Dropout is on, nothing is compiled.
+    """
     way = WAYS["captured"] if setting.device == "cuda" else ON_CPU["eager"]
     chosen = updated(
         setting.settings(step=way.step, checkpoint_every=10), {"pretrain": {"steps": 40}}
     )
     catalog = setting.catalog(kind).path
-    digests = []
+    weights = []
     for stops in ([None], [17, None]):
         folder = setting.new_folder()
         for stop in stops:
             job = PretrainJob(chosen, technique, catalog, folder, until=stop)
             with _compiled(False):
                 pretrain(job, setting.worker, Clock())
-        digests.append(sha256(folder / MODEL))
-    return digests[0] == digests[1]
+        weights.append(load_file(folder / MODEL))
+    whole, broken = weights
+    return max(float((whole[name] - broken[name]).abs().max()) for name in whole)
 
 
 def profiled(setting: Setting, kind: str, technique: str, way: Way) -> dict[str, Any]:
     """What a step launches, and which kernels take its time."""
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
@@ -356,15 +379,18 @@ def profiled(setting: Setting, kind: str, technique: str, way: Way) -> dict[str,
     finally:
         Losses.add = add  # type: ignore[method-assign]
     events = profiler.key_averages()
-    kernels = sorted(events, key=lambda e: -e.self_device_time_total)[:15]
-    launches = sum(e.count for e in events if "Launch" in e.key)
+    on_host = [e for e in events if e.device_type == DeviceType.CPU]
+    # A kernel's time is also that of the operator that launched it.
+    on_device = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+    kernels = sorted(on_device, key=lambda e: -e.self_device_time_total)[:15]
+    launches = sum(e.count for e in on_host if "Launch" in e.key)
     return {
         "launches_per_step": launches / steps,
         "device_ms_per_step": measure.rounded(
-            sum(e.self_device_time_total for e in events) / steps / 1e3
+            sum(e.self_device_time_total for e in on_device) / steps / 1e3
         ),
         "host_ms_per_step": measure.rounded(
-            sum(e.self_cpu_time_total for e in events) / steps / 1e3
+            sum(e.self_cpu_time_total for e in on_host if "Synchronize" not in e.key) / steps / 1e3
         ),
         "kernels": [
             {
@@ -373,7 +399,6 @@ def profiled(setting: Setting, kind: str, technique: str, way: Way) -> dict[str,
                 "ms_per_step": measure.rounded(e.self_device_time_total / steps / 1e3),
             }
             for e in kernels
-            if e.self_device_time_total
         ],
     }
 
@@ -441,6 +466,7 @@ def measurements(setting: Setting) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"profile ecg mae {name}", partial(profiled, setting, "ecg", "mae", way)
     for technique in METHODS:
         yield f"alike ecg {technique}", partial(alike, setting, "ecg", technique)
+    yield "with dropout ecg mae", partial(with_dropout, setting, "ecg", "mae")
     yield "resumed ecg mae", partial(resumed, setting, "ecg", "mae")
     for name, way in ends.items():
         yield f"finetune ecg {name}", partial(finetuned, setting, "ecg", way)
@@ -451,6 +477,23 @@ def measurements(setting: Setting) -> Iterator[tuple[str, Callable[[], Any]]]:
             yield about, partial(speed_of, setting, kind, technique, ways[fastest])
     for kind, technique in product(("cxr", "ldct"), METHODS):
         yield f"alike {kind} {technique}", partial(alike, setting, kind, technique)
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What the package warns of."""
+    said: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    handler = Kept(logging.WARNING)
+    logging.getLogger("benchmd_ray").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("benchmd_ray").removeHandler(handler)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -488,10 +531,13 @@ def main(arguments: list[str] | None = None) -> None:
                 result["left"].append(name)
                 continue
             began = time.monotonic()
-            try:
-                found = work()
-            except Exception as error:  # the others are worth having
-                found = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+            with _warnings() as said:
+                try:
+                    found = work()
+                except Exception as error:  # the others are worth having
+                    found = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+            if said:  # such as that steps could not be captured, and were executed eagerly
+                found = {"found": found, "warnings": said}
             result["found"][name] = found
             result["minutes"] = measure.rounded(
                 (time.monotonic() - setting.until) / 60 + chosen.minutes

@@ -225,7 +225,10 @@ class ResidentFeed:
     def _batch(self, positions: Rows) -> Batch:
         stored, place = self._stored(np.maximum(positions, 0))
         signals = self.normalise(stored.signals, stored.scales, stored.sizes)
-        targets = self._targets[place.to(self._targets.device)].to(self._worker.device)
+        if self._targets.device == place.device:
+            targets = self._targets[place]
+        else:  # the host holds them
+            targets = to_device(self._targets.numpy()[np.maximum(positions, 0)], place.device)
         return Batch(np.where(positions < 0, -1, stored.rows), signals, targets)
 
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:

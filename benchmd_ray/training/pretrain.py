@@ -179,7 +179,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     built_in = technique_named(job.technique).method in METHODS
     built_in = built_in and settings.encoder.network in NETWORKS
     parts = settings.execution.accumulation
-    chosen = choose_step(settings.execution, engine, job.last - first, built_in=built_in)
+    chosen = choose_step(settings.execution, engine, total, built_in=built_in)
     steps = Steps(
         engine,
         pretraining_loss(engine, feed.normalise, parts),

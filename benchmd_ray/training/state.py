@@ -95,9 +95,10 @@ class Snapshot:
     """Copies, in this process's memory, of what is held of a module."""
 
     def __init__(self, module: nn.Module, held: Held) -> None:
+        on_cpu = next(module.parameters()).device.type == "cpu"
         self._parts = {
             # What a CPU holds is not copied on the way to the CPU.
-            part: {name: x.clone() for name, x in tensors.items()}
+            part: {name: x.clone() if on_cpu else x for name, x in tensors.items()}
             for part, tensors in _parts(module, held, keep=True)
         }
 

@@ -28,6 +28,8 @@ Inputs = Mapping[str, torch.Tensor]
 Loss = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
 """Inputs, or a part of them along the batch, to what the backward pass starts from (these add up
 over the parts) and to what is reported, both scalars."""
+Shapes = tuple[Any, ...]
+"""Names, shapes and types of inputs."""
 Way = Literal["eager", "compiled", "captured"]
 
 COMPILED_FROM = 2000
@@ -36,8 +38,9 @@ BACKEND = "inductor"
 """What ``torch.compile`` makes code with."""
 REHEARSED = 3
 """Captured steps that are compared with the same ones executed directly."""
-ALIKE = 0.02
-"""Largest relative difference of their losses, and of how far they move the weights."""
+ALIKE, APART = 0.02, 0.1
+"""Largest relative difference of their losses, and of where the weights end: AdamW's first step
+moves those by as much whose gradient is nothing but rounding."""
 logger = logging.getLogger(__name__)
 
 
@@ -98,8 +101,10 @@ def choose_step(
 
 def can_compile(device: torch.device) -> bool:
     """Whether ``torch.compile`` finds what it needs on this machine."""
+    from torch.utils._triton import has_triton
+
     compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-    return compiler and (device.type != "cuda" or torch.utils._triton.has_triton())
+    return compiler and (device.type != "cuda" or has_triton())
 
 
 class Graph(Protocol):
@@ -124,10 +129,15 @@ class CudaGraph:
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         """See `Graph`."""
-        # Other threads may go on working with the device.
-        mode = "thread_local"
-        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode=mode):
-            return work()
+        now = torch.cuda.current_stream()
+        try:
+            # Other threads may go on working with the device.
+            mode = "thread_local"
+            with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode=mode):
+                return work()
+        except BaseException:
+            torch.cuda.set_stream(now)  # a capture that fails leaves its own
+            raise
 
     def replay(self) -> None:
         """See `Graph`."""
@@ -166,12 +176,16 @@ class Steps:
         """
         self._engine, self._parts, self._seed = engine, parts, seed
         self._eager = self._loss = loss
+        self._proven: set[Shapes] = set()
         if chosen.compiles:
-            self._loss = torch.compile(loss, fullgraph=True, dynamic=False, backend=BACKEND)
+            # Else all trainings of a process share a limit of eight shapes.
+            how: dict[str, Any] = {"isolate_recompiles": True}
+            self._loss = torch.compile(loss, fullgraph=True, dynamic=False, backend=BACKEND, **how)
         self._capturing = chosen.way == "captured"
         self._graph = graph or _cuda_graphs()
-        self._captured: dict[tuple[Any, ...], _Captured] = {}
+        self._captured: dict[Shapes, _Captured] = {}
         self._left = REHEARSED
+        self._stream: torch.cuda.Stream | None = None
         logger.info("steps are %s: %s", chosen.way, chosen.why)
 
     def __call__(self, number: int, inputs: Inputs, lr: float) -> torch.Tensor:
@@ -187,13 +201,33 @@ class Steps:
         """
         self._engine.set_lr(lr)
         if not self._capturing:
-            self._seed(number)
-            return self._work(inputs)
+            return self._direct(number, inputs)
         try:
             return self._by_graph(number, inputs)
         except _NotCaptured as error:
             logger.warning("steps cannot be captured and are executed one by one: %s", error)
         self._capturing, self._captured = False, {}
+        return self._direct(number, inputs)
+
+    def _direct(self, number: int, inputs: Inputs) -> torch.Tensor:
+        """A step, executed directly; what cannot be compiled for such inputs is executed eagerly.
+
+        The backward pass is compiled when it is first needed.
+        """
+        shapes = _shapes(inputs)
+        if self._loss is self._eager or shapes in self._proven:
+            self._seed(number)
+            return self._work(inputs)
+        before = _State(self._engine)
+        try:
+            self._seed(number)
+            found = self._work(inputs)
+            self._proven.add(shapes)
+            return found
+        except Exception as error:
+            logger.warning("steps cannot be compiled: %s", _first_line(error))
+        before.restore()
+        self._loss = self._eager
         self._seed(number)
         return self._work(inputs)
 
@@ -202,68 +236,74 @@ class Steps:
         pieces = [dict(zip(inputs, part, strict=True)) for part in _cut(inputs, self._parts)]
         told = []
         for place, piece in enumerate(pieces, 1):
-            loss, reported = self._loss_of(piece)
+            loss, reported = self._loss(piece)
             self._engine.step(loss, last=place == len(pieces))
             told.append(reported.detach())
         return torch.stack(told).sum()
 
-    def _loss_of(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._loss is self._eager:
-            return self._loss(inputs)
-        try:
-            return self._loss(inputs)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            why = str(error).splitlines()[0]
-            logger.warning("steps cannot be compiled (%s: %s)", type(error).__name__, why)
-            self._loss = self._eager
-            return self._loss(inputs)
-
     def _by_graph(self, number: int, inputs: Inputs) -> torch.Tensor:
         """A step by the graph for inputs of such shapes."""
-        shapes = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
-        held = self._captured.get(shapes)
+        held = self._captured.get(_shapes(inputs))
         if held is not None and not self._left:
             return self._replayed(held, number, inputs)
-        before = _State(self._engine)
+        before: _State | None = None
         try:
-            found = self._rehearsed(held, shapes, before, number, inputs)
-        except (RuntimeError, NotImplementedError) as error:
-            before.restore()
-            raise _NotCaptured(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
-        except _NotCaptured:
-            before.restore()
-            raise
+            before = _State(self._engine)
+            found = self._rehearsed(held, before, number, inputs)
+        except (_NotCaptured, RuntimeError, NotImplementedError) as error:
+            if before is not None:
+                before.restore()
+            if isinstance(error, _NotCaptured):
+                raise
+            # Of a capture that failed the first error says why, the last that it did.
+            raise _NotCaptured(_first_line(error.__context__ or error)) from error
         self._left = max(0, self._left - 1)
+        if not self._left and self._stream is not None:
+            self._stream = None
+            torch.cuda.empty_cache()  # what direct steps worked in
         return found
 
     def _rehearsed(
         self,
         held: _Captured | None,
-        shapes: tuple[Any, ...],
         before: _State,
         number: int,
         inputs: Inputs,
     ) -> torch.Tensor:
         """A step by a graph, which is captured if need be, compared with the same one directly."""
-        self._seed(number)
-        direct = _on_a_side_stream(partial(self._work, inputs), self._engine.worker.device)
+        direct = self._on_a_side_stream(partial(self._direct, number, inputs))
         moved, by_hand = before.distance(), _State(self._engine)
         before.restore()
-        held = held or self._capture(shapes, inputs)
+        held = held or self._capture(inputs)
         found = self._replayed(held, number, inputs)
         apart = by_hand.distance()
-        if not _close(found, direct) or apart > ALIKE * moved:
+        if not _close(found, direct) or apart > APART * moved:
             raise _NotCaptured(
                 f"the loss is {float(found):g} by a graph and {float(direct):g} directly, and the "
                 f"weights end {apart / max(moved, 1e-30):.2g} of a step apart"
             )
         return found
 
-    def _capture(self, shapes: tuple[Any, ...], inputs: Inputs) -> _Captured:
+    def _on_a_side_stream(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What work gives that makes, before a capture, all that is made only once."""
+        device = self._engine.worker.device
+        if device.type != "cuda":
+            return work()
+        now = torch.cuda.current_stream(device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(now)
+        with torch.cuda.stream(self._stream):
+            found = work()
+        now.wait_stream(self._stream)
+        return found
+
+    def _capture(self, inputs: Inputs) -> _Captured:
         own = {name: x.clone() for name, x in inputs.items()}
         graph = self._graph()
-        self._captured[shapes] = _Captured(graph, own, graph.capture(lambda: self._work(own)))
-        return self._captured[shapes]
+        made = _Captured(graph, own, graph.capture(lambda: self._work(own)))
+        self._captured[_shapes(inputs)] = made
+        return made
 
     def _replayed(self, held: _Captured, number: int, inputs: Inputs) -> torch.Tensor:
         for name, x in inputs.items():
@@ -287,7 +327,12 @@ class _State:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back; moments that were made since are as before the first step."""
+        """Put everything back; moments that were made since are as before the first step.
+
+        What a backward pass left of gradients goes, as after a whole step.
+        """
+        for parameter in self._engine.module.parameters():
+            parameter.grad = None
         known = {id(x) for x, _ in self._held}
         for x, value in self._held:
             x.copy_(value)
@@ -306,17 +351,13 @@ class _State:
         return float(torch.linalg.vector_norm(torch.stack(apart)))
 
 
-def _on_a_side_stream(work: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
-    """What work gives that makes, before a capture, all that is made only once."""
-    if device.type != "cuda":
-        return work()
-    now = torch.cuda.current_stream(device)
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(now)
-    with torch.cuda.stream(stream):
-        found = work()
-    now.wait_stream(stream)
-    return found
+def _shapes(inputs: Inputs) -> Shapes:
+    return tuple((name, x.shape, x.dtype) for name, x in inputs.items())
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _cut(inputs: Inputs, parts: int) -> list[tuple[torch.Tensor, ...]]:

@@ -257,7 +257,7 @@ def _finetune(
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
     forward = evaluated(engine, transfer.augmentation.shape)
     batches = -(-feed.rows // min(transfer.batch_size, feed.rows))
-    count = batches * (transfer.epochs - first)
+    count = batches * transfer.epochs
     steps = finetuning_steps(engine, settings, data.task, count)
     begun: list[float] = position.get("sums", [])
     agreement = Agreement(worker)
@@ -365,7 +365,7 @@ def finetuning_steps(engine: Engine, settings: Settings, task: TaskKind, count: 
         engine: Steps the model.
         settings: The run's.
         task: Of the labels.
-        count: Steps that there are to do.
+        count: Steps of the whole of it.
     """
     parts, smoothing = settings.execution.accumulation, settings.transfer.label_smoothing
     objective = objective_of(task)

@@ -90,6 +90,7 @@ def test_any_number_of_workers_mixes_the_same(how, world, padded, monkeypatch):
         every = torch.cat([getattr(share, name) for share in shares])
         gathered |= {id(getattr(share, name)): every for share in shares if name != "weights"}
         gathered[name] = every
+    monkeypatch.setattr(mixing, "alone", lambda: False)
     monkeypatch.setattr(mixing, "gather", lambda x: gathered.get(id(x), gathered["weights"]))
     parts = [mixed(s, how, "single-label", 1, 2, Worker(r, world)) for r, s in enumerate(shares)]
     assert torch.equal(torch.cat([p.signals for p in parts])[:11], alone.signals)

@@ -7,12 +7,16 @@ given, keeps and leaves behind is the same. Graphs themselves are compared on a 
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from kinds import SIGNALS
 from torch import nn
+from torch._functorch.aot_autograd import aot_module_simplified
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
@@ -74,6 +78,16 @@ class Forgetful(Again):
             self.loss.copy_(torch.enable_grad()(self.work)())
             for x, value in state:
                 x.copy_(value)
+
+
+class Halfway(Again):
+    """A graph whose capture fails after the backward pass."""
+
+    def capture(self, work):
+        with torch.no_grad():
+            for parameter in self.engine.module.parameters():
+                parameter.grad = torch.full_like(parameter, 3.0)
+        raise RuntimeError("out of memory")
 
 
 class Tiring(Again):
@@ -140,6 +154,7 @@ def test_captured_steps_are_the_eager_ones(parts, sizes, caplog):
 @pytest.mark.parametrize(
     ("graph", "why"),
     [
+        (Halfway, "RuntimeError: out of memory"),
         (Refused, "RuntimeError: operation not permitted when stream is capturing"),
         (Stale, "the loss is "),
         (Forgetful, "the weights end 1 of a step apart"),
@@ -240,6 +255,58 @@ def test_normalisation_method_and_loss_are_one_graph(technique, kind, monkeypatc
     found = pretrained(technique, SIGNALS[kind], Chosen("compiled", True, "test"))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     require_same(found, pretrained(technique, SIGNALS[kind], EAGER), atol=1e-5)
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_steps_that_cannot_be_compiled_are_executed_eagerly(when, monkeypatch, caplog):
+    torch._dynamo.reset()
+
+    def failing(graph, inputs):
+        raise AssertionError("no code for this graph")
+
+    def passed(graph, inputs):
+        return make_boxed_func(graph.forward)
+
+    def broken(graph, inputs):
+        forward = failing if when == "forward" else passed
+        return aot_module_simplified(graph, inputs, fw_compiler=forward, bw_compiler=failing)
+
+    monkeypatch.setattr(module, "BACKEND", broken)
+    with caplog.at_level(logging.WARNING):
+        found = trained(Chosen("compiled", True, "test"))
+    require_same(found, trained(EAGER))
+    assert [line for line in caplog.messages if line.startswith("steps cannot be compiled: ")]
+
+
+def test_many_trainings_of_a_process_are_compiled(monkeypatch, caplog):
+    monkeypatch.setattr(module, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    with caplog.at_level(logging.WARNING):
+        for size in range(3, 15):
+            trained(Chosen("compiled", True, "test"), count=2, sizes=(size,))
+    assert not [line for line in caplog.messages if "cannot be compiled" in line]
+
+
+def test_a_gpu_without_triton_is_no_error():
+    code = (
+        "import torch; from benchmd_ray.training.steps import can_compile; "
+        "print(can_compile(torch.device('cuda')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("True", "False")
+
+
+@CUDA
+@pytest.mark.parametrize("kind", ["ecg", "cxr", "ldct"])
+@pytest.mark.parametrize("technique", METHODS)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_cuda_graphs_are_the_eager_steps(technique, kind, dropout, caplog):
+    about = {"device": "cuda", "count": 50, "dropout": dropout}
+    with caplog.at_level(logging.WARNING):
+        found = pretrained(technique, SIGNALS[kind], CAPTURED, **about)
+    expected = pretrained(technique, SIGNALS[kind], EAGER, **about)
+    assert found[0] == pytest.approx(expected[0], rel=0.01)
+    assert not caplog.records
 
 
 @pytest.mark.slow

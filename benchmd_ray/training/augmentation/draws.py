@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.batches import Worker, to_device
 from benchmd_ray.settings import AugmentationSettings
 from benchmd_ray.training.seeds import AUGMENTATION
 
@@ -38,7 +38,7 @@ class Draws:
         drawn = np.random.default_rng([AUGMENTATION, self.seed, self.step, *stream])
         every = drawn.random((self.share * self.worker.world, numbers), np.float32)
         own = every[self.worker.rank * self.share :][: self.share]
-        return torch.from_numpy(own).to(self.worker.device)
+        return to_device(np.ascontiguousarray(own), self.worker.device)
 
     def together(self, how: AugmentationSettings) -> dict[str, torch.Tensor]:
         """Numbers of those of `TOGETHER` that are on: (share, numbers) each."""

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmd_ray.data.batches import Batch, Worker
+from benchmd_ray.data.batches import Batch, Worker, to_device
 from benchmd_ray.settings import AugmentationSettings
 from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 from benchmd_ray.training.augmentation.draws import AXES, MIXING
 from benchmd_ray.training.augmentation.movement import each
 from benchmd_ray.training.augmentation.values import block
-from benchmd_ray.training.engine import gather
+from benchmd_ray.training.engine import alone, gather
 from benchmd_ray.training.seeds import AUGMENTATION
 
 
@@ -79,13 +79,12 @@ def mixed(
     """
     if not (how.mixup or how.cutmix):
         return batch
-    real = gather(batch.weights).cpu().numpy() > 0
+    real = batch.rows >= 0 if alone() else gather(batch.weights).cpu().numpy() > 0
     drawn = drawn_mixtures(real, how, seed, step)
     start = worker.rank * len(batch.rows)
     own, device = slice(start, start + len(batch.rows)), batch.signals.device
     partners, shares, places = (
-        torch.from_numpy(values[own]).to(device)
-        for values in (drawn.partners, drawn.shares, drawn.places)
+        to_device(values[own], device) for values in (drawn.partners, drawn.shares, drawn.places)
     )
     others = gather(batch.signals)[partners]
     if drawn.cut:

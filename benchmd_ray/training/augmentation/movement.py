@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+from benchmd_ray.data.batches import to_device
 from benchmd_ray.settings import AugmentationSettings
 from benchmd_ray.training.augmentation.draws import AFFINE, AXES, Draws
 
@@ -88,7 +90,7 @@ def transformed(
         thin = min(extents[a], extents[b]) / max(extents[a], extents[b])
         matrix = matrix @ _rotation(ANGLE * thin * signed[:, number], a, b, axes)
     matrix = matrix * torch.exp(-math.log(SCALE) * signed[:, -1])[:, None, None]
-    sizes = torch.tensor(extents, dtype=torch.float32, device=signals.device)
+    sizes = to_device(np.array(extents, np.float32), signals.device)
     relative = matrix * sizes / sizes[:, None]  # from places to shares of each extent
     theta = torch.cat([relative, relative.new_zeros(len(signals), axes, 1)], dim=2)
     grid = functional.affine_grid(theta, list(signals.shape), align_corners=False)
