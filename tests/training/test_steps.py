@@ -314,4 +314,5 @@ def test_cuda_graphs_are_the_eager_steps(technique, kind, dropout, caplog):
 def test_compiled_steps_are_the_eager_ones(technique):
     torch._dynamo.reset()
     found = pretrained(technique, SIGNALS["ecg"], Chosen("compiled", True, "test"), count=10)
-    require_same(found, pretrained(technique, SIGNALS["ecg"], EAGER, count=10), atol=1e-4)
+    # AdamW moves a weight by up to 1e-3 a step, whose gradient may be nothing but rounding.
+    require_same(found, pretrained(technique, SIGNALS["ecg"], EAGER, count=10), atol=5e-4)
