@@ -187,7 +187,8 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
         chosen,
         parts=parts,
     )
-    reporter.start(f"pretrain {job.technique}", job.last, "steps", first)
+    title = chosen.titled(f"pretrain {job.technique}", worker.device)
+    reporter.start(title, job.last, "steps", first)
     engine.module.train()
     batches = feed.endless(settings.pretrain.batch_size, first)
     losses = Losses([] if held is None else held.position["losses"], worker, settings, reporter)

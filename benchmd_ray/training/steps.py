@@ -52,6 +52,11 @@ class Chosen:
     compiles: bool
     why: str
 
+    def titled(self, what: str, device: torch.device) -> str:
+        """What progress is shown under; eager steps on a CPU are not worth a word."""
+        plain = self.way == "eager" and device.type == "cpu"
+        return what if plain else f"{what} (steps {self.way}: {self.why})"
+
 
 def choose_step(
     execution: ExecutionSettings, engine: Engine, steps: int, *, built_in: bool
@@ -186,7 +191,7 @@ class Steps:
         self._captured: dict[Shapes, _Captured] = {}
         self._left = REHEARSED
         self._stream: torch.cuda.Stream | None = None
-        logger.info("steps are %s: %s", chosen.way, chosen.why)
+        self.chosen = chosen
 
     def __call__(self, number: int, inputs: Inputs, lr: float) -> torch.Tensor:
         """One step: backward pass and optimiser.

@@ -269,7 +269,8 @@ def _finetune(
             files[AVERAGE] = average.save
         save_checkpoint(job.folder, epochs, engine, held, files)
 
-    reporter.start("fine-tuning", transfer.epochs, "epochs", first)
+    title = steps.chosen.titled("fine-tuning", worker.device)
+    reporter.start(title, transfer.epochs, "epochs", first)
     saved = time.monotonic()
     for epoch in range(first, transfer.epochs):
         about = (engine, steps, feed, settings, epoch, data.task)

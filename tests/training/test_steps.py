@@ -37,7 +37,7 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Again:
-    """Stands in for a CUDA graph: a replay does what was captured, with the same tensors."""
+    """Takes the place of a CUDA graph: a replay does what was captured, with the same tensors."""
 
     captures = 0
 
@@ -214,7 +214,11 @@ def test_the_way_is_chosen_by_setting_device_and_length(
         return
     chosen = choose_step(settings, made, steps, built_in=built_in)
     assert (chosen.way, chosen.compiles) == expected
-    assert chosen.why
+    title = chosen.titled("pretrain mae", torch.device(device))
+    plain = (device, expected[0]) == ("cpu", "eager")
+    assert title == (
+        "pretrain mae" if plain else f"pretrain mae (steps {expected[0]}: {chosen.why})"
+    )
 
 
 def pretrained(technique, signal, way, *, device="cpu", count=4, dropout=0.0):
