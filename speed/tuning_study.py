@@ -35,7 +35,12 @@ from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.portfolio import Portfolio
+from benchmd_ray.tuning.portfolio import (
+    SHIPPED,
+    Portfolio,
+    read_portfolio,
+    write_portfolio,
+)
 from benchmd_ray.tuning.records import SEARCHES, read_search
 
 LAPTOP = (
@@ -89,7 +94,7 @@ TASKS = {
         "medmnist",
         settings=("encoder.options.width=8", "transfer.epochs=20", *NARROW),
         start="resnet18",
-        share=1.5,
+        share=2.0,
         **MEDMNIST,
     ),
     "PneumoniaMNIST (unofficial), 256 labels a class": Task(
@@ -101,7 +106,7 @@ TASKS = {
         options={"md5": "allow"},
         space=SMALL,
         held=(),
-        share=0.7,
+        share=0.8,
     ),
     "AdrenalMNIST3D": Task(
         "adrenalmnist3d",
@@ -120,13 +125,12 @@ TASKS = {
     ),
     "PTB-XL-500, fine-tuning": Task(
         *("ptb-xl", "ptb-xl-500", "mae", "finetune-full", (*LAPTOP, "transfer.epochs=5"), ECG),
-        share=1.2,
+        share=1.4,
     ),
     "NIH AP, fine-tuning": Task(
         *("nih-cxr-ap", "nih-cxr-1000", "mae", "finetune-full"),
         (*LAPTOP, "transfer.epochs=4", "encoder.patch_size=32"),
         (("nih-cxr-pa", "nih-cxr-1000"),),
-        share=0.6,
     ),
 }
 FILES = {"pneumoniamnist": "pneumoniamnist_content_complete.npz"}
@@ -191,10 +195,7 @@ class Study:
             bench=task.bench,
             start=task.start,
         )
-        portfolio = Portfolio()
-        if strategy.portfolio:
-            stores = sorted({self.store(name, repetition) for name in TASKS})
-            portfolio = learned_in([store for store in stores if (store / SEARCHES).is_dir()])
+        portfolio = self.portfolio(repetition) if strategy.portfolio else Portfolio()
         return Tuning(
             choice,
             (task.setting,),
@@ -205,6 +206,16 @@ class Study:
             evaluations=strategy.evaluations,
             portfolio=portfolio,
         )
+
+    def portfolio(self, repetition: int) -> Portfolio:
+        """What the searches of a repetition without a portfolio teach, learned once and kept."""
+        path = self.out / "done" / f"portfolio-{repetition}" / SHIPPED
+        if not path.is_file():
+            stores = sorted({self.store(name, repetition) for name in TASKS})
+            learned = learned_in([store for store in stores if (store / SEARCHES).is_dir()])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_portfolio(path, learned)
+        return read_portfolio(path)
 
     def store(self, task: str, repetition: int) -> Path:
         """The store of a repetition of the tasks with the same source: these share pretraining."""

@@ -282,6 +282,7 @@ def test_steps_that_cannot_be_compiled_are_executed_eagerly(when, monkeypatch, c
     assert [line for line in caplog.messages if line.startswith("steps cannot be compiled: ")]
 
 
+@pytest.mark.slow
 def test_many_trainings_of_a_process_are_compiled(monkeypatch, caplog):
     monkeypatch.setattr(module, "BACKEND", "aot_eager")
     torch._dynamo.reset()
