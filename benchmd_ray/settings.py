@@ -322,7 +322,8 @@ class ExecutionSettings:
     """auto: a GPU where there is one."""
     step: Literal["auto", "eager", "compiled", "captured"] = "auto"
     """How training steps are executed. captured: as a CUDA graph, compiled too where that works and
-    takes less time than it saves; auto: captured for one worker on a GPU, else eager."""
+    takes less time than it saves; auto: captured on a GPU, but eager with ZeRO and for techniques
+    that compare examples of several workers."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """auto: bf16 mixed precision on a GPU, float32 on a CPU."""
     zero_stage: Literal[0, 1, 2, 3] = 0

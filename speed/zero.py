@@ -158,7 +158,8 @@ def stepped(
         drawn = engine.module.draw(batch, generator)  # type: ignore[operator]
         loss = engine(signals, {key: x[share] for key, x in drawn.items()}, gather)
         engine.set_lr(1e-4)
-        engine.step(loss)
+        engine.backward(loss)
+        engine.update()
         yield float(gather(loss.detach()[None]).mean())
 
 

@@ -179,7 +179,8 @@ def measure_here(
     seen = signals[:, :, *map(slice, input_extents(model.encoder, signal))]
 
     def train() -> None:
-        engine.step(engine(seen).square().mean())
+        engine.backward(engine(seen).square().mean())
+        engine.update()
 
     def encode() -> None:
         with torch.inference_mode(), autocast(place, settings.execution.precision):

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,10 @@ BUCKET = 2**25
 DeepSpeed's own limits lie above the size of our largest encoder and so would split nothing."""
 
 
+Captures = Literal["", "passes", "step"]
+"""Nothing; forward and backward pass, as the update exchanges gradients; or all of it."""
+
+
 class Engine(Protocol):
     """Steps a module's parameters."""
 
@@ -46,6 +50,8 @@ class Engine(Protocol):
     """The bare module."""
     worker: Worker
     """Who this process is."""
+    captures: Captures
+    """What of a step a CUDA graph can hold."""
 
     def __call__(self, *inputs: Any) -> Any:
         """The module's forward pass, in the precision of the settings."""
@@ -53,13 +59,21 @@ class Engine(Protocol):
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps to come."""
 
-    def step(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """Backward pass and one optimiser step.
+    def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
+        """Backward pass; its gradients are added to those that `update` has not used yet.
 
         Args:
             loss: This worker's; gradients are averaged over workers.
-            last: False: keep the gradients, to which those of the following calls are added, and
-                step with the last of them.
+            last: Whether `update` follows, and no other backward pass.
+        """
+
+    def update(self) -> None:
+        """One step of the optimiser, which uses the gradients up."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All that a step changes: parameters, buffers and AdamW's moments.
+
+        Only where `captures` names something.
         """
 
     def save(self, folder: Path) -> None:
@@ -144,6 +158,8 @@ def adamw(
 class TorchEngine:
     """Plain PyTorch, one process."""
 
+    captures: Captures = "step"
+
     def __init__(
         self,
         module: nn.Module,
@@ -167,21 +183,22 @@ class TorchEngine:
         """See `Engine`."""
         set_lr(self._optimiser, lr)
 
-    def step(self, loss: torch.Tensor, *, last: bool = True) -> None:
+    def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
         loss.backward()  # type: ignore[no-untyped-call]
-        if last:
-            self._optimiser.step()
-            self._optimiser.zero_grad(set_to_none=True)
+
+    def update(self) -> None:
+        """See `Engine`."""
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
 
     def snapshot(self) -> Snapshot:
         """Copies of what `save` writes, which the steps to come leave alone."""
         return Snapshot(self.module, self._held)
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that a step changes: parameters, buffers and AdamW's moments."""
-        moments = [held[name] for held in self._optimiser.state.values() for name in MOMENTS]
-        return [*self.module.parameters(), *self.module.buffers(), *moments]
+        """See `Engine`."""
+        return _changed(self.module, self._optimiser)
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
@@ -197,7 +214,10 @@ class TorchEngine:
 
 
 class DeepSpeedEngine:
-    """DeepSpeed, any number of workers, any ZeRO stage."""
+    """DeepSpeed, any number of workers, any ZeRO stage.
+
+    Without ZeRO the module itself is called, and DeepSpeed does what follows the backward pass.
+    """
 
     def __init__(
         self,
@@ -212,31 +232,44 @@ class DeepSpeedEngine:
         self.module = module.to(worker.device)
         self.worker = worker
         values = sum(parameter.numel() for parameter in trainable(module))
+        own = _Autocast(self.module, worker.device, execution.precision)
         self._engine, *_ = deepspeed.initialize(
-            model=_Autocast(self.module, worker.device, execution.precision),
+            model=own,
             model_parameters=parameter_groups(self.module, factors),
             config=deepspeed_config(optimiser, execution, values),
         )
+        splits = execution.zero_stage > 0
+        self._forward: nn.Module = self._engine if splits else own
+        self.captures: Captures = "" if splits else "passes"
         self._held: Held = (
-            HeldByZero(self._engine, worker.rank)
-            if execution.zero_stage
-            else HeldWhole(self._engine.optimizer)
+            HeldByZero(self._engine, worker.rank) if splits else HeldWhole(self._engine.optimizer)
         )
 
     def __call__(self, *inputs: Any) -> Any:
         """See `Engine`."""
-        return self._engine(*inputs)
+        return self._forward(*inputs)
 
     def set_lr(self, lr: float) -> None:
         """See `Engine`."""
         set_lr(self._engine.optimizer, lr)
 
-    def step(self, loss: torch.Tensor, *, last: bool = True) -> None:
+    def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
+        if self.captures:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss)
-        if last:
-            self._engine.step()
+
+    def update(self) -> None:
+        """See `Engine`."""
+        if self.captures:
+            self._engine.allreduce_gradients()
+        self._engine.step()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """See `Engine`."""
+        return _changed(self.module, self._engine.optimizer)
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
@@ -249,6 +282,12 @@ class DeepSpeedEngine:
     def weights(self) -> dict[str, torch.Tensor]:
         """See `Engine`."""
         return weights(self.module, self._held, keep=self.worker.rank == 0)
+
+
+def _changed(module: nn.Module, optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Parameters, buffers and AdamW's moments."""
+    moments = [held[name] for held in optimiser.state.values() for name in MOMENTS]
+    return [*module.parameters(), *module.buffers(), *moments]
 
 
 class _Autocast(nn.Module):
@@ -323,7 +362,7 @@ def deepspeed_config(
     limit = min(BUCKET, parameters + parameters % 2)  # DeepSpeed needs an even one
     return {
         "train_micro_batch_size_per_gpu": 1,  # only reported; batches come from the feed
-        "gradient_accumulation_steps": 1,  # `step` says which backward pass is the last
+        "gradient_accumulation_steps": 1,  # `backward` is told which pass is the last
         "zero_optimization": {"stage": execution.zero_stage, **dict.fromkeys(limits, limit)},
         "optimizer": {
             "type": "AdamW",

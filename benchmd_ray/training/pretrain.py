@@ -179,7 +179,9 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     built_in = technique_named(job.technique).method in METHODS
     built_in = built_in and settings.encoder.network in NETWORKS
     parts = settings.execution.accumulation
-    chosen = choose_step(settings.execution, engine, total, built_in=built_in)
+    exchanges = not getattr(method, "per_example", False)
+    how = {"built_in": built_in, "exchanges": exchanges}
+    chosen = choose_step(settings.execution, engine, total, **how)
     steps = Steps(
         engine,
         pretraining_loss(engine, feed.normalise, parts),

@@ -1,9 +1,10 @@
 """How the steps of a training are executed: one by one in Python, compiled, or as a CUDA graph.
 
 A captured step is a CUDA graph of everything from the normalisation on: forward and backward pass
-and AdamW. Its inputs lie in buffers of its own, which each step fills, so that a step costs the
-host a handful of launches instead of hundreds. The graph draws what dropout needs from the seed
-that is set before it is replayed, so that a resumed run repeats the steps of an undisturbed one.
+and AdamW; with several workers without AdamW, before which their gradients are averaged. Its inputs
+lie in buffers of its own, which each step fills, so that a step costs the host a handful of
+launches instead of hundreds. The graph draws what dropout needs from the seed that is set before it
+is replayed, so that a resumed run repeats the steps of an undisturbed one.
 
 Source: CUDA graphs in PyTorch (https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
 """
@@ -15,13 +16,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import ExecutionSettings
-from benchmd_ray.training.engine import Engine, TorchEngine
+from benchmd_ray.training.engine import Engine, alone, gather
 
 Inputs = Mapping[str, torch.Tensor]
 """What a step is given: tensors on the device, each with the batch as its first axis."""
@@ -31,6 +32,7 @@ over the parts) and to what is reported, both scalars."""
 Shapes = tuple[Any, ...]
 """Names, shapes and types of inputs."""
 Way = Literal["eager", "compiled", "captured"]
+T = TypeVar("T")
 
 COMPILED_FROM = 2000
 """Steps from which on ``auto`` compiles: that takes up to a minute."""
@@ -59,7 +61,12 @@ class Chosen:
 
 
 def choose_step(
-    execution: ExecutionSettings, engine: Engine, steps: int, *, built_in: bool
+    execution: ExecutionSettings,
+    engine: Engine,
+    steps: int,
+    *,
+    built_in: bool,
+    exchanges: bool = False,
 ) -> Chosen:
     """How steps are executed, by ``execution.step``.
 
@@ -69,17 +76,20 @@ def choose_step(
         steps: How many there are.
         built_in: Whether method and network are the package's own: only these are compiled, and
             their compiled steps are compared with eager ones by the tests.
+        exchanges: Whether the loss of a worker needs something of the others.
 
     Raises:
         BenchmdError: The setting asks for what the engine or the device has not.
     """
     choice, device = execution.step, engine.worker.device
-    single, able = isinstance(engine, TorchEngine), can_compile(device)
+    able = can_compile(device)
+    apart = engine.worker.world == 1 or not exchanges
     if choice == "eager":
         return Chosen("eager", False, "as set")
     if choice != "auto":
         for holds, expected in (
-            (single, "one worker without ZeRO and without the DeepSpeed engine"),
+            (engine.captures, "parameters that are not split by ZeRO"),
+            (apart, "one worker, or a technique that compares no examples of several workers"),
             (choice == "compiled" or device.type == "cuda", "a GPU"),
             (choice == "captured" or able, "a compiler (a C++ compiler; on a GPU Triton, too)"),
             (choice == "captured" or built_in, "a technique and a network of the package"),
@@ -90,10 +100,13 @@ def choose_step(
                     "take eager."
                 )
         return Chosen(choice, able and built_in, "as set")
-    if not single:
-        return Chosen("eager", False, "several workers, ZeRO or the DeepSpeed engine")
-    if device.type != "cuda":
-        return Chosen("eager", False, "no GPU")
+    for holds, why in (
+        (engine.captures, "split by ZeRO"),
+        (apart, "workers compare each other's examples"),
+        (device.type == "cuda", "no GPU"),
+    ):
+        if not holds:
+            return Chosen("eager", False, why)
     for holds, why in (
         (able, "not compiled: no compiler"),
         (built_in, "not compiled: a method or network of your own"),
@@ -154,6 +167,8 @@ class _Captured:
     graph: Graph
     inputs: dict[str, torch.Tensor]
     loss: torch.Tensor
+    gradients: list[tuple[torch.nn.Parameter, torch.Tensor]]
+    """Where each replay puts them, if the update is no part of the graph."""
 
 
 class Steps:
@@ -220,29 +235,45 @@ class Steps:
         The backward pass is compiled when it is first needed.
         """
         shapes = _shapes(inputs)
+        self._seed(number)
         if self._loss is self._eager or shapes in self._proven:
+            return self._work(inputs)
+        before, found, why = _State(self._engine), torch.zeros(()), ""
+        try:
+            found = self._passes(inputs)
+        except Exception as error:
+            why = _first_line(error)
+        if why := self._of_all(why):
+            logger.warning("steps cannot be compiled: %s", why)
+            before.restore()
+            self._loss = self._eager
             self._seed(number)
             return self._work(inputs)
-        before = _State(self._engine)
-        try:
-            self._seed(number)
-            found = self._work(inputs)
-            self._proven.add(shapes)
-            return found
-        except Exception as error:
-            logger.warning("steps cannot be compiled: %s", _first_line(error))
-        before.restore()
-        self._loss = self._eager
-        self._seed(number)
-        return self._work(inputs)
+        self._proven.add(shapes)
+        self._engine.update()
+        return found
+
+    def _of_all(self, why: str) -> str:
+        """Why something failed, here or else with another worker: what one gives up, all do."""
+        if alone():
+            return why
+        failed = torch.tensor([bool(why)], dtype=torch.float32, device=self._engine.worker.device)
+        any_failed = bool(gather(failed).any())
+        return why or ("another worker failed" if any_failed else "")
 
     def _work(self, inputs: Inputs) -> torch.Tensor:
         """A step, executed directly."""
+        found = self._passes(inputs)
+        self._engine.update()
+        return found
+
+    def _passes(self, inputs: Inputs) -> torch.Tensor:
+        """Forward and backward passes of a step."""
         pieces = [dict(zip(inputs, part, strict=True)) for part in _cut(inputs, self._parts)]
         told = []
         for place, piece in enumerate(pieces, 1):
             loss, reported = self._loss(piece)
-            self._engine.step(loss, last=place == len(pieces))
+            self._engine.backward(loss, last=place == len(pieces))
             told.append(reported.detach())
         return torch.stack(told).sum()
 
@@ -251,17 +282,12 @@ class Steps:
         held = self._captured.get(_shapes(inputs))
         if held is not None and not self._left:
             return self._replayed(held, number, inputs)
-        before: _State | None = None
+        before = self._attempted(partial(_State, self._engine))
         try:
-            before = _State(self._engine)
             found = self._rehearsed(held, before, number, inputs)
-        except (_NotCaptured, RuntimeError, NotImplementedError) as error:
-            if before is not None:
-                before.restore()
-            if isinstance(error, _NotCaptured):
-                raise
-            # Of a capture that failed the first error says why, the last that it did.
-            raise _NotCaptured(_first_line(error.__context__ or error)) from error
+        except _NotCaptured:
+            before.restore()
+            raise
         self._left = max(0, self._left - 1)
         if not self._left and self._stream is not None:
             self._stream = None
@@ -276,18 +302,37 @@ class Steps:
         inputs: Inputs,
     ) -> torch.Tensor:
         """A step by a graph, which is captured if need be, compared with the same one directly."""
-        direct = self._on_a_side_stream(partial(self._direct, number, inputs))
-        moved, by_hand = before.distance(), _State(self._engine)
+
+        def directly() -> tuple[torch.Tensor, float, _State]:
+            found = self._on_a_side_stream(partial(self._direct, number, inputs))
+            return found, before.distance(), _State(self._engine)
+
+        direct, moved, by_hand = self._attempted(directly)
         before.restore()
-        held = held or self._capture(inputs)
-        found = self._replayed(held, number, inputs)
-        apart = by_hand.distance()
+        held = held or self._attempted(partial(self._capture, inputs))
+        self._attempted(partial(self._replay, held, number, inputs))
+        found = self._finished(held)
+        apart, why = by_hand.distance(), ""
         if not _close(found, direct) or apart > APART * moved:
-            raise _NotCaptured(
+            why = (
                 f"the loss is {float(found):g} by a graph and {float(direct):g} directly, and the "
                 f"weights end {apart / max(moved, 1e-30):.2g} of a step apart"
             )
+        if why := self._of_all(why):
+            raise _NotCaptured(why)
         return found
+
+    def _attempted(self, work: Callable[[], T]) -> T:
+        """What work gives that may fail, here or with another worker."""
+        found, why = None, ""
+        try:
+            found = work()
+        except (RuntimeError, NotImplementedError) as error:
+            # Of a capture that failed the first error says why, the last that it did.
+            why = _first_line(error.__context__ or error)
+        if why := self._of_all(why):
+            raise _NotCaptured(why)
+        return cast("T", found)
 
     def _on_a_side_stream(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What work gives that makes, before a capture, all that is made only once."""
@@ -305,16 +350,33 @@ class Steps:
 
     def _capture(self, inputs: Inputs) -> _Captured:
         own = {name: x.clone() for name, x in inputs.items()}
+        whole = self._engine.captures == "step"
         graph = self._graph()
-        made = _Captured(graph, own, graph.capture(lambda: self._work(own)))
+        loss = graph.capture(lambda: (self._work if whole else self._passes)(own))
+        parameters = [] if whole else self._engine.module.parameters()
+        gradients = [(each, each.grad) for each in parameters if each.grad is not None]
+        for parameter, _ in gradients:
+            parameter.grad = None
+        made = _Captured(graph, own, loss, gradients)
         self._captured[_shapes(inputs)] = made
         return made
 
     def _replayed(self, held: _Captured, number: int, inputs: Inputs) -> torch.Tensor:
+        self._replay(held, number, inputs)
+        return self._finished(held)
+
+    def _replay(self, held: _Captured, number: int, inputs: Inputs) -> None:
         for name, x in inputs.items():
             held.inputs[name].copy_(x)
         self._seed(number)
         held.graph.replay()
+
+    def _finished(self, held: _Captured) -> torch.Tensor:
+        """What a replay gave, after an update that is no part of the graph."""
+        if self._engine.captures != "step":
+            for parameter, gradient in held.gradients:
+                parameter.grad = gradient
+            self._engine.update()
         return held.loss.clone()
 
 
@@ -326,7 +388,6 @@ class _State:
     """Copies of all that a step changes: parameters, buffers and AdamW's moments."""
 
     def __init__(self, engine: Engine) -> None:
-        assert isinstance(engine, TorchEngine)  # `choose_step` captures those of no other
         self._engine = engine
         self._held = [(x, x.detach().clone()) for x in engine.tensors()]
 

@@ -158,7 +158,8 @@ def stepped(engine, average):
     for step in range(4):
         torch.manual_seed(step)
         engine.set_lr(1e-2)
-        engine.step(engine(torch.randn(2, 3)).square().mean())
+        engine.backward(engine(torch.randn(2, 3)).square().mean())
+        engine.update()
         average.update(step)
     return engine
 

@@ -38,7 +38,8 @@ def steps(stepper, first=0, count=6, scale=1.0):
         x, y = torch.randn(2, 16, 5, generator=generator)
         loss = scale * ((stepper(x).float() - y[:, :3]) ** 2).mean()
         stepper.set_lr(1e-2 / (1 + step))
-        stepper.step(loss)
+        stepper.backward(loss)
+        stepper.update()
         losses.append(loss.item())
     return losses
 
@@ -149,11 +150,13 @@ def test_gradients_of_parts_add_up_to_those_of_the_whole(name):
     whole, parts = engine(name), engine(name)
     for step in range(4):
         x, y = torch.randn(2, 16, 5, generator=torch.Generator().manual_seed(step))
-        whole.step(((whole(x) - y[:, :3]) ** 2).mean())
+        whole.backward(((whole(x) - y[:, :3]) ** 2).mean())
+        whole.update()
         for first, count in ((0, 4), (4, 4), (8, 8)):
             part = slice(first, first + count)
             loss = ((parts(x[part]) - y[part, :3]) ** 2).mean() * count / 16
-            parts.step(loss, last=first == 8)
+            parts.backward(loss, last=first == 8)
+        parts.update()
     require_equal(parts.weights(), whole.weights())
 
 

@@ -60,7 +60,8 @@ def stepped(engine, first=0, count=3):
     for step in range(first, first + count):
         signals, target = batch(step)
         engine.set_lr(rate(step))
-        engine.step((engine(signals) - target).square().mean())
+        engine.backward((engine(signals) - target).square().mean())
+        engine.update()
     return engine
 
 

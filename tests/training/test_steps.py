@@ -10,10 +10,12 @@ import logging
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from graphs import Again, Refused
 from kinds import SIGNALS
 from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified
@@ -36,20 +38,6 @@ EAGER = Chosen("eager", False, "test")
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-class Again:
-    """Takes the place of a CUDA graph: a replay does what was captured, with the same tensors."""
-
-    captures = 0
-
-    def capture(self, work):
-        Again.captures += 1
-        self.work, self.loss = work, torch.zeros(())
-        return self.loss
-
-    def replay(self):
-        self.loss.copy_(self.work())
-
-
 class Stale(Again):
     """A graph whose step does not see its inputs, but those that it was captured with."""
 
@@ -60,13 +48,6 @@ class Stale(Again):
         first = {name: x.clone() for name, x in inputs.items()}
         steps = next(c.cell_contents for c in work.__closure__ if hasattr(c.cell_contents, "_work"))
         return super().capture(lambda: steps._work(first))
-
-
-class Refused(Again):
-    """A graph that cannot hold the work."""
-
-    def capture(self, work):
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
 
 class Forgetful(Again):
@@ -107,9 +88,9 @@ def network(seed=0):
     )
 
 
-def trained(chosen, count=8, graph=Again, parts=1, sizes=(16,)):
+def trained(chosen, count=8, graph=Again, parts=1, sizes=(16,), engine=TorchEngine):
     """Losses and weights of some steps on batches of these sizes in turn."""
-    engine = TorchEngine(network(), OPTIMISER, ExecutionSettings(), Worker())
+    engine = engine(network(), OPTIMISER, ExecutionSettings(), Worker())
 
     def loss(inputs):
         error = ((engine(inputs["x"]) - inputs["y"]) ** 2).mean(dim=1)
@@ -140,13 +121,15 @@ def require_same(one, other, **how):
         torch.testing.assert_close(value, other[1][name], rtol=0, atol=how.get("atol", 0.0))
 
 
+@pytest.mark.parametrize("engine", [TorchEngine, DeepSpeedEngine])
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("sizes", [(16,), (16, 16, 16, 16, 7)])
-def test_captured_steps_are_the_eager_ones(parts, sizes, caplog):
+def test_captured_steps_are_the_eager_ones(parts, sizes, engine, caplog):
+    about = {"parts": parts, "sizes": sizes, "engine": engine}
     Again.captures = 0
     with caplog.at_level(logging.WARNING):
-        found = trained(CAPTURED, parts=parts, sizes=sizes)
-    require_same(found, trained(EAGER, parts=parts, sizes=sizes))
+        found = trained(CAPTURED, **about)
+    require_same(found, trained(EAGER, **about))
     assert Again.captures == len(set(sizes))
     assert not caplog.records
 
@@ -186,7 +169,9 @@ def test_an_error_of_the_step_itself_is_raised():
     ("asked", "engine", "device", "compiler", "steps", "built_in", "expected"),
     [
         ("auto", "torch", "cpu", True, 10**6, True, ("eager", False)),
-        ("auto", "deepspeed", "cuda", True, 10**6, True, ("eager", False)),
+        ("auto", "zero", "cuda", True, 10**6, True, ("eager", False)),
+        ("auto", "exchanging", "cuda", True, 10**6, True, ("eager", False)),
+        ("auto", "deepspeed", "cuda", True, 10**6, True, ("captured", True)),
         ("auto", "torch", "cuda", True, 10**6, True, ("captured", True)),
         ("auto", "torch", "cuda", True, 100, True, ("captured", False)),
         ("auto", "torch", "cuda", False, 10**6, True, ("captured", False)),
@@ -196,7 +181,8 @@ def test_an_error_of_the_step_itself_is_raised():
         ("captured", "torch", "cuda", True, 1, True, ("captured", True)),
         ("captured", "torch", "cuda", False, 1, True, ("captured", False)),
         ("captured", "torch", "cpu", True, 1, True, "which needs a GPU"),
-        ("captured", "deepspeed", "cuda", True, 1, True, "which needs one worker without ZeRO"),
+        ("captured", "zero", "cuda", True, 1, True, "which needs parameters that are not split"),
+        ("captured", "exchanging", "cuda", True, 1, True, "which needs one worker, or a techn"),
         ("compiled", "torch", "cpu", False, 1, True, "which needs a compiler"),
         ("compiled", "torch", "cuda", True, 1, False, "which needs a technique and a network"),
     ],
@@ -205,14 +191,16 @@ def test_the_way_is_chosen_by_setting_device_and_length(
     asked, engine, device, compiler, steps, built_in, expected, monkeypatch
 ):
     monkeypatch.setattr(module, "can_compile", lambda device: compiler)
-    made = object.__new__({"torch": TorchEngine, "deepspeed": DeepSpeedEngine}[engine])
-    made.worker = Worker(device=torch.device(device))
-    settings = ExecutionSettings(step=asked)
+    exchanging = engine == "exchanging"
+    world = 1 if engine == "torch" else 2
+    made = SimpleNamespace(worker=Worker(0, world, torch.device(device)))
+    made.captures = {"torch": "step", "zero": ""}.get(engine, "passes")
+    about = (ExecutionSettings(step=asked), made, steps)
     if isinstance(expected, str):
         with pytest.raises(BenchmdError, match=expected):
-            choose_step(settings, made, steps, built_in=built_in)
+            choose_step(*about, built_in=built_in, exchanges=exchanging)
         return
-    chosen = choose_step(settings, made, steps, built_in=built_in)
+    chosen = choose_step(*about, built_in=built_in, exchanges=exchanging)
     assert (chosen.way, chosen.compiles) == expected
     title = chosen.titled("pretrain mae", torch.device(device))
     plain = (device, expected[0]) == ("cpu", "eager")

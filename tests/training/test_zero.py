@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from graphs import Again, Refused
 from safetensors.torch import load_file
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.files import sha256
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import load_settings
-from benchmd_ray.training import engine
+from benchmd_ray.training import engine, steps
+from benchmd_ray.training import pretrain as pretraining
+from benchmd_ray.training import transfer as transferring
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.reporter import RunReporter, SilentReporter, read_metrics
@@ -45,6 +48,8 @@ SMALL = (
 )
 BEGUN = "begun"
 """A job that 2 workers of stage 3 leave after 3 steps, for others to resume with."""
+CAPTURED, REFUSED = "captured", "refused"
+"""Ends of the names of jobs whose passes are captured, or would be if the second worker could."""
 
 
 def at(workers, stage, parts=1):
@@ -60,7 +65,11 @@ def at(workers, stage, parts=1):
 def phases():
     """Who runs what."""
     half = ["until=3"]
-    two = [(f"mae-2-{s}-{k}", at(2, s, k), "mae") for s in range(4) for k in (1, 2)]
+    two = [(f"mae-2-0-{k}", at(2, 0, k), "mae") for k in (1, 2)]
+    two += [("finetune-2-0-1", at(2, 0), None)]
+    two += [(f"{name}-{CAPTURED}", *rest) for name, *rest in two]
+    two += [(f"mae-2-0-1-{REFUSED}", at(2, 0), "mae")]  # ZeRO changes how its process rounds
+    two += [(f"mae-2-{s}-{k}", at(2, s, k), "mae") for s in range(1, 4) for k in (1, 2)]
     two += [("e-mix-2-3", at(2, 3), "e-mix"), ("finetune-2-2-3", at(2, 2, 3), None)]
     two += [(BEGUN, at(2, 3) + half, "mae"), ("goes-on-2-3", at(2, 3), "mae")]
     four = [(f"mae-4-{s}-{k}", at(4, s, k), "mae") for s, k in ((0, 1), (1, 2), (2, 1), (3, 2))]
@@ -95,6 +104,7 @@ def work(rank, world, port, jobs, catalog, root):
             if name.startswith("goes-on"):
                 shutil.copytree(root / BEGUN, folder)
             folder.mkdir(exist_ok=True)
+        execute_as_named(name, rank)
         engine.barrier()
         until = 3 if "until=3" in lines else None
         settings = load_settings(assignments=[*SMALL, *(x for x in lines if "until" not in x)])
@@ -104,6 +114,20 @@ def work(rank, world, port, jobs, catalog, root):
             pretrain(job, Worker(rank, world), reporter)
         else:
             transfer(TransferJob(settings, catalog, folder), Worker(rank, world), reporter)
+        assert bool(Again.captures) == name.endswith(CAPTURED) or REFUSED in name
+
+
+def execute_as_named(name, rank):
+    """Choose how the steps of a job are executed by the end of its name."""
+    Again.captures, choose = 0, steps.choose_step
+    if name.endswith((CAPTURED, REFUSED)):
+        graph = Refused if name.endswith(REFUSED) and rank else Again
+        steps._cuda_graphs = lambda: graph
+
+        def choose(*_, **__):
+            return steps.Chosen("captured", False, "test")
+
+    pretraining.choose_step = transferring.choose_step = choose
 
 
 def main(catalog, root):
@@ -155,6 +179,15 @@ def test_workers_stages_and_parts_compute_what_one_process_does(kind, done):
         if kind == "finetune":
             score = "validation_auroc"
             assert losses(done / name, score) == pytest.approx(losses(done / kind, score), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "ended", [n for _, jobs in phases() for n, _, _ in jobs if n.endswith((CAPTURED, REFUSED))]
+)
+def test_captured_passes_of_several_workers_are_the_eager_ones(ended, done):
+    eager = ended.rpartition("-")[0]
+    assert losses(done / ended) == losses(done / eager)
+    assert sha256(done / ended / MODEL) == sha256(done / eager / MODEL)
 
 
 def test_a_split_checkpoint_goes_on_with_other_workers_stages_and_engines(done):
