@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import Settings
@@ -40,6 +41,10 @@ class Average:
         self._decay = decay
         self._own = {name: tensor.detach() for name, tensor in named_tensors(module).items()}
         self._values = {name: tensor.clone() for name, tensor in self._own.items()}
+        pairs = [(value, self._own[name]) for name, value in self._values.items()]
+        floating = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._averaged = tuple(map(list, zip(*floating, strict=True)))
+        self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -50,11 +55,10 @@ class Average:
                 first weights, which are random in part, are soon forgotten.
         """
         decay = min(self._decay, (1 + step) / (10 + step))
-        for name, value in self._values.items():
-            if value.is_floating_point():
-                value.lerp_(self._own[name], 1 - decay)
-            else:
-                value.copy_(self._own[name])
+        average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        average(*self._averaged, None)
+        for value, own in self._counts:
+            value.copy_(own)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
