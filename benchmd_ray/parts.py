@@ -72,6 +72,7 @@ PARTS: Mapping[str, Part] = {
             "training/transfer.py",
             "training/selection.py",
             "training/collect.py",
+            "training/forward.py",
             "training/objectives.py",
             "scores/metrics.py",
             "scores/ranking.py",

@@ -48,9 +48,11 @@ from benchmd_ray.ssl import METHODS
 from benchmd_ray.training import steps as steps_module
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import autocast
+from benchmd_ray.training.forward import Pass, graphed
 from benchmd_ray.training.losses import Losses
 from benchmd_ray.training.pretrain import PretrainJob, pretrain
 from benchmd_ray.training.seeds import DRAWS, generator
+from benchmd_ray.training.steps import COMPILED_FROM
 from benchmd_ray.training.transfer import TransferJob, transfer
 from speed import measure
 from speed.encoder_step import EinsumBlock
@@ -426,22 +428,27 @@ def scored(setting: Setting, kind: str) -> dict[str, Any]:
     """Records scored a second, and AUROC of as many rows as SHHS has."""
     settings, catalog = setting.settings(), setting.catalog(kind)
     encoder = Encoder(catalog.signal, settings.encoder)
-    forward = evaluating(encoder, setting.worker, settings.execution.precision)
+    size = evaluation_batch(encoder)
+    eager = evaluating(encoder, setting.worker, settings.execution.precision)
+    ways = {"eager": eager, "graph": graphed(eager, setting.worker, settings, COMPILED_FROM)}
     feed = resident_feed(
         catalog, "train", seed=0, worker=setting.worker, statistics=catalog.statistics
     )
 
-    def once() -> object:
-        return collect(forward, feed, evaluation_batch(encoder))
+    def rate(forward: Pass) -> float:
+        def once() -> object:
+            return collect(forward, feed, size)
 
-    once()
-    seconds = min(measure.seconds_of(once, setting.device) for _ in range(3))
+        once()
+        seconds = min(measure.seconds_of(once, setting.device) for _ in range(3))
+        return measure.rounded(feed.rows / seconds)
+
     rows = 1_160_000 if setting.device == "cuda" else 20_000
     draws = np.random.default_rng(0)
     targets = np.eye(5, dtype=np.int8)[draws.integers(0, 5, rows)]
     scores = draws.random((rows, 5))
     return {
-        "records_per_second": measure.rounded(feed.rows / seconds),
+        "records_per_second": {name: rate(forward) for name, forward in ways.items()},
         "auroc_rows": rows,
         "auroc_seconds": measure.rounded(measure.seconds_of(lambda: auroc(targets, scores))),
     }

@@ -40,6 +40,7 @@ EVALUATED = {
         "training/predict.py",
         "training/predictions.py",
         "training/collect.py",
+        "training/forward.py",
         "training/augmentation/evaluation.py",
         "scores/metrics.py",
         "scores/units.py",

@@ -18,6 +18,7 @@ from benchmd_ray.tasks import TaskKind
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import adamw, cpu_copy, set_lr
 from benchmd_ray.training.features import Features, feature_store
+from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.selection import Best, TransferData, training_feed, training_streams
 
@@ -77,8 +78,10 @@ def _features(
     kept: Path | None,
 ) -> tuple[Features, Features]:
     """Features of the chosen training rows and of the whole validation split."""
-    forward = evaluating(encoder, worker, settings.execution.precision)
     size = evaluation_batch(encoder)
+    count = -(-(len(data.rows) + len(data.validation_targets)) // size)
+    direct = evaluating(encoder, worker, settings.execution.precision)
+    forward = graphed(direct, worker, settings, count)
 
     def train() -> Features:
         return collect(forward, training_feed(catalog, settings, worker, data), size)

@@ -23,6 +23,7 @@ from benchmd_ray.settings import Settings
 from benchmd_ray.signals import differing_in
 from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
+from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.predictions import IDENTIFIERS
 from benchmd_ray.training.weights import described, load_classifier, model_description
 
@@ -72,10 +73,11 @@ def _split_table(
     settings: Settings,
     worker: Worker,
 ) -> pa.Table:
-    forward = evaluating(model, worker, settings.execution.precision)
+    size = evaluation_batch(model.encoder)
     feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
-    shown = evaluated(forward, about["augmentation"]["shape"])
-    logits = collect(shown, feed, evaluation_batch(model.encoder))
+    direct = evaluating(model, worker, settings.execution.precision)
+    shown = evaluated(direct, about["augmentation"]["shape"])
+    logits = collect(graphed(shown, worker, settings, -(-feed.rows // size)), feed, size)
     scores = probabilities(logits, catalog.task.kind) @ merging(catalog.card)
     table = split_table(catalog, split, [*IDENTIFIERS, "target", *PERSON])
     classes = scores.shape[1]

@@ -125,6 +125,16 @@ def can_compile(device: torch.device) -> bool:
     return compiler and (device.type != "cuda" or has_triton())
 
 
+def compiled(work: Callable[..., T]) -> Callable[..., T]:
+    """What does the same, compiled as a whole when it is first called with inputs of a shape."""
+    # Else all trainings of a process share a limit of eight shapes.
+    how: dict[str, Any] = {"isolate_recompiles": True}
+    made: Callable[..., T] = torch.compile(
+        work, fullgraph=True, dynamic=False, backend=BACKEND, **how
+    )
+    return made
+
+
 class Graph(Protocol):
     """Work that was captured once and is done again and again."""
 
@@ -198,11 +208,9 @@ class Steps:
         self._eager = self._loss = loss
         self._proven: set[Shapes] = set()
         if chosen.compiles:
-            # Else all trainings of a process share a limit of eight shapes.
-            how: dict[str, Any] = {"isolate_recompiles": True}
-            self._loss = torch.compile(loss, fullgraph=True, dynamic=False, backend=BACKEND, **how)
+            self._loss = compiled(loss)
         self._capturing = chosen.way == "captured"
-        self._graph = graph or _cuda_graphs()
+        self._graph = graph or cuda_graphs()
         self._captured: dict[Shapes, _Captured] = {}
         self._left = REHEARSED
         self._stream: torch.cuda.Stream | None = None
@@ -242,7 +250,7 @@ class Steps:
         try:
             found = self._passes(inputs)
         except Exception as error:
-            why = _first_line(error)
+            why = first_line(error)
         if why := self._of_all(why):
             logger.warning("steps cannot be compiled: %s", why)
             before.restore()
@@ -329,7 +337,7 @@ class Steps:
             found = work()
         except (RuntimeError, NotImplementedError) as error:
             # Of a capture that failed the first error says why, the last that it did.
-            why = _first_line(error.__context__ or error)
+            why = first_line(error.__context__ or error)
         if why := self._of_all(why):
             raise _NotCaptured(why)
         return cast("T", found)
@@ -421,7 +429,8 @@ def _shapes(inputs: Inputs) -> Shapes:
     return tuple((name, x.shape, x.dtype) for name, x in inputs.items())
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -436,7 +445,8 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return abs(a - b) <= ALIKE * max(abs(a), abs(b)) or a != a or b != b or abs(a) == float("inf")
 
 
-def _cuda_graphs() -> Callable[[], Graph]:
+def cuda_graphs() -> Callable[[], Graph]:
+    """What makes CUDA graphs that share their memory: no two of them are replayed at once."""
     pool: list[Any] = []
 
     def made() -> Graph:

@@ -38,8 +38,10 @@ from benchmd_ray.tasks import Task, TaskKind
 from benchmd_ray.training.augmentation import evaluated, require_applicable
 from benchmd_ray.training.averaging import Average, require_averageable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
+from benchmd_ray.training.collect import evaluation_batch
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine
+from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.freezing import freeze, frozen_parts, require_pretrained
 from benchmd_ray.training.linear import linear_evaluation
 from benchmd_ray.training.notice import Agreement
@@ -255,9 +257,12 @@ def _finetune(
     first = 0 if held is None else held.step
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
-    forward = evaluated(engine, transfer.augmentation.shape)
     batches = -(-feed.rows // min(transfer.batch_size, feed.rows))
     count = batches * transfer.epochs
+    forward = evaluated(engine, transfer.augmentation.shape)
+    if engine.captures and not catalog.task.segments:
+        scored = transfer.epochs * -(-validation.rows // evaluation_batch(model.encoder))
+        forward = graphed(forward, worker, settings, scored)
     steps = finetuning_steps(engine, settings, data.task, count)
     begun: list[float] = position.get("sums", [])
     agreement = Agreement(worker)

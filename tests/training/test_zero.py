@@ -122,7 +122,7 @@ def execute_as_named(name, rank):
     Again.captures, choose = 0, steps.choose_step
     if name.endswith((CAPTURED, REFUSED)):
         graph = Refused if name.endswith(REFUSED) and rank else Again
-        steps._cuda_graphs = lambda: graph
+        steps.cuda_graphs = lambda: graph
 
         def choose(*_, **__):
             return steps.Chosen("captured", False, "test")
