@@ -292,11 +292,6 @@ class TransferSettings:
             _require(holds, f"transfer.{name}", getattr(self, name), expected)
 
     @property
-    def few_labels(self) -> bool:
-        """Whether there are so few labels that fine-tuning on them fills no GPU."""
-        return self.labels in ("small", "medium")
-
-    @property
     def labels_per_class(self) -> int | None:
         """Labels per class of the label setting; None takes all."""
         return LABEL_SETTINGS[self.labels]
@@ -336,7 +331,8 @@ class ExecutionSettings:
     cpus_per_worker: int = 1
     """CPUs that Ray reserves for each worker."""
     gpu_share: float = 0.25
-    """`benchmd run`: share of a GPU of linear evaluation, few-shot fine-tuning and scoring."""
+    """Share of a GPU, and of its memory, for a run or a trial that computes little: about what one
+    GPU does in a minute or two. One that runs out of memory in it gets a whole GPU."""
     feed: Literal["auto", "resident", "streaming"] = "auto"
     """auto: resident while the split fits `resident_gib`, else streaming."""
     resident_gib: float = 64.0

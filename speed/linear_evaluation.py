@@ -33,7 +33,7 @@ from benchmd_ray.models.heads import classification_loss
 from benchmd_ray.settings import ENCODERS, Settings, updated
 from benchmd_ray.training.collect import collect, evaluating
 from benchmd_ray.training.engine import adamw
-from benchmd_ray.training.linear import head_epoch
+from benchmd_ray.training.linear import head_epoch, head_steps
 from speed import measure
 
 TOLERANCE = 1e-4
@@ -88,25 +88,26 @@ class Evaluation:
         self.encode = evaluating(encoder, self.worker, "float32")
         self.first = nn.Linear(encoder.width, len(kind.task.classes)).state_dict()
 
-    def head(self) -> tuple[nn.Linear, torch.optim.Optimizer]:
-        """A head with the first weights, and its optimiser."""
+    def head(self) -> nn.Linear:
+        """A head with the first weights."""
         classes, width = self.first["weight"].shape
         head = nn.Linear(width, classes)
         head.load_state_dict(self.first)
-        head.to(self.worker.device)
-        return head, adamw(head.parameters(), self.settings.transfer.optimiser, self.worker.device)
+        return head.to(self.worker.device)
 
     def encoded_once(self, epochs: int) -> nn.Linear:
         """Ours: the head after some epochs on features."""
         features = torch.from_numpy(collect(self.encode, self.feed, 256)).to(self.worker.device)
-        head, optimiser = self.head()
+        head = self.head()
+        steps = head_steps(head, self.settings, len(features), self.worker, self.task)
         for epoch in range(epochs):
-            head_epoch(head, optimiser, features, self.targets, self.settings, epoch, self.task)
+            head_epoch(steps, features, self.targets, self.settings, epoch)
         return head
 
     def through_the_encoder(self, epochs: int) -> nn.Linear:
         """The peer: the head after some epochs through the frozen encoder."""
-        head, optimiser = self.head()
+        head, settings = self.head(), self.settings.transfer.optimiser
+        optimiser = adamw(head.parameters(), settings, self.worker.device)
         size = self.settings.transfer.batch_size
         for epoch in range(epochs):
             for batch in self.feed.epoch(min(size, self.feed.rows), epoch):

@@ -19,6 +19,7 @@ FOUNDATION = {
     "card_folders",
     "errors",
     "files",
+    "gpu_memory",
     "hardware",
     "integrity",
     "interrupts",

@@ -18,6 +18,7 @@ import torch
 
 from benchmd_ray.data.ahead import ahead
 from benchmd_ray.data.normalise import Normalise
+from benchmd_ray.gpu_memory import room
 
 T = TypeVar("T")
 Rows = npt.NDArray[np.int64]
@@ -25,7 +26,8 @@ Odds = npt.NDArray[np.float64]
 """Chance of each row to be drawn; they add up to 1."""
 
 GPU_SHARE = 0.6
-"""A split goes to the GPU whole when it takes at most this share of its free memory."""
+"""A split goes to the GPU whole when it takes at most this share of what memory is left to this
+process."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class ResidentFeed:
     def _fits(self, size: int) -> bool:
         """Whether so many bytes go to a GPU."""
         device = self._worker.device
-        return device.type == "cuda" and size <= GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        return device.type == "cuda" and size <= GPU_SHARE * room(device)
 
     def _stored(self, place: Rows) -> tuple[Stored, torch.Tensor]:
         """Rows at places of the subset, and the places on the device."""

@@ -28,6 +28,9 @@ PREDICTION_BYTES = 64
 """Bytes of a row of predictions in addition to its scores, about: names, target, metadata."""
 METRICS_BYTES = 110
 """Bytes of a line of metrics, about."""
+SMALL = 1e16
+"""Operations of work that shares a GPU, at most: a GPU does them in a minute or two, in which the
+process also starts, reads and scores."""
 FILES_BYTES = 8192
 """Bytes of a run's descriptions and history, about."""
 
@@ -75,6 +78,12 @@ class Work:
     """Operations in addition to the units, forward only: encoding, scoring."""
     starts: bool = True
     """Whether it begins a run, which takes time before the first unit."""
+
+    @property
+    def small(self) -> bool:
+        """Whether it fills no GPU, as steps of a head alone do: others may work next to it."""
+        flops = self.units * self.unit_flops + self.once_flops
+        return self.unit_head_steps > 0 or flops <= SMALL
 
     def alike(self, other: Work) -> bool:
         """Whether a unit of the other work is the very same."""

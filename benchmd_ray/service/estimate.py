@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.service.cost import Work
@@ -64,6 +64,21 @@ class Estimator:
         once, other = self._forward_seconds(work, share)
         self.used[source if work.unit_flops else other] += 1
         return start + work.units * units + once
+
+    def speedup(self, work: Work) -> float | None:
+        """How many times as fast as a single worker those of some work are, by measured runs.
+
+        Returns:
+            None where one of the two is not measured.
+        """
+        rates = []
+        for workers in (work.workers, 1):
+            wanted = replace(work, workers=workers)
+            alike = [m.units_per_second for m in self.here if m.work.alike(wanted)]
+            if not alike:
+                return None
+            rates.append(statistics.median(alike))
+        return rates[0] / rates[1]
 
     def _start_seconds(self, work: Work) -> float:
         """Seconds in addition to the units: of runs like it, else of all on this device."""

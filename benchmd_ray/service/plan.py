@@ -32,6 +32,9 @@ from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES
 from benchmd_ray.storage.location import Location
 
+PAYS = 0.7
+"""Of the speed of as many runs next to each other, what several workers of one should reach."""
+
 __all__ = ["Choice", "Item", "Plan", "make_plan", "require_known"]
 
 
@@ -128,6 +131,7 @@ def make_plan(
     kind = _device(drafts[0].settings, device)
     estimator = _estimator(drafts, found.datasets, store, kind, tflops, measure)
     items = tuple(_item(draft, estimator, kind == "cuda") for draft in drafts)
+    notes += _of_workers(drafts, estimator)
     return Plan(items, estimator.basis(), tuple(notes))
 
 
@@ -296,9 +300,26 @@ def _estimator(
     return replace(estimator, spot=spot)
 
 
+def _of_workers(drafts: Sequence[_Draft], estimator: Estimator) -> list[str]:
+    """Where several workers of a run do less than as many runs would next to each other."""
+    notes = {}
+    for draft in drafts:
+        work = draft.work
+        if work.workers < 2 or not work.units:
+            continue
+        gain = estimator.speedup(work)
+        if gain is not None and gain < PAYS * work.workers:
+            notes[work.step, work.modality, work.method] = (
+                f"{draft.source.name}, {draft.technique}, {draft.setting}: {work.workers} workers "
+                f"are measured to be {gain:.2g} times as fast as one. Where there are runs enough, "
+                f"{work.workers} of one worker each get more done (--set execution.workers=1)."
+            )
+    return list(notes.values())
+
+
 def _item(draft: _Draft, estimator: Estimator, on_gpu: bool) -> Item:
     settings, step = draft.settings, draft.step
-    gpus = step.gpus(settings) if on_gpu else 0.0
+    gpus = step.gpus(draft.inputs) if on_gpu else 0.0
     disk = step.disk(draft.inputs)
     read = draft.target or draft.source
     return Item(

@@ -114,9 +114,11 @@ class Step(ABC):
         """Workers that share it."""
         return settings.execution.workers if self.parallel else 1
 
-    def gpus(self, settings: Settings) -> float:
+    def gpus(self, inputs: Inputs) -> float:
         """GPUs that it keeps busy where there are any, or the share of one."""
-        return float(self.workers(settings))
+        settings, workers = inputs.settings, self.workers(inputs.settings)
+        small = workers == 1 and self.work(inputs).small
+        return settings.execution.gpu_share if small else float(workers)
 
     def placed(self, settings: Settings) -> Settings:
         """Settings as it is executed: on as many workers, and on the device, that it uses."""
@@ -221,7 +223,7 @@ class Export(_OfEncoder, Step):
         """Weights."""
         return cost.disk_of_run(inputs, head=inputs.technique)
 
-    def gpus(self, settings: Settings) -> float:
+    def gpus(self, inputs: Inputs) -> float:
         """None."""
         return 0.0
 
@@ -252,10 +254,6 @@ class Linear(_OnLabels, Step):
         """Weights, metrics and predictions."""
         return _transfer_disk(inputs, copies=0)
 
-    def gpus(self, settings: Settings) -> float:
-        """A share of one: it fills none."""
-        return settings.execution.gpu_share
-
 
 class Finetune(_OnLabels, Step):
     """Fine-tuning of an encoder on a source's labels, and its scores there."""
@@ -278,12 +276,6 @@ class Finetune(_OnLabels, Step):
     def disk(self, inputs: Inputs) -> Disk:
         """Weights, checkpoints with the weights of the best epoch, metrics and predictions."""
         return _transfer_disk(inputs, copies=4)
-
-    def gpus(self, settings: Settings) -> float:
-        """One for each worker; a share of one where there are few labels."""
-        workers = self.workers(settings)
-        few = settings.transfer.few_labels and workers == 1
-        return settings.execution.gpu_share if few else float(workers)
 
 
 @dataclass(frozen=True)
@@ -322,10 +314,6 @@ class Evaluate(Step):
             within=True,
         )
         return run
-
-    def gpus(self, settings: Settings) -> float:
-        """A share of one: it fills none."""
-        return settings.execution.gpu_share
 
 
 STEPS: tuple[type[Step], ...] = (Pretrain, Export, Linear, Finetune, Evaluate)

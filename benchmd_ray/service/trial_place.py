@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import streams
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.service.capacity import SLACK, Capacity
+from benchmd_ray.service.cost import Inputs
 from benchmd_ray.service.searches import SearchPlan, Tuning
+from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.tuning.limits import Place
 
 MEMORY_SHARE = 0.85
@@ -37,13 +40,11 @@ def place_of(
     Raises:
         BenchmdError: Not even one fits.
     """
-    settings = plan.starts[0]
-    execution, transfer = settings.execution, settings.transfer
-    fills = plan.stage.pretrains or not (transfer.mode == "linear" or transfer.few_labels)
+    execution = plan.starts[0].execution
     cpus = float(execution.cpus_per_worker)
     gpus = 0.0
     if execution.device == "cuda":
-        gpus = 1.0 if fills else execution.gpu_share
+        gpus = execution.gpu_share if _small(plan) else 1.0
     # Ray Data starves where trials hold every CPU.
     spare = any(
         streams(catalog, split, execution) for catalog in inner for split in ("train", "validation")
@@ -60,6 +61,17 @@ def place_of(
             "--set execution.device=cpu, or a larger machine."
         )
     return Place(cpus, gpus, min(fit, at_once or fit))
+
+
+def _small(plan: SearchPlan) -> bool:
+    """Whether the longest evaluation of a trial fills no GPU."""
+    step = pretrain_step(plan.technique) if plan.stage.pretrains else None
+    for source, settings in zip(plan.sources, plan.starts, strict=True):
+        inputs = Inputs(plan.technique, settings, source)
+        work = (step or transfer_step(settings)).work(inputs)
+        if not replace(work, units=longest(plan)).small:
+            return False
+    return True
 
 
 def memory_of(tuning: Tuning, plan: SearchPlan, place: Place, *, own: bool) -> int | None:

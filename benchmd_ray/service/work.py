@@ -11,6 +11,7 @@ import torch
 
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, NoRoom, Stopped, Transient
 from benchmd_ray.files import remove
+from benchmd_ray.gpu_memory import take_share
 from benchmd_ray.interrupts import interruptible
 from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.results.store import read_run
@@ -54,6 +55,7 @@ def execute_item(
         weights: File of ImageNet weights; None downloads them.
     """
     folder = store_folder(store)
+    take_share(item.gpus)
     torch.set_num_threads(max(1, int(item.cpus)))  # a process serves many items
     try:
         with interruptible():

@@ -16,11 +16,12 @@ from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import TaskKind
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
-from benchmd_ray.training.engine import adamw, cpu_copy, set_lr
+from benchmd_ray.training.engine import TorchEngine, cpu_copy
 from benchmd_ray.training.features import Features, feature_store
 from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.selection import Best, TransferData, training_feed, training_streams
+from benchmd_ray.training.steps import Inputs, Steps, choose_step
 
 
 def linear_evaluation(
@@ -55,10 +56,11 @@ def linear_evaluation(
     held = torch.from_numpy(validation).clone().to(worker.device)
     targets = torch.from_numpy(data.columns.targets[data.rows]).to(worker.device)
     head, best = model.head.to(worker.device), Best()
-    optimiser = adamw(head.parameters(), transfer.optimiser, worker.device)
-    reporter.start("linear evaluation", transfer.epochs, "epochs", 0)
+    steps = head_steps(head, settings, len(features), worker, catalog.task.kind)
+    title = steps.chosen.titled("linear evaluation", worker.device)
+    reporter.start(title, transfer.epochs, "epochs", 0)
     for epoch in range(transfer.epochs):
-        loss = head_epoch(head, optimiser, features, targets, settings, epoch, catalog.task.kind)
+        loss = head_epoch(steps, features, targets, settings, epoch)
         with torch.inference_mode():
             scores = data.scores(head(held).cpu().numpy())
         best.offer(scores["validation_auroc"], epoch, partial(cpu_copy, head))
@@ -101,46 +103,60 @@ def _features(
     )
 
 
+def head_steps(
+    head: nn.Module, settings: Settings, rows: int, worker: Worker, task: TaskKind
+) -> Steps:
+    """The steps of a head on encoded features, in float32.
+
+    Args:
+        head: The head.
+        settings: Optimiser, epochs, label smoothing, and how steps are executed.
+        rows: That it is trained on.
+        worker: The device.
+        task: Single-label or multi-label.
+    """
+    transfer = settings.transfer
+    engine = TorchEngine(head, transfer.optimiser, settings.execution, worker)
+
+    def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = head(inputs["features"])
+        each = classification_loss(logits, inputs["targets"], task, transfer.label_smoothing)
+        return each.mean(), each.sum()
+
+    count = -(-rows // min(transfer.batch_size, rows)) * transfer.epochs
+    chosen = choose_step(settings.execution, engine, count, built_in=True)
+    return Steps(engine, loss, _draws_nothing, chosen)
+
+
+def _draws_nothing(step: int) -> None:
+    """A head has no dropout."""
+
+
 def head_epoch(
-    head: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    settings: Settings,
-    epoch: int,
-    task: TaskKind,
+    steps: Steps, features: torch.Tensor, targets: torch.Tensor, settings: Settings, epoch: int
 ) -> float:
     """One epoch of a head on encoded features.
 
     Args:
-        head: The head.
-        optimiser: Steps its parameters.
+        steps: Of the head.
         features: (rows, width).
         targets: (rows, classes).
-        settings: Batch size, schedule, label smoothing, seed.
+        settings: Batch size, schedule, seed.
         epoch: Number of the epoch.
-        task: Single-label or multi-label.
 
     Returns:
         Mean loss over the rows.
     """
     rows, transfer = len(features), settings.transfer
-    optimiser_settings = transfer.optimiser
+    optimiser = transfer.optimiser
     order = torch.from_numpy(np.array(epoch_order(settings.seed, epoch, rows)))
     size = min(transfer.batch_size, rows)
-    steps = -(-rows // size)
-    sums = []
+    count = -(-rows // size)
+    total, sums = count * transfer.epochs, []
     for number, index in enumerate(torch.split(order.to(features.device), size)):
-        done = epoch * steps + number
-        lr = optimiser_settings.lr_at(done, steps * transfer.epochs)
-        logits = head(features[index])
-        each = classification_loss(logits, targets[index], task, transfer.label_smoothing)
-        set_lr(optimiser, lr)
-        optimiser.zero_grad(set_to_none=True)
-        each.mean().backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        sums.append(each.detach().sum())
+        step = epoch * count + number
+        inputs = {"features": features[index], "targets": targets[index]}
+        sums.append(steps(step, inputs, optimiser.lr_at(step, total)))
     losses = torch.stack(sums)
-    total = steps * transfer.epochs
-    require_finite(losses, epoch * steps + 1, lambda step: optimiser_settings.lr_at(step, total))
+    require_finite(losses, epoch * count + 1, lambda step: optimiser.lr_at(step, total))
     return float(losses.sum()) / rows

@@ -277,13 +277,13 @@ class Steps:
 
     def _passes(self, inputs: Inputs) -> torch.Tensor:
         """Forward and backward passes of a step."""
-        pieces = [dict(zip(inputs, part, strict=True)) for part in _cut(inputs, self._parts)]
+        pieces = [inputs] if self._parts == 1 else _cut(inputs, self._parts)
         told = []
         for place, piece in enumerate(pieces, 1):
             loss, reported = self._loss(piece)
             self._engine.backward(loss, last=place == len(pieces))
             told.append(reported.detach())
-        return torch.stack(told).sum()
+        return told[0] if len(told) == 1 else torch.stack(told).sum()
 
     def _by_graph(self, number: int, inputs: Inputs) -> torch.Tensor:
         """A step by the graph for inputs of such shapes."""
@@ -435,8 +435,9 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _cut(inputs: Inputs, parts: int) -> list[tuple[torch.Tensor, ...]]:
-    return list(zip(*(x.chunk(parts) for x in inputs.values()), strict=True))
+def _cut(inputs: Inputs, parts: int) -> list[Inputs]:
+    chunks = zip(*(x.chunk(parts) for x in inputs.values()), strict=True)
+    return [dict(zip(inputs, part, strict=True)) for part in chunks]
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from benchmd_ray.errors import Stopped
 from benchmd_ray.integrity import line
 from benchmd_ray.interrupts import SIGNALS, interruptible, stopping
 from benchmd_ray.service.capacity import Capacity, Need, need_of, placed
+from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.live import (
     Progressing,
     duration,
@@ -24,6 +26,7 @@ from benchmd_ray.service.live import (
 from benchmd_ray.service.outcome import Failure, Outcome
 from benchmd_ray.service.plan import Item
 from benchmd_ray.service.steps import Evaluate, pretrain_step, transfer_step
+from benchmd_ray.service.work import Report
 from benchmd_ray.settings import Settings, updated
 
 
@@ -241,6 +244,21 @@ def test_an_interrupt_is_raised_even_where_it_was_ignored():
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("gpus", "then", "alone"), [(0.25, 1.0, set()), (1.0, 1.0, {"a"})])
+def test_what_found_no_memory_in_its_share_of_a_gpu_gets_a_whole_one(make_item, gpus, then, alone):
+    settings = {"execution": {"device": "cuda"}}
+    item = make_item("a", kind="transfer", gpus=gpus, settings=settings)
+    state = object.__new__(Execution)
+    state.needs, state.alone, state.reserved = {"a": need_of(item)}, set(), False
+    state.tries, state.waiting, state.rank = {}, [], {"a": 0}
+    state.observers = SimpleNamespace(again=lambda *_: None)
+    state._say = print
+    report = Report(error="OutOfMemoryError: none left", again=True, memory=True)
+    state._settle(SimpleNamespace(item=item, need=need_of(item)), report, "")
+    assert [each.gpus for each in state.waiting] == [then]
+    assert (state.needs["a"].gpus, state.alone) == (then, alone)
 
 
 @pytest.mark.parametrize(("handling", "numbers"), [(stopping, SIGNALS), (interruptible, SIGNALS)])

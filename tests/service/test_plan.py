@@ -14,8 +14,12 @@ from kinds import MODALITIES
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service import choice as choice_module
+from benchmd_ray.service import plan as plans
+from benchmd_ray.service.choice import chosen_datasets
+from benchmd_ray.service.cost import Inputs
 from benchmd_ray.service.datasets import Dataset, Found
 from benchmd_ray.service.plan import Choice, make_plan
+from benchmd_ray.service.rates import Measured
 from benchmd_ray.settings import ENCODERS, default_settings, load_settings
 from benchmd_ray.tasks import Task
 
@@ -314,12 +318,34 @@ def test_small_work_takes_a_share_of_a_gpu_and_linear_evaluation_one_worker():
     assert needed["mae/seed-0/finetune-full"] == (8, 4)
     assert needed["imagenet/seed-0/pretrain"] == (2, 0)
     assert items["mae/seed-0/linear"].settings.execution.workers == 1
-    one = planned(replace(choice, assignments=("execution.gpu_share=0.5",)), device="cuda")
-    shares = {i.setting: i.gpus for i in one.items if i.kind == "transfer"}
-    assert shares == dict(zip(SETTINGS, (0.5, 0.5, 0.5, 1.0, 1.0), strict=True))
+    for modality, full in (("derm", 0.5), ("eeg", 1.0)):
+        share = Choice(modalities=(modality,), assignments=("execution.gpu_share=0.5",))
+        items = planned(share, device="cuda").items
+        shares = {i.setting: i.gpus for i in items if i.kind == "transfer"}
+        assert shares["finetune-full"] == full
+        assert shares["linear"] == 0.5
+        assert {i.gpus for i in items if i.technique == "mae" and i.kind == "pretrain"} == {1.0}
     assert all(item.gpus == 0 for item in planned(choice, device="cpu").items)
     forced = replace(choice, assignments=("execution.device=cpu",))
     assert all(item.gpus == 0 for item in planned(forced, device="cuda").items)
+
+
+def test_it_is_said_where_workers_do_less_than_runs_beside_each_other(monkeypatch):
+    choice = Choice(modalities=("ecg",), techniques=("mae",), assignments=("execution.workers=4",))
+    (asked,) = (i for i in planned(choice, device="cuda").items if i.kind == "pretrain")
+    step = asked.step
+    (ecg,) = (d for d in chosen_datasets(choice).datasets if d.role == "source")
+    work = step.work(Inputs("mae", asked.settings, ecg))
+
+    def rates(of_four):
+        speeds = {1: 100.0, 4: of_four}
+        held = [Measured(f"{n}", "cuda", replace(work, workers=n), r) for n, r in speeds.items()]
+        monkeypatch.setattr(plans, "measured_runs", lambda *_: held)
+        return make_plan(choice, Path("store"), device="cuda").notes
+
+    said = next(note for note in rates(250.0) if "workers" in note)
+    assert "4 workers are measured to be 2.5 times as fast as one" in said
+    assert not [note for note in rates(290.0) if "workers" in note]
 
 
 def test_a_target_is_scored_by_sources_of_its_signal_and_classes_alone(monkeypatch):

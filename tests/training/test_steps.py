@@ -24,8 +24,15 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import make_encoder
-from benchmd_ray.settings import ENCODERS, ExecutionSettings, OptimiserSettings, Settings
+from benchmd_ray.settings import (
+    ENCODERS,
+    ExecutionSettings,
+    OptimiserSettings,
+    Settings,
+    load_settings,
+)
 from benchmd_ray.ssl import METHODS
+from benchmd_ray.training import linear
 from benchmd_ray.training import steps as module
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
 from benchmd_ray.training.pretrain import DRAWN, pretraining_loss
@@ -278,6 +285,24 @@ def test_many_trainings_of_a_process_are_compiled(monkeypatch, caplog):
         for size in range(3, 15):
             trained(Chosen("compiled", True, "test"), count=2, sizes=(size,))
     assert not [line for line in caplog.messages if "cannot be compiled" in line]
+
+
+def test_captured_steps_of_a_head_are_the_eager_ones(monkeypatch):
+    settings = load_settings(assignments=["transfer.batch_size=32", "transfer.epochs=3"])
+    monkeypatch.setattr(module, "cuda_graphs", lambda: Again)
+    draws = torch.Generator().manual_seed(0)
+    features = torch.randn(100, 8, generator=draws)
+    targets = torch.eye(3, dtype=torch.int8)[torch.randint(0, 3, (100,), generator=draws)]
+    found = []
+    for way in (CAPTURED, EAGER):
+        monkeypatch.setattr(linear, "choose_step", lambda *_, way=way, **__: way)
+        torch.manual_seed(0)
+        head, Again.captures = nn.Linear(8, 3), 0
+        steps = linear.head_steps(head, settings, 100, Worker(), "single-label")
+        losses = [linear.head_epoch(steps, features, targets, settings, e) for e in range(3)]
+        found.append((losses, dict(head.named_parameters())))
+        assert Again.captures == (2 if way is CAPTURED else 0)
+    require_same(*found)
 
 
 def test_a_gpu_without_triton_is_no_error():
