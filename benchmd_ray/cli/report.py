@@ -93,14 +93,12 @@ def print_table(table: Table | None) -> None:
 
 def _write_figures(analysis: Any, folder: Path, resamples: int) -> list[Any]:
     from benchmd_ray.progress import progress
-    from benchmd_ray.results.canvas import write
+    from benchmd_ray.results.canvas import write_all
     from benchmd_ray.results.report.report_figures import draw
 
     drawn, skipped = draw(analysis, resamples=resamples)
     display = progress("figures", len(drawn), "figures")
-    for number, each in enumerate(drawn, 1):
-        write(each.figure, folder, each.name)
-        display.update(number)
+    write_all([(each.name, each.figure) for each in drawn], folder, display.update)
     display.close()
     click.echo(f"written: {len(drawn)} figures in {folder}")
     for reason in sorted({each.reason for each in skipped}):

@@ -252,14 +252,14 @@ def _stream(shards: list[Shard], size: int) -> Iterator[pa.Table]:
         BenchmdError: A shard on S3 is missing or another one, or its bucket cannot be reached.
     """
     numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
-    dataset = numbers.map_batches(partial(_row_groups, shards), batch_size=None)
+    dataset = numbers.map_batches(partial(row_groups, shards), batch_size=None)
     try:
         yield from dataset.iter_batches(batch_size=size, batch_format="pyarrow")
     except BenchmdError as error:  # of a task, in Ray's wrapping
         raise getattr(error, "cause", error) from None
 
 
-def _row_groups(shards: list[Shard], numbers: dict[str, Rows]) -> Iterator[pa.Table]:
+def row_groups(shards: list[Shard], numbers: dict[str, Rows]) -> Iterator[pa.Table]:
     """Row groups of the shards of these numbers."""
     for number in numbers["id"]:
         with shards[number].opened() as file:

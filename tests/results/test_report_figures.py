@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from itertools import combinations
@@ -13,13 +14,18 @@ from analysis_frames import SOURCES, invented, made, without_intervals
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sklearn.metrics import roc_auc_score
 
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.results import canvas
 from benchmd_ray.results.canvas import (
     OTHER_LOOKS,
     TECHNIQUE_LOOKS,
     compact,
+    new_figure,
     styled,
+    svg_of,
     technique_looks,
     write,
+    write_all,
 )
 from benchmd_ray.results.report.curves import _roc
 from benchmd_ray.results.report.figures_curves import (
@@ -764,6 +770,39 @@ def test_only_the_source_s_own_validation_split_is_in_distribution(images):
 
 
 WRITTEN = ("auroc", "training", "significance", "roc")
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+def test_figures_that_processes_write_have_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(canvas, "PAYS", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    folders, told = [tmp_path / "one", tmp_path / "all"], []
+    for folder in folders:
+        folder.mkdir()
+    analysis = invented(("eeg",), techniques=("scratch", "mae"), settings=("linear",), seeds=1)
+    held = {f.name: f.figure for f in figures(analysis)}
+    for name, figure in list(held.items())[:3]:
+        write(figure, folders[0], name)
+    again = [(f.name, f.figure) for f in figures(analysis)][:3]
+    write_all(again, folders[1], told.append)
+    first, second = ({path.name: path.read_bytes() for path in f.iterdir()} for f in folders)
+    assert len(first) == 6
+    assert first == second
+    assert told == [1, 2, 3]
+    for name, figure in again:
+        assert svg_of(figure) == (folders[1] / f"{name}.svg").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_figure_that_a_process_cannot_write_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(canvas, "PAYS", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with styled():
+        made_here = [(f"f{n}", new_figure("title", 2.0)) for n in range(3)]
+    (tmp_path / "file").write_text("")
+    with pytest.raises((OSError, BenchmdError)):
+        write_all(made_here, tmp_path / "file" / "x", print)
 
 
 @pytest.mark.slow

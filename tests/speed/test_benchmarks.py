@@ -270,6 +270,21 @@ def test_linear_evaluation_measures_all_epochs_where_told(tmp_path: Path) -> Non
     assert not result["peer_is_extrapolated"]
 
 
+def test_auroc_of_an_epoch_compares_with_scikit_learn(tmp_path: Path) -> None:
+    result = benchmark("auroc", tmp_path, "--rows", "50", "--classes", "3")
+    assert result["settings"]["classes"] == 3
+
+
+def test_figures_compare_with_those_drawn_one_by_one(tmp_path: Path) -> None:
+    assert benchmark("figures", tmp_path, "--figures", "9")["unit"] == "figures/s"
+
+
+@pytest.mark.ray
+def test_a_stream_compares_with_the_local_shuffle_of_ray_data(tmp_path: Path) -> None:
+    result = benchmark("stream", tmp_path, "--records", "60", "--buffer", "8")
+    assert result["unit"] == "rows/s"
+
+
 @pytest.mark.parametrize("metric", ["auroc", "auprc"])
 def test_bootstrap_compares_with_scikit_learn(metric: str, tmp_path: Path) -> None:
     small = ["--metric", metric, "--rows", "3000", "--classes", "3", "--rows-per-patient", "2"]

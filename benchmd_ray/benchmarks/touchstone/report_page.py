@@ -17,7 +17,7 @@ from benchmd_ray.benchmarks.touchstone.report_parts import RESULTS
 from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
 from benchmd_ray.files import remove, replacing, slug, write_json
 from benchmd_ray.progress import progress
-from benchmd_ray.results.canvas import styled, write
+from benchmd_ray.results.canvas import styled, write_all
 from benchmd_ray.results.report.document import (
     Section,
     document,
@@ -152,9 +152,7 @@ def _write_figures(figures: Sequence[Titled], folder: Path) -> None:
     names = [f"{each.name}.{kind}" for each in figures for kind in ("png", "svg")]
     write_json(folder / LISTED, names)
     display = progress("figures", len(figures), "figures")
-    for number, each in enumerate(figures, 1):
-        write(each.figure, folder, each.name)
-        display.update(number)
+    write_all([(each.name, each.figure) for each in figures], folder, display.update)
     display.close()
 
 
