@@ -253,6 +253,14 @@ def test_zero_gives_losses_and_memory_of_each_stage(tmp_path: Path) -> None:
         assert stage["ms_per_step"]["least"] > 0
 
 
+def test_the_price_of_a_certain_choice_is_simulated(tmp_path: Path) -> None:
+    result = run(["-m", "speed.search_price", "--searches", "2", "--evaluations", "12"], tmp_path)
+    highest, choice = result["found"]
+    assert (highest["strategy"], choice["strategy"]) == ("highest", "choice")
+    assert highest["start_kept"] < 1
+    assert highest["gain"] <= result["gain"]
+
+
 def test_linear_evaluation_compares_with_the_frozen_encoder(tmp_path: Path) -> None:
     small = ["--device", "cpu", "--size", "tiny", "--records", "12", "--batch", "5"]
     result = benchmark("linear_evaluation", tmp_path, *small, "--epochs", "10")
