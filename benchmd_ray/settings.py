@@ -331,8 +331,9 @@ class ExecutionSettings:
     cpus_per_worker: int = 1
     """CPUs that Ray reserves for each worker."""
     gpu_share: float = 0.25
-    """Share of a GPU, and of its memory, for a run or a trial that computes little: about what one
-    GPU does in a minute or two. One that runs out of memory in it gets a whole GPU."""
+    """Share of a GPU for a run or a trial that computes little: what a GPU does in a few minutes,
+    or a linear evaluation. A run has the same share of its memory, and gets a whole GPU where that
+    is too little."""
     feed: Literal["auto", "resident", "streaming"] = "auto"
     """auto: resident while the split fits `resident_gib`, else streaming."""
     resident_gib: float = 64.0

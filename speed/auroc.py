@@ -19,14 +19,14 @@ TOLERANCE = 1e-12
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     options = measure.parser(__doc__)
-    options.add_argument("--rows", type=int, default=2000, help="scored records (2000)")
+    options.add_argument("--rows", type=int, default=20_000, help="scored records (20000)")
     options.add_argument("--classes", type=int, default=5, help="of a single-label task (5)")
     chosen = measure.parsed(options, arguments)
     if chosen.classes < 2 or chosen.rows < 2 * chosen.classes:
         options.error("--classes has to be 2 or more, and --rows twice that")
     draws = np.random.default_rng(chosen.seed)
     targets = np.eye(chosen.classes, dtype=np.int8)[np.arange(chosen.rows) % chosen.classes]
-    logits = draws.normal(size=targets.shape) + targets
+    logits = (draws.normal(size=targets.shape) + targets).round(2)  # some are tied
     scores = probabilities(logits, "single-label")
     columns = range(chosen.classes)
 

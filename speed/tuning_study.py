@@ -19,6 +19,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,12 @@ class Study:
         """What the searches of a repetition without a portfolio teach, learned once and kept."""
         path = self.out / "done" / f"portfolio-{repetition}" / SHIPPED
         if not path.is_file():
+            asked = product(TASKS, (name for name in MAIN if not STRATEGIES[name].portfolio))
+            if not all(self.note(*each, repetition).is_file() for each in asked):
+                raise SystemExit(
+                    f"the portfolio of repetition {repetition} is learned from the searches of all "
+                    f"tasks by {', '.join(MAIN[:-1])}: run these first."
+                )
             stores = sorted({self.store(name, repetition) for name in TASKS})
             learned = learned_in([store for store in stores if (store / SEARCHES).is_dir()])
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-import os
 import re
+import signal
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -18,8 +21,11 @@ from weakref import WeakKeyDictionary
 from matplotlib import style
 from matplotlib.figure import Figure
 
+from benchmd_ray.data.apart import end_with_parent
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import replacing
+from benchmd_ray.scores.resampling import usual_threads
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 """Colours that colour-blind people tell apart; each goes with a pattern of `HATCHES`."""
@@ -46,8 +52,8 @@ WIDTH = 10.0
 """Inches."""
 LETTERS = 9.6
 """Of a title, per inch."""
-PAYS = 4
-"""Figures of one more process, at least: it takes as long to start as one or two to draw."""
+EACH = 4
+"""Figures of each process that writes some, at least."""
 
 
 LineStyle = Literal["-", "--", "-."] | tuple[float, tuple[float, ...]]
@@ -152,36 +158,61 @@ def write(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def write_all(
-    figures: Sequence[tuple[str, Figure]], folder: Path, told: Callable[[int], None]
+    figures: Sequence[tuple[str, Figure]], folder: Path, reported: Callable[[int], None]
 ) -> None:
-    """Write finished figures as `write` does, by as many processes as there are CPUs.
+    """Write finished figures as `write` does, several at a time where there are CPUs for it.
 
     Args:
         figures: Each with its name.
         folder: Of all of them.
-        told: Is told how many are written.
+        reported: Is called with the number of those that are written.
+
+    Raises:
+        BenchmdError: A process that wrote figures was ended from outside.
     """
-    processes = min(len(os.sched_getaffinity(0)), len(figures) // PAYS)
-    if processes < 2:
+    processes = min(usual_threads(), len(figures) // EACH)
+    if processes < 2 or sys.platform != "linux":
         for number, (name, figure) in enumerate(figures, 1):
             write(figure, folder, name)
-            told(number)
+            reported(number)
         return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        jobs = [pool.submit(_written, figure, folder, name) for name, figure in figures]
+    work = partial(_written, figures, folder)
+    # Forked processes import nothing: the working folder may hold anybody's modules.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, context, _begin, (work,)) as pool:
+        jobs = [pool.submit(_write_number, place) for place in range(len(figures))]
         try:
-            for number, ((_, figure), job) in enumerate(zip(figures, jobs, strict=True), 1):
-                _DRAWN[figure] = job.result()
-                told(number)
+            for number, ((name, figure), job) in enumerate(zip(figures, jobs, strict=True), 1):
+                job.result()
+                _DRAWN[figure] = (folder / f"{name}.svg").read_text("utf-8")
+                reported(number)
+        except BrokenProcessPool:
+            raise BenchmdError(
+                f"a process that wrote figures into {folder} was ended from outside, maybe for "
+                "want of memory: run the command again, with OMP_NUM_THREADS=1 for one at a time."
+            ) from None
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _written(figure: Figure, folder: Path, name: str) -> str:
-    """Write a figure; its SVG."""
+_work: list[Callable[[int], None]] = []
+"""In a forked process: writes the figure of a place."""
+
+
+def _begin(work: Callable[[int], None]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent says when to end
+    end_with_parent()
+    _work.append(work)
+
+
+def _write_number(place: int) -> None:
+    _work[0](place)
+
+
+def _written(figures: Sequence[tuple[str, Figure]], folder: Path, place: int) -> None:
+    name, figure = figures[place]
     write(figure, folder, name)
-    return svg_of(figure)
 
 
 def _lay_out(figure: Figure) -> None:

@@ -29,7 +29,7 @@ PREDICTION_BYTES = 64
 METRICS_BYTES = 110
 """Bytes of a line of metrics, about."""
 SMALL = 1e16
-"""Operations of work that shares a GPU, at most: a GPU does them in a minute or two, in which the
+"""Operations of work that shares a GPU, at most: a GPU does them in a few minutes, in which the
 process also starts, reads and scores."""
 FILES_BYTES = 8192
 """Bytes of a run's descriptions and history, about."""

@@ -295,8 +295,13 @@ class Execution:
             self.preempted.add(item.name)
             self._again(item, "preempted", report.error, "resumes elsewhere", node)
             return
+        if report.memory and 0 < item.gpus < 1:
+            whole = replace(item, gpus=1.0)
+            self.needs[item.name] = need_of(whole)
+            self._again(whole, "retried", report.error, "trying again with a whole GPU", node)
+            return
         if report.memory:
-            item = self._with_more_memory(item)
+            self.alone.add(item.name)
         if report.lost and self._lose(item):
             times = f"{self.losses[item.name]} of {LOSSES}"
             self._again(item, "lost", report.error, f"resumes elsewhere or later ({times})", node)
@@ -310,15 +315,6 @@ class Execution:
             self._again(item, "retried", report.error, f"trying again ({times})", node)
             return
         self._fail(item, report.error, task.shown.folder, node)
-
-    def _with_more_memory(self, item: Item) -> Item:
-        """An item that ran out of a GPU's memory, for its next try: with a whole GPU, or alone."""
-        if not 0 < item.gpus < 1:
-            self.alone.add(item.name)
-            return item
-        whole = replace(item, gpus=1.0)
-        self.needs[item.name] = need_of(whole)
-        return whole
 
     def _lose(self, item: Item) -> bool:
         """Count a node or a storage that an item lost; whether it is tried again, after a pause."""

@@ -309,10 +309,11 @@ def _of_workers(drafts: Sequence[_Draft], estimator: Estimator) -> list[str]:
             continue
         gain = estimator.speedup(work)
         if gain is not None and gain < PAYS * work.workers:
-            notes[work.step, work.modality, work.method] = (
-                f"{draft.source.name}, {draft.technique}, {draft.setting}: {work.workers} workers "
-                f"are measured to be {gain:.2g} times as fast as one. Where there are runs enough, "
-                f"{work.workers} of one worker each get more done (--set execution.workers=1)."
+            what = f"{draft.source.name}, {draft.technique}, {draft.setting}"
+            notes[what] = (
+                f"{what}: {work.workers} workers are measured to be {gain:.2g} times as fast as "
+                f"one. With enough runs to do, {work.workers} single-worker runs side by side "
+                "finish more work (--set execution.workers=1)."
             )
     return list(notes.values())
 

@@ -143,7 +143,6 @@ class Session:
             folder=folder,
             rungs=tuple(range(1, len(arms))) if len(arms) > 1 else steps_within(longest(plan)),
             cpus=max(1, int(place.cpus)),
-            gpu_share=place.gpus,
             memory_bytes=memory,
             metric=plan.metric,
             fresh_from=plan.method.fresh[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -42,16 +43,17 @@ def place_of(
     """
     execution = plan.starts[0].execution
     cpus = float(execution.cpus_per_worker)
-    gpus = 0.0
-    if execution.device == "cuda":
-        gpus = execution.gpu_share if _small(plan) else 1.0
     # Ray Data starves where trials hold every CPU.
     spare = any(
         streams(catalog, split, execution) for catalog in inner for split in ("train", "validation")
     )
     free = capacity.cpus - spare
     fit = int(free / cpus + SLACK)
-    if gpus:
+    gpus = 0.0
+    if execution.device == "cuda":
+        # Ray fills a GPU before it takes the next: no smaller share than trials need.
+        on_each = math.ceil(min(fit, at_once or fit) / max(capacity.gpus, 1))
+        gpus = max(execution.gpu_share, 1 / max(on_each, 1)) if _small(plan) else 1.0
         fit = min(fit, int(capacity.gpus / gpus + SLACK))
     if fit < 1:
         raise BenchmdError(

@@ -55,9 +55,9 @@ def execute_item(
         weights: File of ImageNet weights; None downloads them.
     """
     folder = store_folder(store)
-    take_share(item.gpus)
     torch.set_num_threads(max(1, int(item.cpus)))  # a process serves many items
     try:
+        take_share(item.gpus)
         with interruptible():
             done = _run(item, folder, upstream, weights)
     except Busy as error:

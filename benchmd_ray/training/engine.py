@@ -232,14 +232,15 @@ class DeepSpeedEngine:
         self.module = module.to(worker.device)
         self.worker = worker
         values = sum(parameter.numel() for parameter in trainable(module))
-        own = _Autocast(self.module, worker.device, execution.precision)
+        about = (self.module, worker.device, execution.precision)
         self._engine, *_ = deepspeed.initialize(
-            model=own,
+            model=_Autocast(*about),
             model_parameters=parameter_groups(self.module, factors),
             config=deepspeed_config(optimiser, execution, values),
         )
         splits = execution.zero_stage > 0
-        self._forward: nn.Module = self._engine if splits else own
+        # DeepSpeed's hooks on the module that it was given wait for the device.
+        self._forward: nn.Module = self._engine if splits else _Autocast(*about)
         self.captures: Captures = "" if splits else "passes"
         self._held: Held = (
             HeldByZero(self._engine, worker.rank) if splits else HeldWhole(self._engine.optimizer)

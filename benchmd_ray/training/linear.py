@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -81,9 +82,8 @@ def _features(
 ) -> tuple[Features, Features]:
     """Features of the chosen training rows and of the whole validation split."""
     size = evaluation_batch(encoder)
-    count = -(-(len(data.rows) + len(data.validation_targets)) // size)
     direct = evaluating(encoder, worker, settings.execution.precision)
-    forward = graphed(direct, worker, settings, count)
+    forward = graphed(direct, worker, settings)  # not compiled: kept features are of all runs
 
     def train() -> Features:
         return collect(forward, training_feed(catalog, settings, worker, data), size)
@@ -125,6 +125,8 @@ def head_steps(
 
     count = -(-rows // min(transfer.batch_size, rows)) * transfer.epochs
     chosen = choose_step(settings.execution, engine, count, built_in=True)
+    if chosen.way == "captured":  # so small a step takes longer to compile than all of them
+        chosen = replace(chosen, compiles=False, why="not compiled: only a head")
     return Steps(engine, loss, _draws_nothing, chosen)
 
 

@@ -19,7 +19,6 @@ import torch
 from benchmd_ray.data.catalog import confined, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, remove
-from benchmd_ray.gpu_memory import take_share
 from benchmd_ray.integrity import copy_hashed, write_hash
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH
@@ -66,8 +65,6 @@ class Work:
     several arms, arms done."""
     cpus: int = 1
     """Threads of a trial."""
-    gpu_share: float = 0.0
-    """Share of a GPU, and of its memory, that a trial has."""
     memory_bytes: int | None = None
     """Memory that a trial's process may allocate; None sets no limit."""
     metric: str = "auroc"
@@ -162,7 +159,6 @@ def run_trial(
             memory, a value does not fit the data.
     """
     torch.set_num_threads(max(1, work.cpus))
-    take_share(work.gpu_share)
     # A process of a driver that was killed may still be at it for seconds.
     lock = locked(work.folder / "locks" / f"{number:05d}", f"trial {number}", wait=True)
     opened = (arm.catalogs[each] for arm in work.arms for each in evaluations)

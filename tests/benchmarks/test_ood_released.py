@@ -40,7 +40,10 @@ from benchmd_ray.training.predictions import read_predictions
 SMALL = updated(
     Settings(),
     {
-        "encoder": {"width": 16, "depth": 4, "heads": 2, "head_dim": 8, "mlp": 16},
+        "encoder": {
+            **{"width": 16, "depth": 4, "heads": 2, "head_dim": 8, "mlp": 16},
+            "patch_size": 250,
+        },
         "transfer": {"mode": "finetune", "labels": "full", "epochs": 1, "batch_size": 16},
     },
 )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from analysis_frames import SOURCES, invented, made, without_intervals
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -773,10 +778,9 @@ WRITTEN = ("auroc", "training", "significance", "roc")
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_figures_that_processes_write_have_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(canvas, "PAYS", 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(canvas, "EACH", 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     folders, told = [tmp_path / "one", tmp_path / "all"], []
     for folder in folders:
         folder.mkdir()
@@ -790,19 +794,53 @@ def test_figures_that_processes_write_have_the_same_bytes(tmp_path, monkeypatch)
     assert len(first) == 6
     assert first == second
     assert told == [1, 2, 3]
+    assert not canvas._work  # this process wrote none of them
+    assert again[0][1].get_layout_engine() is not None
     for name, figure in again:
         assert svg_of(figure) == (folders[1] / f"{name}.svg").read_text("utf-8")
 
 
 @pytest.mark.slow
 def test_a_figure_that_a_process_cannot_write_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(canvas, "PAYS", 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(canvas, "EACH", 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with styled():
         made_here = [(f"f{n}", new_figure("title", 2.0)) for n in range(3)]
     (tmp_path / "file").write_text("")
     with pytest.raises((OSError, BenchmdError)):
         write_all(made_here, tmp_path / "file" / "x", print)
+    monkeypatch.setattr(canvas, "write", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(BenchmdError, match="was ended from outside"):
+        write_all(made_here, tmp_path, print)
+
+
+@pytest.mark.slow
+def test_processes_that_write_figures_end_with_the_command(tmp_path):
+    """And import nothing of the folder that the command is called in."""
+    code = """
+        import os, sys
+        from pathlib import Path
+        from benchmd_ray.results import canvas
+        canvas.EACH = 1
+        with canvas.styled():
+            held = [(f"f{n}", canvas.new_figure("title", 2.0)) for n in range(40)]
+        told = lambda count: print(count, flush=True)
+        canvas.write_all(held, Path(sys.argv[1]), told)
+    """
+    for name in ("socket.py", "matplotlib.py", "multiprocessing.py"):
+        (tmp_path / name).write_text("open('imported', 'w')")
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [sys.executable, "-P", "-c", textwrap.dedent(code), str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as done:
+        assert done.stdout.readline().strip() == b"1"
+        children = psutil.Process(done.pid).children(recursive=True)
+        done.kill()
+    assert len(children) == 2
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.slow

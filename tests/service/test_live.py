@@ -259,6 +259,7 @@ def test_what_found_no_memory_in_its_share_of_a_gpu_gets_a_whole_one(make_item, 
     state._settle(SimpleNamespace(item=item, need=need_of(item)), report, "")
     assert [each.gpus for each in state.waiting] == [then]
     assert (state.needs["a"].gpus, state.alone) == (then, alone)
+    assert state.tries == ({} if gpus < 1 else {"a": 1})  # a share that is too small is no try
 
 
 @pytest.mark.parametrize(("handling", "numbers"), [(stopping, SIGNALS), (interruptible, SIGNALS)])

@@ -440,7 +440,16 @@ def test_trials_take_shares_of_gpus(write_manifest):
         (plan,) = planned_searches(replace(made, searched=(setting,)), gpu=True)
         place = place_of(plan, capacity, None)
         places[setting] = (place.gpus, place.at_once)
-    assert places == {"linear": (0.25, 8), "finetune-full": (1.0, 2), "pretrain": (1.0, 2)}
+    # Of 100 records a fine-tuning is small, too.
+    assert places == {"linear": (0.25, 8), "finetune-full": (0.25, 8), "pretrain": (1.0, 2)}
+    (plan,) = planned_searches(replace(made, searched=("finetune-full",)), gpu=True)
+    large = replace(plan.sources[0], rows={"train": 100_000, "validation": 10_000})
+    assert place_of(replace(plan, sources=(large,)), capacity, None).gpus == 1.0
+    two = replace(plan, sources=(*plan.sources, large), starts=plan.starts * 2)
+    assert place_of(two, capacity, None).gpus == 1.0
+    few = place_of(plan, capacity, 2)
+    assert (few.gpus, few.at_once) == (1.0, 2)  # each has a GPU of its own
+    assert place_of(plan, capacity, 4).gpus == 0.5
     (plan,) = planned_searches(made, gpu=False)
     assert place_of(plan, capacity, None).at_once == 16
     assert place_of(plan, capacity, 3).at_once == 3

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from graphs import Again, Refused
+from graphs import Again, Refused, Static
 from kinds import SIGNALS
 from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified
@@ -139,6 +139,27 @@ def test_captured_steps_are_the_eager_ones(parts, sizes, engine, caplog):
     require_same(found, trained(EAGER, **about))
     assert Again.captures == len(set(sizes))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_gradients_of_captured_passes_are_those_that_are_used(parts, caplog):
+    about = {"parts": parts, "sizes": (16, 7), "engine": DeepSpeedEngine}
+    with caplog.at_level(logging.WARNING):
+        found = trained(CAPTURED, graph=Static, **about)
+    require_same(found, trained(EAGER, **about))
+    assert not caplog.records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [TorchEngine, DeepSpeedEngine])
+def test_steps_of_both_engines_are_compiled_without_recompiling(engine, monkeypatch, caplog):
+    monkeypatch.setattr(module, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    chosen, once = Chosen("captured", True, "test"), {"error_on_recompile": True}
+    with caplog.at_level(logging.WARNING), torch._dynamo.config.patch(**once):
+        found = trained(chosen, count=6, engine=engine)
+    require_same(found, trained(EAGER, count=6, engine=engine), atol=1e-5)
+    assert not [line for line in caplog.messages if "cannot be" in line]
 
 
 @pytest.mark.parametrize(
