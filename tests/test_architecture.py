@@ -151,13 +151,19 @@ def test_modules_stay_readable_in_length():
     assert {path: length for path, length in lengths.items() if length > 600} == {}
 
 
-def test_importing_the_command_line_starts_nothing_heavy():
+def test_the_command_line_and_lists_of_runs_need_nothing_heavy(tmp_path):
     import subprocess
     import sys
 
-    code = "import sys, benchmd_ray.cli; print([m for m in ('ray', 'torch') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    code = (
+        "import sys; from benchmd_ray.cli import main; "
+        "main(['list', sys.argv[1]], standalone_mode=False) if sys.argv[1:] else None; "
+        "print([m for m in ('ray', 'torch') if m in sys.modules])"
+    )
+    for arguments in ([], [str(tmp_path)]):
+        command = [sys.executable, "-c", code, *arguments]
+        out = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert out.stdout.strip().splitlines()[-1] == "[]"
 
 
 def test_items_are_asked_for_their_step_instead_of_being_told_apart_by_name():
