@@ -17,7 +17,7 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -100,6 +100,21 @@ class Followed:
     """Whose predictions it ends with; empty where it makes none."""
 
 
+@contextlib.contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """Python processes that start within do not look for modules in the working folder."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 class Tracker:
     """Takes what happens in a plan or a search and hands it to the process that follows.
 
@@ -128,14 +143,15 @@ class Tracker:
         self.mode, self.folder = chosen_mode(mode), store / FOLDER
         self._before = self._offline()
         spawn = multiprocessing.get_context("spawn")  # no state of Ray or torch goes along
-        self._messages = spawn.Queue()
         following = _Following(store.resolve(), self.mode, project, reach_seconds)
-        self._process = spawn.Process(
-            target=_follow,
-            args=(self._messages, following, os.getpid()),
-            daemon=True,
-        )
-        self._process.start()
+        with _without_working_folder():
+            self._messages = spawn.Queue()
+            self._process = spawn.Process(
+                target=_follow,
+                args=(self._messages, following, os.getpid()),
+                daemon=True,
+            )
+            self._process.start()
 
     def started(self, item: Followed, run: Path | None = None) -> None:
         """An item was started; its metrics are followed where its run's folder is known."""

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -188,6 +190,25 @@ def test_the_process_that_follows_ends_when_it_cannot_be_told_everything(tmp_pat
     assert time.monotonic() - start < 5.0
     tracker._process.join(10)
     assert not tracker._process.is_alive()
+
+
+def test_the_process_that_follows_imports_nothing_of_the_working_folder(tmp_path):
+    script, folder = tmp_path / "script" / "run.py", tmp_path / "theirs"
+    for place in (script.parent, folder):
+        place.mkdir()
+    for name in ("socket.py", "wandb.py", "multiprocessing.py"):
+        (folder / name).write_text("open('imported', 'w')")
+    script.write_text(
+        "from pathlib import Path\n"
+        "from benchmd_ray.results.tracking import Tracker\n"
+        "if __name__ == '__main__':\n"
+        f"    print(Tracker(Path({str(tmp_path)!r}), 'offline').closed())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (folder / "imported").exists()
 
 
 def test_a_broken_run_is_written_down_and_nothing_else(tmp_path):
