@@ -192,6 +192,7 @@ def test_the_process_that_follows_ends_when_it_cannot_be_told_everything(tmp_pat
     assert not tracker._process.is_alive()
 
 
+@pytest.mark.slow
 def test_the_process_that_follows_imports_nothing_of_the_working_folder(tmp_path):
     script, folder = tmp_path / "script" / "run.py", tmp_path / "theirs"
     for place in (script.parent, folder):
