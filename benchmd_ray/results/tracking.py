@@ -34,6 +34,7 @@ from benchmd_ray.results.tracking_values import (
     trial_config,
     trials_of,
 )
+from benchmd_ray.run_files import RUN
 from benchmd_ray.sessions import trained_by
 from benchmd_ray.training.predictions import CLASSIFIED
 from benchmd_ray.training_log import read_metrics
@@ -212,11 +213,15 @@ def _follow(messages: Any, followed: _Following, parent: int) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
+    due = time.monotonic() + POLL_SECONDS
     while os.getppid() == parent:
-        try:
-            event, item, content = messages.get(timeout=POLL_SECONDS)
-        except queue.Empty:
+        if time.monotonic() >= due:  # also where one message comes after the other
             followed.guarded(followed.poll)
+            due = time.monotonic() + POLL_SECONDS
+        try:
+            left = max(0.0, due - time.monotonic())
+            event, item, content = messages.get(timeout=left)
+        except queue.Empty:
             continue
         if event == "closed":
             break
@@ -253,6 +258,8 @@ class _Following:
     reach_seconds: float
     open: dict[str, _Open] = field(default_factory=dict)
     """By the item's name."""
+    announced: dict[str, tuple[Followed, Path]] = field(default_factory=dict)
+    """Items that were started and whose run is not described yet, by name."""
     searches: dict[str, _Search] = field(default_factory=dict)
 
     def guarded(self, action: Callable[[], object]) -> None:
@@ -266,9 +273,18 @@ class _Following:
 
     def started(self, item: Followed, folder: Path | None) -> None:
         if folder is not None and item.makes_run:
-            self._opened(item, folder)
+            self.announced[item.name] = item, folder
+            self._look()
+
+    def _look(self) -> None:
+        """Open what was announced and is described by now."""
+        for item, folder in list(self.announced.values()):
+            if (folder / RUN).is_file():
+                del self.announced[item.name]
+                self._opened(item, folder)
 
     def finished(self, item: Followed, folder: Path) -> None:
+        self.announced.pop(item.name, None)
         entry = self._opened(item, folder)
         if item.makes_run:
             self._tell_metrics(entry)
@@ -281,6 +297,7 @@ class _Following:
 
     def failed(self, item: Followed, _: str) -> None:
         """The reason stays here: it may name a record, a file or a machine."""
+        self.announced.pop(item.name, None)
         entry = self.open.pop(item.name, None)
         if entry is not None:
             self._tell_metrics(entry)
@@ -320,6 +337,7 @@ class _Following:
         run.finish()
 
     def poll(self) -> None:
+        self._look()
         for entry in self.open.values():
             self._tell_metrics(entry)
 

@@ -7,12 +7,16 @@ import json
 import math
 import multiprocessing
 import os
+import queue
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -23,11 +27,13 @@ import torch
 from wandb.proto import wandb_internal_pb2
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import append_text
 from benchmd_ray.hardware import hardware
-from benchmd_ray.integrity import name_of, write_hash
+from benchmd_ray.integrity import line, name_of, write_hash
 from benchmd_ray.results import tracking
 from benchmd_ray.results.tracking import Followed, Tracker, chosen_mode, report_files
 from benchmd_ray.results.tracking_values import trials_of
+from benchmd_ray.run_files import RUN
 from benchmd_ray.service import tracked
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.sessions import trained_by
@@ -190,6 +196,67 @@ def test_the_process_that_follows_ends_when_it_cannot_be_told_everything(tmp_pat
     assert time.monotonic() - start < 5.0
     tracker._process.join(10)
     assert not tracker._process.is_alive()
+
+
+class Timed:
+    """What a W&B run was told, and when."""
+
+    def __init__(self):
+        self.begun, self.lines, self.config = time.monotonic(), [], self
+
+    def update(self, *_, **__):
+        pass
+
+    def log(self, line, step):
+        self.lines.append((step, time.monotonic()))
+
+    def finish(self, exit_code=0):
+        self.ended = time.monotonic()
+
+
+def test_a_run_that_is_described_after_it_was_announced_is_followed_from_then_on(
+    tmp_path, monkeypatch
+):
+    """The messages come without a pause, as those of a large plan do."""
+    made, messages = {}, queue.Queue()
+    following = tracking._Following(tmp_path, "offline", "test", 1.0)
+
+    def init(identity, name, *_):
+        made[name] = Timed()
+        return made[name]
+
+    def read(folder):
+        assert (folder / RUN).is_file(), f"{folder} is no run"
+        determinants = {"determinants": {"catalog": ""}}
+        return SimpleNamespace(description=determinants, folder=folder, digest="")
+
+    for name, value in (("POLL_SECONDS", 0.05), ("read_run", read), ("trained_by", lambda _: ())):
+        monkeypatch.setattr(tracking, name, value)
+    monkeypatch.setattr(following, "_init", init)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    thread = threading.Thread(target=tracking._follow, args=(messages, following, os.getppid()))
+    thread.start()
+    folder, own, other = tmp_path / "late", item("late", "pretrain"), item("other", "pretrain")
+    folder.mkdir()
+    messages.put(("started", own, folder))
+    for done in range(-20, 40):
+        messages.put(("failed", other, ""))
+        time.sleep(0.01)
+        if done == 0:
+            assert not made
+            (folder / RUN).touch()
+            described = time.monotonic()
+        elif done > 0:
+            append_text(folder / "metrics.jsonl", line({"done": done, "loss": 1.0}))
+    messages.put(("finished", own, folder))
+    messages.put(("closed", None, None))
+    thread.join(20)
+    told = made["late"]
+    assert told.begun - described < 0.2
+    assert [step for step, _ in told.lines] == list(range(1, 40))
+    assert told.lines[0][1] < told.ended - 0.1  # while it worked
+    assert not (tmp_path / "wandb" / "errors.log").exists()
 
 
 @pytest.mark.slow
