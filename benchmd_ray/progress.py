@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -76,7 +77,7 @@ class LineProgress:
         self._shown, self._written = time.monotonic(), self._done
         elapsed = self._shown - self._start
         rate = (self._done - self._first) / elapsed if elapsed > 0 else 0.0
-        left = f"{(self._total - self._done) / rate:.0f} s left" if rate > 0 else "starting"
+        left = f"{duration((self._total - self._done) / rate)} left" if rate > 0 else "starting"
         values = "".join(f", {k} {v:.4g}" for k, v in self._values.items())
         share = self._done / max(1, self._total)
         sys.stderr.write(
@@ -84,6 +85,19 @@ class LineProgress:
             f"{rate:.3g}/s, {left}{values}\n"
         )
         sys.stderr.flush()
+
+
+def duration(seconds: float) -> str:
+    """A time to read: ``40 s``, ``23 min``, ``7 h 40 min``."""
+    if math.isnan(seconds):
+        return "unknown time"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
 
 
 def progress(what: str, total: int, unit: str, done: int = 0) -> Progress:

@@ -10,6 +10,13 @@ def test_lines_tell_share_rate_time_left_and_values(capsys):
     assert line.endswith(" s left, loss 0.5")
 
 
+def test_a_long_time_left_is_told_in_hours(capsys):
+    shown = LineProgress("work", 20_765, "steps", interval=0.0)
+    shown._start -= 10
+    shown.update(10)
+    assert ", 5 h 46 min left" in capsys.readouterr().err
+
+
 def test_a_line_is_written_once_an_interval_and_at_the_end(capsys):
     shown = LineProgress("work", 100, "steps", interval=3600.0)
     for done in range(100):

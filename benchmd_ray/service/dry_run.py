@@ -13,9 +13,9 @@ import torch
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.models.imagenet import FILE, REPOSITORY
+from benchmd_ray.progress import duration
 from benchmd_ray.results.written import text
 from benchmd_ray.service.capacity import cluster_capacity
-from benchmd_ray.service.live import duration
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.status import find_runs

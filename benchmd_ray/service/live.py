@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
+from benchmd_ray.progress import duration
 from benchmd_ray.service.plan import Item
 from benchmd_ray.training_log import last_metrics
 
@@ -93,19 +94,6 @@ def label(item: Item) -> str:
     asked = item.step.evaluation.name
     asked = "" if item.step.makes_run or asked == CLASSIFICATION.name else f" {asked}"
     return name + seed + asked + (f" on {item.dataset}" if item.dataset != item.source else "")
-
-
-def duration(seconds: float) -> str:
-    """A time to read: ``40 s``, ``23 min``, ``7 h 40 min``."""
-    if math.isnan(seconds):
-        return "unknown time"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
 
 
 def longest_first(items: Sequence[Item]) -> list[Item]:

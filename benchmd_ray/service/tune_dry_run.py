@@ -10,10 +10,10 @@ import pandas as pd
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import FOLDS, has_validation
 from benchmd_ray.errors import count_of
+from benchmd_ray.progress import duration
 from benchmd_ray.results.written import text
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.datasets import Dataset
-from benchmd_ray.service.live import duration
 from benchmd_ray.service.plan import Plan, make_plan
 from benchmd_ray.service.retrain import of_sources, started
 from benchmd_ray.service.searches import SearchPlan, Tuning

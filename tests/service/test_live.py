@@ -13,11 +13,11 @@ from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
 from benchmd_ray.errors import Stopped
 from benchmd_ray.integrity import line
 from benchmd_ray.interrupts import SIGNALS, interruptible, stopping
+from benchmd_ray.progress import duration
 from benchmd_ray.service.capacity import Capacity, Need, need_of, placed
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.live import (
     Progressing,
-    duration,
     label,
     longest_first,
     status_text,

@@ -17,10 +17,10 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError, Busy, Stopped
 from benchmd_ray.files import locked, write_json
+from benchmd_ray.progress import duration
 from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.live import duration
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.retrain import of_sources, retraining_plan, started
 from benchmd_ray.service.search_session import Searched
