@@ -93,3 +93,40 @@ def print_pruned(pruned: Any, *, dry_run: bool) -> None:
     verb = "would free" if dry_run else "freed"
     each = ", ".join(f"{kind} {pruned.bytes_of(kind):,}" for kind in KINDS)
     click.echo(f"  {verb} {sum(map(pruned.bytes_of, KINDS)):,} bytes ({each})")
+
+
+@main.command()
+@click.argument("stores", type=STORE, nargs=-1, required=True, metavar="STORE...")
+@click.option("--once", is_flag=True, help="Print it once; so it is where there is no terminal.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.5),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+def watch(stores: tuple[Path, ...], once: bool, every: float) -> None:
+    """Watch what happens in each STORE until Ctrl-C: runs at work, failures, searches.
+
+    Runs at work are those of this machine's processes, with the course of their loss, how fast
+    they are and when they will be done. Searches tell what they found so far.
+
+    \b
+    benchmd watch runs
+    benchmd watch runs --once
+    """
+    import sys
+    import time
+
+    from benchmd_ray.results.watching import watched
+
+    while True:
+        text = watched(stores)
+        if once or not sys.stdout.isatty():
+            click.echo(text)
+            return
+        click.clear()
+        click.echo(
+            f"{time.strftime('%H:%M:%S')}  {text}\n\nCtrl-C ends this view, and nothing else."
+        )
+        time.sleep(every)

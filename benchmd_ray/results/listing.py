@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from benchmd_ray.errors import Busy
+from benchmd_ray.errors import Busy, count_of
 from benchmd_ray.files import locked
 from benchmd_ray.results.storage import history
 from benchmd_ray.results.store import Run
@@ -65,7 +65,8 @@ def counts(found: Sequence[Listed], damaged: int = 0) -> str:
     parts: dict[str, int] = {s: sum(each.state == s for each in found) for s in STATES}
     parts["damaged"] = damaged
     said = ", ".join(f"{n:,} {state}" for state, n in parts.items() if n)
-    return f"{len(found) + damaged:,} runs: {said}"
+    number = count_of(len(found) + damaged, "run")
+    return f"{number}: {said}" if said else number
 
 
 def _reached(run: Run) -> int:
