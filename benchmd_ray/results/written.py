@@ -34,14 +34,15 @@ LATEX = {
     "↓": r"$\downarrow$",
     "…": r"\dots{}",
     "≥": r"$\geq$",
+    "≈": r"$\approx$",
     "“": "``",
     "”": "''",
 }
 """What stands for characters that LaTeX reads in another way or has in no font."""
 
 
-NUMBER = re.compile(r"–|[<+−-]?[\d,]*\.?\d+(e-?\d+)?( \[.*\])?( \(no interval\))?")
-"""A cell of a column of numbers."""
+NUMBER = re.compile(r"–|(\*\*)?[<+−-]?[\d,]*\.?\d+(e-?\d+)?( \[.*\])?( \(no interval\))?(\*\*| ≈)?")
+"""A cell of a column of numbers, some of them marked."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection")."""
 

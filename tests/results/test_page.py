@@ -156,15 +156,15 @@ def test_landmarks_language_and_captions(parsed):
     assert len(parsed.of("main")) == len(parsed.of("h1")) == len(parsed.of("nav")) == 1
     assert len(parsed.of("caption")) == len(parsed.of("table"))
     assert all(a["alt"] for a in parsed.of("img"))
-    assert {a.get("scope") for a in parsed.of("th")} == {"col"}
+    assert {a.get("scope") for a in parsed.of("th")} == {"col", "colgroup", "row", "rowgroup"}
     assert len(parsed.of("label")) == len(parsed.of("input")) + len(parsed.of("select"))
 
 
 def test_sections_come_in_the_order_of_reading(parsed):
     assert [a["id"] for a in parsed.of("section")] == [
-        *("summary", "notes", "results", "all-metrics", "in-distribution-and-target"),
+        *("main", "notes", "results", "all-metrics", "in-distribution-and-target"),
         *("against-training-from-scratch", "techniques-in-pairs", "order-of-techniques"),
-        *("subgroups", "figures-1", "what-ran", "methods"),
+        *("subgroups", "figures-1", "findings", "what-ran", "methods"),
     ]
 
 

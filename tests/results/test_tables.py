@@ -260,7 +260,7 @@ def test_tables_are_written_as_csv_markdown_and_latex(tmp_path):
     whole = analysis.rows[(analysis.rows["metric"] == "auroc") & (analysis.rows["class"] == "mean")]
     assert whole["technique"].tolist() == ["scratch", "shed"]
     paths = write_tables(analysis, tmp_path / "out")
-    assert paths[0] == tmp_path / "out" / "auroc.csv"
+    assert [path.name for path in paths[:4]] == ["main.csv", "main.md", "main.tex", "auroc.csv"]
     assert {path.name for path in paths} == {path.name for path in (tmp_path / "out").iterdir()}
     for name in ("auroc.csv", "scores.csv"):
         rows = pd.read_csv(tmp_path / "out" / name)

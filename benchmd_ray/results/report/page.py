@@ -16,7 +16,8 @@ from benchmd_ray.results.report.document import (
     prose,
     terms,
 )
-from benchmd_ray.results.report.page_findings import facts, findings
+from benchmd_ray.results.report.matrix import Matrix, matrix_html, matrix_of
+from benchmd_ray.results.report.page_findings import compared, facts, findings, headlines
 from benchmd_ray.results.report.page_methods import METHODS, published_words, words
 from benchmd_ray.results.report.page_tables import html
 from benchmd_ray.results.report.page_tuning import tuning_sentences
@@ -64,7 +65,8 @@ def write_page(
 
 def page(analysis: Analysis, figures: Sequence[Titled], *, title: str = "BenchMD report") -> str:
     """The HTML of a report."""
-    return document(title, ABOUT, _parts(analysis, figures), _footer(figures))
+    lead = compared(analysis) or ABOUT
+    return document(title, lead, _parts(analysis, figures), _footer(figures))
 
 
 def _footer(figures: Sequence[Titled]) -> str:
@@ -80,8 +82,14 @@ def _parts(analysis: Analysis, figures: Sequence[Titled]) -> list[tuple[str, str
     drawn = figure_parts(figures)
     tables = _table_parts(analysis, drawn)
     late = [(head, *tables.pop(head)) for head in (TUNING, RAN) if head in tables]
+    matrix = matrix_of(analysis)
+    first = _summary(analysis)
+    parts = [("summary", "Summary", first)]
+    if matrix is not None:
+        parts = [("main", "Results at a glance", _glance(analysis, matrix))]
+        late.insert(0, ("Findings", "findings", first))
     return [
-        ("summary", "Summary", _summary(analysis)),
+        *parts,
         ("notes", "To know before reading", listed_notes(analysis.notes, "Nothing in particular.")),
         *((slug, head, content) for head, (slug, content) in tables.items()),
         *(
@@ -115,6 +123,15 @@ def _table_parts(analysis: Analysis, drawn: dict[str, str]) -> dict[str, tuple[s
     return parts
 
 
+def _glance(analysis: Analysis, matrix: Matrix) -> str:
+    """The first screen: the matrix, and what the statistics carry."""
+    said = "".join(
+        f'<li>{prose(sentence)} <a href="#table-{table}">Table</a></li>'
+        for sentence, table in headlines(analysis)
+    )
+    return f'{matrix_html(matrix)}<ul class="findings">{said}</ul>\n'
+
+
 def _summary(analysis: Analysis) -> str:
     numbers = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(number)}"
@@ -132,4 +149,4 @@ def _summary(analysis: Analysis) -> str:
 def _methods() -> str:
     metrics = [(metric.title, metric.definition) for metric in METRICS.values()]
     methods = terms([*metrics, *METHODS, *published_words()])
-    return f"{methods}<h3>Words of the tables</h3>\n{terms(words())}"
+    return f"<p>{prose(ABOUT)}</p>{methods}<h3>Words of the tables</h3>\n{terms(words())}"

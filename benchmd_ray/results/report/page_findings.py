@@ -46,6 +46,42 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
     return [*rows, ("versions", str(_version_sets(ran)), "; ".join(versions))]
 
 
+def compared(analysis: Analysis) -> str:
+    """What was compared on which data, in one line; empty where nothing is classified."""
+    scores = _single(_trained(_mean_auroc(analysis.scores)))
+    if scores.empty:
+        return ""
+    techniques = ordered(scores["technique"].unique(), TECHNIQUES)
+    settings = ordered(scores["setting"].unique(), SETTINGS)
+    places = []
+    for (modality, source), rows in scores.groupby(["modality", "source"], sort=False):
+        targets = sorted(rows.loc[rows["role"] == "target", "dataset"].unique())
+        to = f" → {_listed(targets)}" if targets else ""
+        places.append(f"{text_of(source)}{to} ({text_of(modality)})")
+    seeds = int(scores["seeds"].max())
+    many = "1 seed" if seeds == 1 else f"up to {seeds} seeds"
+    return (
+        f"{_listed(techniques)}, by {_listed(settings)}, {many}, trained and scored on "
+        f"{'; '.join(places)}."
+    )
+
+
+def headlines(analysis: Analysis) -> list[tuple[str, str]]:
+    """What the statistics carry, at most three sentences, and the table that each rests on."""
+    targets = analysis.changes[analysis.changes["role"] == "target"]
+    changes = _trained(_auroc(targets if len(targets) else analysis.changes))
+    tested = changes.dropna(subset="value")
+    where = "on targets" if len(targets) else "on the same rows"
+    found = []
+    if len(tested):
+        names = ("above zero", "below zero")
+        said = judged(tested, "value", names)
+        found.append((f"AUROC of a technique minus scratch {where}: {said}", "changes"))
+    found += [(sentence, "ranking") for sentence in _ranking(_trained(analysis.ranking))[:1]]
+    found += [(sentence, "gaps") for sentence in _gaps(_trained(_auroc(analysis.gaps)))[:1]]
+    return found[:3]
+
+
 def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
     """The most important findings by topic, with their intervals; shuffled labels apart."""
     scores = _single(_mean_auroc(analysis.scores))

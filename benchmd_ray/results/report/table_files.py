@@ -8,14 +8,23 @@ from typing import Any
 
 from benchmd_ray.files import replacing
 from benchmd_ray.results.report.analysis import Analysis
+from benchmd_ray.results.report.matrix import (
+    NAME,
+    Matrix,
+    matrix_latex,
+    matrix_markdown,
+    matrix_of,
+)
 from benchmd_ray.results.report.table import Table, plain
 from benchmd_ray.results.report.tables import Declared, declared, main_table
 from benchmd_ray.results.written import csv_text, latex, markdown
 
+KINDS = ("csv", "md", "tex")
+
 
 def file_names() -> frozenset[str]:
     """Names of all files that `write_tables` may write."""
-    return _names(declared())
+    return _names(declared()) | {f"{NAME}.{kind}" for kind in KINDS}
 
 
 def _names(tables: Sequence[Declared]) -> frozenset[str]:
@@ -32,7 +41,21 @@ def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
         The files written.
     """
     main = main_table(analysis).name
-    return write_declared(declared(), analysis, folder, main=main, notes=analysis.notes)
+    written = write_declared(declared(), analysis, folder, main=main, notes=analysis.notes)
+    return [*_write_matrix(matrix_of(analysis), folder), *written]
+
+
+def _write_matrix(matrix: Matrix | None, folder: Path) -> list[Path]:
+    """The first table; where there is none, an earlier report's goes."""
+    makes = {"csv": lambda m: csv_text(m.frame), "md": matrix_markdown, "tex": matrix_latex}
+    if matrix is None:
+        for kind in KINDS:
+            (folder / f"{NAME}.{kind}").unlink(missing_ok=True)
+        return []
+    for kind, make in makes.items():
+        with replacing(folder / f"{NAME}.{kind}") as partial:
+            partial.write_text(make(matrix), "utf-8")
+    return [folder / f"{NAME}.{kind}" for kind in makes]
 
 
 def write_declared(
