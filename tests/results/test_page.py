@@ -291,8 +291,25 @@ def test_differences_are_marked_where_a_test_says_so_and_not_by_their_interval()
         differs=[True, True, False, False, True, False],
     )  # fmt: skip
     parsed = Parsed(html("t", Table("Some.", (changes,))))
-    assert [a["class"] for a in parsed.of("td")] == ["n up", "n down", "n", "n", "n up", "n"]
+    classes = [a["class"] for a in parsed.of("td")]
+    assert classes == ["n up gain", "n down loss", "n", "n", "n up gain", "n"]
     assert parsed.of("/tbody")[0].endswith("+0.100 [−0.100, +0.300]–+0.300+0.400 [+0.100, +0.700]")
+
+
+def test_a_rise_where_lower_is_better_has_the_colour_of_a_loss(analysis):
+    errors = Column(
+        "c", [0.2, -0.2, 0.2], "change", low=[0.1, -0.3, 0.1], high=[0.3, -0.1, 0.3],
+        differs=[True, True, True], worse=[True, True, False],
+    )  # fmt: skip
+    parsed = Parsed(html("t", Table("Some.", (errors,))))
+    classes = [a["class"] for a in parsed.of("td")]
+    assert classes == ["n up loss", "n down gain", "n up gain"]
+    changes = pd.concat([analysis.changes, analysis.changes.assign(metric="brier")])
+    table = sections.changes(replace(analysis, changes=changes))
+    (column,) = (c for c in table.columns if c.title == "technique − scratch [95 %]")
+    assert list(column.worse) == [name == "brier" for name in changes["metric"]]
+    (gap,) = (c for c in sections.gaps(analysis).columns if c.title == "gap [95 %]")
+    assert all(gap.worse)  # of AUROC
 
 
 def test_marks_follow_p_and_the_tables_say_what_is_missing(analysis):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -32,6 +33,7 @@ from benchmd_ray.results.canvas import (
     write,
     write_all,
 )
+from benchmd_ray.results.report import figures_groups, figures_ranks
 from benchmd_ray.results.report.curves import _roc
 from benchmd_ray.results.report.figures_curves import (
     draw_reliabilities,
@@ -775,6 +777,38 @@ def test_only_the_source_s_own_validation_split_is_in_distribution(images):
 
 
 WRITTEN = ("auroc", "training", "significance", "roc")
+
+
+def test_techniques_that_tie_for_the_lowest_mean_rank_are_all_named():
+    table = np.array([[0.8, 0.8, 0.6], [0.7, 0.7, 0.5]])
+    found = critical_difference(table, ("scratch", "mae", "shed"), ("ptb-xl", "shhs"))
+    assert found.mean_ranks[0] == found.mean_ranks[1]
+    said = figures_ranks._finding(found, "on targets")
+    assert "lowest mean rank scratch and mae 1.50" in said
+
+
+@pytest.mark.parametrize(
+    ("p", "said"),
+    [
+        (
+            {"age": math.nan, "sex": math.nan},
+            "too few patients for a test of groups by age and sex",
+        ),
+        (
+            {"age": 0.4, "sex": math.nan},
+            "no difference between groups is shown by age (Kruskal–Wallis); too few patients for a "
+            "test by sex",
+        ),
+        (
+            {"age": 0.01, "sex": 0.3},
+            "groups differ by age (1 of 1 techniques), Kruskal–Wallis p\u00a0<\u00a00.05 "
+            "unadjusted; none shown by sex",
+        ),
+    ],
+)
+def test_groups_that_were_not_tested_are_not_said_to_be_alike(p, said):
+    rows = [{"variable": name, "technique": "mae", "kruskal_p": value} for name, value in p.items()]
+    assert figures_groups._finding(pd.DataFrame(rows), list(p)) == said
 
 
 @pytest.mark.slow

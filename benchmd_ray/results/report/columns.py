@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -129,6 +129,7 @@ def interval_of(
     digits: int = 3,
     p: str = "",
     about: str = "",
+    worse: Sequence[bool] = (),
 ) -> Column:
     """A column of values with their intervals, ``low`` and ``high`` of the rows.
 
@@ -140,6 +141,7 @@ def interval_of(
         digits: After the point.
         p: Of a ``change``, column of the p that says whether it is not zero.
         about: What it is, where that is not of all columns of this title.
+        worse: Of a ``change``, whether one above zero is a loss.
     """
     return Column(
         title,
@@ -148,9 +150,15 @@ def interval_of(
         low=list(rows["low"]),
         high=list(rows["high"]),
         differs=list(rows[p] < LEVEL) if p else (),
+        worse=worse,
         digits=digits,
         about=about or ABOUT.get(title, ""),
     )
+
+
+def falling(metrics: Iterable[str]) -> list[bool]:
+    """Of each metric, whether lower values are better."""
+    return [name in METRICS and not METRICS[name].higher_is_better for name in metrics]
 
 
 def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:

@@ -223,18 +223,28 @@ def _finding(groups: pd.DataFrame, variables: Sequence[str]) -> str:
     tests = groups.drop_duplicates(["variable", "technique"])
     parts: list[str] = []
     none: list[str] = []
+    untested: list[str] = []
     for variable in variables:
-        found = tests[tests["variable"] == variable]
+        found = tests[tests["variable"] == variable].dropna(subset="kruskal_p")
+        if found.empty:
+            untested.append(variable)
+            continue
         below = int((found["kruskal_p"] < LEVEL).sum())
         if below:
             many = "" if parts else " techniques"
             parts.append(f"{variable} ({below} of {len(found)}{many})")
         else:
             none.append(variable)
+    rest = f"; too few patients for a test by {listed(untested)}" if untested else ""
+    if not parts and not none:
+        return f"too few patients for a test of groups by {listed(untested)}"
     if not parts:
-        return f"no difference between groups is shown by {listed(none)} (Kruskal–Wallis)"
-    rest = f"; none shown by {listed(none)}" if none else ""
-    return f"groups differ by {listed(parts)}, Kruskal–Wallis p\u00a0<\u00a00.05 unadjusted{rest}"
+        return f"no difference between groups is shown by {listed(none)} (Kruskal–Wallis){rest}"
+    others = f"; none shown by {listed(none)}" if none else ""
+    return (
+        f"groups differ by {listed(parts)}, Kruskal–Wallis p\u00a0<\u00a00.05 unadjusted"
+        f"{others}{rest}"
+    )
 
 
 def _excluded(excluded: pd.DataFrame) -> str:

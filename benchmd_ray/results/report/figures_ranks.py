@@ -195,7 +195,8 @@ def _rank_axis(axes: Axes, count: int, depth: float) -> None:
 
 def _finding(found: CriticalDifference, at: str) -> str:
     best, rank = found.names[0], found.mean_ranks[0]
-    lead = f"lowest mean rank {best} {rank:.2f}"
+    tied = [n for n, r in zip(found.names, found.mean_ranks, strict=True) if np.isclose(r, rank)]
+    lead = f"lowest mean rank {listed(tied)} {rank:.2f}"
     cells = _cells(found)
     if found.note:
         return f"Ranks {at}: nothing can be concluded from {cells}; {lead}"

@@ -99,7 +99,12 @@ def _content(column: Column) -> dict[str, Any]:
     parts = {"values": column.values}
     if column.kind in ("interval", "change"):
         parts |= {"low": column.low, "high": column.high}
-    tested = {"differs": list(map(bool, column.differs))} if column.kind == "change" else {}
+    tested = {}
+    if column.kind == "change":
+        tested = {
+            "differs": list(map(bool, column.differs)),
+            "worse": list(map(bool, column.worse)),
+        }
     return {
         "title": column.title,
         "kind": column.kind,
@@ -123,7 +128,8 @@ def _cell(column: Column, data: dict[str, Any], row: int) -> str:
     span = "" if data["low"][row] is None else f" <span>[{', '.join(ends)}]</span>"
     mark = ""
     if column.kind == "change" and data["differs"][row]:
-        mark = " up" if number > 0 else " down"
+        worse = bool(data["worse"]) and data["worse"][row]
+        mark = f"{' up' if number > 0 else ' down'} {'gain' if (number > 0) != worse else 'loss'}"
     return f'<td class="n{mark}"><b>{value}</b>{span}</td>'
 
 

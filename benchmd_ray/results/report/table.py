@@ -30,6 +30,8 @@ class Column:
     high: Sequence[float] = ()
     differs: Sequence[bool] = ()
     """Of a ``change``, whether a test says that it is not zero."""
+    worse: Sequence[bool] = ()
+    """Of a ``change``, whether one above zero is a loss; empty where it is a gain in all rows."""
     digits: int = 3
     order: tuple[str, ...] = ()
     """Texts in the order that sorting keeps; others follow in alphabetical order."""

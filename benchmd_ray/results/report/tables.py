@@ -13,6 +13,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.columns import (
     cautions,
     column_of,
+    falling,
     interval_of,
     key_columns,
     metric_column,
@@ -177,12 +178,13 @@ def metrics(analysis: Analysis) -> Table | None:
 def gaps(analysis: Analysis) -> Table | None:
     """In distribution against target."""
     rows = analysis.gaps
+    rising = [not falls for falls in falling(rows["metric"])]  # a gap is a loss on the target
     columns = (
         *key_columns(rows),
         metric_column(rows, required=True),
         column_of("in distribution", rows["in_distribution"], "number"),
         column_of("target", rows["target"], "number"),
-        interval_of("gap [95 %]", rows, "gap", "change", p="p"),
+        interval_of("gap [95 %]", rows, "gap", "change", p="p", worse=rising),
         column_of("p", rows["p"], "p", about="Two-sided, by Student's t"),
         *cautions(rows),
     )
@@ -192,11 +194,11 @@ def gaps(analysis: Analysis) -> Table | None:
 
 def changes(analysis: Analysis) -> Table | None:
     """Techniques against training from scratch."""
-    rows = analysis.changes
+    rows, lower = analysis.changes, falling(analysis.changes["metric"])
     columns = (
         *key_columns(rows),
         metric_column(rows, required=False),
-        interval_of("technique − scratch [95 %]", rows, "value", "change", p="p"),
+        interval_of("technique − scratch [95 %]", rows, "value", "change", p="p", worse=lower),
         column_of("p", rows["p"], "p"),
         column_of("p (DeLong)", rows["p_delong"], "p"),
         *cautions(rows),

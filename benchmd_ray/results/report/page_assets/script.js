@@ -34,7 +34,8 @@ function cell(column, row) {
   const low = column.low[row];
   const high = column.high[row];
   if (column.kind === "change" && column.differs[row]) {
-    made.className = value > 0 ? "n up" : "n down";
+    const loss = (value > 0) === Boolean(column.worse.length && column.worse[row]);
+    made.className = (value > 0 ? "n up " : "n down ") + (loss ? "loss" : "gain");
   }
   const bold = document.createElement("b");
   bold.textContent = text;
