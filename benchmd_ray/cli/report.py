@@ -9,6 +9,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, STORE, WANDB
+from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.table import Table
@@ -77,8 +78,8 @@ def print_report(
         click.echo(note)
     written = write_tables(analysis, out)
     click.echo(f"written: {len(written)} files of tables in {out}, first {out / main.name}.csv")
-    drawn = _write_figures(analysis, out / "figures", resamples) if figures else []
-    click.echo(f"written: {_write_page(analysis, drawn, out)}")
+    drawn, skipped = _write_figures(analysis, out / "figures", resamples) if figures else ([], [])
+    click.echo(f"written: {_write_page(analysis, drawn, out, skipped)}")
 
 
 def print_table(table: Table | None) -> None:
@@ -91,7 +92,7 @@ def print_table(table: Table | None) -> None:
         click.echo(f"{caption}\n{text(shown)}")
 
 
-def _write_figures(analysis: Any, folder: Path, resamples: int) -> list[Any]:
+def _write_figures(analysis: Any, folder: Path, resamples: int) -> tuple[list[Any], list[Any]]:
     from benchmd_ray.progress import progress
     from benchmd_ray.results.canvas import write_all
     from benchmd_ray.results.report.report_figures import draw
@@ -100,16 +101,15 @@ def _write_figures(analysis: Any, folder: Path, resamples: int) -> list[Any]:
     display = progress("figures", len(drawn), "figures")
     write_all([(each.name, each.figure) for each in drawn], folder, display.update)
     display.close()
-    click.echo(f"written: {len(drawn)} figures in {folder}")
-    for reason in sorted({each.reason for each in skipped}):
-        click.echo(f"not drawn: {reason}")
-    return drawn
+    others = f"; {len(skipped)} had nothing to show, the page says why" if skipped else ""
+    click.echo(f"written: {count_of(len(drawn), 'figure')} in {folder}{others}")
+    return drawn, skipped
 
 
-def _write_page(analysis: Any, drawn: list[Any], folder: Path) -> Path:
+def _write_page(analysis: Any, drawn: list[Any], folder: Path, skipped: list[Any]) -> Path:
     from benchmd_ray.results.report.page import write_page
 
-    return write_page(analysis, drawn, folder)
+    return write_page(analysis, drawn, folder, skipped=skipped)
 
 
 @main.command()

@@ -17,7 +17,7 @@ from analysis_frames import invented, made, without_intervals
 from benchmd_ray.results.canvas import new_figure, styled
 from benchmd_ray.results.report import tables as sections
 from benchmd_ray.results.report.analysis import Analysis
-from benchmd_ray.results.report.figures_parts import Titled
+from benchmd_ray.results.report.figures_parts import Skipped, Titled
 from benchmd_ray.results.report.frames import FRAMES, PLACE, frame
 from benchmd_ray.results.report.page import page, write_page
 from benchmd_ray.results.report.page_findings import facts, findings
@@ -158,6 +158,13 @@ def test_landmarks_language_and_captions(parsed):
     assert all(a["alt"] for a in parsed.of("img"))
     assert {a.get("scope") for a in parsed.of("th")} == {"col", "colgroup", "row", "rowgroup"}
     assert len(parsed.of("label")) == len(parsed.of("input")) + len(parsed.of("select"))
+
+
+def test_why_figures_are_missing_is_said_once(analysis):
+    reasons = ("no <class> can be drawn", "no target", "no <class> can be drawn")
+    text = page(analysis, [], skipped=[Skipped(str(n), why) for n, why in enumerate(reasons)])
+    assert text.count("no &lt;class&gt; can be drawn") == text.count("<li>no target</li>") == 1
+    assert "nothing to show" not in page(analysis, [])
 
 
 def test_sections_come_in_the_order_of_reading(parsed):

@@ -27,7 +27,7 @@ from benchmd_ray.scores.metrics import METRICS
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
-    from benchmd_ray.results.report.figures_parts import Titled
+    from benchmd_ray.results.report.figures_parts import Skipped, Titled
 
 NAME = "report.html"
 ABOUT = (
@@ -41,7 +41,12 @@ TUNING, RAN = "Tuning", "What ran"
 
 
 def write_page(
-    analysis: Analysis, figures: Sequence[Titled], folder: Path, *, title: str = "BenchMD report"
+    analysis: Analysis,
+    figures: Sequence[Titled],
+    folder: Path,
+    *,
+    title: str = "BenchMD report",
+    skipped: Sequence[Skipped] = (),
 ) -> Path:
     """Write ``report.html``, whole or not at all; the same analysis gives the same bytes.
 
@@ -53,20 +58,27 @@ def write_page(
         figures: Drawn from the same analysis; shown by section in their order.
         folder: Where the page is written.
         title: Its heading.
+        skipped: Figures that were not drawn, and why.
 
     Returns:
         The file.
     """
     path = folder / NAME
     with replacing(path) as partial:
-        partial.write_text(page(analysis, figures, title=title), "utf-8")
+        partial.write_text(page(analysis, figures, title=title, skipped=skipped), "utf-8")
     return path
 
 
-def page(analysis: Analysis, figures: Sequence[Titled], *, title: str = "BenchMD report") -> str:
+def page(
+    analysis: Analysis,
+    figures: Sequence[Titled],
+    *,
+    title: str = "BenchMD report",
+    skipped: Sequence[Skipped] = (),
+) -> str:
     """The HTML of a report."""
     lead = compared(analysis) or ABOUT
-    return document(title, lead, _parts(analysis, figures), _footer(figures))
+    return document(title, lead, _parts(analysis, figures, skipped), _footer(figures))
 
 
 def _footer(figures: Sequence[Titled]) -> str:
@@ -77,7 +89,9 @@ def _footer(figures: Sequence[Titled]) -> str:
     )
 
 
-def _parts(analysis: Analysis, figures: Sequence[Titled]) -> list[tuple[str, str, str]]:
+def _parts(
+    analysis: Analysis, figures: Sequence[Titled], skipped: Sequence[Skipped]
+) -> list[tuple[str, str, str]]:
     """Sections of the page: id, heading, HTML."""
     drawn = figure_parts(figures)
     tables = _table_parts(analysis, drawn)
@@ -97,7 +111,7 @@ def _parts(analysis: Analysis, figures: Sequence[Titled]) -> list[tuple[str, str
             for place, (section, shown) in enumerate(drawn.items(), start=1)
         ),
         *((slug, head, content) for head, slug, content in late),
-        ("methods", "Methods and words", _methods()),
+        ("methods", "Methods and words", _methods() + _not_drawn(skipped)),
     ]
 
 
@@ -144,6 +158,14 @@ def _summary(analysis: Analysis) -> str:
         if sentences
     )
     return f'<dl class="numbers">{numbers}</dl>\n<ul class="findings">{found}</ul>\n'
+
+
+def _not_drawn(skipped: Sequence[Skipped]) -> str:
+    """Why figures are missing, each reason once."""
+    reasons = sorted({text_of(each.reason) for each in skipped})
+    if not reasons:
+        return ""
+    return f"<h3>Figures that had nothing to show</h3>\n{listed_notes(reasons, '')}"
 
 
 def _methods() -> str:
