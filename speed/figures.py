@@ -23,12 +23,12 @@ are 1 apart."""
 
 
 def made(count: int, seed: int) -> list[tuple[str, Figure]]:
-    """Figures of six panels with twenty bars each, new ones: a figure is laid out only once."""
+    """Figures of three panels with twenty bars each, new ones: a figure is laid out only once."""
     draws, found = np.random.default_rng(seed), []
     with styled():
         for number in range(count):
-            figure = new_figure(f"Figure {number} of {count}", 6.0)
-            for place, axes in enumerate(figure.subplots(2, 3).flat):
+            figure = new_figure(f"Figure {number} of {count}", 4.0)
+            for place, axes in enumerate(figure.subplots(1, 3)):
                 values = draws.random(20)
                 axes.bar(np.arange(20), values, yerr=values / 10, label="made", **look(place))
                 axes.set_title(f"Panel {place}")

@@ -24,7 +24,8 @@ def engine():
 
 def trained(one, count=3):
     for _ in range(count):
-        one.step(one(torch.ones(2, 4)).square().mean())
+        one.backward(one(torch.ones(2, 4)).square().mean())
+        one.update()
     return one.weights()
 
 
