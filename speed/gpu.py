@@ -61,7 +61,7 @@ PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 225
 """Dense bf16 TFLOP/s of a model of GPU in its fastest form, as its maker states them."""
 PROTOCOL = 100_000
 """Steps of the fixed protocol."""
-DATASETS = {"ecg": "ptb-xl", "cxr": "chexpert", "ldct": "lidc-idri"}
+DATASETS = {"ecg": "ptb-xl", "cxr": "mimic-cxr", "ldct": "lidc-idri"}
 """A source of each number of dimensions."""
 RECORDS = {"ecg": 512, "cxr": 512, "ldct": 128}
 EPOCHS = 4

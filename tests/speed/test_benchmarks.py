@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 from in_process import build_in_process
 
 from benchmd_ray.data import build as building
+from speed import gpu
 from speed.peer_detectors import MISSING, PEERS, installed
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -412,3 +414,11 @@ def test_training_is_measured_with_what_a_bare_gpu_machine_has(tmp_path):
     for each in (ours, peer):
         minutes = 100_000 / each["steps_per_second"] / 60
         assert each["minutes_per_100000_steps"] == pytest.approx(minutes, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", gpu.DATASETS)
+def test_every_kind_of_signals_is_pretrained_on_noise(kind: str, tmp_path: Path) -> None:
+    setting = gpu.Setting("cpu", "tiny", 2, 12, tmp_path, math.inf, None)
+    clock = gpu.pretrained(setting, setting.catalog(kind), "shed", gpu.ON_CPU["eager"], 12)
+    assert [done for done, _ in clock.marks] == [3, 6, 9, 12]
+    assert all(map(math.isfinite, clock.losses))
