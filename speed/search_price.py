@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
-from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.scores.comparison import delong_shares
+from benchmd_ray.scores.metrics import auroc_per_class
 from benchmd_ray.tuning.confirm import EARLY, LEVEL, Decision, Sampling
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
@@ -97,8 +97,8 @@ class World:
         noise = np.sqrt(HARD) * self._hard + np.sqrt(FITTING) * fitting
         scores = separation * self.targets + noise + np.sqrt(TRAINED) * draw(size=PATIENTS)
         self._made[number, evaluation] = scores
-        each = [roc_auc_score(self.targets[h], scores[h]) for h in self._halves(evaluation)]
-        return float(np.mean(each))
+        halves = [(self.targets[h, None], scores[h, None]) for h in self._halves(evaluation)]
+        return float(np.mean([auroc_per_class(*half) for half in halves]))
 
     def _shares(self, number: int, evaluation: int) -> dict[str, float]:
         start, trial = self._made[0, evaluation], self._made[number, evaluation]

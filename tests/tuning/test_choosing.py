@@ -1,5 +1,6 @@
 """Whole searches that are simulated: what they choose, and how often they are wrong."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from speed.search_price import World
 
 LR = "transfer.optimiser.lr"
 SPACE = Space("made", (Parameter(LR, "log float", 1e-4, low=1e-5, high=0.1),))
+
+
+@pytest.fixture(autouse=True)
+def without_waiting_for_the_disk(monkeypatch):
+    """These searches are simulated: nothing of them has to survive a machine."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def chosen(folder: Path, seed, gain, *, trials=20, records=True, sampler="random"):
