@@ -28,8 +28,8 @@ ODD = r"50 % of a_b & c #1 {x} ~ ^ $ \ <0.001 | −0.1 ± – τ → …"
 FRAME = pd.DataFrame({"name": ["a", ODD], "gap [95 % interval]": ["[-0.1, 2]", "-3"], "n": [1, 22]})
 
 
-def rows_of(printed):
-    """Body rows of a LaTeX table, by a small parser: every brace and environment must close."""
+def closed(printed):
+    """Lines of LaTeX, by a small parser: every brace and environment must close."""
     lines = [line for line in printed.splitlines() if not line.startswith("%")]
     depth = 0
     for mark in re.findall(r"\\.|[{}]", "\n".join(lines), re.S):
@@ -43,6 +43,12 @@ def rows_of(printed):
         else:
             assert opened.pop() == name
     assert not opened
+    return lines
+
+
+def rows_of(printed):
+    """Body rows of a LaTeX table."""
+    lines = closed(printed)
     columns = len(re.search(r"\\begin\{longtable\}\{([lr]+)\}", printed)[1])
     rows = [line for line in lines if line.endswith(r" \\")]
     cells = [re.split(r"(?<!\\)&", row.removesuffix(r" \\")) for row in rows]
@@ -78,7 +84,8 @@ def test_every_table_of_a_report_is_latex(report_analysis, tmp_path):
     write_tables(report_analysis, tmp_path)
     found = sorted(tmp_path.glob("*.tex"))
     held = [one for one in tables.TABLES if one.printed and one.name not in TUNING]
-    assert len(found) == len(held)
+    assert {path.stem for path in found} == {"main", *(table.name for table in held)}
+    assert closed((tmp_path / "main.tex").read_text("utf-8"))[0] == r"\begin{table}"
     for table in held:
         rows = rows_of((tmp_path / f"{table.name}.tex").read_text("utf-8"))
         assert len(rows) == 2 + len(plain(table.printed(report_analysis))[0])
