@@ -55,7 +55,7 @@ def watched(stores: Sequence[Path]) -> str:
         stores: Folders of runs and searches.
 
     Raises:
-        BenchmdError: There is no run, and no search.
+        BenchmdError: A folder holds neither a run nor a search.
     """
     searches = list(_searched(stores))
     try:

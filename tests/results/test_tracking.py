@@ -226,7 +226,7 @@ def test_a_run_that_is_described_after_it_was_announced_is_followed_from_then_on
         return made[name]
 
     def read(folder):
-        assert (folder / RUN).is_file(), f"{folder} is no run"
+        assert (folder / RUN).is_file(), f"{folder} is not a run"
         determinants = {"determinants": {"catalog": ""}}
         return SimpleNamespace(description=determinants, folder=folder, digest="")
 
