@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -50,6 +51,8 @@ def sent_again() -> Iterator[None]:
         if not isinstance(error, KeyboardInterrupt):
             before(ignored)
             return
+        # Compiled modules warn of what they then lack, and this process ends.
+        warnings.simplefilter("ignore", RuntimeWarning)
         number = error.args[0] if isinstance(error, Stopped) else signal.SIGINT
         later = threading.Timer(0.1, os.kill, (os.getpid(), number))
         later.daemon = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 
 import click
 import pytest
@@ -25,7 +26,7 @@ class Collected:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_stops_though_python_ignored_the_first_interrupt(number):
+def test_a_command_stops_though_python_ignored_the_first_interrupt(number, recwarn):
     @click.group(cls=Commands)
     def group() -> None:
         pass
@@ -34,6 +35,7 @@ def test_a_command_stops_though_python_ignored_the_first_interrupt(number):
     def work() -> None:
         it = Collected(number)
         del it
+        warnings.warn("what compiled code says of what was cut off", RuntimeWarning, stacklevel=1)
         click.echo("ignored")
         time.sleep(10)
 
@@ -43,3 +45,4 @@ def test_a_command_stops_though_python_ignored_the_first_interrupt(number):
         "interrupted: the same command resumes where it stopped",
     ]
     assert result.exit_code == 128 + number
+    assert not recwarn.list
