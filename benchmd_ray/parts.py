@@ -11,6 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from benchmd_ray import __version__
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ PARTS: Mapping[str, Part] = {
             "scores/dice.py",
         ),
     ),
-    "e-mix": Part(1, ("ssl/emix.py", "ssl/method.py")),
+    "e-mix": Part(1, ("ssl/__init__.py", "ssl/emix.py", "ssl/method.py")),
     "shed": Part(1, ("ssl/shed.py", "ssl/method.py")),
     "mae": Part(1, ("ssl/mae.py", "ssl/method.py")),
     "normalisation": Part(1, ("data/normalise.py",)),
@@ -49,6 +54,7 @@ PARTS: Mapping[str, Part] = {
             "data/feed.py",
             "data/records.py",
             "data/resident.py",
+            "data/sizes.py",
             "data/streaming.py",
         ),
     ),
@@ -140,3 +146,11 @@ def older(held: Mapping[str, object]) -> list[str]:
     now = {name: part.version for name, part in PARTS.items()}
     changed = [name for name in sorted(held) if held[name] != now.get(name)]
     return [f"{name} {held[name]}, now {now.get(name, 'gone')}" for name in changed]
+
+
+@cache
+def package_versions() -> Mapping[str, str]:
+    """Versions of the packages that compute; looking them up takes milliseconds."""
+    packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow", "monai")
+    found = {name: version(name) for name in packages if find_spec(name)}
+    return {"benchmd_ray": __version__, **found}

@@ -44,16 +44,17 @@ from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.settings import ENCODERS, ExecutionSettings, Settings, updated
-from benchmd_ray.ssl import METHODS
+from benchmd_ray.ssl import METHODS, method_named
 from benchmd_ray.training import steps as steps_module
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import autocast
 from benchmd_ray.training.forward import Pass, graphed
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.losses import Losses
-from benchmd_ray.training.pretrain import PretrainJob, pretrain
+from benchmd_ray.training.pretrain import pretrain
 from benchmd_ray.training.seeds import DRAWS, generator
 from benchmd_ray.training.steps import COMPILED_FROM
-from benchmd_ray.training.transfer import TransferJob, transfer
+from benchmd_ray.training.transfer import transfer
 from speed import measure
 from speed.encoder_step import EinsumBlock
 
@@ -229,7 +230,7 @@ def step_flops(catalog: Catalog, technique: str, settings: Settings) -> int:
     """FLOPs of the matrix products of a step, counted on tensors without values."""
     signal = catalog.signal
     batch = settings.pretrain.batch_size
-    method = METHODS[technique](Encoder(signal, settings.encoder), settings.pretrain)
+    method = method_named(technique)(Encoder(signal, settings.encoder), settings.pretrain)
     draws = method.draw(batch, torch.Generator().manual_seed(0))
     method = method.to("meta")
     signals = torch.empty(batch, *signal.input_shape, device="meta")
@@ -271,7 +272,7 @@ def reference(setting: Setting, kind: str, technique: str, precision: str) -> di
     catalog, steps = setting.catalog(kind), min(60, setting.steps)
     encoder = Encoder(catalog.signal, settings.encoder)
     encoder.blocks = nn.ModuleList(EinsumBlock(settings.encoder) for _ in encoder.blocks)
-    method = METHODS[technique](encoder, settings.pretrain).to(device).train()
+    method = method_named(technique)(encoder, settings.pretrain).to(device).train()
     optimiser = torch.optim.AdamW(method.parameters(), lr=settings.pretrain.optimiser.lr)
     feed = resident_feed(
         catalog, "train", seed=0, worker=setting.worker, statistics=catalog.statistics

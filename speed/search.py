@@ -30,10 +30,10 @@ from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.tune import run_searches
+from benchmd_ray.training.jobs import TransferJob
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.reporter import RunReporter
 from benchmd_ray.training.selection import crossed
-from benchmd_ray.training.transfer import TransferJob
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import applied

@@ -46,7 +46,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.modalities import modalities
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.settings import ENCODERS, ExecutionSettings, OptimiserSettings, PretrainSettings
-from benchmd_ray.ssl import METHODS
+from benchmd_ray.ssl import METHODS, method_named
 from benchmd_ray.training.engine import Engine, gather, import_deepspeed, make_engine
 from speed import measure
 
@@ -142,7 +142,7 @@ def method(name: str, size: str, arguments: argparse.Namespace) -> nn.Module:
     torch.manual_seed(arguments.seed)
     chosen = dataclasses.replace(ENCODERS[size], dropout=0.0, embedding_dropout=0.0)
     encoder = make_encoder(modalities()[arguments.modality].signal, chosen)
-    made: nn.Module = METHODS[name](encoder, PretrainSettings())
+    made: nn.Module = method_named(name)(encoder, PretrainSettings())
     return made
 
 

@@ -151,19 +151,23 @@ def test_modules_stay_readable_in_length():
     assert {path: length for path, length in lengths.items() if length > 600} == {}
 
 
-def test_the_command_line_and_lists_of_runs_need_nothing_heavy(tmp_path):
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["list", "."], ["run", "--dry-run", "--gpus", "8", "--tflops", "60"]],
+    ids=["nothing", "list", "dry run"],
+)
+def test_lists_and_dry_runs_need_nothing_heavy(arguments, tmp_path):
     import subprocess
     import sys
 
     code = (
         "import sys; from benchmd_ray.cli import main; "
-        "main(['list', sys.argv[1]], standalone_mode=False) if sys.argv[1:] else None; "
+        "main(sys.argv[1:], standalone_mode=False) if sys.argv[1:] else None; "
         "print([m for m in ('ray', 'torch') if m in sys.modules])"
     )
-    for arguments in ([], [str(tmp_path)]):
-        command = [sys.executable, "-c", code, *arguments]
-        out = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert out.stdout.strip().splitlines()[-1] == "[]"
+    command = [sys.executable, "-c", code, *arguments]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert out.stdout.strip().splitlines()[-1] == "[]"
 
 
 def test_items_are_asked_for_their_step_instead_of_being_told_apart_by_name():

@@ -18,11 +18,11 @@ from benchmd_ray.ssl import METHODS
 
 NO_RESULT = {
     "models/__init__.py",
-    "ssl/__init__.py",
+    "models/networks.py",
     "training/__init__.py",
     *(
         f"training/{name}.py"
-        for name in ("checkpoints", "following", "hardware", "launch", "notice")
+        for name in ("checkpoints", "following", "hardware", "jobs", "launch", "notice")
     ),
     *(f"training/{name}.py" for name in ("ray_train", "reporter", "restarts", "state", "weights")),
 }

@@ -37,8 +37,8 @@ from benchmd_ray.integrity import Damaged, read_hashed_json, write_hash, write_h
 from benchmd_ray.results.report.scored import read_scored
 from benchmd_ray.results.store import read_run, read_stores
 from benchmd_ray.training.checkpoints import _description
+from benchmd_ray.training.jobs import transfer_result
 from benchmd_ray.training.predictions import predictions_path, read_predictions
-from benchmd_ray.training.transfer import transfer_result
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import read_searches, read_trials
 from benchmd_ray.tuning.spaces import space_for

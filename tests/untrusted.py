@@ -18,12 +18,12 @@ from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.storage.history import seconds_worked
 from benchmd_ray.results.storage.retention import prune
 from benchmd_ray.results.store import read_run, read_stores, require_weights
-from benchmd_ray.service.execute import is_scored
 from benchmd_ray.service.naming import finished_upstream, settled, transferring
 from benchmd_ray.service.rates import measured_runs
+from benchmd_ray.service.scored import is_scored
 from benchmd_ray.settings import Settings
 from benchmd_ray.training.checkpoints import _undamaged_step
-from benchmd_ray.training.transfer import transfer_result
+from benchmd_ray.training.jobs import transfer_result
 from benchmd_ray.training.weights import load_classifier, load_encoder, model_description
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import read_searches

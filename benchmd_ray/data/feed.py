@@ -17,9 +17,10 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.data.resident import resident_signals, split_table
-from benchmd_ray.data.streaming import COLUMNS, StreamingFeed, columns_of, row_bytes, shuffle_rows
+from benchmd_ray.data.sizes import row_bytes, shuffle_rows, streams
+from benchmd_ray.data.streaming import COLUMNS, StreamingFeed, columns_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import ExecutionSettings, Settings
+from benchmd_ray.settings import Settings
 
 
 def read_columns(catalog: Catalog, split: str) -> Columns:
@@ -141,13 +142,6 @@ def resident_feed(
         subset=subset,
         odds=odds,
     )
-
-
-def streams(catalog: Catalog, split: str, execution: ExecutionSettings) -> bool:
-    """Whether a split is streamed: as the settings force it, or by its decoded size."""
-    if execution.feed != "auto":
-        return execution.feed == "streaming"
-    return catalog.rows(split) * row_bytes(catalog) > execution.resident_gib * 2**30
 
 
 def whole_split_feed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -27,8 +26,8 @@ from benchmd_ray.data.batches import (
 from benchmd_ray.data.catalog import Catalog, Shard
 from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.data.records import decode_signals, targets_of
+from benchmd_ray.data.sizes import row_bytes
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import ExecutionSettings
 from benchmd_ray.tasks import Target
 
 T = TypeVar("T")
@@ -279,15 +278,3 @@ def _pad(batch: Batch | None, filler: Batch, length: int) -> Batch:
         index[:held] = torch.arange(held)
     chosen = batch or filler
     return Batch(rows, chosen.signals[index], chosen.targets[index])
-
-
-def row_bytes(catalog: Catalog) -> int:
-    """Bytes of a row's signal as stored, and of its mask where it has one."""
-    kind, target = catalog.signal, catalog.card.target
-    mask = math.prod(target.shape) if target.is_mask else 0
-    return math.prod(kind.stored_shape) * np.dtype(kind.dtype).itemsize + mask
-
-
-def shuffle_rows(catalog: Catalog, execution: ExecutionSettings) -> int:
-    """Rows of the shuffle buffer of a stream."""
-    return max(1, execution.shuffle_mib * 2**20 // row_bytes(catalog))

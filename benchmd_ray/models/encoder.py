@@ -17,14 +17,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
+from benchmd_ray.models.networks import KIND, NETWORK
 from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import RESNETS, ResNet
 from benchmd_ray.models.segmentation_networks import SEGMENTATION_NETWORKS, SegmentationNetwork
 from benchmd_ray.models.xresnet import XRESNETS, XResNet
-from benchmd_ray.plugins import plugin, plugin_source
+from benchmd_ray.plugins import plugin
 from benchmd_ray.settings import EncoderSettings
 from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Task
 
 
 class Block(nn.Module):
@@ -104,10 +104,6 @@ class Encoder(nn.Module):
         return self.pool(self.encode(self.embed(signals)))
 
 
-NETWORK = "transformer"
-"""Name of the benchmark's own network."""
-KIND = "encoder network"
-"""What it is among `plugins.GROUPS`."""
 CONVOLUTIONAL: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **RESNETS,
     **XRESNETS,
@@ -120,20 +116,6 @@ NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **CONVOLUTIONAL,
 }
 """Networks that are built in, by the name that ``encoder.network`` takes."""
-
-
-def network_part(name: str) -> str:
-    """The part (`parts.PARTS`) that a network is of; empty for a user's."""
-    for part, names in (
-        ("resnet", RESNETS),
-        ("xresnet", XRESNETS),
-        ("monai", MONAI_NETWORKS),
-        ("segmentation", SEGMENTATION_NETWORKS),
-        ("transformer", [NETWORK]),
-    ):
-        if name in names:
-            return part
-    return ""
 
 
 TOKENS = ("patches", "patch_embedding", "embed", "encode", "pool")
@@ -211,26 +193,6 @@ def require_fitting(signal: Signal, size: EncoderSettings) -> None:
             make_encoder(signal, size)
 
 
-def require_task(task: Task, size: EncoderSettings) -> None:
-    """Refuse a network that gives maps where a record is classified, and another one for masks.
-
-    Raises:
-        BenchmdError: ``encoder.network`` is not of the task.
-    """
-    segments = size.network in SEGMENTATION_NETWORKS
-    if task.segments and not segments:
-        raise BenchmdError(
-            f"encoder.network is {size.network}, which does not segment, and the task is a "
-            f"segmentation: choose {', '.join(SEGMENTATION_NETWORKS)}, such as with "
-            "--set encoder.network=monai-unet."
-        )
-    if segments and not task.segments:
-        raise BenchmdError(
-            f"encoder.network is {size.network}, which segments, and the task is {task.kind}: "
-            "choose a network that gives features, such as encoder.network=resnet18-3d."
-        )
-
-
 def require_tokens(signal: Signal, size: EncoderSettings, technique: str) -> None:
     """Refuse a network without tokens for a technique that works on them.
 
@@ -271,8 +233,3 @@ def values_held(encoder: nn.Module) -> int:
     if isinstance(encoder, ResNet | XResNet | MonaiNetwork | SegmentationNetwork):
         return encoder.largest_map
     return math.prod(encoder.signal.input_shape)  # type: ignore[union-attr, arg-type]
-
-
-def network_source(size: EncoderSettings) -> str | None:
-    """SHA-256 of the source of a user's network; None for those that are built in."""
-    return None if size.network in NETWORKS else plugin_source(KIND, size.network, NETWORKS)

@@ -15,17 +15,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.modalities import modalities
-from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import ENCODERS, EncoderSettings
 from benchmd_ray.signals import Signal
+
+if TYPE_CHECKING:
+    import torch
 
 REPOSITORY = "timm/vit_tiny_patch16_224.augreg_in21k"
 FILE = "model.safetensors"
@@ -160,6 +161,11 @@ def read_imagenet(path: Path, signal: Signal) -> ImageNetWeights:
         BenchmdError: The file is missing, no safetensors file or not exactly of this network; the
             message names missing, foreign and misshapen tensors.
     """
+    import torch
+    from safetensors.torch import load_file
+
+    from benchmd_ray.models.encoder import Encoder
+
     if not path.is_file():
         raise BenchmdError(f"there is no weights file {path}. {GET}")
     try:

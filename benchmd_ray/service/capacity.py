@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.data.feed import streams
+from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.private_parts import private_part
 from benchmd_ray.service.naming import settled

@@ -12,8 +12,8 @@ from benchmd_ray.benchmarks.registry import USUAL, benchmark
 from benchmd_ray.data.cards import POLICIES, cards, known_modalities
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modalities import Modality
-from benchmd_ray.models.encoder import require_task
 from benchmd_ray.models.imagenet import require_images
+from benchmd_ray.models.networks import require_task
 from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
 from benchmd_ray.settings import (
     ENCODERS,

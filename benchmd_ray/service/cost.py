@@ -11,16 +11,11 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-
-from benchmd_ray.models.encoder import NETWORK, input_extents, make_encoder
-from benchmd_ray.models.segmenter import windows_of
+from benchmd_ray.models.networks import NETWORK
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings, as_dict, updated
 from benchmd_ray.signals import Signal
-from benchmd_ray.ssl import technique_named
-from benchmd_ray.ssl.emix import PROJECTION
+from benchmd_ray.ssl import PROJECTION, technique_named
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -230,6 +225,12 @@ def _counted_once(signal: Signal, settings: str) -> _Counted:
 
 
 def _counted_on(device: str, signal: Signal, encoder: EncoderSettings) -> _Counted:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from benchmd_ray.models.encoder import input_extents, make_encoder
+    from benchmd_ray.models.segmenter import windows_of
+
     with torch.device(device), torch.random.fork_rng(devices=[]):
         module = make_encoder(signal, encoder).eval()
         extents = input_extents(module, signal)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.errors import BenchmdError, count_of
@@ -16,7 +15,7 @@ from benchmd_ray.models.imagenet import FILE, REPOSITORY
 from benchmd_ray.progress import duration
 from benchmd_ray.results.written import text
 from benchmd_ray.service.capacity import cluster_capacity
-from benchmd_ray.service.plan import Choice, Item, Plan, make_plan
+from benchmd_ray.service.plan import Choice, Item, Plan, make_plan, own_gpus
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.status import find_runs
 from benchmd_ray.service.steps import counts
@@ -58,8 +57,7 @@ def dry_run(
     Raises:
         BenchmdError: See `make_plan`; or the cluster cannot be reached.
     """
-    there = _resources_at(address)
-    resources = Resources(cpus or there.cpus, there.gpus if gpus is None else gpus)
+    resources = _resources(address, cpus, gpus)
     device = "cuda" if resources.gpus else "cpu"
     plan = make_plan(choice, store, device=device, tflops=tflops)
     on_gpu = any(item.gpus > 0 for item in plan.items)
@@ -67,13 +65,13 @@ def dry_run(
     return describe(plan, resources, held, items=items)
 
 
-def _resources_at(address: str | None) -> Resources:
-    """What a cluster, or else this machine, has."""
+def _resources(address: str | None, cpus: float | None, gpus: float | None) -> Resources:
+    """What is named; for the rest what a cluster, or else this machine, has."""
     if embedded(address):
-        return Resources(own_cpus(), torch.cuda.device_count())
+        return Resources(cpus or own_cpus(), own_gpus() if gpus is None else gpus)
     with connected(address):
         held = cluster_capacity()
-    return Resources(held.cpus, held.gpus)
+    return Resources(cpus or held.cpus, held.gpus if gpus is None else gpus)
 
 
 def status(plan: Plan, store: Path, *, gpu: bool = False, weights: Path | None = None) -> Status:

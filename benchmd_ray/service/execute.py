@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from benchmd_ray.benchmarks.evaluation import (
-    CLASSIFICATION,
     Asked,
     Evaluation,
     usual_evaluation,
@@ -21,26 +20,24 @@ from benchmd_ray.benchmarks.registry import benchmark
 from benchmd_ray.cluster import connected, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.feed import streams
+from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import Damaged, hash_path, is_whole, remove_hashed, write_hash
+from benchmd_ray.integrity import remove_hashed, write_hash
 from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
 from benchmd_ray.results.store import Run, open_run, require_weights, scoring, working
-from benchmd_ray.service.datasets import require_one_each
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
+from benchmd_ray.service.scored import is_scored, open_also
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.engine import choose_device
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.predictions import (
-    Outdated,
-    also_of,
     predictions_path,
-    read_description,
 )
-from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
-from benchmd_ray.training.transfer import TransferJob, require_transferable
+from benchmd_ray.training.pretrain import require_pretrainable
+from benchmd_ray.training.transfer import require_transferable
 from benchmd_ray.training.weights import START, export_model, write_weights
 
 
@@ -277,46 +274,6 @@ def _require_trained_on(run: Run, source: Catalog) -> None:
             f"which holds out {held}: it may have learned what it is to detect. Train on this "
             "catalog."
         )
-
-
-def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:
-    """Catalogs that an evaluation reads in addition, in order of name.
-
-    Raises:
-        BenchmdError: Two are of one dataset.
-    """
-    opened = [open_catalog(path.resolve()) for path in paths]
-    require_one_each((catalog.dataset, catalog.path) for catalog in opened)
-    return tuple(sorted(opened, key=lambda catalog: catalog.dataset))
-
-
-def is_scored(
-    run: Run,
-    catalog: Catalog,
-    evaluation: Evaluation = CLASSIFICATION,
-    also: tuple[Catalog, ...] = (),
-    *,
-    whole: bool = False,
-) -> bool:
-    """Whether a run's predictions for this very catalog are there.
-
-    Args:
-        run: The run.
-        catalog: What is scored.
-        evaluation: Whose predictions; those of another version of it are none.
-        also: Other catalogs that it reads; predictions that were made of others are none.
-        whole: Compare the file with its hash, too: a damaged one is made again.
-    """
-    path = predictions_path(run.folder, catalog.dataset, evaluation.name)
-    if not path.is_file() or not hash_path(path).is_file():
-        return False
-    try:
-        about, columns = read_description(path, evaluation.form)
-        same = (about["catalog"], about["also"]) == (catalog.digest, also_of(also))
-        same &= evaluation.current is None or evaluation.current(columns)
-    except (Damaged, Outdated, KeyError, ValueError):
-        return False
-    return same and (not whole or is_whole(path))
 
 
 def _score(

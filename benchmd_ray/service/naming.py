@@ -9,12 +9,11 @@ from typing import Any
 
 from benchmd_ray.benchmarks.registry import protocol_of, settings_among
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.feed import streams
-from benchmd_ray.data.streaming import shuffle_rows
+from benchmd_ray.data.sizes import shuffle_rows, streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models.encoder import network_part, network_source
 from benchmd_ray.models.imagenet import ImageNetWeights
-from benchmd_ray.parts import EVERY, versions_of
+from benchmd_ray.models.networks import network_part, network_source
+from benchmd_ray.parts import EVERY, package_versions, versions_of
 from benchmd_ray.results.store import Run, read_run
 from benchmd_ray.settings import (
     ENCODERS,
@@ -26,9 +25,7 @@ from benchmd_ray.settings import (
     updated,
 )
 from benchmd_ray.ssl import SCRATCH, method_source, protocol_encoder, technique_named
-from benchmd_ray.training.pretrain import PretrainJob
-from benchmd_ray.training.transfer import TransferJob
-from benchmd_ray.training.weights import versions
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
 
 
 def settled(settings: Settings, *, gpu: bool) -> Settings:
@@ -229,5 +226,5 @@ def _description(
         "protocol": protocol_of(source.card.modality, about["technique"], *decisive),
         "settings": everything,
         "determinants": determinants,
-        "versions": versions(),
+        "versions": package_versions(),
     }

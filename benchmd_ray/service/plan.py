@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from benchmd_ray.benchmarks.evaluation import usual_evaluation
 from benchmd_ray.benchmarks.registry import evaluations_asked
 from benchmd_ray.errors import BenchmdError
@@ -26,7 +24,7 @@ from benchmd_ray.service.choice import (
 from benchmd_ray.service.cost import Inputs, Work
 from benchmd_ray.service.datasets import Dataset, Found, read_also
 from benchmd_ray.service.estimate import Estimator
-from benchmd_ray.service.rates import measure_here, measured_runs
+from benchmd_ray.service.rates import measured_runs
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES
@@ -267,12 +265,19 @@ def _evaluations(
 def _device(settings: Settings, there: str | None) -> str:
     """Kind of device that the settings choose, or else that there is."""
     chosen = settings.execution.device
-    return (there or own_device()) if chosen == "auto" else chosen
+    return (there or _own_device()) if chosen == "auto" else chosen
 
 
-def own_device() -> str:
+def _own_device() -> str:
     """Kind of device of this machine."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if own_gpus() else "cpu"
+
+
+def own_gpus() -> int:
+    """GPUs of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _estimator(
@@ -292,9 +297,12 @@ def _estimator(
         raise BenchmdError(f"--tflops is {tflops:g}, expected a number above 0.")
     measured = () if store is None or measure else tuple(measured_runs(store, known))
     estimator = Estimator(device, measured, tflops=tflops)
-    wanted = measure or (measure is None and estimator.empty and device == own_device())
-    if not wanted or tflops is not None:
+    if tflops is not None:
         return estimator
+    if not (measure or (measure is None and estimator.empty and device == _own_device())):
+        return estimator
+    from benchmd_ray.service.spot import measure_here
+
     largest = max(drafts, key=lambda draft: draft.work.units * draft.work.unit_flops)
     spot = measure_here(largest.source.kind, largest.settings, device)
     return replace(estimator, spot=spot)

@@ -15,7 +15,8 @@ from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
 from benchmd_ray.modalities import Modality
-from benchmd_ray.models.encoder import NETWORKS, network_part, network_source, require_fitting
+from benchmd_ray.models.encoder import NETWORKS, require_fitting
+from benchmd_ray.models.networks import network_part, network_source
 from benchmd_ray.parts import versions_of
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,

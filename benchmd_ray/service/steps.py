@@ -20,14 +20,8 @@ from benchmd_ray.results.store import Run, read_run, run_folder
 from benchmd_ray.run_files import RUN
 from benchmd_ray.service import cost
 from benchmd_ray.service.cost import Disk, Inputs, Work
-from benchmd_ray.service.execute import (
-    evaluate_run,
-    is_scored,
-    open_also,
-    pretrain_run,
-    transfer_run,
-)
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
+from benchmd_ray.service.scored import is_scored, open_also
 from benchmd_ray.settings import Settings
 from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import technique_named
@@ -140,6 +134,8 @@ class _OfEncoder:
 
     def run(self, request: Request) -> Run:
         """Pretrain, or write the weights as they are."""
+        from benchmd_ray.service.execute import pretrain_run
+
         imagenet = technique_named(request.technique).imagenet
         return pretrain_run(
             request.technique,
@@ -171,6 +167,8 @@ class _OnLabels:
 
     def run(self, request: Request) -> Run:
         """Transfer and score."""
+        from benchmd_ray.service.execute import transfer_run
+
         before = request.upstream
         return transfer_run(
             request.catalog,
@@ -304,6 +302,8 @@ class Evaluate(Step):
 
     def run(self, request: Request) -> Run:
         """Score the target."""
+        from benchmd_ray.service.execute import evaluate_run
+
         run, settings = _upstream(request), request.settings
         evaluate_run(
             run,

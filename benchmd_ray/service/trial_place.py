@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.feed import streams
+from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.service.capacity import SLACK, Capacity
 from benchmd_ray.service.cost import Inputs

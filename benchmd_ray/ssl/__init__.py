@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.plugins import plugin, plugin_source
 from benchmd_ray.settings import PretrainSettings
-from benchmd_ray.ssl.emix import EMix
-from benchmd_ray.ssl.mae import MAE
-from benchmd_ray.ssl.shed import ShED
 
-MakeMethod = Callable[[Encoder, PretrainSettings], Any]
+if TYPE_CHECKING:
+    from benchmd_ray.models.encoder import Encoder
+
+MakeMethod = Callable[["Encoder", PretrainSettings], Any]
 """Makes a `benchmd_ray.ssl.method.Method` of an encoder and the settings."""
 
-METHODS: dict[str, MakeMethod] = {
-    "e-mix": EMix,
-    "shed": ShED,
-    "mae": MAE,
+METHODS = {
+    "e-mix": ("emix", "EMix"),
+    "shed": ("shed", "ShED"),
+    "mae": ("mae", "MAE"),
 }
-"""Self-supervised methods by name."""
+"""Module and class of each self-supervised method by name; importing one needs PyTorch."""
+PROJECTION = 128
+"""Width of e-Mix's projected features."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,11 @@ def method_named(name: str) -> MakeMethod:
     Raises:
         BenchmdError: It does not exist or cannot be imported.
     """
-    return METHODS[name] if name in METHODS else plugin(KIND, name, METHODS)
+    if name not in METHODS:
+        return plugin(KIND, name, METHODS)
+    module, made = METHODS[name]
+    method: MakeMethod = getattr(import_module(f"{__name__}.{module}"), made)
+    return method
 
 
 def method_source(name: str) -> str | None:

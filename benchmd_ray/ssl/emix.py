@@ -12,10 +12,8 @@ from torch.nn import functional
 
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings import PretrainSettings
+from benchmd_ray.ssl import PROJECTION
 from benchmd_ray.ssl.method import Draws, Gather, alone
-
-PROJECTION = 128
-"""Width of the projected features."""
 
 
 def emix_loss(

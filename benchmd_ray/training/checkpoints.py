@@ -27,9 +27,9 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
+from benchmd_ray.parts import package_versions
 from benchmd_ray.run_files import CHECKPOINT, CHECKPOINTS
 from benchmd_ray.training.engine import Engine, TorchEngine, barrier, gather
-from benchmd_ray.training.weights import versions
 
 KEPT = 2
 """Checkpoints that are kept."""
@@ -186,7 +186,7 @@ def _complete(
         "step": step,
         "position": position,
         "workers": engine.worker.world,
-        "versions": versions(),
+        "versions": package_versions(),
         "files": {path.name: sha256(path) for path in sorted(partial.iterdir())},
     }
     write_hashed_json(partial / CHECKPOINT, description, of=_run_of(partial))

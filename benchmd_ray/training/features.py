@@ -29,7 +29,7 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
-from benchmd_ray.models.encoder import network_part, network_source
+from benchmd_ray.models.networks import network_part, network_source
 from benchmd_ray.parts import versions_of
 from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.training.engine import uses_bf16

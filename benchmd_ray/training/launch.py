@@ -10,7 +10,7 @@ from dataclasses import replace
 from benchmd_ray.cluster import connected, embedded, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.data.feed import streams
+from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, count_of, first_line
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import read_hashed_json
@@ -19,8 +19,9 @@ from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.following import following, tell_loss, tell_restart
 from benchmd_ray.training.hardware import record_hardware
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.notice import heeding, noted
-from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
+from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.ray_train import (
     CORES,
     ERROR,
@@ -34,7 +35,7 @@ from benchmd_ray.training.ray_train import (
 )
 from benchmd_ray.training.reporter import Reporter
 from benchmd_ray.training.restarts import Lost, lost
-from benchmd_ray.training.transfer import TransferJob, require_transferable
+from benchmd_ray.training.transfer import require_transferable
 
 SHORTEST_WAIT = 2.0
 """Seconds within which a cluster with room reserves it."""

@@ -12,7 +12,8 @@ from torch import nn
 
 from benchmd_ray.data.batches import Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.feed import streams, whole_split_feed
+from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.data.sizes import streams
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import TaskKind

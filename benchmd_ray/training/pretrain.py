@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from benchmd_ray.data.normalise import Normalise
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.integrity import made_again, stated_sha256
 from benchmd_ray.models.encoder import (
-    NETWORK,
     NETWORKS,
     Encoder,
     compares_examples,
@@ -26,13 +23,14 @@ from benchmd_ray.models.encoder import (
     require_tokens,
 )
 from benchmd_ray.models.imagenet import require_imagenet_patches, require_images
+from benchmd_ray.models.networks import NETWORK
 from benchmd_ray.settings import Settings
 from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
-from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import Saver, load_checkpoint
 from benchmd_ray.training.engine import Engine, gather, make_engine
+from benchmd_ray.training.jobs import PretrainJob
 from benchmd_ray.training.losses import Losses
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.reporter import Reporter
@@ -42,26 +40,6 @@ from benchmd_ray.training.weights import START, export_model, load_weights
 
 DRAWN = "drawn "
 """What the names of a method's draws begin with among the inputs of a step."""
-
-
-@dataclass(frozen=True)
-class PretrainJob:
-    """What one pretraining run does."""
-
-    settings: Settings
-    technique: str
-    catalog: Location
-    folder: Path
-    """Folder of the run, on storage that all workers see; holds `START` for a technique that
-    starts from ImageNet weights."""
-    until: int | None = None
-    """Stop after this step of ``pretrain.steps``, with a checkpoint and the exported weights; the
-    same job with a later one, or None, resumes from there as if it had never stopped."""
-
-    @property
-    def last(self) -> int:
-        """Steps that are done when the job ends."""
-        return self.settings.pretrain.steps if self.until is None else self.until
 
 
 def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:

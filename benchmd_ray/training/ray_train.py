@@ -22,10 +22,11 @@ from benchmd_ray.repeating import repeating
 from benchmd_ray.telemetry import Measured
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.hardware import record_hardware
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.notice import note, noted
-from benchmd_ray.training.pretrain import PretrainJob, pretrain
+from benchmd_ray.training.pretrain import pretrain
 from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
-from benchmd_ray.training.transfer import TransferJob, transfer
+from benchmd_ray.training.transfer import transfer
 
 Job = PretrainJob | TransferJob
 Core = Callable[[Any, Worker, Reporter], None]

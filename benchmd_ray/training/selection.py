@@ -13,14 +13,9 @@ import torch
 
 from benchmd_ray.data.batches import Columns, Feed, Odds, Rows, Worker
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.feed import (
-    chosen_rows_feed,
-    read_columns,
-    read_units,
-    streams,
-    whole_split_feed,
-)
+from benchmd_ray.data.feed import chosen_rows_feed, read_columns, read_units, whole_split_feed
 from benchmd_ray.data.resident import split_table
+from benchmd_ray.data.sizes import streams
 from benchmd_ray.data.splits import balanced_folds, label_subset, rarest_class
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.metrics import auroc, probabilities, require_scorable

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,9 +21,10 @@ from benchmd_ray.data.batches import Batch, Feed, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.integrity import Kinds, made_again, read_hashed_json, write_hashed_json
-from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting, require_task
+from benchmd_ray.integrity import write_hashed_json
+from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.networks import require_task
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import (
     AugmentationSettings,
@@ -33,8 +34,7 @@ from benchmd_ray.settings import (
     updated,
 )
 from benchmd_ray.signals import differing_in
-from benchmd_ray.storage.location import Location
-from benchmd_ray.tasks import Task, TaskKind
+from benchmd_ray.tasks import TaskKind
 from benchmd_ray.training.augmentation import evaluated, require_applicable
 from benchmd_ray.training.averaging import Average, require_averageable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
@@ -43,6 +43,7 @@ from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine
 from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.freezing import freeze, frozen_parts, require_pretrained
+from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
 from benchmd_ray.training.linear import linear_evaluation
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.objectives import Model, model_of, objective_of
@@ -62,26 +63,6 @@ from benchmd_ray.training.weights import described, export_model, load_weights, 
 
 BEST = "best.safetensors"
 AVERAGE = "average.safetensors"
-RESULT = "training.json"
-
-
-@dataclass(frozen=True)
-class TransferJob:
-    """What one transfer run does."""
-
-    settings: Settings
-    catalog: Location
-    folder: Path
-    """Folder of the run, on storage that all workers see."""
-    upstream: Path | None = None
-    """Folder of the pretraining run; None starts from random weights (scratch)."""
-    features: Path | None = None
-    """Linear evaluation: folder in which encoded features are kept for all runs with the same
-    frozen encoder, and taken from; None keeps none. The result is the same."""
-    halved: bool = False
-    """Whether each epoch is scored on halves of the validation split too (`selection.crossed`)."""
-    scores_into: Path | None = None
-    """File that gets the probabilities of the validation records after each epoch anew."""
 
 
 def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
@@ -206,29 +187,6 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
         },
         of=job.folder,
     )
-
-
-def selected_by(task: Task) -> str:
-    """Name of the score by which an epoch is kept, in metrics and in `RESULT`."""
-    return f"validation_{task.selected_by}"
-
-
-def transfer_result(folder: Path, score: str = "validation_auroc") -> dict[str, Any]:
-    """What `RESULT` says of a transfer: best_epoch, the score, training_records.
-
-    Args:
-        folder: Of the run.
-        score: What `selected_by` gives.
-
-    Raises:
-        Damaged: It is missing, or not what was written.
-    """
-    kinds: Kinds = {
-        "best_epoch": int,
-        score: float,
-        "training_records": int,
-    }
-    return read_hashed_json(folder / RESULT, made_again(folder), kinds, of=folder)
 
 
 def _finetune(

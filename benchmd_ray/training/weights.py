@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-from benchmd_ray import __version__
 from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import replacing
@@ -28,14 +24,9 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
-from benchmd_ray.models.encoder import (
-    NETWORKS,
-    Encoder,
-    make_encoder,
-    network_source,
-    require_task,
-)
+from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.networks import network_source, require_task
 from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import AugmentationSettings, EncoderSettings, as_dict, updated
@@ -58,14 +49,6 @@ DESCRIBED: Kinds = {
 }
 """What it says: the architecture with the source of a custom network, the signals and what is done
 to them, the task of a model with a head, and the SHA-256 of the weights."""
-
-
-@cache
-def versions() -> Mapping[str, str]:
-    """Versions of what computes; looking them up takes milliseconds."""
-    packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow", "monai")
-    found = {name: version(name) for name in packages if find_spec(name)}
-    return {"benchmd_ray": __version__, **found}
 
 
 def export_model(

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modalities import Modality
-from benchmd_ray.models.encoder import network_source
+from benchmd_ray.models.networks import network_source
 from benchmd_ray.models.resnet import require_signals
 from benchmd_ray.models.xresnet import require_xresnet_signals
 from benchmd_ray.settings import EncoderSettings, Settings, default_settings, updated

@@ -15,7 +15,7 @@ from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files import resource_folder
 from benchmd_ray.modalities import Modality, modalities
-from benchmd_ray.models.encoder import NETWORK as TRANSFORMER
+from benchmd_ray.models.networks import NETWORK as TRANSFORMER
 from benchmd_ray.models.resnet import require_option
 from benchmd_ray.models.segmentation_networks import require_segmentation_option
 from benchmd_ray.models.xresnet import require_xresnet_option

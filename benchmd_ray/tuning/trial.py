@@ -24,12 +24,11 @@ from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import checkpoint_step
+from benchmd_ray.training.jobs import PretrainJob, TransferJob, selected_by
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import RunReporter, SilentReporter
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.training.selection import crossed, crossing, transfer_data
-from benchmd_ray.training.transfer import TransferJob, selected_by
 from benchmd_ray.training.weights import START
 from benchmd_ray.training_log import read_metrics
 from benchmd_ray.tuning.spaces import PRETRAIN, applied

@@ -11,7 +11,7 @@ import yaml
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models.encoder import NETWORK
+from benchmd_ray.models.networks import NETWORK
 from benchmd_ray.models.resnet import RESNETS, ResNetOptions
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.service.searches import space_of

@@ -22,7 +22,8 @@ from benchmd_ray.data.loose import ignored_files, read_loose
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.integrity import Damaged, write_hashed_json
-from benchmd_ray.service.execute import open_also, transfer_run
+from benchmd_ray.service.execute import transfer_run
+from benchmd_ray.service.scored import open_also
 from benchmd_ray.settings import Settings, updated
 
 pytestmark = pytest.mark.slow

@@ -33,7 +33,8 @@ from benchmd_ray.benchmarks.ood.table import IN, about, thresholds
 from benchmd_ray.benchmarks.registry import asked_name, evaluations_asked
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.service.execute import evaluate_run, is_scored, transfer_run
+from benchmd_ray.service.execute import evaluate_run, transfer_run
+from benchmd_ray.service.scored import is_scored
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.training.predictions import read_predictions
 

@@ -32,12 +32,8 @@ from benchmd_ray.benchmarks.ood.table import IN
 from benchmd_ray.cli import main
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.service.execute import (
-    evaluate_run,
-    is_scored,
-    pretrain_run,
-    transfer_run,
-)
+from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.service.scored import is_scored
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.training.predictions import Predictions, read_predictions
 

@@ -49,8 +49,9 @@ from benchmd_ray.results.report.table_files import write_tables
 from benchmd_ray.results.report.tables import main_table
 from benchmd_ray.results.store import read_run
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.execute import evaluate_run, is_scored, transfer_run
+from benchmd_ray.service.execute import evaluate_run, transfer_run
 from benchmd_ray.service.plan import make_plan
+from benchmd_ray.service.scored import is_scored
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.settings import updated
 from benchmd_ray.training.predictions import (

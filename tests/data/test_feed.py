@@ -13,17 +13,12 @@ from kinds import SIGNALS
 from benchmd_ray.data.batches import ResidentFeed, Stored, Worker, epoch_order, share, step_rows
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.feed import (
-    chosen_rows_feed,
-    read_columns,
-    resident_feed,
-    streams,
-    whole_split_feed,
-)
+from benchmd_ray.data.feed import chosen_rows_feed, read_columns, resident_feed, whole_split_feed
 from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.data.resident import resident_signals
-from benchmd_ray.data.streaming import StreamingFeed, row_bytes, shuffle_rows
+from benchmd_ray.data.sizes import row_bytes, shuffle_rows, streams
+from benchmd_ray.data.streaming import StreamingFeed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import cache_folder
 from benchmd_ray.integrity import write_hash

@@ -17,7 +17,8 @@ from benchmd_ray.data.hdf5 import export_hdf5
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.data.manifest import shard_part
 from benchmd_ray.data.records import RecordError, checked, to_table
-from benchmd_ray.data.streaming import StreamingFeed, row_bytes
+from benchmd_ray.data.sizes import row_bytes
+from benchmd_ray.data.streaming import StreamingFeed
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError, FieldError
 from benchmd_ray.results.catalogs.contents import class_balance, examples

@@ -26,9 +26,10 @@ from benchmd_ray.demo.ct import write_ct
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.scores.units import Units
 from benchmd_ray.settings import load_settings
+from benchmd_ray.training.jobs import RESULT, TransferJob
 from benchmd_ray.training.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.training.reporter import Reporter
-from benchmd_ray.training.transfer import RESULT, TransferJob, transfer
+from benchmd_ray.training.transfer import transfer
 
 
 def content(root: Path) -> dict[str, str]:

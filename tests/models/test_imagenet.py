@@ -19,7 +19,7 @@ from benchmd_ray.models.imagenet import (
     require_images,
 )
 from benchmd_ray.settings import ENCODERS, PretrainSettings
-from benchmd_ray.ssl import METHODS
+from benchmd_ray.ssl import METHODS, method_named
 
 DERM, CXR = SIGNALS["derm"], SIGNALS["cxr"]
 IMAGES = ("cxr", "mammo", "derm", "fundus")
@@ -141,7 +141,7 @@ def test_vit_tiny_has_5_5_million_parameters_and_with_its_classifier_the_papers_
 @pytest.mark.parametrize("technique", METHODS)
 def test_self_supervised_methods_train_every_weight(vit_tiny_file, technique):
     encoder = loaded(vit_tiny_file, CXR).train()
-    method = METHODS[technique](encoder, PretrainSettings())
+    method = method_named(technique)(encoder, PretrainSettings())
     loss = method(pictures(2, CXR), method.draw(2, torch.Generator().manual_seed(0)))
     loss.backward()
     assert torch.isfinite(loss)

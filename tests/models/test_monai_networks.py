@@ -19,13 +19,13 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import (
     compares_examples,
     make_encoder,
-    network_source,
     require_fitting,
     require_tokens,
     values_held,
 )
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS
+from benchmd_ray.models.networks import network_source
 from benchmd_ray.models.resnet import BatchNorm
 from benchmd_ray.settings import EncoderSettings, Settings, updated
 from benchmd_ray.signals import Signal

@@ -11,15 +11,16 @@ from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import (
+    NETWORKS,
     compares_examples,
     make_encoder,
-    network_part,
-    network_source,
     require_fitting,
     require_tokens,
 )
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.networks import PART_OF, network_part, network_source
 from benchmd_ray.models.xresnet import Bottleneck
+from benchmd_ray.parts import PARTS
 from benchmd_ray.settings import EncoderSettings
 from benchmd_ray.signals import Signal
 from benchmd_ray.training.decay import layer_factors
@@ -253,9 +254,14 @@ def test_monai_s_networks_take_the_shortest_signals_that_they_can_halve():
             encoder_of(network, kind(least - 1))
 
 
-def test_they_are_of_parts_and_have_no_source_of_a_user():
-    parts = {name: network_part(name) for name in BUILT_IN}
-    assert parts == dict.fromkeys(RESNETS_1D, "resnet") | {"xresnet1d101": "xresnet"}
+def test_every_network_is_of_the_part_that_has_its_source():
+    assert NETWORKS.keys() == PART_OF.keys()
+    for name, make in NETWORKS.items():
+        source = getattr(make, "func", make).__module__.removeprefix("benchmd_ray.")
+        assert source.replace(".", "/") + ".py" in PARTS[network_part(name)].files
+
+
+def test_they_have_no_source_of_a_user():
     for network in BUILT_IN:
         encoder = EncoderSettings(network=network)
         require_fitting(ECG, encoder)

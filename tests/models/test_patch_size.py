@@ -12,7 +12,7 @@ from benchmd_ray.models import encoder as module
 from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.imagenet import require_imagenet_patches
 from benchmd_ray.settings import ENCODERS, EncoderSettings, PretrainSettings
-from benchmd_ray.ssl import METHODS
+from benchmd_ray.ssl import METHODS, method_named
 
 TINY = ENCODERS["tiny"]
 CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -54,7 +54,7 @@ def test_the_modalitys_own_patches_are_what_nothing_chosen_gives(name):
 @pytest.mark.parametrize("technique", METHODS)
 def test_methods_see_the_tokens_of_the_settings(technique):
     encoder = make_encoder(SIGNALS["eeg"], replace(TINY, patch_size=250))
-    method = METHODS[technique](encoder, PretrainSettings(mask_rate=0.4))
+    method = method_named(technique)(encoder, PretrainSettings(mask_rate=0.4))
     draws = method.draw(3, torch.Generator().manual_seed(0))
     if technique == "mae":
         assert draws["masked"].sum(dim=1).tolist() == [6] * 3  # of 15
@@ -116,4 +116,4 @@ def test_imagenet_weights_with_other_patches_are_refused():
 def test_shed_needs_two_tokens():
     encoder = SimpleNamespace(signal=SIGNALS["eeg"].with_patch(3750), width=8)
     with pytest.raises(BenchmdError, match=r"one of a whole signal of eeg: choose a smaller"):
-        METHODS["shed"](encoder, PretrainSettings())
+        method_named("shed")(encoder, PretrainSettings())

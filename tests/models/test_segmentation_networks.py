@@ -11,15 +11,8 @@ from kinds import SIGNALS
 from masks import small_card
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models.encoder import (
-    input_extents,
-    make_encoder,
-    network_part,
-    network_source,
-    require_fitting,
-    require_task,
-    values_held,
-)
+from benchmd_ray.models.encoder import input_extents, make_encoder, require_fitting, values_held
+from benchmd_ray.models.networks import network_part, network_source, require_task
 from benchmd_ray.models.segmentation_networks import (
     SEGMENTATION_NETWORKS,
     require_segmentation_option,

@@ -18,13 +18,15 @@ from benchmd_ray.integrity import line, write_hashed_json
 from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.store import read_run
-from benchmd_ray.service import cost, rates
+from benchmd_ray.service import cost
+from benchmd_ray.service import spot as machine
 from benchmd_ray.service.cost import Inputs, labelled_rows
 from benchmd_ray.service.datasets import Dataset, card_rows
 from benchmd_ray.service.estimate import Estimator, nearest
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import Choice, make_plan
-from benchmd_ray.service.rates import Measured, Spot, measure_here, measured_runs, units_per_second
+from benchmd_ray.service.rates import Measured, Spot, measured_runs, units_per_second
+from benchmd_ray.service.spot import measure_here
 from benchmd_ray.service.steps import Evaluate, Export, Finetune, Linear, Pretrain
 from benchmd_ray.settings import (
     ENCODERS,
@@ -36,7 +38,7 @@ from benchmd_ray.settings import (
     load_settings,
     updated,
 )
-from benchmd_ray.ssl import METHODS
+from benchmd_ray.ssl import METHODS, method_named
 
 TINY = Settings(encoder=ENCODERS["tiny"])
 ECG = kind_of("ecg")
@@ -74,7 +76,7 @@ def test_operations_of_the_encoder_are_those_that_pytorch_counts(name, size):
 @pytest.mark.parametrize("name", ["ecg", "derm"])
 def test_operations_of_pretraining_are_those_that_pytorch_counts(name, technique):
     modality, encoder = SIGNALS[name], ENCODERS["tiny"]
-    method = METHODS[technique](Encoder(modality, encoder), PretrainSettings())
+    method = method_named(technique)(Encoder(modality, encoder), PretrainSettings())
     draws = method.draw(3, torch.Generator().manual_seed(0))
     signals = torch.randn(3, *modality.input_shape)
     real = counted(lambda: method(signals, draws).backward())
@@ -87,7 +89,7 @@ def test_parameters_are_those_of_the_modules(name, size):
     modality, encoder = SIGNALS[name], ENCODERS[size]
     with torch.device("meta"):
         held = Encoder(modality, encoder)
-        modules = {m: make(held, PretrainSettings()) for m, make in METHODS.items()}
+        modules = {m: method_named(m)(held, PretrainSettings()) for m in METHODS}
         modules[3] = Classifier(held, 3)
     own = cost.encoder_parameters(modality, encoder)
     assert own == sum(p.numel() for p in held.parameters())
@@ -107,7 +109,7 @@ def test_operations_and_parameters_follow_the_size_of_the_patches(name, patch):
         assert 3 * cost.training_flops(modality, encoder) == counted(
             lambda: model(signals).sum().backward()
         )
-        modules = {m: make(model, PretrainSettings()) for m, make in METHODS.items()}
+        modules = {m: method_named(m)(model, PretrainSettings()) for m in METHODS}
     own = cost.encoder_parameters(modality, encoder)
     assert own == sum(p.numel() for p in model.parameters())
     assert own != cost.encoder_parameters(modality, ENCODERS["tiny"])
@@ -119,7 +121,7 @@ def test_operations_and_parameters_follow_the_size_of_the_patches(name, patch):
 @pytest.mark.parametrize("technique", METHODS)
 def test_operations_of_pretraining_follow_the_size_of_the_patches(technique):
     modality, encoder = SIGNALS["ecg"], replace(ENCODERS["tiny"], patch_size=100)
-    method = METHODS[technique](Encoder(modality, encoder), PretrainSettings())
+    method = method_named(technique)(Encoder(modality, encoder), PretrainSettings())
     draws = method.draw(3, torch.Generator().manual_seed(0))
     real = counted(lambda: method(torch.randn(3, 12, 5000), draws).backward())
     assert 3 * cost.pretrain_flops(modality, encoder, technique, 3) == real
@@ -142,7 +144,7 @@ class Lonely(torch.nn.Module):
 
 @pytest.mark.parametrize("values", [False, True])
 def test_a_network_of_ones_own_is_counted_by_running_it(monkeypatch, values):
-    monkeypatch.setattr(cost, "make_encoder", Lonely)
+    monkeypatch.setattr("benchmd_ray.models.encoder.make_encoder", Lonely)
     own = EncoderSettings(width=8, network="mine:Lonely", options={"of": values})
     modality = SIGNALS["eeg"]
     assert cost.forward_flops(modality, own) == 2 * 2 * 3750 * 8
@@ -445,7 +447,7 @@ def test_a_measurement_here_is_the_speed_of_training_steps(monkeypatch):
         threads.append(torch.get_num_threads())
         return next(ticks)
 
-    monkeypatch.setattr(rates.time, "perf_counter", clock)
+    monkeypatch.setattr(machine.time, "perf_counter", clock)
     assignments = ["encoder=tiny", "pretrain.batch_size=4", "execution.cpus_per_worker=2"]
     settings, modality = load_settings(assignments=assignments), SIGNALS["eeg"]
     before = torch.get_num_threads()
@@ -458,7 +460,7 @@ def test_a_measurement_here_is_the_speed_of_training_steps(monkeypatch):
     assert torch.get_num_threads() == before
     large = load_settings(assignments=["pretrain.batch_size=64"])
     spot = measure_here(ECG, large, "cpu", seconds=0.0)  # a few examples of a step are enough
-    assert 0 < spot.training * 0.25 <= rates.SPOT_FLOPS["cpu"]
+    assert 0 < spot.training * 0.25 <= machine.FLOPS["cpu"]
 
 
 # Real runs
@@ -528,8 +530,8 @@ def test_a_plan_that_nothing_is_known_for_measures_this_machine(catalog, tmp_pat
         asked.append((modality, settings.encoder, device))
         return Spot(device, 1e9, 1e9)
 
-    monkeypatch.setattr("benchmd_ray.service.plan.measure_here", spot)
-    monkeypatch.setattr("benchmd_ray.service.plan.own_device", lambda: "cpu")
+    monkeypatch.setattr("benchmd_ray.service.spot.measure_here", spot)
+    monkeypatch.setattr("benchmd_ray.service.plan._own_device", lambda: "cpu")
     choice = Choice(catalogs=(catalog,), assignments=("encoder=tiny",))
     plan = make_plan(choice, tmp_path / "runs")
     assert asked == [(ECG, ENCODERS["tiny"], "cpu")]

@@ -23,7 +23,7 @@ from benchmd_ray.errors import BenchmdError, Busy, NoRoom, Transient
 from benchmd_ray.files import locked, sha256
 from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.results.store import read_run
-from benchmd_ray.service import execution, nodes, steps, work
+from benchmd_ray.service import execution, nodes, work
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.live import units_done
 from benchmd_ray.service.plan import Choice, make_plan
@@ -513,7 +513,7 @@ def test_what_goes_wrong_is_reported_with_whether_another_try_may_help(
     def fail(*arguments, **options):
         raise error
 
-    monkeypatch.setattr(steps, "pretrain_run", fail)
+    monkeypatch.setattr("benchmd_ray.service.execute.pretrain_run", fail)
     (tmp_path / "run").mkdir()
     item = next(item for item in plan_of().items if item.kind == "pretrain")
     assert work.execute_item(item, str(tmp_path), None, "run", None) == expected

@@ -21,14 +21,9 @@ from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.averaging import Average
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
+from benchmd_ray.training.jobs import TransferJob
 from benchmd_ray.training.selection import Best
-from benchmd_ray.training.transfer import (
-    AVERAGE,
-    TransferJob,
-    finetune_epoch,
-    require_transferable,
-    transfer,
-)
+from benchmd_ray.training.transfer import AVERAGE, finetune_epoch, require_transferable, transfer
 from benchmd_ray.training.weights import load_classifier
 
 FINETUNE = ("transfer.mode=finetune", "execution.checkpoint_seconds=0", "encoder.dropout=0.1")

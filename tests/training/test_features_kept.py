@@ -14,7 +14,8 @@ from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import ENCODERS, LABEL_SETTINGS
 from benchmd_ray.training import features, linear
 from benchmd_ray.training.features import FeatureStore, feature_store, weights_digest
-from benchmd_ray.training.transfer import TransferJob, transfer, transfer_result
+from benchmd_ray.training.jobs import TransferJob, transfer_result
+from benchmd_ray.training.transfer import transfer
 
 CPU = torch.device("cpu")
 

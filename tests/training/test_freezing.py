@@ -20,8 +20,9 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import ENCODERS, EncoderSettings
 from benchmd_ray.training.freezing import freeze, frozen_parts
-from benchmd_ray.training.pretrain import PretrainJob, pretrain
-from benchmd_ray.training.transfer import TransferJob, require_transferable, transfer
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
+from benchmd_ray.training.pretrain import pretrain
+from benchmd_ray.training.transfer import require_transferable, transfer
 
 FINETUNE = ("transfer.mode=finetune", "execution.checkpoint_seconds=0")
 BELOW = ("encoder.cls", "encoder.positions", "encoder.patch_embedding.")

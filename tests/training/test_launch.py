@@ -15,11 +15,10 @@ from benchmd_ray.training import hardware as computing
 from benchmd_ray.training import launch as module
 from benchmd_ray.training import ray_train, restarts
 from benchmd_ray.training.checkpoints import latest_checkpoint
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.ray_train import ERROR
 from benchmd_ray.training.reporter import read_metrics
-from benchmd_ray.training.transfer import TransferJob
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 

@@ -14,10 +14,11 @@ from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import AugmentationSettings
 from benchmd_ray.training.augmentation import mixed, mixing
 from benchmd_ray.training.augmentation.mixing import drawn_mixtures, mixed_targets
+from benchmd_ray.training.jobs import TransferJob
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.reporter import read_metrics
 from benchmd_ray.training.seeds import AUGMENTATION
-from benchmd_ray.training.transfer import TransferJob, transfer
+from benchmd_ray.training.transfer import transfer
 
 KINDS = {"time": (3, 40), "image": (2, 12, 20), "volume": (1, 7, 10, 14)}
 HOW = {

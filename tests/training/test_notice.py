@@ -15,10 +15,9 @@ from benchmd_ray.run_files import MODEL
 from benchmd_ray.training import notice
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.engine import make_engine
+from benchmd_ray.training.jobs import PretrainJob, TransferJob, transfer_result
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import METRICS, read_metrics
-from benchmd_ray.training.transfer import TransferJob, transfer_result
 
 DROPPING = ("encoder.dropout=0.1", "encoder.embedding_dropout=0.1")
 PRETRAIN = ("pretrain.steps=9", "execution.log_every=4", "pretrain.optimiser.schedule=cosine")

@@ -13,10 +13,11 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.run_files import MODEL
-from benchmd_ray.ssl import METHODS
+from benchmd_ray.ssl import METHODS, method_named
 from benchmd_ray.ssl.mae import MAE
 from benchmd_ray.training.checkpoints import CHECKPOINT, latest_checkpoint
-from benchmd_ray.training.pretrain import PretrainJob, pretrain, require_pretrainable
+from benchmd_ray.training.jobs import PretrainJob
+from benchmd_ray.training.pretrain import pretrain, require_pretrainable
 from benchmd_ray.training.reporter import RunReporter, read_metrics, require_finite
 from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
 from benchmd_ray.training.weights import DESCRIPTION, load_encoder
@@ -59,7 +60,7 @@ def test_losses_are_those_of_a_plain_loop(run, source, technique):
     )
     settings = done.job.settings
     torch.manual_seed(derived_seed(WEIGHTS, 3))
-    method = METHODS[technique](Encoder(source.signal, settings.encoder), settings.pretrain)
+    method = method_named(technique)(Encoder(source.signal, settings.encoder), settings.pretrain)
     optimiser = torch.optim.AdamW(method.parameters(), weight_decay=0.1)
     rates = [settings.pretrain.optimiser.lr_at(step, 6) for step in range(6)]
     losses = []
@@ -160,7 +161,7 @@ def test_a_loss_that_is_no_number_stops_and_names_step_and_rate(run, monkeypatch
             self.calls += 1
             return super().forward(*inputs) * (float("nan") if self.calls == 3 else 1.0)
 
-    monkeypatch.setitem(METHODS, "mae", Wrong)
+    monkeypatch.setattr("benchmd_ray.ssl.mae.MAE", Wrong)
     folder = tmp_path / "run"
     with pytest.raises(BenchmdError, match=r"NaN at step 3 with learning rate 0\.001\. Lower"):
         run("mae", "execution.log_every=2", "execution.checkpoint_every=4", folder=folder)

@@ -4,10 +4,9 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, sha256
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.training.checkpoints import latest_checkpoint
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import METRICS
-from benchmd_ray.training.transfer import TransferJob
 
 DROPPING = ("encoder.dropout=0.1", "encoder.embedding_dropout=0.1")
 KINDS = {

@@ -25,11 +25,12 @@ from benchmd_ray.settings import AugmentationSettings, EncoderSettings, as_dict,
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation import augmented
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.predictions import read_predictions
-from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
+from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.seeds import AUGMENTATION, WEIGHTS, derived_seed
 from benchmd_ray.training.selection import Best
-from benchmd_ray.training.transfer import TransferJob, require_transferable, transfer
+from benchmd_ray.training.transfer import require_transferable, transfer
 from benchmd_ray.training.weights import load_classifier, model_description
 
 SHAPE = (1, 8, 8, 8)

@@ -23,11 +23,12 @@ from benchmd_ray.scores.dice import dice, presence
 from benchmd_ray.settings import AugmentationSettings
 from benchmd_ray.training.augmentation import augmented, augmented_masks
 from benchmd_ray.training.checkpoints import latest_checkpoint
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.pretrain import PretrainJob, require_pretrainable
+from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.reporter import RunReporter, read_metrics
 from benchmd_ray.training.segmentation import mean_dice, overlaps, patches
-from benchmd_ray.training.transfer import TransferJob, require_transferable, transfer
+from benchmd_ray.training.transfer import require_transferable, transfer
 from benchmd_ray.training.weights import load_classifier, load_segmenter
 
 pytest.importorskip("monai")

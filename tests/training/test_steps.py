@@ -31,7 +31,7 @@ from benchmd_ray.settings import (
     Settings,
     load_settings,
 )
-from benchmd_ray.ssl import METHODS
+from benchmd_ray.ssl import METHODS, method_named
 from benchmd_ray.training import linear
 from benchmd_ray.training import steps as module
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
@@ -242,7 +242,7 @@ def pretrained(technique, signal, way, *, device="cpu", count=4, dropout=0.0):
     size = replace(ENCODERS["tiny"], dropout=dropout, embedding_dropout=dropout)
     settings = Settings(encoder=size)
     torch.manual_seed(0)
-    method = METHODS[technique](make_encoder(signal, settings.encoder), settings.pretrain)
+    method = method_named(technique)(make_encoder(signal, settings.encoder), settings.pretrain)
     worker = Worker(device=torch.device(device))
     engine = TorchEngine(method, OptimiserSettings(lr=1e-3), ExecutionSettings(), worker)
     statistics = {"mean": [3.0] * signal.stored_shape[0], "std": [200.0] * signal.stored_shape[0]}

@@ -19,8 +19,9 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.resnet import CONVOLUTIONS, Residual
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.settings import ENCODERS, EncoderSettings
+from benchmd_ray.training.jobs import TransferJob
 from benchmd_ray.training.stochastic_depth import set_stochastic_depth
-from benchmd_ray.training.transfer import TransferJob, transfer
+from benchmd_ray.training.transfer import transfer
 
 TINY = replace(ENCODERS["tiny"], dropout=0.0)
 

@@ -23,17 +23,12 @@ from benchmd_ray.scores.metrics import auroc, probabilities
 from benchmd_ray.settings import LABEL_SETTINGS
 from benchmd_ray.training import selection
 from benchmd_ray.training.collect import collect, evaluation_batch
+from benchmd_ray.training.jobs import RESULT, PretrainJob, TransferJob, transfer_result
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.pretrain import PretrainJob, pretrain
+from benchmd_ray.training.pretrain import pretrain
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed
 from benchmd_ray.training.selection import Best, TransferData, training_feed, transfer_data
-from benchmd_ray.training.transfer import (
-    RESULT,
-    TransferJob,
-    require_transferable,
-    transfer,
-    transfer_result,
-)
+from benchmd_ray.training.transfer import require_transferable, transfer
 from benchmd_ray.training.weights import (
     DESCRIPTION,
     load_classifier,

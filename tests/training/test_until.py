@@ -5,7 +5,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.training.checkpoints import latest_checkpoint
-from benchmd_ray.training.pretrain import PretrainJob, pretrain, require_pretrainable
+from benchmd_ray.training.jobs import PretrainJob
+from benchmd_ray.training.pretrain import pretrain, require_pretrainable
 
 SETTINGS = (
     "encoder.dropout=0.1",

@@ -24,9 +24,10 @@ from benchmd_ray.training import engine, steps
 from benchmd_ray.training import pretrain as pretraining
 from benchmd_ray.training import transfer as transferring
 from benchmd_ray.training.checkpoints import latest_checkpoint
-from benchmd_ray.training.pretrain import PretrainJob, pretrain
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
+from benchmd_ray.training.pretrain import pretrain
 from benchmd_ray.training.reporter import RunReporter, SilentReporter, read_metrics
-from benchmd_ray.training.transfer import TransferJob, transfer
+from benchmd_ray.training.transfer import transfer
 
 pytestmark = pytest.mark.slow
 

@@ -55,8 +55,8 @@ def pretrained_ecg(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """Folder of a pretraining on the inner catalog, not to be changed."""
+    from benchmd_ray.training.jobs import PretrainJob
     from benchmd_ray.training.launch import launch
-    from benchmd_ray.training.pretrain import PretrainJob
     from benchmd_ray.training.reporter import SilentReporter
 
     folder = tmp_path_factory.mktemp("pretrained")

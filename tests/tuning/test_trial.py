@@ -14,11 +14,10 @@ from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.training.checkpoints import latest_checkpoint
+from benchmd_ray.training.jobs import RESULT, PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.pretrain import PretrainJob
 from benchmd_ray.training.reporter import SilentReporter, read_metrics
 from benchmd_ray.training.selection import crossed
-from benchmd_ray.training.transfer import RESULT, TransferJob
 from benchmd_ray.tuning.sampling import Records, sampled
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.trial import (

@@ -1,0 +1,64 @@
+"""Names of the networks: what they are for, and whose code they are; needs no PyTorch."""
+
+from __future__ import annotations
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.plugins import plugin_source
+from benchmd_ray.settings import EncoderSettings
+from benchmd_ray.tasks import Task
+
+NETWORK = "transformer"
+"""Name of the benchmark's own network."""
+
+
+KIND = "encoder network"
+"""What a network is among `plugins.GROUPS`."""
+PART_OF: dict[str, str] = {
+    NETWORK: "transformer",
+    **{
+        f"resnet{layers}{suffix}": "resnet"
+        for layers in (18, 50)
+        for suffix in ("", "-2.5d", "-3d", "-acs", "-1d")
+    },
+    "xresnet1d101": "xresnet",
+    "monai-densenet121": "monai",
+    "monai-efficientnet-b0": "monai",
+    "monai-seresnet50": "monai",
+    "monai-unet": "segmentation",
+    "monai-segresnet": "segmentation",
+    "monai-unetr": "segmentation",
+    "monai-swinunetr": "segmentation",
+}
+"""The part (`parts.PARTS`) of each network that is built in (`encoder.NETWORKS`)."""
+SEGMENTING = tuple(name for name, part in PART_OF.items() if part == "segmentation")
+"""Networks that give maps instead of features."""
+
+
+def network_part(name: str) -> str:
+    """The part that a network is of; empty for a user's."""
+    return PART_OF.get(name, "")
+
+
+def require_task(task: Task, size: EncoderSettings) -> None:
+    """Refuse a network that gives maps where a record is classified, and another one for masks.
+
+    Raises:
+        BenchmdError: ``encoder.network`` is not of the task.
+    """
+    segments = size.network in SEGMENTING
+    if task.segments and not segments:
+        raise BenchmdError(
+            f"encoder.network is {size.network}, which does not segment, and the task is a "
+            f"segmentation: choose {', '.join(SEGMENTING)}, such as with "
+            "--set encoder.network=monai-unet."
+        )
+    if segments and not task.segments:
+        raise BenchmdError(
+            f"encoder.network is {size.network}, which segments, and the task is {task.kind}: "
+            "choose a network that gives features, such as encoder.network=resnet18-3d."
+        )
+
+
+def network_source(size: EncoderSettings) -> str | None:
+    """SHA-256 of the source of a user's network; None for those that are built in."""
+    return None if size.network in PART_OF else plugin_source(KIND, size.network, PART_OF)

@@ -1,0 +1,53 @@
+"""Whether a run's predictions are there; needs no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.integrity import Damaged, hash_path, is_whole
+from benchmd_ray.results.store import Run
+from benchmd_ray.service.datasets import require_one_each
+from benchmd_ray.storage.location import Location
+from benchmd_ray.training.predictions import Outdated, also_of, predictions_path, read_description
+
+
+def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:
+    """Catalogs that an evaluation reads in addition, in order of name.
+
+    Raises:
+        BenchmdError: Two are of one dataset.
+    """
+    opened = [open_catalog(path.resolve()) for path in paths]
+    require_one_each((catalog.dataset, catalog.path) for catalog in opened)
+    return tuple(sorted(opened, key=lambda catalog: catalog.dataset))
+
+
+def is_scored(
+    run: Run,
+    catalog: Catalog,
+    evaluation: Evaluation = CLASSIFICATION,
+    also: tuple[Catalog, ...] = (),
+    *,
+    whole: bool = False,
+) -> bool:
+    """Whether a run's predictions for this very catalog are there.
+
+    Args:
+        run: The run.
+        catalog: What is scored.
+        evaluation: Whose predictions; those of another version of it are none.
+        also: Other catalogs that it reads; predictions that were made of others are none.
+        whole: Compare the file with its hash, too: a damaged one is made again.
+    """
+    path = predictions_path(run.folder, catalog.dataset, evaluation.name)
+    if not path.is_file() or not hash_path(path).is_file():
+        return False
+    try:
+        about, columns = read_description(path, evaluation.form)
+        same = (about["catalog"], about["also"]) == (catalog.digest, also_of(also))
+        same &= evaluation.current is None or evaluation.current(columns)
+    except (Damaged, Outdated, KeyError, ValueError):
+        return False
+    return same and (not whole or is_whole(path))
