@@ -113,9 +113,9 @@ class Limits:
     def _reserve(self, trials: Sequence[Trial]) -> float:
         """Device hours that evaluations of finalists will take, from what those before took."""
         method = self.study.method
-        if method.choosing == "highest":
-            return 0.0
         finalists = self.study.finalists()
+        if method.choosing == "highest" or not finalists:  # nothing to evaluate again so far
+            return 0.0
         own = [trials[number] for number in (0, *finalists) if number < len(trials)]
         done = sum(len(trial.evaluations) + len(trial.fresh) for trial in own)
         each = sum(trial.device_hours for trial in own) / done if done else 0.0

@@ -73,11 +73,11 @@ def test_an_interrupted_sessions_trials_come_first_and_the_budget_ends_it(limits
     assert proposals.suggest("x") == Searcher.FINISHED
 
 
-def race(study, seconds=1.0):
-    """Three trials with one evaluation each, the last the best."""
+def race(study, seconds=1.0, gain=0.1):
+    """Three trials with one evaluation each, the last the best, or else the first."""
     for number in range(3):
         study.propose()
-        study.evaluated(number, 0, {"ecg": 0.5 + number / 10}, seconds)
+        study.evaluated(number, 0, {"ecg": 0.5 + number * gain}, seconds)
 
 
 def test_finalists_come_when_the_race_is_over(limits):
@@ -174,6 +174,19 @@ def test_hours_are_kept_for_the_choice_of_which_two_jobs_work_at_once(tmp_path, 
     assert not limits.used
     limits.start -= 3600 * 0.02
     assert limits.used
+
+
+def test_a_race_without_a_trial_above_the_start_takes_all_hours(tmp_path):
+    study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
+    race(study, 720.0, gain=-0.1)
+    devices = Place(1.0, 0.0, 2)
+    limits = Limits(study, Budget(device_hours=0.7), devices, lambda: False, SilentBoard(), 0.0)
+    assert not limits.used  # 0.6 are
+    study.propose()
+    study.evaluated(3, 0, {"ecg": 0.6}, 180.0)
+    limits.look()
+    assert limits.used  # what is left is for the choice
+    assert not limits.spent
 
 
 def test_losses_count_anew_after_a_newer_step(limits, judge):
