@@ -194,7 +194,7 @@ def test_the_commands_lead_from_raw_files_to_a_table(tmp_path, synthetic_raw, ra
     folder = transferred.output.splitlines()[-1]
     evaluated = run("evaluate", folder, "--catalog", target)
     assert evaluated.exit_code == 0, evaluated.output
-    quick = ("--no-figures", "--resamples", 20)
+    quick = ("--figures", "none", "--resamples", 20)
     report = run("report", store, "--out", tmp_path / "report", *quick)
     assert report.exit_code == 0, report.output
     assert "technique shed" in report.output

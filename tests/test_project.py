@@ -52,7 +52,7 @@ LESS = (
     ("steps: 400", "steps: 2"),
     ("epochs: 15", "epochs: 1"),
     # Figures take long, and MedMNIST's command draws all of its report's.
-    ("benchmd report", "benchmd report --no-figures --resamples 20"),
+    ("benchmd report", "benchmd report --figures none --resamples 20"),
 )
 
 

@@ -169,7 +169,7 @@ with connected(cpus=2):
         for connection in each.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
-main(["report", store, "--out", report, "--no-figures"], standalone_mode=False)
+main(["report", store, "--out", report, "--figures", "none"], standalone_mode=False)
 print("LISTENING " + json.dumps(found))
 """
 

@@ -478,7 +478,7 @@ def test_one_damaged_run_is_named_and_excluded(store, tmp_path):
     assert f"{transferred[0]}/run.json is damaged" in listed.output
     assert f"{pretrained}/done.json is damaged" in listed.output
     assert "2 damaged" in listed.output.splitlines()[-1]
-    out = ["--out", str(tmp_path / "report"), "--no-figures", "--resamples", "10"]
+    out = ["--out", str(tmp_path / "report"), "--figures", "none", "--resamples", "10"]
     reported = CliRunner().invoke(main, ["report", str(store), *out])
     assert reported.exit_code == 0, reported.output
     for damaged in (

@@ -12,6 +12,7 @@ from benchmd_ray.cli.options import FOLDER, STORE, WANDB
 from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
+    from benchmd_ray.results.report.report_figures import Which
     from benchmd_ray.results.report.table import Table
 
 RESAMPLES = click.option(
@@ -30,10 +31,15 @@ RESAMPLES = click.option(
 )
 @RESAMPLES
 @click.option(
-    "--figures/--no-figures", default=True, show_default=True, help="Draw figures, as SVG and PNG."
+    "--figures",
+    type=click.Choice(["main", "all", "none"]),
+    default="main",
+    show_default=True,
+    help="Figures to draw, as SVG and PNG: about twenty, those of each dataset and setting too, or "
+    "none.",
 )
 @WANDB
-def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mode: str) -> None:
+def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: Which, mode: str) -> None:
     """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
 
     The folder gets report.html, which needs nothing else, the tables as CSV, Markdown and LaTeX,
@@ -41,7 +47,7 @@ def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mo
 
     \b
     benchmd report runs
-    benchmd report runs --out report --no-figures
+    benchmd report runs --out report --figures all
     """
     from benchmd_ray.results.tracking import Tracker, chosen_mode
 
@@ -54,7 +60,7 @@ def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: bool, mo
 
 
 def print_report(
-    paths: list[Path], out: Path, *, resamples: int = 1000, figures: bool = True
+    paths: list[Path], out: Path, *, resamples: int = 1000, figures: Which = "main"
 ) -> None:
     """Print the main table of runs and write the report into a folder.
 
@@ -64,21 +70,26 @@ def print_report(
         paths: Runs, and stores of runs and searches.
         out: The folder.
         resamples: Of the patients, for the intervals.
-        figures: Whether figures are drawn.
+        figures: Which figures are drawn.
     """
     from benchmd_ray.results.report.analysis import analyse_stores
+    from benchmd_ray.results.report.matrix import NAME, matrix_of, matrix_text
     from benchmd_ray.results.report.table_files import write_tables
     from benchmd_ray.results.report.tables import main_table
 
-    analysis = analyse_stores(paths, resamples=resamples, curves=figures)
-    main = main_table(analysis)
-    print_table(main.printed(analysis) if main.printed else None)
+    analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
+    matrix, main = matrix_of(analysis), main_table(analysis)
+    if matrix is not None:
+        click.echo(matrix_text(matrix))
+    else:
+        print_table(main.printed(analysis) if main.printed else None)
+    first = main.name if matrix is None else NAME
     click.echo()
     for note in analysis.notes:
         click.echo(note)
     written = write_tables(analysis, out)
-    click.echo(f"written: {len(written)} files of tables in {out}, first {out / main.name}.csv")
-    drawn, skipped = _write_figures(analysis, out / "figures", resamples) if figures else ([], [])
+    click.echo(f"written: {len(written)} files of tables in {out}, first {out / first}.csv")
+    drawn, skipped = _write_figures(analysis, out / "figures", resamples, figures)
     click.echo(f"written: {_write_page(analysis, drawn, out, skipped)}")
 
 
@@ -92,12 +103,16 @@ def print_table(table: Table | None) -> None:
         click.echo(f"{caption}\n{text(shown)}")
 
 
-def _write_figures(analysis: Any, folder: Path, resamples: int) -> tuple[list[Any], list[Any]]:
+def _write_figures(
+    analysis: Any, folder: Path, resamples: int, which: Which
+) -> tuple[list[Any], list[Any]]:
+    if which == "none":
+        return [], []
     from benchmd_ray.progress import progress
     from benchmd_ray.results.canvas import write_all
     from benchmd_ray.results.report.report_figures import draw
 
-    drawn, skipped = draw(analysis, resamples=resamples)
+    drawn, skipped = draw(analysis, which=which, resamples=resamples)
     display = progress("figures", len(drawn), "figures")
     write_all([(each.name, each.figure) for each in drawn], folder, display.update)
     display.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import multiprocessing
 import re
@@ -20,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 from matplotlib import style
 from matplotlib.figure import Figure
+from PIL import Image
 
 from benchmd_ray.data.apart import end_with_parent
 from benchmd_ray.data.catalog import Catalog
@@ -48,6 +50,8 @@ UNSAID = ("Date", "Creator", "Format", "Type")
 """What an SVG does not say of itself."""
 _DRAWN: WeakKeyDictionary[Figure, str] = WeakKeyDictionary()
 DPI = 150
+DRAWING = "Drawing"
+"""Key of a PNG's text that says which SVG it shows, and with how many dots per inch."""
 WIDTH = 10.0
 """Inches."""
 LETTERS = 9.6
@@ -147,14 +151,29 @@ def svg_of(figure: Figure) -> str:
 
 
 def write(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a finished figure as PNG and as SVG: the same figure gives the same bytes."""
+    """Write a finished figure as PNG and as SVG: the same figure gives the same bytes.
+
+    A PNG that was made of the very same drawing is kept: it names the SVG's hash.
+    """
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
-    _lay_out(figure)
-    with styled(), replacing(png) as partial:
-        figure.savefig(partial, format="png", dpi=DPI, metadata={"Software": None})
+    text = svg_of(figure)
+    drawing = f"{hashlib.sha256(text.encode()).hexdigest()} {DPI}"
+    if _drawing_of(png) != drawing:
+        with styled(), replacing(png) as partial:
+            metadata = {"Software": None, DRAWING: drawing}
+            figure.savefig(partial, format="png", dpi=DPI, metadata=metadata)
     with replacing(svg) as partial:
-        partial.write_text(svg_of(figure), "utf-8")
+        partial.write_text(text, "utf-8")
     return [png, svg]
+
+
+def _drawing_of(png: Path) -> str:
+    """Which drawing a PNG says that it is of; empty where it says none."""
+    try:
+        with Image.open(png, formats=["PNG"]) as image:
+            return str(image.info.get(DRAWING, ""))
+    except (OSError, ValueError, SyntaxError):  # none there, or another file of that name
+        return ""
 
 
 def write_all(

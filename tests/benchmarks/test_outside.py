@@ -95,7 +95,7 @@ def test_it_is_run_tuned_and_reported_without_a_change_of_the_package(place, mon
     }
     assert "short" in protocols
     monkeypatch.setenv("BENCHMD_BENCHMARKS", "surfaces:SURFACES")
-    said = benchmd(place, "report runs --out report --no-figures --resamples 20")
+    said = benchmd(place, "report runs --out report --figures none --resamples 20")
     assert "paper: A study of edges, table 1" in said
     assert "0.94" in (place / "report" / "auroc.csv").read_text()
     shown = (place / "report" / "report.html").read_text()

@@ -91,7 +91,7 @@ def test_classes_on_pictures_go_from_a_table_to_a_report(tmp_path):
         "Your classes on pictures",
         tmp_path,
         run=SMALL,
-        report="--no-figures --resamples 20",
+        report="--figures none --resamples 20",
     )
     catalog = open_catalog(tmp_path / "catalogs" / "skin")
     assert not verify(catalog).faults

@@ -196,7 +196,7 @@ class Invented:
                     )  # fmt: skip
 
     def ran(self, run, kind, shared, setting, seed):
-        named = ("device", "hardware", "instructions", "threads", "catalog", "parts")
+        named = ("device", "hardware", "instructions", "threads", "catalog", "parts", "network")
         empty = dict.fromkeys((*VERSIONS, *named), "x")
         self.rows["ran"].append(
             {**shared, **empty, "run": run, "kind": kind, "policy": "clean", "protocol": "fixed",

@@ -139,7 +139,7 @@ def test_runs_without_predictions_are_refused(tmp_path):
     for command in ("compare", "report"):
         result = CliRunner().invoke(main, [command, str(tmp_path / "runs")])
         assert result.exit_code == 1
-        assert "none of the 1 runs is finished and has predictions" in result.output
+        assert "of 1 run none is finished and has predictions" in result.output
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_the_report_is_written(tmp_path):
     assert figures
     assert {name.rpartition(".")[2] for name in figures} == {"png", "svg"}
     assert f"written: {len(figures) // 2} figures in {out / 'figures'}" in result.output
-    again = invoke("report", tmp_path / "runs", "--out", tmp_path / "plain", "--no-figures")
+    again = invoke("report", tmp_path / "runs", "--out", tmp_path / "plain", "--figures", "none")
     assert again.exit_code == 0, again.output
     assert not (tmp_path / "plain" / "figures").exists()
     assert (tmp_path / "plain" / "report.html").is_file()

@@ -35,13 +35,13 @@ from benchmd_ray.results.canvas import (
 )
 from benchmd_ray.results.report import figures_groups, figures_ranks
 from benchmd_ray.results.report.curves import _roc
-from benchmd_ray.results.report.figures_curves import (
-    draw_reliabilities,
-    draw_rocs,
-    mean_curve,
-    pooled_bins,
+from benchmd_ray.results.report.figures_curves import draw_other_curves, mean_curve, pooled_bins
+from benchmd_ray.results.report.figures_forest import draw_forests
+from benchmd_ray.results.report.figures_groups import (
+    draw_differing_subgroups,
+    draw_other_subgroups,
+    letters,
 )
-from benchmd_ray.results.report.figures_groups import draw_subgroups, letters
 from benchmd_ray.results.report.figures_labels import draw_label_efficiency
 from benchmd_ray.results.report.figures_pairs import draw_pairs
 from benchmd_ray.results.report.figures_parts import (
@@ -51,7 +51,10 @@ from benchmd_ray.results.report.figures_parts import (
     over_targets,
     studies,
 )
-from benchmd_ray.results.report.figures_ranks import draw_critical_differences, draw_rankings
+from benchmd_ray.results.report.figures_ranks import (
+    draw_critical_differences,
+    draw_rankings,
+)
 from benchmd_ray.results.report.figures_scores import draw_results
 from benchmd_ray.results.report.figures_training import draw_training
 from benchmd_ray.results.report.figures_wording import differences, judged
@@ -133,7 +136,32 @@ def test_sections_come_in_the_order_of_the_report_and_names_are_unique(drawn, im
     order = [SECTIONS.index(one.section) for one in drawn.values()]
     assert order == sorted(order)
     assert set(order) == set(range(len(SECTIONS)))
-    assert len(drawn) == 3 + 4 + 1 + 1 + 3 * 4 + 1  # each name once
+    assert len(drawn) == 5 + 2 + (2 + 1 + 3) + 3 + 2 * 3 + 2  # each name once
+
+
+def test_figures_are_few_unless_all_are_asked_for(images, drawn):
+    main = {one.name: one for one in figures(images, which="main")}
+    assert list(main) == [name for name in drawn if name in main]
+    subgroups = [name for name in main if name.startswith("subgroups")]
+    assert set(main) - set(subgroups) == {
+        *("change", "gap", "auroc", "label-efficiency"),
+        *(f"{topic}-cxr-mimic-cxr-chexpert-test" for topic in ("roc", "reliability")),
+    }
+    tests = images.subgroups[images.subgroups["setting"] == "finetune-full"]
+    tests = tests.drop_duplicates(["dataset", "split", "variable", "technique"])
+    for (dataset, split), held in tests.groupby(["dataset", "split"]):
+        survives = held["kruskal_p"].min() * held["kruskal_p"].count() < 0.05
+        assert (f"subgroups-cxr-mimic-cxr-{dataset}-{split}" in subgroups) == survives
+    assert {one.name for one in main.values() if one.folded} == {
+        name for name in main if name.startswith(("roc", "reliability"))
+    }
+    assert draw(images, which="none") == ([], [])
+
+
+@pytest.mark.slow
+def test_all_modalities_have_about_twenty_figures():
+    main = figures(invented(tuple(SOURCES), settings=("linear", "finetune-full")), which="main")
+    assert len([one for one in main if one.section != "Subgroups"]) <= 20
 
 
 @pytest.mark.parametrize("technique", ["scratch", "imagenet+mae"])
@@ -187,22 +215,73 @@ def test_a_technique_that_lacks_a_target_has_no_mean_over_targets(images):
     assert "shed" in set(over_targets(whole, one_seed=False)["technique"])
 
 
-def test_changes_by_dataset_are_the_frame_s_about_a_zero_line(drawn, images):
-    axes = panel(drawn["change-by-dataset-cxr-mimic-cxr"], "vindr-cxr")
-    rows = chosen(images.changes, dataset="vindr-cxr", technique="shed", metric="auroc")
-    points = line(axes, "shed")
-    assert points.get_ydata() == pytest.approx(rows["value"])
-    ends = segments(axes)
-    for x, low, high in zip(points.get_xdata(), rows["low"], rows["high"], strict=True):
-        assert ends[round(x, 6)] == pytest.approx((low, high))
-    assert any(np.allclose(one.get_ydata(), 0) for one in axes.lines)
-    assert axes.get_ylim()[0] < 0 < axes.get_ylim()[1]
+def marks(axes, technique):
+    """Of a forest plot: value, place on the y axis, and whether it is filled, from the top."""
+    held = [one for one in axes.lines if one.get_label() == technique]
+    return sorted(
+        (float(y), float(x), one.get_markerfacecolor() != "white")
+        for one in held
+        for x, y in zip(one.get_xdata(), one.get_ydata(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("change", "finetune-full"), ("change-by-setting-cxr-mimic-cxr", None)],
+)
+def test_changes_are_the_frame_s_a_row_for_each_dataset(drawn, images, name, setting):
+    (axes,) = panels(drawn[name])
+    rows = chosen(images.changes, technique="shed", metric="auroc")
+    rows = chosen(rows, setting=setting) if setting else rows
+    labels = [text.get_text() for text in axes.get_yticklabels()]
+    found = marks(axes, "shed")
+    assert len(found) == len(labels) == len(rows)
+    (ends,) = [
+        {round(float(s[0, 1]), 6): s[:, 0] for c in axes.collections for s in c.get_segments()}
+    ]
+    for y, value, filled in found:
+        dataset, _, short = labels[round(y)].partition("\n")
+        row = chosen(rows, dataset=dataset.partition(" ")[0])
+        row = row[np.isclose(row["value"], value)].iloc[0]
+        assert ends[round(y, 6)] == pytest.approx((row["low"], row["high"]))
+        assert filled == (row["p"] < 0.05)
+        assert (short == "") == (setting is not None)
+    assert labels[0].startswith("mimic-cxr (validation)")
+    assert axes.get_xlim()[0] < 0 < axes.get_xlim()[1]
 
 
 def test_gaps_are_the_frame_s(drawn, images):
-    axes = panel(drawn["gap-cxr-mimic-cxr"], "chexpert")
-    rows = chosen(images.gaps, dataset="chexpert", technique="mae", metric="auroc")
-    assert line(axes, "mae").get_ydata() == pytest.approx(rows["gap"])
+    (axes,) = panels(drawn["gap"])
+    rows = chosen(images.gaps, technique="mae", metric="auroc", setting="finetune-full")
+    assert [value for _, value, _ in marks(axes, "mae")] == pytest.approx(rows["gap"])
+    assert [t.get_text() for t in axes.get_yticklabels()] == list(rows["dataset"])
+
+
+def test_each_panel_of_a_forest_has_limits_of_its_own(images):
+    other = invented(("eeg",), effect=0.01)
+    wide = other.changes.assign(**{c: 9 * other.changes[c] for c in ("value", "low", "high")})
+    both = replace(
+        images,
+        modalities=("cxr", "eeg"),
+        scores=pd.concat([images.scores, other.scores], ignore_index=True),
+        changes=pd.concat([images.changes, wide], ignore_index=True),
+    )
+    cxr, eeg = panels(only(draw_forests, both)["change"])
+    assert cxr.get_title(loc="left").startswith("cxr")
+    assert np.ptp(eeg.get_xlim()) > 3 * np.ptp(cxr.get_xlim())
+    for axes, rows in ((cxr, images.changes), (eeg, wide)):
+        rows = chosen(rows, metric="auroc", setting="finetune-full")
+        assert axes.get_xlim()[0] < rows["low"].min() <= rows["high"].max() < axes.get_xlim()[1]
+
+
+def test_legends_stand_between_title_and_panels(drawn):
+    for name in ("change", "auroc", "label-efficiency"):
+        figure = drawn[name].figure
+        FigureCanvasAgg(figure).draw()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert box.y1 < figure._suptitle.get_window_extent().y0
+        assert all(axes.title.get_window_extent().y1 < box.y0 for axes in panels(drawn[name]))
 
 
 def test_label_efficiency_joins_the_fine_tuned_settings_with_bands(drawn, images):
@@ -220,14 +299,9 @@ def test_label_efficiency_joins_the_fine_tuned_settings_with_bands(drawn, images
 
 
 def test_axes_of_auroc_reach_down_to_chance(drawn):
-    for name in (
-        "auroc",
-        "label-efficiency-cxr-mimic-cxr",
-        "subgroups-cxr-mimic-cxr-chexpert-test",
-    ):
-        limits = {axes.get_ylim()[0] for axes in panels(drawn[name])}
-        assert max(limits) <= 0.5, name
-        assert len(limits) == 1, name
+    names = ("auroc", "label-efficiency-cxr-mimic-cxr", "subgroups-cxr-mimic-cxr-chexpert-test")
+    for name in names:
+        assert max(axes.get_ylim()[0] for axes in panels(drawn[name])) <= 0.5, name
 
 
 def test_significance_shows_differences_with_stars_where_holm_and_interval_agree(drawn, images):
@@ -369,7 +443,7 @@ def test_groups_share_a_letter_exactly_when_they_do_not_differ(seed):
 
 
 def test_roc_of_one_seed_is_the_frame_s_with_the_area(small):
-    titled = only(draw_rocs, small)["roc-eeg-shhs-isruc-test"]
+    titled = only(draw_other_curves, small)["roc-eeg-shhs-isruc-test"]
     axes = panel(titled, "n2")
     rows = chosen(small.roc, dataset="isruc", technique="mae", **{"class": "n2"})
     area = chosen(
@@ -409,8 +483,10 @@ def test_area_under_each_drawn_roc_curve_is_the_one_in_its_legend(small, seeds):
             areas.append({"class": name, "value": roc_auc_score(target[:, index], score[:, index])})
     means = pd.DataFrame(areas).groupby("class")["value"].mean()
     rows = [{**place, "class": name, "value": means[name]} for name in names]
-    analysis = replace(small, roc=pd.concat(curves), scores=pd.DataFrame(rows))
-    titled = only(draw_rocs, analysis)["roc-eeg-shhs-isruc-test"]
+    bins = small.calibration.iloc[:0]
+    held = {"roc": pd.concat(curves), "calibration": bins, "scores": pd.DataFrame(rows)}
+    analysis = replace(small, **held)
+    titled = only(draw_other_curves, analysis)["roc-eeg-shhs-isruc-test"]
     assert means["n1"] == 0
     assert means["n2"] == 1 / seeds
     for name in names:
@@ -443,12 +519,12 @@ def test_title_of_roc_names_no_class_of_few_patients(small):
         .mask(rare, "no interval: 3 patients on the rarer side")
         .mask(few, "rough interval: 9 patients on the rarer side"),
     )
-    title = only(draw_rocs, replace(small, scores=scores))["roc-eeg-shhs-isruc-test"].title
+    title = only(draw_other_curves, replace(small, scores=scores))["roc-eeg-shhs-isruc-test"].title
     assert "areas under the curves" in title
     assert "(n1," not in title
     assert "(n2," not in title
     none = replace(small, scores=scores.assign(caution="no interval: 8 patients"))
-    title = only(draw_rocs, none)["roc-eeg-shhs-isruc-test"].title
+    title = only(draw_other_curves, none)["roc-eeg-shhs-isruc-test"].title
     assert title.endswith("no class has 10 patients on either side")
 
 
@@ -473,7 +549,7 @@ def test_captions_say_that_intervals_cover_several_seeds_only_where_they_do(draw
     for topic in (draw_results, draw_pairs):
         for one in only(topic, small).values():
             assert "widened" not in one.caption
-    assert "as if no patient were in both" in drawn["gap-cxr-mimic-cxr"].caption
+    assert "as if no patient were in both" in drawn["gap"].caption
 
 
 def test_bins_of_several_seeds_are_pooled_by_their_counts():
@@ -494,7 +570,7 @@ def test_bins_of_several_seeds_are_pooled_by_their_counts():
 
 
 def test_reliability_of_one_seed_is_the_frame_s_few_records_hollow(small):
-    titled = only(draw_reliabilities, small)["reliability-eeg-shhs-isruc-test"]
+    titled = only(draw_other_curves, small)["reliability-eeg-shhs-isruc-test"]
     axes = panel(titled, "rem")
     rows = chosen(small.calibration, dataset="isruc", technique="mae", **{"class": "rem"})
     rows = rows[rows["count"] > 0]
@@ -556,8 +632,9 @@ CLAIMS = re.compile(
 
 
 def titles_of(analysis):
-    topics = (draw_results, draw_label_efficiency, draw_critical_differences, draw_pairs)
-    found = [one for topic in (*topics, draw_subgroups) for one in only(topic, analysis).values()]
+    topics = (draw_forests, draw_results, draw_label_efficiency, draw_critical_differences)
+    topics += (draw_pairs, draw_differing_subgroups, draw_other_subgroups)
+    found = [one for topic in topics for one in only(topic, analysis).values()]
     return [one.title for one in found if isinstance(one, Titled)]
 
 
@@ -577,7 +654,7 @@ def test_no_title_claims_a_difference_where_no_test_shows_one(images):
     for title in found:
         assert not CLAIMS.search(title), title
     told = " ".join(found)
-    assert len(re.findall(r"none of \d+ is shown, largest", told)) == 4
+    assert len(re.findall(r"none of \d+ is shown, largest", told)) == 2
     assert "AUROC from 8 to all labels per class: the intervals at both ends of all" in told
     assert "none of 75 pairs of techniques is shown to differ" in told
     assert "no difference between groups is shown by age, sex and device" in told
@@ -594,13 +671,13 @@ def test_no_title_claims_anything_of_too_few_patients(images):
         assert not CLAIMS.search(title), title
         assert not re.search(r"shown|significant|\bp [=<]|\bdiffer;", title), title
     told = " ".join(found)
-    assert told.count("not tested, too few patients") == 4
+    assert told.count("not tested, too few patients") == 2
     assert "no curve has intervals of 20 patients at both ends" in told
 
 
 def test_titles_do_claim_what_is_shown(drawn):
     claims = [name for name, one in drawn.items() if CLAIMS.search(one.title)]
-    assert {"change", "gap-cxr-mimic-cxr", "label-efficiency-cxr-mimic-cxr"} <= set(claims)
+    assert {"change", "gap-by-setting-cxr-mimic-cxr", "label-efficiency"} <= set(claims)
 
 
 def test_captions_say_intervals_patients_resamples_and_seeds(drawn):
@@ -706,19 +783,20 @@ def test_an_empty_analysis_has_no_figure_and_says_why():
 def test_one_technique_is_drawn_without_comparisons():
     found, excluded = draw(invented(("eeg",), techniques=("mae",), settings=("linear",), seeds=1))
     names = {one.name for one in found}
-    assert {"auroc", "gap-eeg-shhs", "roc-eeg-shhs-isruc-test"} <= names
+    assert {"auroc", "gap", "roc-eeg-shhs-isruc-test"} <= names
     reasons = {one.name: one.reason for one in excluded}
     assert reasons["change"] == "no technique has enough patients to be compared with scratch"
     assert reasons["ranking-eeg-shhs"] == "fewer than two techniques are ranked on the same rows"
     assert reasons["significance-eeg-shhs"] == "no two techniques are scored on the same rows"
-    assert "fewer than two fine-tuning settings" in reasons["label-efficiency-eeg-shhs"]
+    assert "fewer than two fine-tuning settings" in reasons["label-efficiency"]
 
 
 def test_without_intervals_points_are_drawn_and_nothing_is_claimed(small):
     names = ("scores", "gaps", "changes", "pairs", "ranking", "subgroups")
     bare = replace(small, **{name: without_intervals(getattr(small, name)) for name in names})
     bare = replace(bare, subgroups=bare.subgroups.assign(kruskal_p=np.nan))
-    topics = (draw_results, draw_rankings, draw_pairs, draw_subgroups, draw_rocs)
+    topics = (draw_forests, draw_results, draw_rankings, draw_pairs, draw_other_subgroups)
+    topics += (draw_other_curves,)
     found = {name: one for topic in topics for name, one in only(topic, bare).items()}
     points = line(panel(found["auroc"], "eeg, shhs"), "mae")
     assert points.get_ydata() == pytest.approx(
@@ -731,9 +809,9 @@ def test_without_intervals_points_are_drawn_and_nothing_is_claimed(small):
 
 def test_a_value_outside_its_percentile_interval_is_drawn(small):
     changes = small.changes.assign(low=small.changes["value"] + 0.01)
-    outside = only(draw_results, replace(small, changes=changes))["change"]
-    points = line(panel(outside, "eeg, shhs"), "mae")
-    assert points.get_ydata() == pytest.approx(chosen(changes, dataset="shhs")["value"])
+    outside = only(draw_forests, replace(small, changes=changes))["change"]
+    found = [value for _, value, _ in marks(panel(outside, "eeg, shhs"), "mae")]
+    assert found == pytest.approx(chosen(changes, metric="auroc")["value"])
 
 
 # --- studies
@@ -771,6 +849,21 @@ def test_only_the_source_s_own_validation_split_is_in_distribution(images):
     found = in_distribution(pd.concat([scores, test, other]))
     assert set(found["dataset"]) == {"mimic-cxr"}
     assert set(found["split"]) == {"validation"}
+    unseen = scores[scores["role"] != "source"]
+    assert set(in_distribution(pd.concat([unseen, test]))["split"]) == {"test"}
+
+
+def test_a_source_that_is_scored_on_its_test_split_alone_has_its_figures(small):
+    def tested(frame):
+        own = frame["dataset"] == frame["source"]
+        return frame.assign(split=frame["split"].mask(own, "test"))
+
+    moved = replace(small, scores=tested(small.scores), changes=tested(small.changes))
+    own = panel(only(draw_results, moved)["auroc"], "eeg, shhs: in distribution (test)")
+    rows = auroc(small, dataset="shhs", technique="mae")
+    assert line(own, "mae").get_ydata() == pytest.approx(rows["value"])
+    (axes,) = panels(only(draw_forests, moved)["change"])
+    assert "shhs (test)" in [text.get_text() for text in axes.get_yticklabels()]
 
 
 # --- files

@@ -402,7 +402,7 @@ def test_text_columns_line_up(tmp_path):
 
 def test_runs_without_predictions_are_refused(tmp_path):
     run = open_run(tmp_path, "r", described())
-    with pytest.raises(BenchmdError, match="none of the 1 runs is finished and has predictions"):
+    with pytest.raises(BenchmdError, match="of 1 run none is finished and has predictions"):
         analyse([run])
 
 

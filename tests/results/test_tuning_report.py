@@ -440,11 +440,18 @@ def test_names_of_a_search_are_shown_and_never_run(analysis):
 
 def test_the_command_reports_the_searches_of_a_store_and_none_of_a_run(made, tmp_path):
     store, found = made
-    command = ["report", str(store), "--out", str(tmp_path / "a"), "--no-figures"]
+    command = ["report", str(store), "--out", str(tmp_path / "a"), "--figures", "none"]
     result = CliRunner().invoke(main, [*command, "--resamples", "5"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "a" / "searches.csv").is_file()
-    command = ["report", str(found["tuned"].folder), "--out", str(tmp_path / "b"), "--no-figures"]
+    command = [
+        "report",
+        str(found["tuned"].folder),
+        "--out",
+        str(tmp_path / "b"),
+        "--figures",
+        "none",
+    ]
     result = CliRunner().invoke(main, [*command, "--resamples", "5"])
     assert result.exit_code == 0, result.output
     assert not (tmp_path / "b" / "searches.csv").exists()

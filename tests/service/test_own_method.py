@@ -68,7 +68,7 @@ def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
         "pretrain": f"{tiny} --set execution.workers=2",
         "transfer": tiny,
         "run": f"{tiny} --tflops 1",
-        "report": "--no-figures --resamples 20",
+        "report": "--figures none --resamples 20",
     }
     for command, options in quick.items():
         assert f"benchmd {command} " in script

@@ -117,12 +117,15 @@ def figure_parts(figures: Sequence[Titled]) -> dict[str, str]:
 
 def _figure(titled: Titled, number: int) -> str:
     width, height = (round(float(inch) * PIXELS) for inch in titled.figure.get_size_inches())
-    return (
+    shown = (
         f'<figure id="figure-{number}"><img src="{_data_uri(titled.figure)}" '
         f'alt="{escape(text_of(titled.title))}" width="{width}" height="{height}">'
         f"<figcaption><b>Figure {number}.</b> {prose(titled.caption)} "
         f"<code>{escape(text_of(titled.name))}</code></figcaption></figure>\n"
     )
+    if not titled.folded:
+        return shown
+    return f"<details><summary>{prose(titled.title)}</summary>{shown}</details>\n"
 
 
 def _data_uri(figure: Figure) -> str:

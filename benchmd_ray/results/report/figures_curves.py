@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -50,24 +51,36 @@ MOST = 201
 """Most points of the mean of several seeds' curves."""
 
 
-def draw_rocs(report: Report) -> Iterator[Drawn]:
+def draw_main_curves(report: Report) -> Iterator[Drawn]:
+    """ROC and calibration of each study on its first target, or else on its source."""
+    trained = [study for study in report.studies if not study.protocol.startswith("shuffled")]
+    yield from _draw_curves(replace(report, studies=tuple(trained)), slice(1))
+
+
+def draw_other_curves(report: Report) -> Iterator[Drawn]:
+    """The same on its other datasets and splits."""
+    yield from _draw_curves(report, slice(None))
+
+
+def _draw_curves(report: Report, which: slice) -> Iterator[Drawn]:
     """One figure for each study, dataset and split: a panel for each class."""
-    yield from _each(report, report.analysis.roc, "roc", draw_roc)
+    analysis = report.analysis
+    yield from _each(report, analysis.roc, "roc", draw_roc, which)
+    yield from _each(report, analysis.calibration, "reliability", draw_reliability, which)
 
 
-def draw_reliabilities(report: Report) -> Iterator[Drawn]:
-    """One figure for each study, dataset and split: a panel for each class."""
-    yield from _each(report, report.analysis.calibration, "reliability", draw_reliability)
-
-
-def _each(report: Report, frame: pd.DataFrame, topic: str, draw: Draw) -> Iterator[Drawn]:
+def _each(
+    report: Report, frame: pd.DataFrame, topic: str, draw: Draw, which: slice
+) -> Iterator[Drawn]:
     for study in report.studies:
         setting = report.detail(study)
         rows = study.of(frame)
         rows = rows[rows["setting"] == setting]
         if rows.empty:
             yield Skipped(f"{topic}-{study.slug}", f"no class can be drawn ({setting})")
-        for place in places_of(study, rows):
+        places = places_of(study, rows)
+        places.sort(key=lambda place: place[0] == study.source)  # targets first
+        for place in places[which]:
             yield draw(report, study, place, setting)
 
 
@@ -99,7 +112,7 @@ def draw_roc(report: Report, study: Study, place: tuple[str, str], setting: str)
         sizes(mean_auroc(scores)),
     )
     name = f"roc-{study.slug}-{place[0]}-{place[1]}"
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, folded=True)
 
 
 def draw_reliability(report: Report, study: Study, place: tuple[str, str], setting: str) -> Titled:
@@ -136,7 +149,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
         sizes(mean_auroc(scores)),
     )
     name = f"reliability-{study.slug}-{place[0]}-{place[1]}"
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, folded=True)
 
 
 def classes_of(frame: pd.DataFrame) -> list[str]:

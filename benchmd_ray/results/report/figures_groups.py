@@ -28,6 +28,7 @@ from benchmd_ray.results.report.figures_parts import (
     Titled,
     heading,
     mean_auroc,
+    of_place,
     of_setting,
     ordered,
     places_of,
@@ -51,17 +52,34 @@ WIDE = 5
 """A variable of more groups takes a whole row."""
 
 
-def draw_subgroups(report: Report) -> Iterator[Drawn]:
-    """One figure for each study, dataset and split: a panel for each variable."""
+def draw_differing_subgroups(report: Report) -> Iterator[Drawn]:
+    """Where a difference between groups survives correction: a panel for each variable."""
+    yield from _draw_subgroups(report, differing=True)
+
+
+def draw_other_subgroups(report: Report) -> Iterator[Drawn]:
+    """The same where none does."""
+    yield from _draw_subgroups(report, differing=False)
+
+
+def _draw_subgroups(report: Report, *, differing: bool) -> Iterator[Drawn]:
+    """One figure for each study, dataset and split."""
     for study in report.studies:
         setting = report.detail(study)
         groups = study.of(report.analysis.subgroups).dropna(subset=["value"])
         groups = groups[groups["setting"] == setting]
-        if groups.empty:
+        if groups.empty and not differing:
             reason = f"no group by age, sex, site, device or view has enough patients ({setting})"
             yield Skipped(f"subgroups-{study.slug}", reason)
         for place in places_of(study, groups):
-            yield draw_groups(report, study, place, setting)
+            if _differ(of_place(groups, place)) is differing:
+                yield draw_groups(report, study, place, setting)
+
+
+def _differ(groups: pd.DataFrame) -> bool:
+    """Whether a Kruskal–Wallis test remains below the level by Holm's correction over all."""
+    tests = groups.drop_duplicates(["variable", "technique"])["kruskal_p"].dropna()
+    return bool(len(tests)) and float(tests.min()) * len(tests) < LEVEL
 
 
 def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: str) -> Drawn:

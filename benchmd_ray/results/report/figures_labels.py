@@ -23,8 +23,11 @@ from benchmd_ray.results.report.figures_parts import (
     Skipped,
     Study,
     Titled,
+    heading,
+    in_distribution,
     mean_auroc,
     of_place,
+    on_targets,
     place_label,
     places_of,
     techniques_of,
@@ -41,29 +44,56 @@ LABELS = {
 }
 """Place on the axis, the base-2 logarithm of labels per class, and its name; "all" stands apart."""
 BREAK = 9.0
+Place = tuple[str, str]
+"""Dataset and split."""
 
 
 def draw_label_efficiency(report: Report) -> Iterator[Drawn]:
+    """One figure: a panel for each study, with its first target, or else with its source."""
+    for studies in report.together:
+        shown = []
+        for study in studies:
+            places = places_of(study, on_targets(_finetuned(report, study)))
+            places = places or places_of(study, in_distribution(_finetuned(report, study)))
+            shown += [(study, place) for place in places[:1]]
+        yield draw_curves(report, shown, report.name("label-efficiency", studies))
+
+
+def draw_label_efficiency_by_dataset(report: Report) -> Iterator[Drawn]:
     """One figure for each study: a panel for each dataset and split."""
     for study in report.studies:
-        yield draw_curves(report, study)
+        places = places_of(study, _finetuned(report, study))
+        if len(places) > 1:
+            shown = [(study, place) for place in places]
+            yield draw_curves(report, shown, f"label-efficiency-{study.slug}")
 
 
-def draw_curves(report: Report, study: Study) -> Drawn:
-    """AUROC against labels per class, with the intervals as bands."""
-    name = f"label-efficiency-{study.slug}"
+def _finetuned(report: Report, study: Study) -> pd.DataFrame:
     scores = study.of(mean_auroc(report.analysis.scores)).dropna(subset=["value"])
-    scores = scores[scores["setting"].isin(list(LABELS))]
-    if scores["setting"].nunique() < 2:
+    return scores[scores["setting"].isin(list(LABELS))]
+
+
+def draw_curves(report: Report, shown: Sequence[tuple[Study, Place]], name: str) -> Drawn:
+    """AUROC against labels per class, with the intervals as bands.
+
+    Args:
+        report: What is drawn from.
+        shown: A panel each; where there is a single fine-tuning setting there is none.
+        name: Of the figure.
+    """
+    parts = [(*at, of_place(_finetuned(report, at[0]), at[1])) for at in shown]
+    parts = [part for part in parts if part[2]["setting"].nunique() > 1]
+    if not parts:
         return Skipped(name, "fewer than two fine-tuning settings are there: nothing to join")
-    title = f"{study.label}: {_finding(scores)}"
-    places, techniques = places_of(study, scores), techniques_of(scores)
-    figure, panels = grid(title, len(places), row=2.6)
-    limits = auroc_limits(scores)
-    for axes, place in zip(panels, places, strict=True):
-        _curves(axes, of_place(scores, place), techniques, report.looks)
-        axes.set_title(place_label(study, place))
-        axes.set_ylim(*limits)
+    studies = list(dict.fromkeys(study for study, *_ in parts))
+    scores = pd.concat([rows for *_, rows in parts])
+    title = _finding(scores) if len(studies) > 1 else f"{studies[0].label}: {_finding(scores)}"
+    techniques = techniques_of(scores)
+    figure, panels = grid(title, len(parts), row=2.6)
+    for axes, (study, place, rows) in zip(panels, parts, strict=True):
+        _curves(axes, rows, techniques, report.looks)
+        axes.set_title(heading(study, place) if len(studies) > 1 else place_label(study, place))
+        axes.set_ylim(*auroc_limits(rows))
         axes.set_ylabel("AUROC")
         axes.set_xlabel("labels per class (logarithmic)", fontsize=SMALL + 0.5)
         chance_line(axes)

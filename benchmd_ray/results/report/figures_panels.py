@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from benchmd_ray.results.canvas import LETTERS, WIDTH, TechniqueLook, new_figure
@@ -58,29 +59,35 @@ def dodged(
     column: str,
     techniques: Sequence[str],
     looks: Mapping[str, TechniqueLook],
+    sideways: bool = False,
 ) -> None:
-    """Points with intervals, the techniques side by side at each place of the x axis.
+    """Points with intervals, the techniques side by side at each place of an axis.
 
     Args:
         axes: Drawn into.
         frame: ``column``, technique, value, low, high, caution, and paper where there is one.
-            Rough intervals are dotted.
-        at: What stands at x = 0, 1, ….
-        column: Which holds what stands at x.
+            Rough intervals are dotted. Sideways also tested and differs: points of which no test
+            says that they differ are hollow.
+        at: What stands at 0, 1, ….
+        column: Which holds what stands there.
         techniques: All of the figure, so that each keeps its place.
         looks: Of each technique.
+        sideways: Whether the places are those of the y axis, the first at its top, and values go
+            along x.
     """
+    bars = axes.hlines if sideways else axes.vlines
     for number, technique in enumerate(techniques):
         rows = frame[frame["technique"] == technique].set_index(column)
         rows = rows.loc[[place for place in at if place in rows.index]]
         if rows.empty:
             continue
-        x = np.array([at.index(place) for place in rows.index]) + dodge(number, len(techniques))
+        places = np.array([at.index(place) for place in rows.index])
+        places = places + dodge(number, len(techniques))
         look = looks[technique]
         rough = rows["caution"].str.contains("rough").to_numpy(bool)
         for dotted, line in ((False, "-"), (True, ":")):
-            axes.vlines(
-                x[rough == dotted],
+            bars(
+                places[rough == dotted],
                 rows["low"][rough == dotted],
                 rows["high"][rough == dotted],
                 color=look.colour,
@@ -88,14 +95,27 @@ def dodged(
                 linestyle=line,
                 zorder=2,
             )
-        axes.plot(x, rows["value"], label=technique, **points(look))
+        values = rows["value"].to_numpy(float)
+        full = np.ones(len(rows), bool)
+        if sideways:
+            full = (rows["tested"] & rows["differs"]).to_numpy(bool)
+        for chosen, face in ((full, look.colour), (~full, "white")):
+            if not chosen.any():
+                continue
+            where = (places[chosen], values[chosen])
+            marks = points(look) | {"markerfacecolor": face}
+            axes.plot(*(where[::-1] if sideways else where), label=technique, **marks)
         if "paper" in rows and rows["paper"].notna().any():
             hollow = {**points(look), "markerfacecolor": "white", "zorder": 2.5}
-            beside = x + 0.3 * (dodge(1, len(techniques)) - dodge(0, len(techniques)))
+            beside = places + 0.3 * (dodge(1, len(techniques)) - dodge(0, len(techniques)))
             axes.plot(beside, rows["paper"], label=f"{technique}, paper", **hollow)
-    axes.set_xlim(-0.5, len(at) - 0.5)
-    for edge in range(1, len(at)):
-        axes.axvline(edge - 0.5, color=FAINT, linewidth=0.6, zorder=0)
+    edges = [edge - 0.5 for edge in range(len(at) + 1)]
+    if sideways:
+        axes.set_ylim(edges[-1], edges[0])
+    else:
+        axes.set_xlim(edges[0], edges[-1])
+    for edge in edges[1:-1]:
+        (axes.axhline if sideways else axes.axvline)(edge, color=FAINT, linewidth=0.6, zorder=0)
 
 
 def dodge(number: int, techniques: int) -> float:
@@ -132,14 +152,17 @@ def auroc_limits(*frames: pd.DataFrame) -> tuple[float, float]:
     return max(0.0, bottom - room), min(1.0, top + room) + 0.005
 
 
+def difference_limits(frame: pd.DataFrame) -> tuple[float, float]:
+    """Limits that hold zero and all intervals, and span 0.1 at least."""
+    values = pd.concat([frame[c] for c in ("value", "low", "high")]).dropna()
+    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+    room = max(0.05 * (high - low), (0.1 - (high - low)) / 2)
+    return low - room, high + room
+
+
 def chance_line(axes: Axes) -> None:
     """A line at the AUROC of scores that know nothing."""
     axes.axhline(CHANCE, color="#666666", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-
-
-def zero_line(axes: Axes) -> None:
-    """A line at no difference."""
-    axes.axhline(0, color="#333333", linewidth=0.9, zorder=1)
 
 
 def technique_legend(
@@ -150,7 +173,7 @@ def technique_legend(
     lines: bool = False,
     extra: Sequence[Line2D] = (),
 ) -> None:
-    """Below the figure: each technique's marker, and its line where the figure has lines."""
+    """Below the title: each technique's marker, and its line where the figure has lines."""
     handles = [
         Line2D(
             [],
@@ -166,9 +189,15 @@ def technique_legend(
     handles += list(extra)
     widths = [len(str(handle.get_label())) + (10 if lines else 6) for handle in handles]
     rows = -(-sum(widths) // 125)
+    height, title = figure.get_figheight(), figure.get_suptitle().replace("\n", " ")
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0.0, 0.0, 1.0, 1 - 0.25 * rows / height))
     figure.legend(
         handles=handles,
-        loc="outside lower left",
+        loc="upper left",
+        bbox_to_anchor=(0.0, 1 - (0.1 + title_height(title)) / height),
+        borderaxespad=0.0,
         ncols=-(-len(handles) // rows),
         frameon=False,
         fontsize=8.5,

@@ -19,6 +19,8 @@ from benchmd_ray.results.report.protocols import comparable_with, letters_of
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
 
+TOGETHER = 8
+"""Studies in one figure, at most."""
 STUDY = ("modality", "source", "policy", "protocol")
 OVER_TARGETS = (
     *("setting", "technique", "value", "low", "high", "paper", "tested", "differs", "caution"),
@@ -38,6 +40,8 @@ class Titled:
     caption: str
     """What the marks and intervals are, and how many patients, resamples and seeds."""
     figure: Figure
+    folded: bool = False
+    """Whether the page shows only its title until it is opened."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,17 @@ class Report:
     studies: tuple[Study, ...]
     resamples: int | None = None
     """Of the patients, where it is known."""
+
+    @property
+    def together(self) -> list[tuple[Study, ...]]:
+        """The studies that have a figure together."""
+        held = self.studies
+        return [held[first : first + TOGETHER] for first in range(0, max(1, len(held)), TOGETHER)]
+
+    def name(self, topic: str, studies: tuple[Study, ...]) -> str:
+        """Stem of the files of a figure of these studies."""
+        groups = self.together
+        return topic if len(groups) == 1 else f"{topic}-{groups.index(studies) + 1}"
 
     def detail(self, study: Study) -> str:
         """The setting of the figures that show only one: the one with the most labels."""
@@ -155,8 +170,11 @@ def of_metric(frame: pd.DataFrame, metric: str = "auroc") -> pd.DataFrame:
 
 
 def in_distribution(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the source's own validation split, as in the paper."""
-    return frame[(frame["dataset"] == frame["source"]) & (frame["split"] == "validation")]
+    """Rows of the source's own validation split, as in the paper; without it those of its test."""
+    own = frame[frame["dataset"] == frame["source"]]
+    chosen = own["split"] == "validation"
+    known = own.assign(known=chosen).groupby(["source", "policy"])["known"].transform("any")
+    return own[(chosen | ~known.astype(bool)).to_numpy(bool)]
 
 
 def on_targets(frame: pd.DataFrame) -> pd.DataFrame:

@@ -44,14 +44,28 @@ from benchmd_ray.scores.stability import CriticalDifference, critical_difference
 
 SECTION = "Significance"
 CELL = ["dataset", "setting"]
+THREE = 3
+"""Techniques of which a diagram is worth its place; of two, the forest plot says it."""
 DEPENDENT = (
     "Settings and targets of one source share its patients and its pretrained models, so the tests "
     "take one value of each source: the mean over its cells."
 )
 
 
-def draw_critical_differences(report: Report) -> Iterator[Drawn]:
-    """Mean ranks over sources and their (dataset × setting) cells: validation, and targets."""
+def draw_main_difference(report: Report) -> Iterator[Drawn]:
+    """The first diagram of three techniques or more on enough sources, on targets if there is."""
+    found = list(draw_critical_differences(report, least=THREE))
+    held = [one for one in found if isinstance(one, Titled)]
+    yield from held[-1:] or found[-1:]
+
+
+def draw_critical_differences(report: Report, least: int = 0) -> Iterator[Drawn]:
+    """Mean ranks over sources and their (dataset × setting) cells: validation, and targets.
+
+    Args:
+        report: What is drawn from.
+        least: Techniques that a diagram has, at least; then its tests can show something, too.
+    """
     bases = list(dict.fromkeys(study.protocol.split()[0] for study in report.studies))
     for base in bases:
         chosen: dict[tuple[str, str], Study] = {}
@@ -65,11 +79,11 @@ def draw_critical_differences(report: Report) -> Iterator[Drawn]:
                 for study in chosen.values()
             }
             name = f"critical-difference-{at.split()[-1]}{end}"
-            yield from _of_tables(report, tables, at, name)
+            yield from _of_tables(report, tables, at, name, least)
 
 
 def _of_tables(
-    report: Report, tables: Mapping[Study, pd.DataFrame], at: str, name: str
+    report: Report, tables: Mapping[Study, pd.DataFrame], at: str, name: str, least: int
 ) -> Iterator[Drawn]:
     """A diagram of the techniques that most cells share; one of all, where a study has all."""
     held = {study: frozenset(table["technique"]) for study, table in tables.items() if len(table)}
@@ -81,7 +95,7 @@ def _of_tables(
     for names, end in ((shared, ""), (every, "-all-techniques")):
         used = {study: tables[study] for study in held if names <= held[study]}
         if used and (not end or every != shared):
-            yield draw_critical_difference(report, used, names, at, f"{name}{end}")
+            yield draw_critical_difference(report, used, names, at, f"{name}{end}", least)
 
 
 def _shared(
@@ -103,6 +117,7 @@ def draw_critical_difference(
     names: frozenset[str],
     at: str,
     name: str,
+    least: int = 0,
 ) -> Drawn:
     """A critical-difference diagram.
 
@@ -112,7 +127,10 @@ def draw_critical_difference(
         names: Techniques to compare; cells that lack one are excluded.
         at: Where the AUROCs were measured, for the title.
         name: Of the figure.
+        least: See `draw_critical_differences`.
     """
+    if len(names) < least:
+        return Skipped(name, f"fewer than {least} techniques are on the same cells {at}")
     parts = {
         study.label: table[table["technique"].isin(names)]
         .pivot_table(index=CELL, columns="technique", values="value", dropna=False)
@@ -126,6 +144,8 @@ def draw_critical_difference(
         return Skipped(name, f"no dataset and setting has all of {', '.join(order)} {at}")
     sources = whole.index.get_level_values(0)
     found = critical_difference(whole[order].to_numpy(float), order, list(sources))
+    if least and found.note:
+        return Skipped(name, found.note)
     title = _finding(found, at)
     figure, (axes,) = grid(title, 1, columns=1, row=0.9 + 0.24 * len(order), extra=0.3)
     diagram(axes, found, report.looks)

@@ -22,6 +22,7 @@ from benchmd_ray.results.canvas import OKABE_ITO, new_figure
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid, title_height
 from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled
 from benchmd_ray.results.report.figures_wording import listed, plain
+from benchmd_ray.results.report.tuning_frames import networks
 from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 
 Floats = npt.NDArray[np.float64]
@@ -71,7 +72,12 @@ def heading(record: SearchRecord) -> str:
     where = listed(list(dict.fromkeys(str(about["modality"]) for about in record.sources)))
     if len(record.sources) == 1:
         where = f"{where}, {record.sources[0]['source']}"
-    return f"Search of {record.technique}, {record.setting} ({where})"
+    return f"Search of {record.technique}, {record.setting} ({where}; {networks(record)})"
+
+
+def varied(record: SearchRecord, done: pd.DataFrame) -> list[str]:
+    """Settings of which trials with a value have two values or more."""
+    return [name for name in record.space if done[name].nunique() > 1]
 
 
 def labels_of(names: Iterable[str]) -> dict[str, str]:
@@ -107,7 +113,9 @@ def draw_slices(record: SearchRecord) -> Drawn:
     if done.empty:
         return Skipped(name, NO_VALUE.format(record.name))
     top = done["number"].isin(chosen_of(record, done)["number"]).to_numpy()
-    short = labels_of(record.space)
+    short = labels_of(varied(record, done))
+    if not short:
+        return Skipped(name, f"{record.name}: no setting has two values among its trials")
     title = f"{heading(record)}: {inner(record)} of {count_of(len(done), 'trial')} by each setting"
     figure, panels = grid(title, len(short), columns=3, row=PANEL_ROW, extra=0.5)
     for place, (axes, key) in enumerate(zip(panels, short, strict=True)):
@@ -188,7 +196,9 @@ def draw_parallel(record: SearchRecord) -> Drawn:
     name, done = f"parallel-{record.name}", scored(record)
     if done.empty:
         return Skipped(name, NO_VALUE.format(record.name))
-    short = labels_of(record.space)
+    short = labels_of(varied(record, done))
+    if not short:
+        return Skipped(name, f"{record.name}: no setting has two values among its trials")
     title = f"{heading(record)}: settings of {count_of(len(done), 'trial')} by {inner(record)}"
     figure = new_figure(title, 4.0 + title_height(title))
     axes = figure.add_subplot()

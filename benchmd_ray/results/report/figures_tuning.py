@@ -40,18 +40,23 @@ QUIET = "#9A9A9A"
 Stroke = Literal["-", "--", ":"]
 
 
-def draw_tuning(report: Report) -> Iterator[Drawn]:
-    """All figures of each search; cost against quality where it searched for both."""
+def draw_searches(report: Report) -> Iterator[Drawn]:
+    """What each search tried, chose and found important; cost where it searched for that, too."""
     for record in report.analysis.records:
         yield draw_history(record)
         if record.choosing == "confirmed":
             yield draw_finalists(record)
         yield draw_importance(record)
+        if "device_hours" in record.objectives:
+            yield draw_front(record)
+
+
+def draw_settings(report: Report) -> Iterator[Drawn]:
+    """How each search's score goes with its settings, and how its trials learned."""
+    for record in report.analysis.records:
         yield draw_slices(record)
         yield draw_contour(record)
         yield draw_curves(record)
-        if "device_hours" in record.objectives:
-            yield draw_front(record)
         yield draw_parallel(record)
 
 

@@ -110,7 +110,7 @@ FRAMES: dict[str, dict[str, str]] = {
     "ran": {
         **_text("run", "kind", "modality", "source", "policy", "technique", "setting"),
         **_whole("seed"),
-        **_text("protocol"),
+        **_text("protocol", "network"),
         "finished": "bool",
         **_real("seconds"),
         **_text("device", "hardware", "instructions", "threads"),
@@ -118,7 +118,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_text("catalog", "parts", "benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"),
     },
     "searches": {
-        **_text("search", "modality", "source", "policy", "technique", "setting"),
+        **_text("search", "modality", "source", "policy", "technique", "setting", "network"),
         **_text("sampler", "stopping", "choosing", "objectives"),
         **_whole("searched", "trials", "complete", "stopped", "failed", "unfinished"),
         **_whole("evaluations", "evaluated"),

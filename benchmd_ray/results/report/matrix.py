@@ -23,6 +23,7 @@ from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.protocols import is_ensemble
 from benchmd_ray.results.report.table import DASH, Kind, shown, text_of
 from benchmd_ray.results.written import latex_text, markdown
+from benchmd_ray.results.written import text as plain_text
 from benchmd_ray.scores.comparison import LEVEL
 
 if TYPE_CHECKING:
@@ -277,6 +278,26 @@ def matrix_markdown(matrix: Matrix) -> str:
     ]
     heads = ["setting", "technique", *text.heads]
     return f"{caption_of(text)}\n\n{markdown(pd.DataFrame(rows, columns=pd.Index(heads)))}\n"
+
+
+def matrix_text(matrix: Matrix) -> str:
+    """The matrix for a terminal: a table for each source, below each other, and the caption."""
+    text, parts, first = written(matrix), list[str](), 0
+    for title, count in text.groups:
+        chosen, before = slice(first, first + count), ""
+        lines = []
+        for what, cells in text.rows:
+            own = [each.text + {"best": "*", "alike": ALIKE, "": " "}[each.mark] for each in cells]
+            if any(each.cell is not None for each in cells[chosen]):
+                setting = "" if what[0] == before else what[0]
+                lines.append([setting, method_text(what), *own[chosen]])
+                before = what[0]
+        heads = ["setting", "technique", *(f"{head} " for head in text.heads[chosen])]
+        table = pd.DataFrame(lines, columns=pd.Index(heads))
+        parts.append(f"{title}\n{plain_text(table)}")
+        first += count
+    caption = caption_of(text).replace("Bold is", "* is")
+    return "\n\n".join([*parts, caption])
 
 
 def matrix_latex(matrix: Matrix) -> str:

@@ -12,7 +12,6 @@ from benchmd_ray.results.report.document import (
     document,
     figure_parts,
     listed_notes,
-    none,
     prose,
     terms,
 )
@@ -94,7 +93,7 @@ def _parts(
 ) -> list[tuple[str, str, str]]:
     """Sections of the page: id, heading, HTML."""
     drawn = figure_parts(figures)
-    tables = _table_parts(analysis, drawn)
+    tables, absent = _table_parts(analysis, drawn)
     late = [(head, *tables.pop(head)) for head in (TUNING, RAN) if head in tables]
     matrix = matrix_of(analysis)
     first = _summary(analysis)
@@ -111,30 +110,34 @@ def _parts(
             for place, (section, shown) in enumerate(drawn.items(), start=1)
         ),
         *((slug, head, content) for head, slug, content in late),
-        ("methods", "Methods and words", _methods() + _not_drawn(skipped)),
+        ("methods", "Methods and words", _methods() + _absent(absent) + _not_drawn(skipped)),
     ]
 
 
-def _table_parts(analysis: Analysis, drawn: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """Id and HTML of each heading's tables; figures on tuning are with them."""
+def _table_parts(
+    analysis: Analysis, drawn: dict[str, str]
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Id and HTML of each heading's tables, figures on tuning with them; and what has none."""
     together: dict[str, list[Declared]] = {}
     for each in declared():
         if each.page is not None:
             together.setdefault(each.heading, []).append(each)
-    parts = {}
+    parts, absent = {}, []
     classified = len(analysis.scores) or analysis.rows.empty  # else other evaluations have answers
     for heading, held in together.items():
         made = [(each.name, each.page(analysis)) for each in held if each.page is not None]
         shown = "".join(html(name, table) for name, table in made if table is not None)
-        content = shown or (none(held[0].nothing) if held[0].nothing and classified else "")
-        if not content:
+        if not shown:
+            why = held[0].nothing
+            reason = why if isinstance(why, str) else why(analysis)
+            absent += [f"{heading}: {reason}"] if reason and classified else []
             continue
         said = tuning_sentences(analysis) if heading == TUNING else []
-        content = (listed_notes(said, "") if said else "") + content
+        content = (listed_notes(said, "") if said else "") + shown
         if heading == TUNING:
             content += drawn.pop(TUNING, "")
         parts[heading] = (slug(heading), content)
-    return parts
+    return parts, absent
 
 
 def _glance(analysis: Analysis, matrix: Matrix) -> str:
@@ -158,6 +161,11 @@ def _summary(analysis: Analysis) -> str:
         if sentences
     )
     return f'<dl class="numbers">{numbers}</dl>\n<ul class="findings">{found}</ul>\n'
+
+
+def _absent(lines: Sequence[str]) -> str:
+    """Why tables are missing."""
+    return f"<h3>Tables that had nothing to show</h3>\n{listed_notes(lines, '')}" if lines else ""
 
 
 def _not_drawn(skipped: Sequence[Skipped]) -> str:

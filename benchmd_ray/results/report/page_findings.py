@@ -16,6 +16,7 @@ from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.protocols import is_ensemble
 from benchmd_ray.results.report.table import Kind, shown, text_of
 from benchmd_ray.scores.comparison import LEVEL
+from benchmd_ray.settings import EncoderSettings
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
@@ -60,8 +61,14 @@ def compared(analysis: Analysis) -> str:
         places.append(f"{text_of(source)}{to} ({text_of(modality)})")
     seeds = int(scores["seeds"].max())
     many = "1 seed" if seeds == 1 else f"up to {seeds} seeds"
+    networks = sorted({*analysis.ran.loc[analysis.ran["kind"] == "transfer", "network"]})
+    made = (
+        f" with {' or '.join(networks)}"
+        if networks not in ([], [EncoderSettings().network])
+        else ""
+    )
     return (
-        f"{_listed(techniques)}, by {_listed(settings)}, {many}, trained and scored on "
+        f"{_listed(techniques)}{made}, by {_listed(settings)}, {many}, trained and scored on "
         f"{'; '.join(places)}."
     )
 

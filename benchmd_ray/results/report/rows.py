@@ -207,7 +207,7 @@ def with_predictions(found: Sequence[Run]) -> list[Run]:
     chosen = [run for run in found if run.finished and predictions_of(run.folder)]
     if not chosen:
         raise BenchmdError(
-            f"none of the {len(found)} runs is finished and has predictions. Run "
+            f"of {count_of(len(found), 'run')} none is finished and has predictions. Run "
             "`benchmd transfer` first: it evaluates the source and the targets that it is given."
         )
     return chosen

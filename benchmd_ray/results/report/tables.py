@@ -24,6 +24,7 @@ from benchmd_ray.results.report.columns import (
 )
 from benchmd_ray.results.report.frames import KEY, VERSIONS
 from benchmd_ray.results.report.hardware_notes import COLUMNS
+from benchmd_ray.results.report.people import VARIABLES
 from benchmd_ray.results.report.table import Column, Table
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS
@@ -53,11 +54,17 @@ class Declared:
     """As the page shows it; None where it does not."""
     printed: Make | None = None
     """As Markdown, LaTeX and the terminal show it; None where they do not."""
-    nothing: str = ""
-    """What the page says where there is none; empty leaves the heading out."""
+    nothing: str | Callable[[Analysis], str] = ""
+    """What the page says at its end where there is none; empty says nothing."""
 
     @staticmethod
-    def both(name: str, heading: str, data: Data, make: Make, nothing: str = "") -> Declared:
+    def both(
+        name: str,
+        heading: str,
+        data: Data,
+        make: Make,
+        nothing: str | Callable[[Analysis], str] = "",
+    ) -> Declared:
         """A table that is the same everywhere."""
         return Declared(name, heading, data, make, make, nothing)
 
@@ -249,6 +256,17 @@ def subgroups(analysis: Analysis) -> Table | None:
     return table_of("AUROC within groups of patients.", columns, rows)
 
 
+def no_subgroups(analysis: Analysis) -> str:
+    """Why there are none."""
+    stated = [name for name in VARIABLES if (analysis.excluded["variable"] == name).any()]
+    if not stated:
+        return "No dataset of this report states age, sex, site, device or view."
+    return (
+        f"Groups by {', '.join(stated)} have too few patients for a value: subgroups_excluded.csv "
+        "counts them."
+    )
+
+
 def posthoc(analysis: Analysis) -> Table | None:
     """Which subgroups differ."""
     rows = analysis.posthoc
@@ -325,7 +343,10 @@ def searches(analysis: Analysis) -> Table | None:
     chosen = [None if pd.isna(n) else str(n) if n else KEEPS for n in rows["chosen"]]
     columns = (
         *key_columns(rows),
-        *(column_of(name, rows[name], "text") for name in ("objectives", "sampler", "stopping")),
+        *(
+            column_of(name, rows[name], "text")
+            for name in ("network", "objectives", "sampler", "stopping")
+        ),
         *(column_of(name, rows[name], "integer") for name in ("trials", "failed", "unfinished")),
         column_of("evaluations of a trial", rows["evaluations"], "integer"),
         column_of("evaluations in all", rows["evaluated"], "integer"),
@@ -388,8 +409,7 @@ TABLES: tuple[Declared, ...] = (
         "Subgroups",
         lambda a: a.subgroups,
         subgroups,
-        "No dataset of this report has age, sex, site, device or view, or no group is large "
-        "enough.",
+        no_subgroups,
     ),
     Declared.both("subgroups_posthoc", "Subgroups", lambda a: a.posthoc, posthoc),
     Declared("subgroups_excluded", "Subgroups", lambda a: a.excluded, excluded),

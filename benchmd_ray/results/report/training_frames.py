@@ -57,6 +57,7 @@ def ran_rows(found: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Ro
             **{key: about[key] for key in ("kind", "modality", "source", "policy")},
             **{key: about[key] for key in ("technique", "setting", "seed")},
             "protocol": protocols[run.folder],
+            "network": run.settings.encoder.network,
             "finished": run.finished,
             "seconds": _seconds(run),
             "device": about.get("device"),

@@ -25,7 +25,7 @@ from benchmd_ray.results.report.protocols import (
 )
 from benchmd_ray.results.report.table import shown
 from benchmd_ray.results.store import Run
-from benchmd_ray.settings import Settings, TransferSettings
+from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings
 from benchmd_ray.tuning.records import RULE, SearchRecord
 
 Row = dict[str, Any]
@@ -71,6 +71,7 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
             **{name: _listed(record, name) for name in ("modality", "source", "policy")},
             "technique": record.technique,
             "setting": record.setting,
+            "network": networks(record),
             "sampler": record.sampler,
             "stopping": record.stopping,
             "choosing": record.choosing,
@@ -92,6 +93,14 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
                 for what in ("records", "patients")
             },
         }
+
+
+def networks(record: SearchRecord) -> str:
+    """Networks of a search, the one that it starts from first: ``resnet18 or resnet50``."""
+    encoders = [each.get("encoder", {}) for each in record.settings]
+    started = [str(size.get("network", EncoderSettings().network)) for size in encoders]
+    searched = record.space.get("encoder.network", {}).get("values", ())
+    return " or ".join(dict.fromkeys([*started, *map(str, searched)]))
 
 
 def _choice(record: SearchRecord) -> dict[str, float]:
