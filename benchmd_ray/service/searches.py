@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.benchmarks.registry import built_in_space
-from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.cards import cards
+from benchmd_ray.data.cards import kind_of as modality_named
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import seen_splits
 from benchmd_ray.data.origins import of_one_origin
@@ -343,11 +344,11 @@ def learned_in(stores: Sequence[Path], say: Callable[[str], None] = lambda text:
     kinds = {}
     for record in found:
         try:
-            card = dataset_card(str(record.sources[0]["source"]))
+            signal = _signal_of(str(record.sources[0]["modality"]))
         except BenchmdError as error:
             say(f"skipped {record.name}: {error}")
             continue
-        about = (record.technique, record.setting, card.signal, record.objectives[0])
+        about = (record.technique, record.setting, signal, record.objectives[0])
         kinds[record.name] = kind_of(*about)
     portfolio = learned(found, kinds)
     if not portfolio.candidates:
@@ -357,6 +358,16 @@ def learned_in(stores: Sequence[Path], say: Callable[[str], None] = lambda text:
             "a score, one of them above the start's."
         )
     return portfolio
+
+
+def _signal_of(modality: str) -> Signal:
+    """Signals of a modality, of one that cards of datasets state by themselves, too.
+
+    Raises:
+        BenchmdError: There is none of that name.
+    """
+    stated = (card.signal for card in cards().values() if card.modality.name == modality)
+    return next(stated, None) or modality_named(modality).signal
 
 
 def _usual_evaluations(group: Sequence[Dataset]) -> int:

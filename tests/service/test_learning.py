@@ -58,6 +58,12 @@ def test_what_is_learned_gains_where_it_was_learned(store):
     assert {c.dataset for c in images} == {"mimic-cxr"}
 
 
+def test_searches_on_files_that_no_card_names_are_learned_from(store):
+    made(store, "pneumoniamnist-unofficial", "medmnist-2d", 1e-3, "tune-d")
+    images = {c.dataset for c in learned_in([store]).candidates if c.kind.axes == 2}
+    assert images == {"mimic-cxr", "pneumoniamnist-unofficial"}
+
+
 def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
     done = CliRunner().invoke(main, ["tune", "--learn", str(store)])
     assert done.exit_code == 0, done.output
