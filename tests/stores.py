@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ def described(about: Mapping[str, Any] | None = None, **determinants: Any) -> di
     return {
         **{"kind": "pretrain", "technique": "mae", "setting": "pretrain", **of_modality("ecg")},
         **{"source": "ptb-xl", "policy": "clean", "seed": 0, "protocol": "fixed", "raw": [1, 1]},
+        **{"provenance": "whole"},
         **{"options": {}, "settings": {}, "determinants": {"catalog": "c", **determinants}},
         **(about or {}),
     }
@@ -72,6 +73,7 @@ def _description(
     return {
         "device": "cpu",
         "raw": [100, 100],
+        "provenance": "whole",
         "options": {},
         "policy": "clean",
         "seed": settings.seed,
@@ -237,6 +239,7 @@ def write_predictions(
     *,
     classes: Sequence[str] | None = None,
     role: str = "target",
+    provenance: str = "whole",
     modality: str | None = None,
     catalog: str | None = None,
     raw: tuple[int, int] = (100, 100),
@@ -269,6 +272,7 @@ def write_predictions(
         "also": "{}",
         "raw_records": str(raw[0]),
         "raw_expected": str(raw[1]),
+        "provenance": provenance,
         "options": json.dumps(options or {}),
         "warnings": json.dumps(warnings or {}),
         "task": json.dumps(asdict(replace(kind.task, classes=tuple(classes or kind.task.classes)))),
@@ -286,11 +290,16 @@ SKILL = {"scratch": 0.3, "e-mix": 0.6, "shed": 1.1, "mae": 0.7, "imagenet": 1.0,
 
 
 def predict_all(
-    run: Run, datasets: Mapping[str, Mapping[str, int]], *, skill: float | None = None
+    run: Run,
+    datasets: Mapping[str, Mapping[str, int]],
+    *,
+    skill: float | None = None,
+    synthetic: Collection[str] = (),
 ) -> None:
     """Write made-up predictions of a run for datasets: their splits and the records of each.
 
-    All runs have the same records and targets of a dataset; the first dataset is the source.
+    All runs have the same records and targets of a dataset; the first dataset is the source. Those
+    in `synthetic` are said to be so.
     """
     about, task = run.description, run.modality.task
     own = SKILL[about["technique"]] if skill is None else skill
@@ -307,7 +316,9 @@ def predict_all(
                 targets,
                 scores_of(targets, task.kind, easier, drawn),
             )
-        write_predictions(run, dataset, made, role="target" if number else "source")
+        provenance = "synthetic" if dataset in synthetic else "whole"
+        role = "target" if number else "source"
+        write_predictions(run, dataset, made, role=role, provenance=provenance)
 
 
 ECG_DATA = {"ptb-xl": {"validation": 200, "test": 160}, "georgia": {"test": 240}}

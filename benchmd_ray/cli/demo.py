@@ -33,4 +33,3 @@ def demo(out: Path, modalities: tuple[str, ...], address: str | None) -> None:
     if not outcome.whole:
         sys.exit(1)
     print_report([out / "runs"], out / "report")  # also the modalities of earlier calls
-    click.echo("The data are synthetic: the numbers show that everything works, and nothing else.")

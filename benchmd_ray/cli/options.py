@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -13,7 +14,9 @@ import click
 from benchmd_ray.cli.allowed import ALLOW
 
 if TYPE_CHECKING:
+    from benchmd_ray.results.dashboard import Dashboard
     from benchmd_ray.service.outcome import Observer
+    from benchmd_ray.service.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,25 +81,55 @@ STORE = FolderType(_mirror)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-WANDB = click.option(
-    "--wandb",
-    "mode",
-    default="off",
-    show_default=True,
-    metavar="MODE",
-    help="Follow it in Weights & Biases: auto (online with a key, else offline), online, offline.",
+def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of a command that can be followed in W&B; it is given a ``dashboard``."""
+
+    @functools.wraps(command)
+    def given(
+        *arguments: Any,
+        wandb_mode: str,
+        wandb_project: str | None,
+        wandb_entity: str | None,
+        wandb_tags: tuple[str, ...],
+        wandb_system: bool,
+        **options: Any,
+    ) -> Any:
+        from benchmd_ray.results.dashboard import PROJECT, Dashboard
+
+        shown = (wandb_project or PROJECT, wandb_entity, wandb_tags, wandb_system)
+        return command(*arguments, dashboard=Dashboard(wandb_mode, *shown).settled(), **options)
+
+    for option in reversed(WANDB):
+        given = option(given)
+    return given
+
+
+WANDB = (
+    click.option(
+        "--wandb",
+        "wandb_mode",
+        default="off",
+        show_default=True,
+        metavar="MODE",
+        help="Follow it in Weights & Biases: auto (online with a key, else offline), online, "
+        "offline.",
+    ),
+    click.option("--wandb-project", metavar="NAME", help="Project in W&B; else benchmd."),
+    click.option("--wandb-entity", metavar="NAME", help="User or team in W&B; else yours."),
+    click.option("--wandb-tag", "wandb_tags", multiple=True, metavar="TAG", help="Tag in W&B."),
+    click.option(
+        "--wandb-system", is_flag=True, help="Show in W&B how busy the machine is, without names."
+    ),
 )
 
 
-def observers(store: Path, mode: str) -> list[Observer]:
+def observers(store: Path, dashboard: Dashboard, plan: Plan) -> list[Observer]:
     """Who is notified of what happens in a plan: W&B, where it is wanted."""
-    from benchmd_ray.results.tracking import chosen_mode
-
-    if chosen_mode(mode) == "off":
+    if dashboard.mode == "off":
         return []
     from benchmd_ray.service.tracked import TrackedPlan
 
-    return [TrackedPlan(store, mode, click.echo)]
+    return [TrackedPlan(store, dashboard, plan, click.echo)]
 
 
 def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FOLDER, STORE, WANDB
+from benchmd_ray.cli.options import FOLDER, STORE, wandb_options
 from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
+    from benchmd_ray.results.dashboard import Dashboard
+    from benchmd_ray.results.report.analysis import Analysis
     from benchmd_ray.results.report.report_figures import Which
     from benchmd_ray.results.report.table import Table
 
+FOLLOW_SECONDS = 15
+"""Between two looks of a report that follows."""
 RESAMPLES = click.option(
     "--resamples",
     type=click.IntRange(1),
@@ -38,8 +43,16 @@ RESAMPLES = click.option(
     help="Figures to draw, as SVG and PNG: about twenty, those of each dataset and setting too, or "
     "none.",
 )
-@WANDB
-def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: Which, mode: str) -> None:
+@click.option("--follow", is_flag=True, help="Write it again whenever RUNS change, until Ctrl-C.")
+@wandb_options
+def report(
+    paths: tuple[Path, ...],
+    out: Path,
+    resamples: int,
+    figures: Which,
+    follow: bool,
+    dashboard: Dashboard,
+) -> None:
     """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
 
     The folder gets report.html, which needs nothing else, the tables as CSV, Markdown and LaTeX,
@@ -48,13 +61,15 @@ def report(paths: tuple[Path, ...], out: Path, resamples: int, figures: Which, m
     \b
     benchmd report runs
     benchmd report runs --out report --figures all
+    benchmd report runs --follow                     # a page that stays open in a browser
     """
-    from benchmd_ray.results.tracking import Tracker, chosen_mode
-
-    mode = chosen_mode(mode)
+    if follow:
+        _follow(list(paths), out, resamples=resamples, figures=figures)
     print_report(list(paths), out, resamples=resamples, figures=figures)
-    if mode != "off":
-        tracker = Tracker(out, mode)
+    if dashboard.mode != "off":
+        from benchmd_ray.results.tracking import Tracker
+
+        tracker = Tracker(out, dashboard)
         tracker.reported(out)
         click.echo(tracker.closed())
 
@@ -74,7 +89,7 @@ def print_report(
     """
     from benchmd_ray.results.report.analysis import analyse_stores
     from benchmd_ray.results.report.matrix import NAME, matrix_of, matrix_text
-    from benchmd_ray.results.report.table_files import write_tables
+    from benchmd_ray.results.report.notes import synthetic
     from benchmd_ray.results.report.tables import main_table
 
     analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
@@ -83,14 +98,59 @@ def print_report(
         click.echo(matrix_text(matrix))
     else:
         print_table(main.printed(analysis) if main.printed else None)
-    first = main.name if matrix is None else NAME
+        click.echo(synthetic(analysis.rows))
     click.echo()
     for note in analysis.notes:
         click.echo(note)
+    first = main.name if matrix is None else NAME
+    _write(analysis, out, resamples, figures, first=first)
+
+
+def _write(
+    analysis: Analysis, out: Path, resamples: int, figures: Which, *, first: str, refresh: int = 0
+) -> None:
+    """Write tables, figures and page, and say so.
+
+    Args:
+        analysis: What is reported.
+        out: The folder.
+        resamples: Of the patients, for the captions.
+        figures: Which figures are drawn.
+        first: Name of the table that answers first.
+        refresh: Seconds after which a browser loads the page again; 0: never.
+    """
+    from benchmd_ray.results.report.page import write_page
+    from benchmd_ray.results.report.table_files import write_tables
+
     written = write_tables(analysis, out)
     click.echo(f"written: {len(written)} files of tables in {out}, first {out / first}.csv")
     drawn, skipped = _write_figures(analysis, out / "figures", resamples, figures)
-    click.echo(f"written: {_write_page(analysis, drawn, out, skipped)}")
+    page = write_page(analysis, drawn, out, skipped=skipped, refresh=refresh)
+    click.echo(f"written: {page}")
+
+
+def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> NoReturn:
+    """Write the report whenever what it is of has changed."""
+    from benchmd_ray.errors import BenchmdError
+    from benchmd_ray.results.report.analysis import analyse_stores
+    from benchmd_ray.results.report.matrix import NAME
+    from benchmd_ray.results.watching import state_of
+
+    seen, said = "", ""
+    while True:
+        try:
+            state = state_of(paths)
+            if state != seen:
+                curves = figures != "none"
+                analysis = analyse_stores(paths, resamples=resamples, curves=curves)
+                click.echo(time.strftime("%H:%M:%S"))
+                _write(analysis, out, resamples, figures, first=NAME, refresh=FOLLOW_SECONDS)
+                seen, said = state, ""
+        except BenchmdError as error:  # nothing to report yet, or it is just being written
+            if str(error) != said:
+                said = str(error)
+                click.echo(f"{time.strftime('%H:%M:%S')} waiting: {said}")
+        time.sleep(FOLLOW_SECONDS)
 
 
 def print_table(table: Table | None) -> None:
@@ -104,7 +164,7 @@ def print_table(table: Table | None) -> None:
 
 
 def _write_figures(
-    analysis: Any, folder: Path, resamples: int, which: Which
+    analysis: Analysis, folder: Path, resamples: int, which: Which
 ) -> tuple[list[Any], list[Any]]:
     if which == "none":
         return [], []
@@ -119,12 +179,6 @@ def _write_figures(
     others = f"; {len(skipped)} had nothing to show, the page says why" if skipped else ""
     click.echo(f"written: {count_of(len(drawn), 'figure')} in {folder}{others}")
     return drawn, skipped
-
-
-def _write_page(analysis: Any, drawn: list[Any], folder: Path, skipped: list[Any]) -> Path:
-    from benchmd_ray.results.report.page import write_page
-
-    return write_page(analysis, drawn, folder, skipped=skipped)
 
 
 @main.command()

@@ -16,11 +16,11 @@ from benchmd_ray.cli.options import (
     MODALITY,
     POLICY,
     START,
-    WANDB,
     WEIGHTS,
     complete_technique,
     execution_options,
     observers,
+    wandb_options,
 )
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     help="With --dry-run: GPUs to plan for; else those of this machine or of the cluster.",
 )
 @CPUS
-@WANDB
+@wandb_options
 @execution_options
 def run(
     catalogs: tuple[Location, ...],
@@ -178,7 +178,7 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
             address=options["address"],
             weights=choice.weights,
             cpus=options["cpus"],
-            observers=observers(store, options["mode"]),
+            observers=observers(store, options["dashboard"], plan),
         )
 
     if embedded(options["address"]):

@@ -18,17 +18,18 @@ from benchmd_ray.cli.options import (
     MODALITY,
     POLICY,
     START,
-    WANDB,
     WEIGHTS,
     Real,
     complete_technique,
     execution_options,
     observers,
+    wandb_options,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmd_ray.results.dashboard import Dashboard
     from benchmd_ray.service.search_session import Searched
     from benchmd_ray.service.searches import Tuning
 
@@ -139,9 +140,9 @@ if TYPE_CHECKING:
 )
 @click.option("--tflops", type=float, help="Speed of a device for the estimate, in TFLOP/s.")
 @CPUS
-@WANDB
+@wandb_options
 @execution_options
-def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
+def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any) -> None:
     """Search hyperparameters on a source's own records, and train what was found.
 
     A search never sees a split that is scored nor a target: its trials are trained and scored on
@@ -172,9 +173,8 @@ def tune(store: Path, address: str | None, mode: str, **options: Any) -> None:
     if options["dry_run"]:
         _show(tuning, store, address, cpus=options["cpus"], tflops=options["tflops"])
         return
-    whole = search_and_train(
-        tuning, store, mode=mode, address=address, **{name: options[name] for name in asked}
-    )
+    chosen = {name: options[name] for name in asked}
+    whole = search_and_train(tuning, store, dashboard=dashboard, address=address, **chosen)
     if not whole:
         sys.exit(1)
     click.echo(f"next: benchmd report {shown(store)}")
@@ -202,20 +202,20 @@ def search_and_train(
     *,
     address: str | None,
     cpus: int | None,
-    mode: str = "off",
+    dashboard: Dashboard | None = None,
     tflops: float | None = None,
     search_only: bool = False,
 ) -> bool:
     """Search, and train what was found unless asked not to; whether all of it was done."""
-    from benchmd_ray.results.tracking import chosen_mode
+    from benchmd_ray.results.dashboard import Dashboard
     from benchmd_ray.service.capacity import cluster_capacity
     from benchmd_ray.service.searches import planned_searches
     from benchmd_ray.service.tune import run_searches, tuning_cluster
 
-    mode = chosen_mode(mode)
+    dashboard = dashboard or Dashboard()
     with tuning_cluster(address, cpus) as own:
         plans = planned_searches(tuning, gpu=cluster_capacity(cpus).gpus > 0)
-        told = _observer(store, mode)
+        told = _observer(store, dashboard)
         searched = run_searches(
             tuning, plans, store, say=click.echo, cpus=cpus, own=own, observer=told
         )
@@ -223,7 +223,7 @@ def search_and_train(
     if search_only:
         return whole
     trained = _retrain(
-        tuning, searched, store, mode=mode, address=address, cpus=cpus, tflops=tflops
+        tuning, searched, store, dashboard=dashboard, address=address, cpus=cpus, tflops=tflops
     )
     return trained and whole
 
@@ -293,7 +293,7 @@ def _retrain(
     searched: Sequence[Searched],
     store: Path,
     *,
-    mode: str,
+    dashboard: Dashboard,
     address: str | None,
     cpus: int | None,
     tflops: float | None,
@@ -314,17 +314,17 @@ def _retrain(
         address=address,
         weights=tuning.choice.weights,
         cpus=cpus,
-        observers=observers(store, mode),
+        observers=observers(store, dashboard, plan),
     )
     for line in outcome.lines():
         click.echo(line)
     return outcome.whole
 
 
-def _observer(store: Path, mode: str) -> Any:
+def _observer(store: Path, dashboard: Dashboard) -> Any:
     """Who is notified of trials: W&B, where it is wanted."""
-    if mode == "off":
+    if dashboard.mode == "off":
         return None
     from benchmd_ray.service.tracked import TrackedSearch
 
-    return TrackedSearch(store, mode, click.echo)
+    return TrackedSearch(store, dashboard, click.echo)

@@ -28,6 +28,7 @@ from benchmd_ray.data.datasets import versions_of
 from benchmd_ray.data.discovery import discovered, require_complete
 from benchmd_ray.data.manifest import manifest_of, origin_of
 from benchmd_ray.data.manifest_form import SHARD, SHARDS
+from benchmd_ray.data.provenance import SYNTHETIC
 from benchmd_ray.data.raw import Choices, Discovery, RawItem
 from benchmd_ray.data.records import (
     hashed_patient,
@@ -103,7 +104,7 @@ def build(
         whole, raw, policy, split_table, options or {}, hold_out, two_classes
     )
     require_complete(found, card, raw, allow_missing)
-    plan = _plan(card, choices, found)
+    plan = _plan(card, choices, found, raw)
     _require_own(out)
     with alone(out, f"the catalog {out}", OWN) as require_alone:
         if catalog := _finished(out, plan, retry_quarantined):
@@ -112,7 +113,7 @@ def build(
         parts = _run(chunks, card, address, cpus, require_alone, retry_quarantined)
         _require_readable(parts, max_quarantined, out)
         _require_records(parts, found, out)
-        manifest = manifest_of(card, origin_of(card, choices, plan, found, parts), parts)
+        manifest = manifest_of(card, origin_of(card, choices, plan, found, parts, raw), parts)
         _finish(out, manifest, require_alone)
     return open_catalog(out)
 
@@ -181,7 +182,7 @@ def _decisive(card: DatasetCard) -> dict[str, Any]:
     return {name: value for name, value in asdict(card).items() if name not in (*told, "layouts")}
 
 
-def _plan(card: DatasetCard, choices: Choices, found: Discovery) -> str:
+def _plan(card: DatasetCard, choices: Choices, found: Discovery, raw: Path) -> str:
     """Digest of all that determines the catalog, but the raw files' contents."""
     tables = resource_folder("data_catalog") / "tables"
     own = {"two classes": binary.VERSION} if choices.two_classes else {}
@@ -196,6 +197,7 @@ def _plan(card: DatasetCard, choices: Choices, found: Discovery) -> str:
             "schema": str(schema(card)),
             "patients": hashed_patient(card.name, ""),
             "items": items_digest(found.items),
+            "synthetic": (raw / SYNTHETIC).is_file(),
         }
     )
 

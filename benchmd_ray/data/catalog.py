@@ -38,7 +38,7 @@ from benchmd_ray.tasks import Task
 
 MAX_MANIFEST_BYTES = 2**28
 """Largest manifest that is read: that of a million shards has about as much."""
-FORMAT = 5
+FORMAT = 6
 """Version of the catalog's layout."""
 MANIFEST = "manifest.json"
 AHEAD = 8
@@ -104,6 +104,11 @@ class Catalog:
         """Name of the dataset in all results, with the mark of its layout: ``…-unofficial``."""
         layout = self.card.layouts.get(self.manifest.get("layout", ""))
         return f"{self.card.name}-{layout.mark}" if layout and layout.mark else self.card.name
+
+    @property
+    def provenance(self) -> str:
+        """What its records are, see `data.provenance`."""
+        return str(self.manifest["raw"]["provenance"])
 
     @property
     def modality(self) -> str:

@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from benchmd_ray.data.cards import DatasetCard, without_build
 from benchmd_ray.data.catalog import FORMAT
 from benchmd_ray.data.manifest_form import SHARDS
+from benchmd_ray.data.provenance import provenance_of
 from benchmd_ray.data.raw import Choices, Discovery
 from benchmd_ray.data.records import (
     HELD_OUT,
@@ -107,9 +109,12 @@ def origin_of(
     plan: str,
     found: Discovery,
     parts: list[dict[str, Any]],
+    raw: Path,
 ) -> dict[str, Any]:
-    """How a build made a catalog: the values of `ORIGIN`."""
+    """How a build made a catalog of a raw folder: the values of `ORIGIN`."""
     stated = card.layouts.get(found.layout)
+    expected = stated.records if stated else found.total + len(found.missing)
+    mark = stated.mark if stated else ""
     excluded = Counter(found.excluded)
     warnings: Counter[str] = Counter()
     for part in parts:
@@ -123,9 +128,10 @@ def origin_of(
         "plan": plan,
         "raw": {
             "records": found.total,
-            "expected": stated.records if stated else found.total + len(found.missing),
+            "expected": expected,
             "missing": len(found.missing),
             "grouped_by": found.grouped_by,
+            "provenance": provenance_of(raw, found.total, expected, mark=mark),
         },
         "excluded": dict(sorted(excluded.items())),
         "warnings": dict(sorted(warnings.items())),

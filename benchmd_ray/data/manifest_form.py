@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from benchmd_ray.data.cards import POLICIES, DatasetCard, card_of
+from benchmd_ray.data.provenance import PROVENANCES
 from benchmd_ray.data.raw import GroupedBy
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.integrity import Kinds, kinds_fault
@@ -33,7 +34,13 @@ KINDS: Kinds = {
     "statistics": (dict, type(None)),
 }
 """What a manifest holds at least, and its types."""
-_RAW: Kinds = {"records": int, "expected": int, "missing": int, "grouped_by": str}
+_RAW: Kinds = {
+    "records": int,
+    "expected": int,
+    "missing": int,
+    "grouped_by": str,
+    "provenance": str,
+}
 _QUARANTINED: Kinds = {"record": str, "file": (str, type(None)), "reason": str}
 _SPLIT: Kinds = {"records": int, "units": int, "patients": int, "classes": dict}
 _SHARD: Kinds = {"file": str, "split": str, "rows": int, "bytes": int, "sha256": str}
@@ -83,6 +90,8 @@ def _origin_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
         return fault
     if manifest["raw"]["grouped_by"] not in get_args(GroupedBy):
         return f"its records are grouped by {manifest['raw']['grouped_by']!r}"
+    if manifest["raw"]["provenance"] not in PROVENANCES:
+        return f"its provenance is {shown(manifest['raw']['provenance'])}"
     for entry in manifest["quarantined"]:
         if fault := kinds_fault(entry, _QUARANTINED, "quarantined"):
             return fault

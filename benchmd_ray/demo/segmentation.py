@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import SimpleITK
 
+from benchmd_ray.data.provenance import mark_synthetic
 from benchmd_ray.demo.draw import generator, texture
 
 DATASET = "hippocampus"
@@ -52,6 +53,7 @@ def write_segmentation(
             image.SetOrigin((10.0 * number, -5.0, 2.0))
             image.SetDirection(np.diag(FLIPS[number % len(FLIPS)]).ravel().tolist())
             SimpleITK.WriteImage(image, str(folder / name / f"{DATASET}_{number:03d}.nii.gz"))
+    mark_synthetic(folder)
     return {DATASET: folder}
 
 

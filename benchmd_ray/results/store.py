@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmd_ray.data.provenance import PROVENANCES
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.errors import Busy as Busy  # what `working` raises
 from benchmd_ray.files import digest, remove, remove_partial, sha256
@@ -54,6 +55,7 @@ DESCRIBED: Kinds = {
     "seed": int,
     "protocol": str,
     "raw": list,
+    "provenance": str,
     "options": dict,
     "settings": dict,
     "determinants": dict,
@@ -278,6 +280,8 @@ def _read(folder: Path) -> Run:
     require_kinds(about["determinants"], kinds, path, remedy, "determinants")
     if [type(count) for count in about["raw"]] != [int, int]:
         raise Damaged(path, "its raw is not two counts", remedy)
+    if about["provenance"] not in PROVENANCES:
+        raise Damaged(path, f"its provenance is {about['provenance']!r}", remedy)
     if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder the name that it had. {remedy}")

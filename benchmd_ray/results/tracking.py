@@ -1,10 +1,12 @@
-"""Runs followed in Weights & Biases: one W&B run per item of a plan and per trial of a search.
+"""Runs followed in Weights & Biases: one W&B run per training run and per trial of a search.
 
-A report and a search have one each, too.
+Scores on targets are in the summary of the transfer that they are of. A report and a search have a
+W&B run each, too.
 
 Everything happens in a process apart, which reads the runs' folders: an unreachable W&B, a slow one
 or an error there can neither fail nor delay a run. What leaves: settings, metrics, scores of whole
-splits, versions, the model of the CPU or GPU, the report. What never leaves: predictions and
+splits, versions, the model of the CPU or GPU, the report; where it is asked for, how busy the
+machine is. What never leaves: predictions and
 records, why something failed, keys, paths, names of machines and of users.
 """
 
@@ -12,19 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import netrc
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlparse
 
-from benchmd_ray.errors import unknown_name
 from benchmd_ray.files import append_text, digest
+from benchmd_ray.results.dashboard import Dashboard
 from benchmd_ray.results.store import read_run
 from benchmd_ray.results.tracking_values import (
     shown_of_search,
@@ -34,14 +35,11 @@ from benchmd_ray.results.tracking_values import (
     trial_config,
     trials_of,
 )
-from benchmd_ray.run_files import RUN
+from benchmd_ray.run_files import DONE, RUN
 from benchmd_ray.sessions import trained_by
 from benchmd_ray.training.predictions import CLASSIFIED
 from benchmd_ray.training_log import read_metrics
 
-MODES = ("auto", "online", "offline", "off")
-"""auto: online where there is a key for W&B, else offline; ``WANDB_MODE`` decides where set."""
-PROJECT = "benchmd"
 FOLDER = "wandb"
 """Folder of a store where W&B's files lie."""
 POLL_SECONDS = 5.0
@@ -50,37 +48,11 @@ REACH_SECONDS = 30.0
 END_SECONDS = 60.0
 """How long the end of a plan waits for what is not sent yet."""
 KEPT = tuple(
-    "kind technique setting modality source policy options seed protocol device settings "
+    "kind technique setting modality source policy provenance options seed protocol device "
+    "settings "
     "versions".split()
 )
 """What of a run's description is W&B's configuration."""
-
-
-def chosen_mode(mode: str) -> str:
-    """``online``, ``offline`` or ``off``.
-
-    Raises:
-        BenchmdError: There is no such mode.
-    """
-    if mode not in MODES:
-        raise unknown_name("mode of W&B", mode, MODES)
-    if mode != "auto":
-        return mode
-    mode = os.environ.get("WANDB_MODE", "")
-    if mode in ("disabled", "off"):
-        return "off"
-    if mode in ("online", "offline"):
-        return mode
-    return "online" if os.environ.get("WANDB_API_KEY") or _login() else "offline"
-
-
-def _login() -> bool:
-    """Whether a key was left by ``wandb login``."""
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 @dataclass(frozen=True)
@@ -88,15 +60,15 @@ class Followed:
     """An item of a plan, as W&B shows it."""
 
     name: str
-    """Unique and readable."""
-    kind: str
-    """pretrain, transfer or evaluate."""
+    """Unique and readable; of an evaluation that of the transfer that it scores."""
     modality: str
     technique: str
     dataset: str
     """What is scored: the source of a transfer, the target of an evaluation."""
     makes_run: bool = True
     """Whether it makes a run of its own, with metrics."""
+    more: int = 0
+    """Evaluations of its run that come after it."""
     evaluation: str = CLASSIFIED.evaluation
     """Whose predictions it ends with; empty where it makes none."""
 
@@ -125,8 +97,7 @@ class Tracker:
     def __init__(
         self,
         store: Path,
-        mode: str,
-        project: str = PROJECT,
+        dashboard: Dashboard,
         *,
         reach_seconds: float = REACH_SECONDS,
     ) -> None:
@@ -134,25 +105,32 @@ class Tracker:
 
         Args:
             store: Folder of the runs; W&B's files go to `FOLDER` in it.
-            mode: One of `MODES` but ``off``.
-            project: W&B's project.
+            dashboard: Where they are shown; its mode is not ``off``.
             reach_seconds: How long the first run waits for W&B before all are written offline.
 
         Raises:
             BenchmdError: There is no such mode.
         """
-        self.mode, self.folder = chosen_mode(mode), store / FOLDER
+        dashboard = dashboard.settled()
+        self.mode, self.folder = dashboard.mode, store / FOLDER
         self._before = self._offline()
         spawn = multiprocessing.get_context("spawn")  # no state of Ray or torch goes along
-        following = _Following(store.resolve(), self.mode, project, reach_seconds)
+        following = _Following(store.resolve(), dashboard, reach_seconds)
         with _without_working_folder():
-            self._messages = spawn.Queue()
+            taken, self._given = spawn.Pipe(duplex=False)
             self._process = spawn.Process(
-                target=_follow,
-                args=(self._messages, following, os.getpid()),
-                daemon=True,
+                target=_follow, args=(taken, following, os.getpid()), daemon=True
             )
             self._process.start()
+        taken.close()
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # A full pipe holds up this thread and nobody else.
+        threading.Thread(target=self._give, name="wandb messages", daemon=True).start()
+
+    def _give(self) -> None:
+        with contextlib.suppress(OSError):  # the process ended before it was told everything
+            while True:
+                self._given.send(self._messages.get())
 
     def started(self, item: Followed, run: Path | None = None) -> None:
         """An item was started; its metrics are followed where its run's folder is known."""
@@ -195,7 +173,6 @@ class Tracker:
         late = self._process.is_alive()
         if late:
             self._process.kill()
-        self._messages.cancel_join_thread()
         later = f"`wandb sync {self.folder}/offline-run-*` sends them"
         if late or self._process.exitcode:
             return f"Not everything could be sent to W&B; what was written is in {self.folder}."
@@ -219,10 +196,11 @@ def _follow(messages: Any, followed: _Following, parent: int) -> None:
             followed.guarded(followed.poll)
             due = time.monotonic() + POLL_SECONDS
         try:
-            left = max(0.0, due - time.monotonic())
-            event, item, content = messages.get(timeout=left)
-        except queue.Empty:
-            continue
+            if not messages.poll(max(0.0, due - time.monotonic())):
+                continue
+            event, item, content = messages.recv()
+        except EOFError:
+            break
         if event == "closed":
             break
         followed.guarded(lambda: getattr(followed, event)(item, content))  # noqa: B023
@@ -236,8 +214,12 @@ class _Open:
     wandb_run: Any
     folder: Path
     """Of the run whose metrics are followed."""
+    kind: str
+    """What its metrics are of: pretrain or transfer."""
     lines: int = 0
     """Lines of its metrics that were sent."""
+    more: int = 0
+    """Evaluations of it that are awaited."""
 
 
 @dataclass
@@ -253,11 +235,10 @@ class _Following:
     """What the process apart knows."""
 
     store: Path
-    mode: str
-    project: str
+    dashboard: Dashboard
     reach_seconds: float
     open: dict[str, _Open] = field(default_factory=dict)
-    """By the item's name."""
+    """By the name of the item that makes the run."""
     announced: dict[str, tuple[Followed, Path]] = field(default_factory=dict)
     """Items that were started and whose run is not described yet, by name."""
     searches: dict[str, _Search] = field(default_factory=dict)
@@ -284,37 +265,52 @@ class _Following:
                 self._opened(item, folder)
 
     def finished(self, item: Followed, folder: Path) -> None:
+        """A transfer stays open until all that scores it is done."""
         self.announced.pop(item.name, None)
+        trained = item.makes_run or item.name not in self.open
         entry = self._opened(item, folder)
         if item.makes_run:
             self._tell_metrics(entry)
-        trained = {"hardware": [str(one) for one in trained_by(folder)]}
-        entry.wandb_run.config.update(trained, allow_val_change=True)
+            entry.more = item.more
+        else:
+            entry.more -= 1
+        if trained:
+            where = {"hardware": [str(one) for one in trained_by(folder)]}
+            entry.wandb_run.config.update(where, allow_val_change=True)
         if item.evaluation:
             tell_scores(entry.wandb_run, folder, item.dataset, item.evaluation)
-        entry.wandb_run.finish()
-        del self.open[item.name]
+        self._close_if_done(item.name)
 
     def failed(self, item: Followed, _: str) -> None:
         """The reason stays here: it may name a record, a file or a machine."""
         self.announced.pop(item.name, None)
-        entry = self.open.pop(item.name, None)
-        if entry is not None:
+        entry = self.open.get(item.name)
+        if entry is None:
+            return
+        entry.wandb_run.summary["failed" if item.makes_run else f"{item.dataset}/failed"] = True
+        if item.makes_run:
             self._tell_metrics(entry)
-            entry.wandb_run.summary["failed"] = True
+            del self.open[item.name]
             entry.wandb_run.finish(exit_code=1)
+        else:
+            entry.more -= 1
+            self._close_if_done(item.name)
+
+    def _close_if_done(self, name: str) -> None:
+        if self.open[name].more <= 0:
+            self.open.pop(name).wandb_run.finish()
 
     def reported(self, _: None, folder: Path) -> None:
         import wandb
 
+        from benchmd_ray.results.report.page import NAME
+
         run = self._init(digest(["report", time.time_ns()])[:16], "report", "report", "report", {})
         artifact = wandb.Artifact("report", "report")
-        files = report_files(folder)
-        for path in files:
+        for path in report_files(folder):
             artifact.add_file(str(path), path.relative_to(folder).as_posix())
         run.log_artifact(artifact)
-        images = [path for path in files if path.suffix == ".png"]
-        run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in images})
+        run.log({"report": wandb.Html((folder / NAME).read_text("utf-8"), inject=False)})
         run.finish()
 
     def trial_ended(self, named: tuple[str, Mapping[str, Any]], trial: Mapping[str, Any]) -> None:
@@ -344,7 +340,8 @@ class _Following:
     def end(self) -> None:
         for entry in self.open.values():  # interrupted: they continue under the same id
             self.guarded(lambda: self._tell_metrics(entry))  # noqa: B023
-            self.guarded(lambda: entry.wandb_run.finish(exit_code=1))  # noqa: B023
+            ended = int(not (entry.folder / DONE).is_file())
+            self.guarded(lambda: entry.wandb_run.finish(exit_code=ended))  # noqa: B023
         for search in self.searches:
             self.guarded(lambda: self._searched(search))  # noqa: B023
 
@@ -353,17 +350,17 @@ class _Following:
             run = read_run(folder)
             config = {name: run.description[name] for name in KEPT if name in run.description}
             config["catalog"] = run.description["determinants"]["catalog"]
-            config |= {"run": run.folder.name, "scored": item.dataset}
-            identity = digest([item.kind, item.evaluation, item.dataset, run.digest])[:16]
-            group = f"{item.modality}/{item.technique}"
-            entry = self._init(identity, item.name, group, item.kind, config)
-            self.open[item.name] = _Open(entry, folder)
+            config["run"] = run.folder.name
+            kind, group = str(run.description["kind"]), f"{item.modality}/{item.technique}"
+            entry = self._init(run.digest[:16], item.name, group, kind, config)
+            self.open[item.name] = _Open(entry, folder, kind)
         return self.open[item.name]
 
     def _tell_metrics(self, entry: _Open) -> None:
         lines = read_metrics(entry.folder)
         for line in lines[entry.lines :]:
-            entry.wandb_run.log(dict(line), step=int(line["done"]))
+            told = {f"{entry.kind}/{name}": value for name, value in line.items()}
+            entry.wandb_run.log(told, step=int(line["done"]))
         entry.lines = len(lines)
 
     def _init(
@@ -372,8 +369,11 @@ class _Following:
         """A W&B run; where W&B is not reachable, this and all that follow are written offline."""
         import wandb
 
+        synthetic = ["synthetic"] if config.get("provenance") == "synthetic" else []
         arguments: dict[str, Any] = {
-            "project": self.project,
+            "project": self.dashboard.project,
+            "entity": self.dashboard.entity,
+            "tags": [*self.dashboard.tags, *synthetic],
             "id": identity,
             "name": name,
             "group": group,
@@ -383,19 +383,22 @@ class _Following:
             "resume": "allow",
             "reinit": "create_new",
         }
-        if self.mode == "online":
+        if self.dashboard.mode == "online":
             try:
-                settings = _private(self.store, "online", self.reach_seconds)
-                return wandb.init(**arguments, settings=settings)
+                return wandb.init(**arguments, settings=self._settings("online"))
             except (wandb.errors.Error, OSError):
-                self.mode = "offline"
+                self.dashboard = replace(self.dashboard, mode="offline")
                 arguments["id"] += "-offline"  # W&B keeps the other one for what failed
-        settings = _private(self.store, "offline", self.reach_seconds)
-        return wandb.init(**arguments, settings=settings)
+        return wandb.init(**arguments, settings=self._settings("offline"))
+
+    def _settings(self, mode: Literal["online", "offline"]) -> Any:
+        return _private(self.store, mode, self.reach_seconds, system=self.dashboard.system)
 
 
-def _private(store: Path, mode: Literal["online", "offline"], reach_seconds: float) -> Any:
-    """W&B's settings: nothing about the machine, the user, the program or its code."""
+def _private(
+    store: Path, mode: Literal["online", "offline"], reach_seconds: float, *, system: bool
+) -> Any:
+    """W&B's settings: nothing about the machine's name, the user, the program or its code."""
     import wandb
 
     staging = store / FOLDER / "staging"
@@ -412,7 +415,7 @@ def _private(store: Path, mode: Literal["online", "offline"], reach_seconds: flo
         save_code=False,
         x_disable_machine_info=True,
         x_disable_meta=True,
-        x_disable_stats=True,
+        x_disable_stats=not system,
         x_save_requirements=False,
         email="",
         host="",

@@ -63,7 +63,7 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> 
     of = [name for name in OF if any(row[name] for row in rows)]
     names: list[str | int] = ["dataset", "split", *of, "metric", "class", "value", "low", "high"]
     data: list[Iterable[Any]] = [[row[name] for name in names] for row in rows]
-    wandb_run.log({"scores": wandb.Table(columns=names, data=data)})
+    wandb_run.log({f"scores/{dataset}": wandb.Table(columns=names, data=data)})
 
 
 def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]:

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.files import digest
 from benchmd_ray.integrity import Stored
 from benchmd_ray.progress import duration
 from benchmd_ray.results.listing import Listed, counts, listed
 from benchmd_ray.results.store import Run, read_stores
+from benchmd_ray.run_files import predictions_of
 from benchmd_ray.training_log import read_metrics
 from benchmd_ray.tuning.records import SearchRecord, read_searches
 
@@ -147,3 +149,19 @@ def _of_search(record: SearchRecord) -> str:
     best = int(np.nanargmax(values))
     start = f", start {values[0]:.3f}" if math.isfinite(values[0]) else ""
     return f"{said}; best inner {metric} so far {values[best]:.3f} (trial {best}{start})"
+
+
+def state_of(paths: Sequence[Path]) -> str:
+    """Changes with what a report on these runs and stores would say.
+
+    Raises:
+        BenchmdError: A path holds no run.
+    """
+    held: list[tuple[object, ...]] = []
+    for run in read_stores([*paths]).found:
+        held.append((run.digest, run.finished))
+        for path in predictions_of(run.folder) if run.finished else ():
+            file = path.stat()
+            held.append((run.digest, path.name, file.st_size, file.st_mtime_ns))
+    held += [(one.name, sorted(one.counts.items())) for one in read_searches([*paths]).found]
+    return digest(held)

@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.provenance import mark_synthetic
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.errors import count_of, unknown_name
 from benchmd_ray.service.outcome import Outcome
@@ -131,6 +132,7 @@ def catalogs_of(
         return [open_catalog(out / name) for name in listed.read_text("utf-8").split()]
     found: list[Catalog] = []
     for name, raw in WRITERS[modality](folder / "raw", **(sizes or {})).items():
+        mark_synthetic(raw)
         held = hold_out(name, raw) if hold_out and not found else ()
         catalog = build(
             name, raw, out / name, hold_out=held, allow_missing=True, max_quarantined=0.1

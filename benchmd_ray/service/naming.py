@@ -220,6 +220,7 @@ def _description(
         "modality_card": as_dict(source.card.modality),
         "source": source.dataset,
         "raw": [source.manifest["raw"][name] for name in ("records", "expected")],
+        "provenance": source.provenance,
         "options": source.options,
         "policy": source.manifest["policy"],
         "seed": settings.seed,

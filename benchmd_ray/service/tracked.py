@@ -3,42 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.results.dashboard import Dashboard
 from benchmd_ray.results.tracking import Followed, Tracker
 from benchmd_ray.service.outcome import Again
-from benchmd_ray.service.plan import Item
+from benchmd_ray.service.plan import Item, Plan
 
 
 class TrackedPlan:
     """An `Observer` that hands on to W&B what happens, and says at the end what became of it."""
 
-    def __init__(self, store: Path, mode: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: Path, dashboard: Dashboard, plan: Plan, say: Callable[[str], None]
+    ) -> None:
         """Start following.
 
         Args:
             store: Folder of all runs.
-            mode: Of W&B, but not ``off``.
+            dashboard: Where W&B shows them; its mode is not ``off``.
+            plan: What will be executed.
             say: Takes a line for the user.
 
         Raises:
             BenchmdError: There is no such mode.
         """
-        self._tracker, self._say = Tracker(store, mode), say
+        self._tracker, self._say = Tracker(store, dashboard), say
+        scoring = (item.after for item in plan.items if not item.step.makes_run)
+        self._more = Counter(name for name in scoring if name is not None)
 
     def started(self, item: Item, folder: Path | None) -> None:
         """See `Observer`."""
-        self._tracker.started(followed(item), folder)
+        self._tracker.started(self._followed(item), folder)
 
     def finished(self, item: Item, folder: Path, node: str = "") -> None:
         """See `Observer`."""
-        self._tracker.finished(followed(item), folder)
+        self._tracker.finished(self._followed(item), folder)
 
     def failed(self, item: Item, reason: str, node: str = "") -> None:
         """See `Observer`."""
-        self._tracker.failed(followed(item), reason)
+        self._tracker.failed(self._followed(item), reason)
+
+    def _followed(self, item: Item) -> Followed:
+        return followed(item, self._more[item.name])
 
     def again(self, item: Item, why: Again, reason: str, node: str = "") -> None:
         """Nothing: its next start tells enough."""
@@ -54,18 +64,18 @@ class TrackedPlan:
 class TrackedSearch:
     """Hands on to W&B how the trials of a search ended; its errors never touch the search."""
 
-    def __init__(self, store: Path, mode: str, say: Callable[[str], None]) -> None:
+    def __init__(self, store: Path, dashboard: Dashboard, say: Callable[[str], None]) -> None:
         """Start following.
 
         Args:
             store: Folder of all runs and searches.
-            mode: Of W&B, but not ``off``.
+            dashboard: Where W&B shows them; its mode is not ``off``.
             say: Takes a line for the user.
 
         Raises:
             BenchmdError: There is no such mode.
         """
-        self._tracker, self._say = Tracker(store, mode), say
+        self._tracker, self._say = Tracker(store, dashboard), say
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
         """A trial ended; it is reported once, also where a search is resumed.
@@ -86,9 +96,15 @@ class TrackedSearch:
         self._say(line)
 
 
-def followed(item: Item) -> Followed:
-    """An item as W&B shows it."""
+def followed(item: Item, more: int = 0) -> Followed:
+    """An item as W&B shows it.
+
+    Args:
+        item: The item.
+        more: Evaluations of its run that come after it.
+    """
     step = item.step
-    names = (item.name, step.kind, item.modality, item.technique, item.dataset)
+    name = item.name if step.makes_run else item.after or item.name
+    about = (name, item.modality, item.technique, item.dataset)
     evaluation = step.evaluation.name if step.scores else ""
-    return Followed(*names, makes_run=step.makes_run, evaluation=evaluation)
+    return Followed(*about, makes_run=step.makes_run, more=more, evaluation=evaluation)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.provenance import PROVENANCES
 from benchmd_ray.data.records import PERSON, decode_targets
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.hardware import Hardware, from_json
@@ -48,6 +49,7 @@ DESCRIPTION = (
     "also",
     "raw_records",
     "raw_expected",
+    "provenance",
     "options",
     "warnings",
     "task",
@@ -180,6 +182,7 @@ def write_predictions(
         "also": also_of(also),
         "raw_records": str(raw["records"]),
         "raw_expected": str(raw["expected"]),
+        "provenance": catalog.provenance,
         "options": json.dumps(catalog.options),
         "warnings": json.dumps(catalog.manifest.get("warnings", {})),
         "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
@@ -319,6 +322,8 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
             0 <= int(description[f"raw_{name}"]) < 2**63 for name in ("records", "expected")
         ):
             raise ValueError("a count of raw records is none")
+        if description["provenance"] not in PROVENANCES:
+            raise ValueError(f"its provenance is {description['provenance']!r}")
         if description["role"] not in ROLES:
             raise ValueError(f"its role is {description['role']!r}")
         typed(Task, json.loads(description["task"]), "task")

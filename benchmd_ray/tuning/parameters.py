@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models.resnet import RESNETS
+from benchmd_ray.models.networks import network_part
 from benchmd_ray.settings import Settings, updated
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def applied(settings: Settings, values: Mapping[str, Any]) -> Settings:
 def _with_network(settings: Settings, network: str | None) -> Settings:
     """``settings`` with a network, and of their options those that it reads."""
     before = settings.encoder.network
-    if network in (None, before) or {network, before} <= RESNETS.keys():
+    if network in (None, before) or {*map(network_part, (network, before))} == {"resnet"}:
         return settings
     return replace(settings, encoder=replace(settings.encoder, network=network, options={}))
 

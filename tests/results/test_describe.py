@@ -181,7 +181,13 @@ def manifest(**changes):
         "warnings": {"it is padded": 3},
         "quarantined": [],
         "statistics": None,
-        "raw": {"records": 410, "expected": 1018, "missing": 6, "grouped_by": "patient"},
+        "raw": {
+            "records": 410,
+            "expected": 1018,
+            "missing": 6,
+            "grouped_by": "patient",
+            "provenance": "sample",
+        },
     } | changes
 
 
@@ -223,9 +229,11 @@ def test_quarantine_names_records_where_files_are_private_and_ends(tmp_path):
 
 
 def test_records_that_stand_for_patients_are_told(tmp_path):
-    raw = {"records": 1, "expected": 1, "missing": 0, "grouped_by": "record"}
+    raw = {"records": 1, "expected": 1, "missing": 0}
+    raw |= {"grouped_by": "record", "provenance": "synthetic"}
     text = describe_catalog(Catalog(tmp_path, manifest(raw=raw), LIDC))
     assert "the source names no patients" in text
+    assert "provenance: synthetic" in text
 
 
 def test_nothing_is_said_of_other_splits_where_there_are_none():

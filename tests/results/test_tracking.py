@@ -7,7 +7,6 @@ import json
 import math
 import multiprocessing
 import os
-import queue
 import re
 import signal
 import socket
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import wandb
 from wandb.proto import wandb_internal_pb2
 
 from benchmd_ray.errors import BenchmdError
@@ -31,7 +31,8 @@ from benchmd_ray.files import append_text
 from benchmd_ray.hardware import hardware
 from benchmd_ray.integrity import line, name_of, write_hash
 from benchmd_ray.results import tracking
-from benchmd_ray.results.tracking import Followed, Tracker, chosen_mode, report_files
+from benchmd_ray.results.dashboard import Dashboard, chosen_mode
+from benchmd_ray.results.tracking import Followed, Tracker, report_files
 from benchmd_ray.results.tracking_values import trials_of
 from benchmd_ray.run_files import RUN
 from benchmd_ray.service import tracked
@@ -50,12 +51,14 @@ SMALL = updated(
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
-def item(name: str, kind: str, dataset: str = "ptb-xl") -> Followed:
+OFFLINE = Dashboard("offline")
+
+
+def item(name: str, kind: str, dataset: str = "ptb-xl", more: int = 0) -> Followed:
     evaluates, pretrains = kind == "evaluate", kind == "pretrain"
-    names = (name, kind, "ecg", "mae", dataset)
-    return Followed(
-        *names, makes_run=not evaluates, evaluation="" if pretrains else "classification"
-    )
+    evaluation = "" if pretrains else "classification"
+    names = (name, "ecg", "mae", dataset)
+    return Followed(*names, makes_run=not evaluates, more=more, evaluation=evaluation)
 
 
 @pytest.fixture(autouse=True)
@@ -115,23 +118,30 @@ def summaries(folder: Path) -> dict[str, object]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_every_item_is_a_run_of_its_own_offline_without_a_key(done, tmp_path):
+def test_every_training_is_a_run_and_has_all_its_scores_offline_without_a_key(done, tmp_path):
     store, upstream, run = done
     report = tmp_path / "report"
     (report / "figures").mkdir(parents=True)
     (report / "report.html").write_text("<p>numbers</p>")
-    tracker = Tracker(store, "auto")
+    tracker = Tracker(store, Dashboard("auto", "study", "lab", ("first",)))
     tracker.started(item("p", "pretrain"), upstream)
     tracker.finished(item("p", "pretrain"), upstream)
-    tracker.finished(item("t", "transfer"), run)
-    tracker.finished(item("e", "evaluate", "georgia"), run)
+    tracker.started(item("t", "transfer", more=2), run)
+    tracker.finished(item("t", "transfer", more=2), run)
     tracker.reported(report)
+    tracker.failed(item("t", "evaluate", "chapman-shaoxing"), "record p10000032/s1 is not finite")
+    tracker.finished(item("t", "evaluate", "georgia"), run)
     assert "wandb sync" in tracker.closed()
     assert not (store / "wandb" / "errors.log").exists()
     folders = {about(f).display_name: f for f in (store / "wandb").glob("offline-run-*")}
-    assert set(folders) == {"p", "t", "e", "report"}
-    assert {about(folders[n]).run_group for n in "pte"} == {"ecg/mae"}
-    assert [about(folders[n]).job_type for n in "pte"] == ["pretrain", "transfer", "evaluate"]
+    assert set(folders) == {"p", "t", "report"}
+    assert {about(folders[n]).run_group for n in "pt"} == {"ecg/mae"}
+    assert [about(folders[n]).job_type for n in "pt"] == ["pretrain", "transfer"]
+    for folder in folders.values():
+        assert (about(folder).project, about(folder).entity) == ("study", "lab")
+    assert [list(about(folders[n]).tags) for n in "pt"] == [["first"], ["first"]]
+    exits = [r.exit.exit_code for r in records(folders["t"]) if r.HasField("exit")]
+    assert exits == [0]
     steps = [r.history.step.num for r in records(folders["p"]) if r.HasField("history")]
     lines = (upstream / "metrics.jsonl").read_text().splitlines()
     assert steps == [json.loads(line)["done"] for line in lines]
@@ -143,7 +153,17 @@ def test_every_item_is_a_run_of_its_own_offline_without_a_key(done, tmp_path):
     assert trained == [str(one) for one in trained_by(run)] == [str(hardware(torch.device("cpu")))]
     selected = json.loads((run / "training.json").read_text())["validation_auroc"]
     assert summaries(folders["t"])["ptb-xl/validation/auroc"] == pytest.approx(selected, abs=1e-6)
-    assert "georgia/test/auroc" in summaries(folders["e"])
+    assert "georgia/test/auroc" in summaries(folders["t"])
+    assert summaries(folders["t"])["chapman-shaoxing/failed"] is True
+    logged = {
+        name: {e.key or e.nested_key[0] for r in records(folders[name]) for e in r.history.item}
+        for name in "pt"
+    }
+    assert {"pretrain/loss", "pretrain/per_second"} <= logged["p"]
+    assert {"transfer/loss", "transfer/validation_auroc"} <= logged["t"]
+    assert not any("loss" in key and "/" not in key for held in logged.values() for key in held)
+    (html,) = (folders["report"] / "files" / "media").rglob("*.html")
+    assert html.read_text() == "<p>numbers</p>"
     artifacts = [r.artifact for r in records(folders["report"]) if r.HasField("artifact")]
     assert "report.html" in str(artifacts)
     _require_private(folders.values(), store)
@@ -174,7 +194,7 @@ def test_an_unreachable_service_neither_fails_nor_delays(done, tmp_path, monkeyp
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setattr(tracking, "END_SECONDS", 90.0)
-        tracker = Tracker(store, "auto", reach_seconds=3.0)
+        tracker = Tracker(store, Dashboard("auto"), reach_seconds=3.0)
         assert tracker.mode == "online"
         start = time.monotonic()
         tracker.started(item("p", "pretrain"), done[1])
@@ -188,9 +208,25 @@ def test_an_unreachable_service_neither_fails_nor_delays(done, tmp_path, monkeyp
     assert all(KEY.encode() not in p.read_bytes() for p in store.rglob("*") if p.is_file())
 
 
+def test_where_and_how_runs_are_shown_is_chosen(tmp_path, monkeypatch):
+    told = {}
+    monkeypatch.setattr(wandb, "init", lambda **arguments: told.update(arguments))
+    dashboard = Dashboard("offline", "study", "lab", ("first",), system=True)
+    following = tracking._Following(tmp_path, dashboard, 1.0)
+    following._init("id", "name", "group", "transfer", {"provenance": "synthetic"})
+    assert (told["project"], told["entity"]) == ("study", "lab")
+    assert told["tags"] == ["first", "synthetic"]
+    assert not told["settings"].x_disable_stats
+    assert told["settings"].x_disable_machine_info
+    following = tracking._Following(tmp_path, OFFLINE, 1.0)
+    following._init("id", "name", "group", "transfer", {"provenance": "whole"})
+    assert (told["project"], told["entity"], told["tags"]) == ("benchmd", None, [])
+    assert told["settings"].x_disable_stats
+
+
 def test_the_process_that_follows_ends_when_it_cannot_be_told_everything(tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "END_SECONDS", 0.0)
-    tracker = Tracker(tmp_path, "offline")
+    tracker = Tracker(tmp_path, OFFLINE)
     start = time.monotonic()
     assert "Not everything could be sent to W&B" in tracker.closed()
     assert time.monotonic() - start < 5.0
@@ -218,8 +254,8 @@ def test_a_run_that_is_described_after_it_was_announced_is_followed_from_then_on
     tmp_path, monkeypatch
 ):
     """The messages come without a pause, as those of a large plan do."""
-    made, messages = {}, queue.Queue()
-    following = tracking._Following(tmp_path, "offline", "test", 1.0)
+    made, (messages, give) = {}, multiprocessing.Pipe(duplex=False)
+    following = tracking._Following(tmp_path, OFFLINE, 1.0)
 
     def init(identity, name, *_):
         made[name] = Timed()
@@ -227,8 +263,8 @@ def test_a_run_that_is_described_after_it_was_announced_is_followed_from_then_on
 
     def read(folder):
         assert (folder / RUN).is_file(), f"{folder} is not a run"
-        determinants = {"determinants": {"catalog": ""}}
-        return SimpleNamespace(description=determinants, folder=folder, digest="")
+        said = {"determinants": {"catalog": ""}, "kind": "pretrain"}
+        return SimpleNamespace(description=said, folder=folder, digest="")
 
     for name, value in (("POLL_SECONDS", 0.05), ("read_run", read), ("trained_by", lambda _: ())):
         monkeypatch.setattr(tracking, name, value)
@@ -239,9 +275,9 @@ def test_a_run_that_is_described_after_it_was_announced_is_followed_from_then_on
     thread.start()
     folder, own, other = tmp_path / "late", item("late", "pretrain"), item("other", "pretrain")
     folder.mkdir()
-    messages.put(("started", own, folder))
+    give.send(("started", own, folder))
     for done in range(-20, 40):
-        messages.put(("failed", other, ""))
+        give.send(("failed", other, ""))
         time.sleep(0.01)
         if done == 0:
             assert not made
@@ -249,8 +285,8 @@ def test_a_run_that_is_described_after_it_was_announced_is_followed_from_then_on
             described = time.monotonic()
         elif done > 0:
             append_text(folder / "metrics.jsonl", line({"done": done, "loss": 1.0}))
-    messages.put(("finished", own, folder))
-    messages.put(("closed", None, None))
+    give.send(("finished", own, folder))
+    give.send(("closed", None, None))
     thread.join(20)
     told = made["late"]
     assert told.begun - described < 0.2
@@ -268,9 +304,9 @@ def test_the_process_that_follows_imports_nothing_of_the_working_folder(tmp_path
         (folder / name).write_text("open('imported', 'w')")
     script.write_text(
         "from pathlib import Path\n"
-        "from benchmd_ray.results.tracking import Tracker\n"
+        "from benchmd_ray.results.tracking import Dashboard, Tracker\n"
         "if __name__ == '__main__':\n"
-        f"    print(Tracker(Path({str(tmp_path)!r}), 'offline').closed())\n"
+        f"    print(Tracker(Path({str(tmp_path)!r}), Dashboard('offline')).closed())\n"
     )
     done = subprocess.run(
         [sys.executable, script], cwd=folder, capture_output=True, text=True, check=False
@@ -280,7 +316,7 @@ def test_the_process_that_follows_imports_nothing_of_the_working_folder(tmp_path
 
 
 def test_a_broken_run_is_written_down_and_nothing_else(tmp_path):
-    following = tracking._Following(tmp_path, "offline", "benchmd", 1.0)
+    following = tracking._Following(tmp_path, OFFLINE, 1.0)
     following.guarded(lambda: following.finished(item("p", "pretrain"), tmp_path / "no-run"))
     assert "no-run is not a run" in (tmp_path / "wandb" / "errors.log").read_text()
 
@@ -312,8 +348,8 @@ class Told:
 
 
 def test_why_an_item_failed_is_not_told(tmp_path):
-    told, following = Told(), tracking._Following(tmp_path, "offline", "benchmd", 1.0)
-    following.open["t"] = tracking._Open(told, tmp_path)
+    told, following = Told(), tracking._Following(tmp_path, OFFLINE, 1.0)
+    following.open["t"] = tracking._Open(told, tmp_path, "transfer")
     following.failed(item("t", "transfer"), "record p10000032/s1 on node-7 is not finite")
     assert (told.summary, told.exit_code) == ({"failed": True}, 1)
     assert not following.open
@@ -371,7 +407,7 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
     )
     write_hash(searched / "trials.parquet")
     said = []
-    search = tracked.TrackedSearch(tmp_path, "auto", said.append)
+    search = tracked.TrackedSearch(tmp_path, Dashboard("auto"), said.append)
     told = trial(1, value=0.75, curve=(0.5, 0.75, 0.7), lr=0.1)
     search.trial_ended(SEARCH, OF_SEARCH, told)
     search.trial_ended(SEARCH, OF_SEARCH, trial(2, "stopped", curve=(0.4,)))
@@ -450,12 +486,12 @@ class Broken:
 
 
 def test_what_goes_wrong_never_touches_a_search(tmp_path, monkeypatch):
-    following = tracking._Following(tmp_path, "offline", "benchmd", 1.0)
+    following = tracking._Following(tmp_path, OFFLINE, 1.0)
     following.guarded(lambda: following.trial_ended((SEARCH, OF_SEARCH), {"state": "complete"}))
     assert "number" in (tmp_path / "wandb" / "errors.log").read_text()
     monkeypatch.setattr(tracked, "Tracker", Broken)
     said = []
-    search = tracked.TrackedSearch(tmp_path, "offline", said.append)
+    search = tracked.TrackedSearch(tmp_path, OFFLINE, said.append)
     search.trial_ended(SEARCH, OF_SEARCH, trial(0))
     search.closed()
     assert said == ["Not everything could be sent to W&B."]
@@ -481,7 +517,7 @@ def test_runs_that_were_written_offline_earlier_say_nothing_of_this_session(tmp_
 
     monkeypatch.setattr(multiprocessing.get_context("spawn"), "Process", Idle)
     (tmp_path / "wandb" / "offline-run-20260101_000000-a").mkdir(parents=True)
-    assert Tracker(tmp_path, "online").closed().startswith("W&B: runs sent")
-    tracker = Tracker(tmp_path, "online")
+    assert Tracker(tmp_path, Dashboard("online")).closed().startswith("W&B: runs sent")
+    tracker = Tracker(tmp_path, Dashboard("online"))
     (tmp_path / "wandb" / "offline-run-20260102_000000-b").mkdir()
     assert "not reachable for all runs" in tracker.closed()

@@ -284,7 +284,7 @@ def run_folder(store, name, *, kind="pretrain", technique="mae", device="cpu", r
         "modality_card": asdict(kind_of(more.get("modality", "ecg"))),
         "source": more.get("source", "ptb-xl"),
         "policy": "clean",
-        **{"seed": 0, "protocol": "", "raw": [1, 1], "options": {}},
+        **{"seed": 0, "protocol": "", "raw": [1, 1], "options": {}, "provenance": "whole"},
         "settings": as_dict(settings),
         "determinants": determinants,
     }

@@ -42,6 +42,8 @@ def describe_catalog(catalog: Catalog) -> str:
         f"raw records: {raw['records']:,} of {raw['expected']:,}; files that tables name and that "
         f"are missing: {raw['missing']:,}"
     )
+    if raw["provenance"] != "whole":
+        lines.append(f"provenance: {raw['provenance']}")
     if raw["grouped_by"] != "patient":
         lines.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
     lines += [paragraph(f"caution: {text}", 0) for text in cautions(catalog)]

@@ -29,7 +29,15 @@ Section = tuple[str, str, str]
 """Id, heading and HTML."""
 
 
-def document(title: str, lead: str, parts: Sequence[Section], footer: str) -> str:
+def document(
+    title: str,
+    lead: str,
+    parts: Sequence[Section],
+    footer: str,
+    *,
+    warning: str = "",
+    refresh: int = 0,
+) -> str:
     """The HTML of a page.
 
     It holds its style, its script, its data and its figures, and its content security policy lets
@@ -40,7 +48,11 @@ def document(title: str, lead: str, parts: Sequence[Section], footer: str) -> st
         lead: What it is about, plain text.
         parts: Its sections.
         footer: Plain text.
+        warning: What a reader must not miss, plain text; empty: nothing.
+        refresh: Seconds after which a browser loads it again; 0: never.
     """
+    again = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
+    banner = f'<p class="banner" role="note">{prose(warning)}</p>\n' if warning else ""
     contents = "".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in parts)
     body = "".join(
         f'<section id="{name}" aria-labelledby="head-{name}"><h2 id="head-{name}">{escape(head)}'
@@ -55,7 +67,7 @@ def document(title: str, lead: str, parts: Sequence[Section], footer: str) -> st
 <meta http-equiv="Content-Security-Policy" content="{_policy(style, script)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
-<title>{escape(text_of(title))}</title>
+{again}<title>{escape(text_of(title))}</title>
 <style>{style}</style>
 </head>
 <body>
@@ -63,7 +75,7 @@ def document(title: str, lead: str, parts: Sequence[Section], footer: str) -> st
 <div class="page">
 <header>
 <h1>{escape(text_of(title))}</h1>
-<p class="lead">{prose(lead)}</p>
+{banner}<p class="lead">{prose(lead)}</p>
 </header>
 <nav aria-label="Contents"><h2>Contents</h2><ol>{contents}</ol></nav>
 <main>

@@ -205,6 +205,16 @@ def technique_legend(
     )
 
 
+def footer(figure: Figure, text: str) -> None:
+    """A line below the panels, of figures that are laid out already or not yet."""
+    engine = figure.get_layout_engine()
+    share = 0.2 / figure.get_figheight()
+    if isinstance(engine, ConstrainedLayoutEngine):
+        left, bottom, width, height = engine.get()["rect"]
+        engine.set(rect=(left, bottom + share, width, height - share))
+    figure.text(0.01, share / 4, text, ha="left", va="bottom", fontsize=SMALL, color="#666666")
+
+
 def paper_mark() -> Line2D:
     """Legend entry of the paper's numbers."""
     return Line2D(

@@ -51,7 +51,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_real("effective", "paper"),
         **_text("published_in", "unlike"),
         **_whole("raw_records", "raw_expected"),
-        **_text("options", "warnings", "run"),
+        **_text("provenance", "options", "warnings", "run"),
     },
     "scores": {
         **_text(*KEY, "metric", "class"),

@@ -20,6 +20,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.registry import usual_start
 from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.results.report.notes import synthetic
 from benchmd_ray.results.report.protocols import is_ensemble
 from benchmd_ray.results.report.table import DASH, Kind, shown, text_of
 from benchmd_ray.results.written import latex_text, markdown
@@ -65,6 +66,10 @@ class Matrix:
     """In distribution minus target, mean over the targets."""
     ranks: Mapping[tuple[What, Group], float]
     """Mean rank over the targets, or over all datasets where there is none; 1 is the best."""
+    provenance: Mapping[Where, str]
+    """What the records of a column are."""
+    warning: str = ""
+    """What a reader must not miss."""
 
     @cached_property
     def groups(self) -> dict[Group, list[Where]]:
@@ -102,6 +107,7 @@ class Matrix:
                 **dict(zip(METHOD, what, strict=True)),
                 **dict(zip(PLACE, where, strict=True)),
                 **vars(self.cells[what, where]),
+                "provenance": self.provenance.get(where, ""),
                 "gap": self.gaps.get((what, group), np.nan),
                 "mean_rank": self.ranks.get((what, group), np.nan),
             }
@@ -134,7 +140,10 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
         if np.isfinite(row["paper"]):
             published = (what[0], PAPER, what[2])
             cells[published, where] = Cell(row["paper"], np.nan, np.nan, 0)
-    return Matrix(cells, dict(_gaps(analysis)), dict(_ranks(analysis)))
+    rows = analysis.rows[analysis.rows["run"] != ""]
+    stated = {_where(row): str(row["provenance"]) for row in rows.to_dict("records")}
+    gaps, ranks = dict(_gaps(analysis)), dict(_ranks(analysis))
+    return Matrix(cells, gaps, ranks, stated, synthetic(analysis.rows))
 
 
 def _what(row: Mapping[Any, Any]) -> What:
@@ -217,6 +226,7 @@ class Written:
     rows: list[tuple[What, list[Shown]]]
     sums: list[str]
     """Which sums there are."""
+    warning: str
 
 
 def written(matrix: Matrix) -> Written:
@@ -244,7 +254,8 @@ def written(matrix: Matrix) -> Written:
                     cells.append(Shown(shown(values.get((what, group)), kind, digits)))
         title = f"{group[0]}, {group[2]}" if several else group[0]
         groups.append((title, len(heads) - before))
-    return Written(heads, groups, list(rows.items()), [name for name, *_ in sums if name in used])
+    held = [name for name, *_ in sums if name in used]
+    return Written(heads, groups, list(rows.items()), held, matrix.warning)
 
 
 def method_text(what: What) -> str:
@@ -265,7 +276,7 @@ SUMMED = {
 
 def caption_of(text: Written) -> str:
     """What the cells are, and the sums that there are."""
-    return " ".join([CAPTION, *(SUMMED[name] for name in text.sums)])
+    return " ".join([CAPTION, *(SUMMED[name] for name in text.sums), text.warning]).strip()
 
 
 def matrix_markdown(matrix: Matrix) -> str:

@@ -61,7 +61,9 @@ def notes(rows: pd.DataFrame) -> list[str]:
         lines.append("shuffled: trained on labels shuffled among the records, a sanity check.")
     lines += [
         f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."
-        for dataset, held, whole in _distinct(runs, "dataset", "raw_records", "raw_expected")
+        for dataset, held, whole in _distinct(
+            runs[runs["provenance"] != "synthetic"], "dataset", "raw_records", "raw_expected"
+        )
         if held != whole
     ]
     options = sorted({one for text in runs["options"] for one in text.split("; ") if one})
@@ -74,6 +76,21 @@ def notes(rows: pd.DataFrame) -> list[str]:
     }
     lines += [f"{dataset}: {warning}." for dataset, warning in sorted(warnings)]
     return [*lines, *_notes_on_patients(found), *_notes_on_classes(ours)]
+
+
+def synthetic(rows: pd.DataFrame) -> str:
+    """Which results are of synthetic data, as a sentence; empty where none is.
+
+    Args:
+        rows: The long table of scores.
+    """
+    drawn = rows["provenance"] == "synthetic"
+    if not drawn.any():
+        return ""
+    which = "All data are"
+    if not drawn[rows["run"] != ""].all():
+        which = f"The data of {', '.join(sorted(rows.loc[drawn, 'dataset'].unique()))} are"
+    return f"{which} synthetic: such numbers say nothing about patients."
 
 
 def _distinct(rows: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:

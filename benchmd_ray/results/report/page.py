@@ -16,6 +16,7 @@ from benchmd_ray.results.report.document import (
     terms,
 )
 from benchmd_ray.results.report.matrix import Matrix, matrix_html, matrix_of
+from benchmd_ray.results.report.notes import synthetic
 from benchmd_ray.results.report.page_findings import compared, facts, findings, headlines
 from benchmd_ray.results.report.page_methods import METHODS, published_words, words
 from benchmd_ray.results.report.page_tables import html
@@ -46,6 +47,7 @@ def write_page(
     *,
     title: str = "BenchMD report",
     skipped: Sequence[Skipped] = (),
+    refresh: int = 0,
 ) -> Path:
     """Write ``report.html``, whole or not at all; the same analysis gives the same bytes.
 
@@ -58,13 +60,15 @@ def write_page(
         folder: Where the page is written.
         title: Its heading.
         skipped: Figures that were not drawn, and why.
+        refresh: Seconds after which a browser loads it again; 0: never.
 
     Returns:
         The file.
     """
     path = folder / NAME
     with replacing(path) as partial:
-        partial.write_text(page(analysis, figures, title=title, skipped=skipped), "utf-8")
+        made = page(analysis, figures, title=title, skipped=skipped, refresh=refresh)
+        partial.write_text(made, "utf-8")
     return path
 
 
@@ -74,10 +78,13 @@ def page(
     *,
     title: str = "BenchMD report",
     skipped: Sequence[Skipped] = (),
+    refresh: int = 0,
 ) -> str:
     """The HTML of a report."""
     lead = compared(analysis) or ABOUT
-    return document(title, lead, _parts(analysis, figures, skipped), _footer(figures))
+    warning = synthetic(analysis.rows)
+    parts = _parts(analysis, figures, skipped)
+    return document(title, lead, parts, _footer(figures), warning=warning, refresh=refresh)
 
 
 def _footer(figures: Sequence[Titled]) -> str:

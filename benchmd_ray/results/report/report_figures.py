@@ -24,6 +24,7 @@ from benchmd_ray.results.report.figures_labels import (
     draw_label_efficiency_by_dataset,
 )
 from benchmd_ray.results.report.figures_pairs import draw_pairs
+from benchmd_ray.results.report.figures_panels import footer
 from benchmd_ray.results.report.figures_parts import Drawn, Report, Skipped, Titled, studies
 from benchmd_ray.results.report.figures_ranks import (
     draw_critical_differences,
@@ -33,6 +34,7 @@ from benchmd_ray.results.report.figures_ranks import (
 from benchmd_ray.results.report.figures_scores import draw_results
 from benchmd_ray.results.report.figures_training import draw_training
 from benchmd_ray.results.report.figures_tuning import draw_searches, draw_settings
+from benchmd_ray.results.report.notes import synthetic
 from benchmd_ray.results.report.protocols import is_ensemble
 
 if TYPE_CHECKING:
@@ -106,7 +108,10 @@ def draw(
     with styled():
         topics = [MAIN, *own, *([OTHERS] if which == "all" else [])]
         drawn = {one.name: one for each in topics for topic in each for one in topic(report)}
-    shown = [one for one in drawn.values() if isinstance(one, Titled)]
+        shown = [one for one in drawn.values() if isinstance(one, Titled)]
+        if warning := synthetic(analysis.rows):
+            for one in shown:
+                footer(one.figure, warning)
     sections = list(dict.fromkeys(one.section for one in shown))
     shown.sort(key=lambda one: sections.index(one.section))
     return shown, [one for one in drawn.values() if isinstance(one, Skipped)]

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.registry import benchmarks, evaluations, published_for
+from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError, count_of, first_line
 from benchmd_ray.results.report.frames import FRAMES, frame
 from benchmd_ray.results.report.scored import Scored
@@ -225,6 +226,7 @@ def _of_catalog(run: Run, dataset: str, about: Mapping[str, str]) -> Row:
     return {
         "raw_records": raw[0],
         "raw_expected": raw[1],
+        "provenance": together(run.description["provenance"], about["provenance"]),
         "options": "; ".join(_options(run, dataset, about)),
         "warnings": "; ".join(
             f"{count_of(count, 'record')}: {warning}"

@@ -15,6 +15,7 @@ from benchmd_ray.results.report.matrix import (
     matrix_markdown,
     matrix_of,
 )
+from benchmd_ray.results.report.notes import synthetic
 from benchmd_ray.results.report.table import Table, plain
 from benchmd_ray.results.report.tables import Declared, declared, main_table
 from benchmd_ray.results.written import csv_text, latex, markdown
@@ -41,7 +42,10 @@ def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
         The files written.
     """
     main = main_table(analysis).name
-    written = write_declared(declared(), analysis, folder, main=main, notes=analysis.notes)
+    warning = synthetic(analysis.rows)
+    written = write_declared(
+        declared(), analysis, folder, main=main, notes=analysis.notes, warning=warning
+    )
     return [*_write_matrix(matrix_of(analysis), folder), *written]
 
 
@@ -65,6 +69,7 @@ def write_declared(
     *,
     main: str,
     notes: Sequence[str] = (),
+    warning: str = "",
 ) -> list[Path]:
     """Write tables as `write_tables` does, of whatever they are declared for.
 
@@ -74,6 +79,7 @@ def write_declared(
         folder: For the files.
         main: The table that the notes stand below.
         notes: What a reader must know.
+        warning: What stands below every printed table.
     """
     contents: dict[str, str] = {}
     for each in tables:
@@ -83,7 +89,8 @@ def write_declared(
         contents[f"{each.name}.csv"] = csv_text(data)
         table = each.printed(reported) if each.printed else None
         if table is not None:
-            contents |= _printed(each.name, table, notes if each.name == main else ())
+            below = [*(notes if each.name == main else ()), *filter(None, [warning])]
+            contents |= _printed(each.name, table, below)
     for name in _names(tables) - contents.keys():  # of an earlier report, which had such rows
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():

@@ -76,7 +76,8 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
     each = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
     rows = analysis.rows[analysis.rows["evaluation"] == CLASSIFIED.evaluation]
     rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
-    options = rows.groupby([*KEY], sort=False)["options"].first().to_dict()
+    first = rows.groupby([*KEY], sort=False)[["options", "provenance"]].first()
+    options, provenance = (first[name].to_dict() for name in first)
     places = list(whole[list(KEY)].itertuples(index=False, name=None))
     classes = [each.get(place, scores[:0]) for place in places]
     return whole.drop(columns=["metric", "class", "positives"]).assign(
@@ -84,6 +85,7 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
         classes=[f"{held['value'].count()}/{len(held)}" for held in classes],
         unscored=["; ".join(held.loc[held["value"].isna(), "class"]) for held in classes],
         options=[options.get(place, "") for place in places],
+        provenance=[provenance.get(place, "") for place in places],
     )
 
 
