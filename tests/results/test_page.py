@@ -208,6 +208,20 @@ def test_an_empty_analysis_says_so():
         assert said in parsed.text
 
 
+def test_what_is_empty_is_told_at_the_end_and_not_in_the_contents(analysis):
+    empty = {n: getattr(analysis, n).iloc[:0] for n in ("subgroups", "posthoc", "excluded")}
+    text = page(replace(analysis, **empty), [])
+    said = "No dataset of this report states age, sex, site, device or view."
+    assert said in Parsed(text).text
+    assert text.index(said) > text.index('id="methods"')
+    assert 'href="#subgroups"' not in text
+    del empty["excluded"]  # groups are stated, and too small
+    text = page(replace(analysis, **empty), [])
+    assert said not in text
+    for whole in (text, page(analysis, [])):
+        assert 'href="#subgroups"' in whole
+
+
 @pytest.mark.slow
 def test_frames_that_are_empty_one_by_one_leave_the_others(analysis):
     for name in FRAMES:

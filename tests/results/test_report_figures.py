@@ -57,7 +57,7 @@ from benchmd_ray.results.report.figures_ranks import (
 )
 from benchmd_ray.results.report.figures_scores import draw_results
 from benchmd_ray.results.report.figures_training import draw_training
-from benchmd_ray.results.report.figures_wording import differences, judged
+from benchmd_ray.results.report.figures_wording import differences, judged, sizes
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.report_figures import draw, figures
 from benchmd_ray.scores.stability import critical_difference
@@ -866,6 +866,17 @@ def test_a_source_that_is_scored_on_its_test_split_alone_has_its_figures(small):
     assert "shhs (test)" in [text.get_text() for text in axes.get_yticklabels()]
 
 
+@pytest.mark.parametrize(
+    ("records", "patients", "said"),
+    [(1, 1, "1 record of 1 patient"), (1200, 3, "1,200 records of 3 patients")],
+)
+def test_one_is_not_many(small, records, patients, said):
+    rows = auroc(small, dataset="isruc").assign(
+        records=records, patients=patients, scored="records"
+    )
+    assert f"isruc (test) {said}." in sizes(rows)
+
+
 # --- files
 
 
@@ -925,6 +936,27 @@ def test_figures_that_processes_write_have_the_same_bytes(tmp_path, monkeypatch)
     assert again[0][1].get_layout_engine() is not None
     for name, figure in again:
         assert svg_of(figure) == (folders[1] / f"{name}.svg").read_text("utf-8")
+
+
+def test_a_figure_of_an_unchanged_drawing_is_kept(tmp_path):
+    def drawn(value):
+        with styled():
+            figure = new_figure("title", 2.0)
+            figure.add_subplot().plot([0, value])
+        return figure
+
+    png, svg = write(drawn(1), tmp_path, "a")
+    before = png.stat().st_ino, png.read_bytes()
+    assert write(drawn(1), tmp_path, "a") == [png, svg]
+    assert (png.stat().st_ino, png.read_bytes()) == before  # not written again
+    write(drawn(2), tmp_path, "a")
+    assert png.read_bytes() != before[1]
+    again = tmp_path / "again"
+    again.mkdir()
+    assert write(drawn(2), again, "a")[0].read_bytes() == png.read_bytes()
+    png.write_bytes(b"cut off")
+    write(drawn(2), tmp_path, "a")
+    assert png.read_bytes() == (again / "a.png").read_bytes()
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.report_figures import draw
 from benchmd_ray.results.report.table import plain
 from benchmd_ray.results.report.table_files import write_tables
+from benchmd_ray.results.report.tuning_frames import networks
 from benchmd_ray.scores.comparison import exchange_p
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings import Settings, updated
@@ -604,6 +605,30 @@ def test_a_search_without_a_complete_trial_is_read_and_has_reasons_for_no_figure
     assert (record.best, record.front, record.counts["failed"]) == (None, (), 3)
     assert np.isnan(record.value)
     assert record.device_hours == pytest.approx(sum(row["device_hours"] for row in rows))
+
+
+def test_a_setting_that_was_the_same_in_all_trials_has_no_axis(tmp_path):
+    rows = make_trials(12)
+    name = "transfer.optimiser.schedule"
+    assert len({row[name] for row in rows}) > 1
+    drawn, _ = figures_of(tmp_path / "varied", rows=rows)
+    of_all = len(drawn[f"slice-{NAME}"].figure.axes)
+    drawn, _ = figures_of(tmp_path, rows=[{**row, name: rows[0][name]} for row in rows])
+    figure = drawn[f"slice-{NAME}"].figure
+    assert len(figure.axes) == of_all - 1
+    assert "schedule" not in [axes.get_title(loc="left") for axes in figure.axes]
+    parallel = drawn[f"parallel-{NAME}"].figure
+    assert "schedule" not in " ".join(text.get_text() for text in texts(parallel))
+
+
+def test_a_search_names_its_networks(analysis):
+    row = analysis.searches.iloc[0]
+    assert row["network"] == "transformer"
+    titles = [one.title for one in draw(Analysis(records=analysis.records))[0]]
+    assert all("(ecg, ptb-xl; transformer)" in title for title in titles)
+    (record,) = analysis.records
+    space = {"encoder.network": {"kind": "choice", "values": ["resnet18", "transformer"]}}
+    assert networks(replace(record, space=space)) == "transformer or resnet18"
 
 
 def test_settings_are_named_by_what_tells_them_apart():

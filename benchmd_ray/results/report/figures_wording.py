@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.figures_parts import Report
 from benchmd_ray.results.report.frames import BOOTSTRAP
 from benchmd_ray.scores.comparison import LEVEL
@@ -131,7 +132,8 @@ def sizes(scores: pd.DataFrame) -> str:
     for (_, dataset, split), rows in places:
         records, patients = int(rows["records"].max()), int(rows["patients"].max())
         scored = rows["scored"].iloc[0]
-        parts.append(f"{dataset} ({split}) {records:,} {scored} of {patients:,} patients")
+        many = count_of(records, str(scored).removesuffix("s"))
+        parts.append(f"{dataset} ({split}) {many} of {count_of(patients, 'patient')}")
     return f"{'; '.join(parts)}. {seeds(scores)}"
 
 

@@ -135,9 +135,7 @@ def _table_parts(
         made = [(each.name, each.page(analysis)) for each in held if each.page is not None]
         shown = "".join(html(name, table) for name, table in made if table is not None)
         if not shown:
-            why = held[0].nothing
-            reason = why if isinstance(why, str) else why(analysis)
-            absent += [f"{heading}: {reason}"] if reason and classified else []
+            absent += [f"{heading}: {held[0].nothing}"] if held[0].nothing and classified else []
             continue
         said = tuning_sentences(analysis) if heading == TUNING else []
         content = (listed_notes(said, "") if said else "") + shown

@@ -24,7 +24,6 @@ from benchmd_ray.results.report.columns import (
 )
 from benchmd_ray.results.report.frames import KEY, VERSIONS
 from benchmd_ray.results.report.hardware_notes import COLUMNS
-from benchmd_ray.results.report.people import VARIABLES
 from benchmd_ray.results.report.table import Column, Table
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS
@@ -54,17 +53,11 @@ class Declared:
     """As the page shows it; None where it does not."""
     printed: Make | None = None
     """As Markdown, LaTeX and the terminal show it; None where they do not."""
-    nothing: str | Callable[[Analysis], str] = ""
+    nothing: str = ""
     """What the page says at its end where there is none; empty says nothing."""
 
     @staticmethod
-    def both(
-        name: str,
-        heading: str,
-        data: Data,
-        make: Make,
-        nothing: str | Callable[[Analysis], str] = "",
-    ) -> Declared:
+    def both(name: str, heading: str, data: Data, make: Make, nothing: str = "") -> Declared:
         """A table that is the same everywhere."""
         return Declared(name, heading, data, make, make, nothing)
 
@@ -258,17 +251,6 @@ def subgroups(analysis: Analysis) -> Table | None:
     return table_of("AUROC within groups of patients.", columns, rows)
 
 
-def no_subgroups(analysis: Analysis) -> str:
-    """Why there are none."""
-    stated = [name for name in VARIABLES if (analysis.excluded["variable"] == name).any()]
-    if not stated:
-        return "No dataset of this report states age, sex, site, device or view."
-    return (
-        f"Groups by {', '.join(stated)} have too few patients for a value: subgroups_excluded.csv "
-        "counts them."
-    )
-
-
 def posthoc(analysis: Analysis) -> Table | None:
     """Which subgroups differ."""
     rows = analysis.posthoc
@@ -411,7 +393,7 @@ TABLES: tuple[Declared, ...] = (
         "Subgroups",
         lambda a: a.subgroups,
         subgroups,
-        no_subgroups,
+        "No dataset of this report states age, sex, site, device or view.",
     ),
     Declared.both("subgroups_posthoc", "Subgroups", lambda a: a.posthoc, posthoc),
     Declared("subgroups_excluded", "Subgroups", lambda a: a.excluded, excluded),
