@@ -111,11 +111,11 @@ def _parts(
     return [
         *parts,
         ("notes", "To know before reading", listed_notes(analysis.notes, "Nothing in particular.")),
-        *((slug, head, content) for head, (slug, content) in tables.items()),
         *(
             (f"figures-{place}", f"Figures: {text_of(section)}", shown)
             for place, (section, shown) in enumerate(drawn.items(), start=1)
         ),
+        *((slug, head, content) for head, (slug, content) in tables.items()),
         *((slug, head, content) for head, slug, content in late),
         ("methods", "Methods and words", _methods() + _absent(absent) + _not_drawn(skipped)),
     ]
