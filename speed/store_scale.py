@@ -160,7 +160,7 @@ def command(*arguments: str) -> None:
 def measured(store: Path, out: Path, chosen: argparse.Namespace, size: int) -> dict[str, Any]:
     """Seconds of each reading of a store of ``size`` runs."""
     report = ("report", str(store), "--out", str(out), "--resamples", str(chosen.resamples))
-    figures = () if chosen.figures else ("--no-figures",)
+    figures = ("--figures", "all" if chosen.figures else "none")
     if damaged := read_stores([store]).damaged:
         raise AssertionError(damaged)
     seconds = {

@@ -81,6 +81,10 @@ STORE = FolderType(_mirror)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
+LONGEST_TAG = 64
+"""Characters that W&B takes for a tag."""
+
+
 def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of a command that can be followed in W&B; it is given a ``dashboard``."""
 
@@ -88,16 +92,24 @@ def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def given(
         *arguments: Any,
         wandb_mode: str,
-        wandb_project: str | None,
+        wandb_project: str,
         wandb_entity: str | None,
         wandb_tags: tuple[str, ...],
         wandb_system: bool,
         **options: Any,
     ) -> Any:
-        from benchmd_ray.results.dashboard import PROJECT, Dashboard
+        from benchmd_ray.results.dashboard import Dashboard
 
-        shown = (wandb_project or PROJECT, wandb_entity, wandb_tags, wandb_system)
-        return command(*arguments, dashboard=Dashboard(wandb_mode, *shown).settled(), **options)
+        if odd := [tag for tag in wandb_tags if not 1 <= len(tag) <= LONGEST_TAG]:
+            raise click.BadParameter(f"{odd[0]!r} has not 1 to {LONGEST_TAG} characters.")
+        dashboard = Dashboard(
+            mode=wandb_mode,
+            project=wandb_project,
+            entity=wandb_entity,
+            tags=wandb_tags,
+            system=wandb_system,
+        )
+        return command(*arguments, dashboard=dashboard.settled(), **options)
 
     for option in reversed(WANDB):
         given = option(given)
@@ -114,8 +126,14 @@ WANDB = (
         help="Follow it in Weights & Biases: auto (online with a key, else offline), online, "
         "offline.",
     ),
-    click.option("--wandb-project", metavar="NAME", help="Project in W&B; else benchmd."),
-    click.option("--wandb-entity", metavar="NAME", help="User or team in W&B; else yours."),
+    click.option(
+        "--wandb-project",
+        default="benchmd",
+        show_default=True,
+        metavar="NAME",
+        help="Project in W&B.",
+    ),
+    click.option("--wandb-entity", metavar="NAME", help="User or team in W&B (default: yours)."),
     click.option("--wandb-tag", "wandb_tags", multiple=True, metavar="TAG", help="Tag in W&B."),
     click.option(
         "--wandb-system", is_flag=True, help="Show in W&B how busy the machine is, without names."

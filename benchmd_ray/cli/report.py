@@ -64,19 +64,21 @@ def report(
     benchmd report runs --follow                     # a page that stays open in a browser
     """
     if follow:
+        if dashboard.mode != "off":
+            raise click.UsageError("a report that follows is not sent: leave --wandb out.")
         _follow(list(paths), out, resamples=resamples, figures=figures)
-    print_report(list(paths), out, resamples=resamples, figures=figures)
+    drawn = print_report(list(paths), out, resamples=resamples, figures=figures)
     if dashboard.mode != "off":
         from benchmd_ray.results.tracking import Tracker
 
         tracker = Tracker(out, dashboard)
-        tracker.reported(out)
+        tracker.reported(out, synthetic=drawn)
         click.echo(tracker.closed())
 
 
 def print_report(
     paths: list[Path], out: Path, *, resamples: int = 1000, figures: Which = "main"
-) -> None:
+) -> bool:
     """Print the main table of runs and write the report into a folder.
 
     What cannot be read of a store is named in the notes and skipped.
@@ -86,9 +88,12 @@ def print_report(
         out: The folder.
         resamples: Of the patients, for the intervals.
         figures: Which figures are drawn.
+
+    Returns:
+        Whether any of it rests on synthetic data.
     """
     from benchmd_ray.results.report.analysis import analyse_stores
-    from benchmd_ray.results.report.matrix import NAME, matrix_of, matrix_text
+    from benchmd_ray.results.report.matrix import matrix_of, matrix_text
     from benchmd_ray.results.report.notes import synthetic
     from benchmd_ray.results.report.tables import main_table
 
@@ -98,16 +103,17 @@ def print_report(
         click.echo(matrix_text(matrix))
     else:
         print_table(main.printed(analysis) if main.printed else None)
-        click.echo(synthetic(analysis.rows))
+        if warning := synthetic(analysis.rows):
+            click.echo(warning)
     click.echo()
     for note in analysis.notes:
         click.echo(note)
-    first = main.name if matrix is None else NAME
-    _write(analysis, out, resamples, figures, first=first)
+    _write(analysis, out, resamples, figures)
+    return bool(synthetic(analysis.rows))
 
 
 def _write(
-    analysis: Analysis, out: Path, resamples: int, figures: Which, *, first: str, refresh: int = 0
+    analysis: Analysis, out: Path, resamples: int, figures: Which, *, refresh: int = 0
 ) -> None:
     """Write tables, figures and page, and say so.
 
@@ -116,12 +122,14 @@ def _write(
         out: The folder.
         resamples: Of the patients, for the captions.
         figures: Which figures are drawn.
-        first: Name of the table that answers first.
         refresh: Seconds after which a browser loads the page again; 0: never.
     """
+    from benchmd_ray.results.report.matrix import NAME, matrix_of
     from benchmd_ray.results.report.page import write_page
     from benchmd_ray.results.report.table_files import write_tables
+    from benchmd_ray.results.report.tables import main_table
 
+    first = main_table(analysis).name if matrix_of(analysis) is None else NAME
     written = write_tables(analysis, out)
     click.echo(f"written: {len(written)} files of tables in {out}, first {out / first}.csv")
     drawn, skipped = _write_figures(analysis, out / "figures", resamples, figures)
@@ -133,24 +141,24 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
     """Write the report whenever what it is of has changed."""
     from benchmd_ray.errors import BenchmdError
     from benchmd_ray.results.report.analysis import analyse_stores
-    from benchmd_ray.results.report.matrix import NAME
     from benchmd_ray.results.watching import state_of
 
-    seen, said = "", ""
-    while True:
-        try:
-            state = state_of(paths)
-            if state != seen:
-                curves = figures != "none"
-                analysis = analyse_stores(paths, resamples=resamples, curves=curves)
-                click.echo(time.strftime("%H:%M:%S"))
-                _write(analysis, out, resamples, figures, first=NAME, refresh=FOLLOW_SECONDS)
-                seen, said = state, ""
-        except BenchmdError as error:  # nothing to report yet, or it is just being written
-            if str(error) != said:
-                said = str(error)
-                click.echo(f"{time.strftime('%H:%M:%S')} waiting: {said}")
-        time.sleep(FOLLOW_SECONDS)
+    seen, analysis = "", None
+    try:
+        while True:
+            try:
+                state = state_of(paths)
+                if state != seen:
+                    seen, curves = state, figures != "none"
+                    analysis = analyse_stores(paths, resamples=resamples, curves=curves)
+                    click.echo(time.strftime("%H:%M:%S"))
+                    _write(analysis, out, resamples, figures, refresh=FOLLOW_SECONDS)
+            except (BenchmdError, FileNotFoundError) as error:  # nothing yet, or just being written
+                click.echo(f"{time.strftime('%H:%M:%S')} waiting: {error}")
+            time.sleep(FOLLOW_SECONDS)
+    finally:
+        if analysis is not None:  # a page that does not load itself again
+            _write(analysis, out, resamples, figures)
 
 
 def print_table(table: Table | None) -> None:
@@ -166,15 +174,16 @@ def print_table(table: Table | None) -> None:
 def _write_figures(
     analysis: Analysis, folder: Path, resamples: int, which: Which
 ) -> tuple[list[Any], list[Any]]:
-    if which == "none":
-        return [], []
     from benchmd_ray.progress import progress
-    from benchmd_ray.results.canvas import write_all
+    from benchmd_ray.results.canvas import write_listed
     from benchmd_ray.results.report.report_figures import draw
 
     drawn, skipped = draw(analysis, which=which, resamples=resamples)
-    display = progress("figures", len(drawn), "figures")
-    write_all([(each.name, each.figure) for each in drawn], folder, display.update)
+    display = progress("figures", len(drawn), "figures") if drawn else None
+    named = [(each.name, each.figure) for each in drawn]
+    write_listed(named, folder, display.update if display else lambda done: None)
+    if display is None:
+        return drawn, skipped
     display.close()
     others = f"; {len(skipped)} had nothing to show, the page says why" if skipped else ""
     click.echo(f"written: {count_of(len(drawn), 'figure')} in {folder}{others}")

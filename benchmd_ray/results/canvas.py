@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import multiprocessing
 import re
 import signal
@@ -12,13 +13,14 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+import matplotlib
 from matplotlib import style
 from matplotlib.figure import Figure
 from PIL import Image
@@ -26,7 +28,7 @@ from PIL import Image
 from benchmd_ray.data.apart import end_with_parent
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import replacing
+from benchmd_ray.files import remove, replacing, write_json
 from benchmd_ray.scores.resampling import usual_threads
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
@@ -56,6 +58,9 @@ WIDTH = 10.0
 """Inches."""
 LETTERS = 9.6
 """Of a title, per inch."""
+LISTED, FIGURE = "figures.json", r"[\w.+-]+\.(png|svg)"
+"""List of the figures that a folder was given, and what such a name is like."""
+MAX_LISTED_BYTES = 2**20
 EACH = 4
 """Figures of each process that writes some, at least."""
 
@@ -157,7 +162,7 @@ def write(figure: Figure, folder: Path, name: str) -> list[Path]:
     """
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     text = svg_of(figure)
-    drawing = f"{hashlib.sha256(text.encode()).hexdigest()} {DPI}"
+    drawing = f"{hashlib.sha256(text.encode()).hexdigest()} {DPI} {matplotlib.__version__}"
     if _drawing_of(png) != drawing:
         with styled(), replacing(png) as partial:
             metadata = {"Software": None, DRAWING: drawing}
@@ -172,8 +177,40 @@ def _drawing_of(png: Path) -> str:
     try:
         with Image.open(png, formats=["PNG"]) as image:
             return str(image.info.get(DRAWING, ""))
-    except (OSError, ValueError, SyntaxError):  # none there, or another file of that name
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # none, or another's
         return ""
+
+
+def write_listed(
+    figures: Sequence[tuple[str, Figure]], folder: Path, reported: Callable[[int], None]
+) -> None:
+    """Write figures as `write_all` does; those that were listed here before and are none now go.
+
+    Args:
+        figures: Each with its name.
+        folder: Of all of them; what else lies there stays.
+        reported: Is called with the number of those that are written.
+    """
+    names = [f"{name}.{kind}" for name, _ in figures for kind in ("png", "svg")]
+    for old in set(listed_in(folder)) - set(names):
+        (folder / old).unlink(missing_ok=True)
+    if not figures:
+        remove(folder / LISTED)
+        return
+    write_json(folder / LISTED, names)
+    write_all(figures, folder, reported)
+
+
+def listed_in(folder: Path) -> list[str]:
+    """Names of the files that `write_listed` wrote; none where the list cannot be read."""
+    path = folder / LISTED
+    if not path.is_file() or path.stat().st_size > MAX_LISTED_BYTES:
+        return []
+    with suppress(ValueError, RecursionError):
+        names = json.loads(path.read_bytes())
+        if isinstance(names, list):
+            return [n for n in names if isinstance(n, str) and re.fullmatch(FIGURE, n)]
+    return []
 
 
 def write_all(

@@ -13,6 +13,7 @@ records, why something failed, keys, paths, names of machines and of users.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import queue
@@ -28,6 +29,7 @@ from benchmd_ray.files import append_text, digest
 from benchmd_ray.results.dashboard import Dashboard
 from benchmd_ray.results.store import read_run
 from benchmd_ray.results.tracking_values import (
+    named,
     shown_of_search,
     tell_scores,
     tell_search,
@@ -43,6 +45,8 @@ from benchmd_ray.training_log import read_metrics
 FOLDER = "wandb"
 """Folder of a store where W&B's files lie."""
 POLL_SECONDS = 5.0
+MOST_OPEN = 32
+"""W&B runs of transfers that are open for scores on targets, at most."""
 REACH_SECONDS = 30.0
 """How long the first run waits for W&B; then all are written offline."""
 END_SECONDS = 60.0
@@ -128,9 +132,13 @@ class Tracker:
         threading.Thread(target=self._give, name="wandb messages", daemon=True).start()
 
     def _give(self) -> None:
-        with contextlib.suppress(OSError):  # the process ended before it was told everything
-            while True:
+        while True:
+            try:
                 self._given.send(self._messages.get())
+            except OSError:  # the process ended before it was told everything
+                return
+            except Exception:  # of what cannot be sent nothing is told
+                logging.getLogger(__name__).warning("W&B is not told of something", exc_info=True)
 
     def started(self, item: Followed, run: Path | None = None) -> None:
         """An item was started; its metrics are followed where its run's folder is known."""
@@ -144,9 +152,9 @@ class Tracker:
         """An item failed for good; W&B learns that, not why."""
         self._messages.put(("failed", item, reason))
 
-    def reported(self, folder: Path) -> None:
-        """A report was written into a folder."""
-        self._messages.put(("reported", None, folder.resolve()))
+    def reported(self, folder: Path, *, synthetic: bool = False) -> None:
+        """A report was written into a folder, which rests on synthetic data or not."""
+        self._messages.put(("reported", synthetic, folder.resolve()))
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
         """A trial of a search ended.
@@ -220,6 +228,8 @@ class _Open:
     """Lines of its metrics that were sent."""
     more: int = 0
     """Evaluations of it that are awaited."""
+    training: bool = False
+    """Whether its metrics still come."""
 
 
 @dataclass
@@ -271,15 +281,20 @@ class _Following:
         entry = self._opened(item, folder)
         if item.makes_run:
             self._tell_metrics(entry)
-            entry.more = item.more
+            entry.training, entry.more = False, item.more
         else:
             entry.more -= 1
+        try:
+            self._tell_end(item, folder, entry, trained)
+        finally:
+            self._close_if_done(item.name)
+
+    def _tell_end(self, item: Followed, folder: Path, entry: _Open, trained: bool) -> None:
         if trained:
             where = {"hardware": [str(one) for one in trained_by(folder)]}
             entry.wandb_run.config.update(where, allow_val_change=True)
         if item.evaluation:
             tell_scores(entry.wandb_run, folder, item.dataset, item.evaluation)
-        self._close_if_done(item.name)
 
     def failed(self, item: Followed, _: str) -> None:
         """The reason stays here: it may name a record, a file or a machine."""
@@ -287,7 +302,8 @@ class _Following:
         entry = self.open.get(item.name)
         if entry is None:
             return
-        entry.wandb_run.summary["failed" if item.makes_run else f"{item.dataset}/failed"] = True
+        what = "" if item.makes_run else f"{named(item.dataset, item.evaluation)}/"
+        entry.wandb_run.summary[f"{what}failed"] = True
         if item.makes_run:
             self._tell_metrics(entry)
             del self.open[item.name]
@@ -297,15 +313,21 @@ class _Following:
             self._close_if_done(item.name)
 
     def _close_if_done(self, name: str) -> None:
+        """Close what awaits no more scores, and of many that do the first: it is opened again."""
         if self.open[name].more <= 0:
             self.open.pop(name).wandb_run.finish()
+        waiting = [each for each, entry in self.open.items() if not entry.training]
+        for each in waiting[:-MOST_OPEN]:
+            self.open.pop(each).wandb_run.finish()
 
-    def reported(self, _: None, folder: Path) -> None:
+    def reported(self, synthetic: bool, folder: Path) -> None:
         import wandb
 
         from benchmd_ray.results.report.page import NAME
 
-        run = self._init(digest(["report", time.time_ns()])[:16], "report", "report", "report", {})
+        config = {"provenance": "synthetic"} if synthetic else {}
+        identity = digest(["report", time.time_ns()])[:16]
+        run = self._init(identity, "report", "report", "report", config)
         artifact = wandb.Artifact("report", "report")
         for path in report_files(folder):
             artifact.add_file(str(path), path.relative_to(folder).as_posix())
@@ -335,11 +357,13 @@ class _Following:
     def poll(self) -> None:
         self._look()
         for entry in self.open.values():
-            self._tell_metrics(entry)
+            if entry.training:
+                self._tell_metrics(entry)
 
     def end(self) -> None:
         for entry in self.open.values():  # interrupted: they continue under the same id
-            self.guarded(lambda: self._tell_metrics(entry))  # noqa: B023
+            if entry.training:
+                self.guarded(lambda: self._tell_metrics(entry))  # noqa: B023
             ended = int(not (entry.folder / DONE).is_file())
             self.guarded(lambda: entry.wandb_run.finish(exit_code=ended))  # noqa: B023
         for search in self.searches:
@@ -353,7 +377,7 @@ class _Following:
             config["run"] = run.folder.name
             kind, group = str(run.description["kind"]), f"{item.modality}/{item.technique}"
             entry = self._init(run.digest[:16], item.name, group, kind, config)
-            self.open[item.name] = _Open(entry, folder, kind)
+            self.open[item.name] = _Open(entry, folder, kind, training=item.makes_run)
         return self.open[item.name]
 
     def _tell_metrics(self, entry: _Open) -> None:

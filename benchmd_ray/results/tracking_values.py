@@ -15,12 +15,12 @@ from benchmd_ray.benchmarks.registry import evaluations
 from benchmd_ray.results.report.rows import score_rows, whole_rows
 from benchmd_ray.results.report.scored import measured, of_predictions
 from benchmd_ray.results.store import read_run
-from benchmd_ray.training.predictions import predictions_path, read_predictions
+from benchmd_ray.training.predictions import CLASSIFIED, predictions_path, read_predictions
 from benchmd_ray.tuning.records import SCORE_OF, SEARCHES, TRIALS, read_trials
 
 RESAMPLES = 200
 """For the intervals that W&B shows; the report has more."""
-ABOUT = ("technique", "setting", "modality")
+ABOUT = ("technique", "setting", "modality", "provenance")
 """What of a search every one of its trials shows."""
 RESULTS = {
     "value": "score",
@@ -63,7 +63,12 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> 
     of = [name for name in OF if any(row[name] for row in rows)]
     names: list[str | int] = ["dataset", "split", *of, "metric", "class", "value", "low", "high"]
     data: list[Iterable[Any]] = [[row[name] for name in names] for row in rows]
-    wandb_run.log({f"scores/{dataset}": wandb.Table(columns=names, data=data)})
+    wandb_run.log({f"scores/{named(dataset, evaluation)}": wandb.Table(columns=names, data=data)})
+
+
+def named(dataset: str, evaluation: str) -> str:
+    """A dataset, and the evaluation where it is another than the usual one."""
+    return dataset if evaluation == CLASSIFIED.evaluation else f"{dataset}/{evaluation}"
 
 
 def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]:

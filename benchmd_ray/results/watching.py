@@ -16,7 +16,7 @@ from benchmd_ray.results.listing import Listed, counts, listed
 from benchmd_ray.results.store import Run, read_stores
 from benchmd_ray.run_files import predictions_of
 from benchmd_ray.training_log import read_metrics
-from benchmd_ray.tuning.records import SearchRecord, read_searches
+from benchmd_ray.tuning.records import RESULT, TRIALS, SearchRecord, read_searches
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
@@ -158,10 +158,18 @@ def state_of(paths: Sequence[Path]) -> str:
         BenchmdError: A path holds no run.
     """
     held: list[tuple[object, ...]] = []
-    for run in read_stores([*paths]).found:
+    stored = read_stores([*paths])
+    for run in stored.found:
         held.append((run.digest, run.finished))
         for path in predictions_of(run.folder) if run.finished else ():
             file = path.stat()
             held.append((run.digest, path.name, file.st_size, file.st_mtime_ns))
-    held += [(one.name, sorted(one.counts.items())) for one in read_searches([*paths]).found]
+    searches = read_searches([*paths])
+    for search in searches.found:
+        for name in (TRIALS, RESULT):
+            path = search.folder / name
+            if path.is_file():
+                file = path.stat()
+                held.append((search.name, name, file.st_size, file.st_mtime_ns))
+    held.append((sorted(map(str, stored.damaged)), sorted(map(str, searches.damaged))))
     return digest(held)

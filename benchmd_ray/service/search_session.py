@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from benchmd_ray.cluster import require_shared
+from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import read_hashed_json, write_hashed_json
@@ -238,8 +240,14 @@ class Session:
                 "technique": self.plan.technique,
                 "setting": self.plan.setting,
                 "modality": ", ".join(arm.modality for arm in self.work.arms),
+                "provenance": self._provenance,
             }
             self.observer.trial_ended(self.plan.name, about, row)
+
+    @cached_property
+    def _provenance(self) -> str:
+        paths = (source.catalog for source in self.plan.sources)
+        return together(*(open_catalog(path).provenance for path in paths if path is not None))
 
     @property
     def _bases(self) -> list[Settings]:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.provenance import PROVENANCES
+from benchmd_ray.data.provenance import PROVENANCES, together
 from benchmd_ray.data.records import PERSON, decode_targets
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.hardware import Hardware, from_json
@@ -182,7 +182,7 @@ def write_predictions(
         "also": also_of(also),
         "raw_records": str(raw["records"]),
         "raw_expected": str(raw["expected"]),
-        "provenance": catalog.provenance,
+        "provenance": together(*(each.provenance for each in (catalog, *also))),
         "options": json.dumps(catalog.options),
         "warnings": json.dumps(catalog.manifest.get("warnings", {})),
         "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),

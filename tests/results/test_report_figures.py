@@ -35,7 +35,12 @@ from benchmd_ray.results.canvas import (
 )
 from benchmd_ray.results.report import figures_groups, figures_ranks
 from benchmd_ray.results.report.curves import _roc
-from benchmd_ray.results.report.figures_curves import draw_other_curves, mean_curve, pooled_bins
+from benchmd_ray.results.report.figures_curves import (
+    draw_main_curves,
+    draw_other_curves,
+    mean_curve,
+    pooled_bins,
+)
 from benchmd_ray.results.report.figures_forest import draw_forests
 from benchmd_ray.results.report.figures_groups import (
     draw_differing_subgroups,
@@ -53,6 +58,7 @@ from benchmd_ray.results.report.figures_parts import (
 )
 from benchmd_ray.results.report.figures_ranks import (
     draw_critical_differences,
+    draw_main_difference,
     draw_rankings,
 )
 from benchmd_ray.results.report.figures_scores import draw_results
@@ -156,6 +162,23 @@ def test_figures_are_few_unless_all_are_asked_for(images, drawn):
         name for name in main if name.startswith(("roc", "reliability"))
     }
     assert draw(images, which="none") == ([], [])
+
+
+def test_a_dataset_with_two_splits_has_a_row_for_each(images):
+    twice = images.changes[images.changes["dataset"] == "chexpert"].assign(split="validation")
+    both = replace(images, changes=pd.concat([images.changes, twice], ignore_index=True))
+    (axes,) = panels(only(draw_forests, both)["change"])
+    labels = [text.get_text() for text in axes.get_yticklabels()]
+    assert {"chexpert (test)", "chexpert (validation)", "vindr-cxr"} <= set(labels)
+
+
+def test_the_one_diagram_is_of_the_usual_protocol_and_of_targets():
+    analysis = invented(tuple(SOURCES), techniques=("scratch", "e-mix", "mae"), seeds=1)
+    shuffled = analysis.scores.assign(protocol="shuffled")
+    both = replace(analysis, scores=pd.concat([analysis.scores, shuffled], ignore_index=True))
+    assert list(only(draw_main_difference, both)) == ["critical-difference-targets"]
+    few = only(draw_main_difference, invented(("eeg",), techniques=("scratch", "mae")))
+    assert all(hasattr(one, "reason") for one in few.values())
 
 
 @pytest.mark.slow
@@ -443,7 +466,7 @@ def test_groups_share_a_letter_exactly_when_they_do_not_differ(seed):
 
 
 def test_roc_of_one_seed_is_the_frame_s_with_the_area(small):
-    titled = only(draw_other_curves, small)["roc-eeg-shhs-isruc-test"]
+    titled = only(draw_main_curves, small)["roc-eeg-shhs-isruc-test"]
     axes = panel(titled, "n2")
     rows = chosen(small.roc, dataset="isruc", technique="mae", **{"class": "n2"})
     area = chosen(
@@ -486,7 +509,7 @@ def test_area_under_each_drawn_roc_curve_is_the_one_in_its_legend(small, seeds):
     bins = small.calibration.iloc[:0]
     held = {"roc": pd.concat(curves), "calibration": bins, "scores": pd.DataFrame(rows)}
     analysis = replace(small, **held)
-    titled = only(draw_other_curves, analysis)["roc-eeg-shhs-isruc-test"]
+    titled = only(draw_main_curves, analysis)["roc-eeg-shhs-isruc-test"]
     assert means["n1"] == 0
     assert means["n2"] == 1 / seeds
     for name in names:
@@ -519,12 +542,12 @@ def test_title_of_roc_names_no_class_of_few_patients(small):
         .mask(rare, "no interval: 3 patients on the rarer side")
         .mask(few, "rough interval: 9 patients on the rarer side"),
     )
-    title = only(draw_other_curves, replace(small, scores=scores))["roc-eeg-shhs-isruc-test"].title
+    title = only(draw_main_curves, replace(small, scores=scores))["roc-eeg-shhs-isruc-test"].title
     assert "areas under the curves" in title
     assert "(n1," not in title
     assert "(n2," not in title
     none = replace(small, scores=scores.assign(caution="no interval: 8 patients"))
-    title = only(draw_other_curves, none)["roc-eeg-shhs-isruc-test"].title
+    title = only(draw_main_curves, none)["roc-eeg-shhs-isruc-test"].title
     assert title.endswith("no class has 10 patients on either side")
 
 
@@ -570,7 +593,7 @@ def test_bins_of_several_seeds_are_pooled_by_their_counts():
 
 
 def test_reliability_of_one_seed_is_the_frame_s_few_records_hollow(small):
-    titled = only(draw_other_curves, small)["reliability-eeg-shhs-isruc-test"]
+    titled = only(draw_main_curves, small)["reliability-eeg-shhs-isruc-test"]
     axes = panel(titled, "rem")
     rows = chosen(small.calibration, dataset="isruc", technique="mae", **{"class": "rem"})
     rows = rows[rows["count"] > 0]
@@ -796,7 +819,7 @@ def test_without_intervals_points_are_drawn_and_nothing_is_claimed(small):
     bare = replace(small, **{name: without_intervals(getattr(small, name)) for name in names})
     bare = replace(bare, subgroups=bare.subgroups.assign(kruskal_p=np.nan))
     topics = (draw_forests, draw_results, draw_rankings, draw_pairs, draw_other_subgroups)
-    topics += (draw_other_curves,)
+    topics += (draw_main_curves, draw_other_curves)
     found = {name: one for topic in topics for name, one in only(topic, bare).items()}
     points = line(panel(found["auroc"], "eeg, shhs"), "mae")
     assert points.get_ydata() == pytest.approx(

@@ -155,6 +155,8 @@ def test_every_training_is_a_run_and_has_all_its_scores_offline_without_a_key(do
     assert summaries(folders["t"])["ptb-xl/validation/auroc"] == pytest.approx(selected, abs=1e-6)
     assert "georgia/test/auroc" in summaries(folders["t"])
     assert summaries(folders["t"])["chapman-shaoxing/failed"] is True
+    tables = {p.name.partition("_")[0] for p in (folders["t"] / "files").rglob("*.table.json")}
+    assert tables == {"ptb-xl", "georgia"}
     logged = {
         name: {e.key or e.nested_key[0] for r in records(folders[name]) for e in r.history.item}
         for name in "pt"
@@ -206,6 +208,49 @@ def test_an_unreachable_service_neither_fails_nor_delays(done, tmp_path, monkeyp
     (folder,) = (store / "wandb").glob("offline-run-*")
     assert about(folder).display_name == "p"
     assert all(KEY.encode() not in p.read_bytes() for p in store.rglob("*") if p.is_file())
+
+
+def test_of_many_transfers_few_stay_open_and_each_gets_its_scores(tmp_path, monkeypatch):
+    told, begun = [], []
+    following = tracking._Following(tmp_path, OFFLINE, 1.0)
+
+    class Shown:
+        def __init__(self, name):
+            self.name, self.config, self.summary = name, self, {}
+            begun.append(name)
+
+        def update(self, *_, **__):
+            pass
+
+        def log(self, line, step):
+            told.append((self.name, step))
+
+        def finish(self, exit_code=0):
+            assert exit_code == 0
+
+    def read(folder):
+        said = {"determinants": {"catalog": ""}, "kind": "transfer"}
+        return SimpleNamespace(description=said, folder=folder, digest=folder.name)
+
+    scored = []
+    monkeypatch.setattr(tracking, "read_run", read)
+    monkeypatch.setattr(tracking, "trained_by", lambda _: ())
+    monkeypatch.setattr(tracking, "MOST_OPEN", 2)
+    monkeypatch.setattr(tracking, "tell_scores", lambda run, *about: scored.append(run.name))
+    monkeypatch.setattr(following, "_init", lambda identity, name, *_: Shown(name))
+    names = [f"t{n}" for n in range(5)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        append_text(tmp_path / name / "metrics.jsonl", line({"done": 1, "loss": 1.0}))
+        following.finished(item(name, "transfer", more=1), tmp_path / name)
+        assert len(following.open) <= 2
+    for name in names:
+        following.poll()
+        following.finished(item(name, "evaluate", "georgia"), tmp_path / name)
+    assert not following.open
+    assert scored == [*names, *names]
+    assert sorted(told) == [(name, 1) for name in names]  # no line twice
+    assert sorted(begun) == sorted([*names, *names[:3]])  # three were opened again
 
 
 def test_where_and_how_runs_are_shown_is_chosen(tmp_path, monkeypatch):
@@ -371,6 +416,7 @@ def test_of_a_folder_nothing_but_the_report_is_sent(tmp_path):
 
 SEARCH = "tune-ecg-mae-linear-1a2b3c4d5e6f"
 OF_SEARCH = {"technique": "mae", "setting": "linear", "modality": "ecg", "host": "node-7"}
+OF_SEARCH |= {"provenance": "synthetic"}
 
 
 def trial(number, state="complete", *, value=math.nan, lr=0.01, curve=(), **more):
@@ -420,10 +466,12 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
     names = [f"{SEARCH}/{number}" for number in (1, 2, 3)]
     assert set(folders) == {SEARCH, *names}
     assert {about(f).run_group for f in folders.values()} == {SEARCH}
+    assert {tuple(about(f).tags) for f in folders.values()} == {("synthetic",)}
     assert [about(folders[name]).job_type for name in names] == ["trial"] * 3
     config = settings_sent(folders[names[0]])
     assert {name: value for name, value in config.items() if name != "_wandb"} == {
         "search": SEARCH, "technique": "mae", "setting": "linear", "modality": "ecg",
+        "provenance": "synthetic",
         "trial": 1, "transfer_optimiser_lr": 0.1, "encoder_pool": "cls",
     }  # fmt: skip
     curve = [

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -15,9 +12,9 @@ from benchmd_ray.benchmarks.touchstone.comparing import VERSION, Comparison
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
 from benchmd_ray.benchmarks.touchstone.report_parts import RESULTS
 from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
-from benchmd_ray.files import remove, replacing, slug, write_json
+from benchmd_ray.files import replacing, slug
 from benchmd_ray.progress import progress
-from benchmd_ray.results.canvas import styled, write_all
+from benchmd_ray.results.canvas import styled, write_listed
 from benchmd_ray.results.report.document import (
     Section,
     document,
@@ -32,9 +29,6 @@ from benchmd_ray.results.report.table_files import write_declared
 
 NAME = "comparison.html"
 FIGURES = "figures"
-LISTED, FIGURE = "figures.json", r"[\w-]+\.(png|svg)"
-"""Names of the figures that are a comparison's, and what such a name is like."""
-MAX_LISTED_BYTES = 2**20
 LEAD = (
     "Algorithms compared by their scores of single cases, after Touchstone (Bassi, Li et al. "
     "2024). Ranks, tests and intervals use the cases that all of them have; the published way of "
@@ -144,27 +138,11 @@ def write_comparison(
 
 def _write_figures(figures: Sequence[Titled], folder: Path) -> None:
     """Write figures; those of an earlier comparison do not stay among them, and all else does."""
-    for name in _before(folder / LISTED):
-        (folder / name).unlink(missing_ok=True)
-    if not figures:
-        remove(folder / LISTED)
-        return
-    names = [f"{each.name}.{kind}" for each in figures for kind in ("png", "svg")]
-    write_json(folder / LISTED, names)
-    display = progress("figures", len(figures), "figures")
-    write_all([(each.name, each.figure) for each in figures], folder, display.update)
-    display.close()
-
-
-def _before(path: Path) -> list[str]:
-    """Names of an earlier comparison's figures; none where the list cannot be read."""
-    if not path.is_file() or path.stat().st_size > MAX_LISTED_BYTES:
-        return []
-    with suppress(ValueError, RecursionError):
-        names = json.loads(path.read_bytes())
-        if isinstance(names, list):
-            return [n for n in names if isinstance(n, str) and re.fullmatch(FIGURE, n)]
-    return []
+    display = progress("figures", len(figures), "figures") if figures else None
+    named = [(each.name, each.figure) for each in figures]
+    write_listed(named, folder, display.update if display else lambda done: None)
+    if display:
+        display.close()
 
 
 def page(one: Comparison, figures: Sequence[Titled]) -> str:

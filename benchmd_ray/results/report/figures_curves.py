@@ -58,8 +58,11 @@ def draw_main_curves(report: Report) -> Iterator[Drawn]:
 
 
 def draw_other_curves(report: Report) -> Iterator[Drawn]:
-    """The same on its other datasets and splits."""
-    yield from _draw_curves(report, slice(None))
+    """The same on its other datasets and splits, and of shuffled labels."""
+    trained = [study for study in report.studies if not study.protocol.startswith("shuffled")]
+    others = [study for study in report.studies if study not in trained]
+    yield from _draw_curves(replace(report, studies=tuple(trained)), slice(1, None))
+    yield from _draw_curves(replace(report, studies=tuple(others)), slice(None))
 
 
 def _draw_curves(report: Report, which: slice) -> Iterator[Drawn]:

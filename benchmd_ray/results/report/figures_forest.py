@@ -125,10 +125,11 @@ def _parts(report: Report, frame: pd.DataFrame, studies: tuple[Study, ...], ever
 
 def _named(study: Study, rows: pd.DataFrame, every: bool) -> pd.DataFrame:
     """Rows by place and setting, each with what stands at its side."""
-    found = []
-    for place in places_of(study, rows):
+    found, places = [], places_of(study, rows)
+    for place in places:
         of_one = of_place(rows, place)
-        at = f"{place[0]} ({place[1]})" if place[0] == study.source else place[0]
+        alone = sum(name == place[0] for name, _ in places) == 1
+        at = place[0] if alone and place[0] != study.source else f"{place[0]} ({place[1]})"
         for setting in settings_of(of_one):
             label = f"{at}\n{_short(setting)}" if every else at
             found.append(of_one[of_one["setting"] == setting].assign(row=label))
@@ -188,7 +189,12 @@ def _forest(
         axes.set_xlabel(axis, fontsize=SMALL + 0.5)
         axes.axvline(0, color="#333333", linewidth=0.9, zorder=1)
     hollow = Line2D(
-        [], [], label="hollow: not shown", color="#444444", marker="o", markerfacecolor="white"
+        [],
+        [],
+        label="hollow: no difference shown",
+        color="#444444",
+        marker="o",
+        markerfacecolor="white",
     )
     hollow.set_linestyle("none")
     technique_legend(figure, techniques, report.looks, extra=[hollow])

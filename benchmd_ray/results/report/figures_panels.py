@@ -206,13 +206,16 @@ def technique_legend(
 
 
 def footer(figure: Figure, text: str) -> None:
-    """A line below the panels, of figures that are laid out already or not yet."""
+    """Lines below the panels of a figure that is not laid out yet."""
     engine = figure.get_layout_engine()
-    share = 0.2 / figure.get_figheight()
-    if isinstance(engine, ConstrainedLayoutEngine):
-        left, bottom, width, height = engine.get()["rect"]
-        engine.set(rect=(left, bottom + share, width, height - share))
-    figure.text(0.01, share / 4, text, ha="left", va="bottom", fontsize=SMALL, color="#666666")
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    lines = textwrap.wrap(text, int(figure.get_figwidth() * 1.4 * LETTERS))
+    share = (0.06 + 0.14 * len(lines)) / figure.get_figheight()
+    left, bottom, width, height = engine.get()["rect"]
+    engine.set(rect=(left, bottom + share, width, height - share))
+    foot = 0.04 / figure.get_figheight()
+    said: dict[str, Any] = {"ha": "left", "va": "bottom", "fontsize": SMALL, "color": "#666666"}
+    figure.text(0.01, foot, "\n".join(lines), **said)
 
 
 def paper_mark() -> Line2D:

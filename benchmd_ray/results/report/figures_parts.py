@@ -170,11 +170,18 @@ def of_metric(frame: pd.DataFrame, metric: str = "auroc") -> pd.DataFrame:
 
 
 def in_distribution(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the source's own validation split, as in the paper; without it those of its test."""
+    """Rows of the source's own validation split, as in the paper; without it of its test split."""
     own = frame[frame["dataset"] == frame["source"]]
-    chosen = own["split"] == "validation"
-    known = own.assign(known=chosen).groupby(["source", "policy"])["known"].transform("any")
-    return own[(chosen | ~known.astype(bool)).to_numpy(bool)]
+    if own.empty:
+        return own
+    splits = own.groupby(["source", "policy"])["split"].transform(_of_source)
+    chosen = own["split"].to_numpy(str) == splits.to_numpy(str)
+    return own[np.asarray(chosen, bool)]
+
+
+def _of_source(splits: pd.Series) -> str:
+    held = {str(split) for split in splits}
+    return next((name for name in ("validation", "test") if name in held), min(held))
 
 
 def on_targets(frame: pd.DataFrame) -> pd.DataFrame:

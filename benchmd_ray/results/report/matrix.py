@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.registry import usual_start
+from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.notes import synthetic
@@ -67,7 +68,7 @@ class Matrix:
     ranks: Mapping[tuple[What, Group], float]
     """Mean rank over the targets, or over all datasets where there is none; 1 is the best."""
     provenance: Mapping[Where, str]
-    """What the records of a column are."""
+    """What the results of a column were trained and scored on, see `data.provenance`."""
     warning: str = ""
     """What a reader must not miss."""
 
@@ -107,7 +108,7 @@ class Matrix:
                 **dict(zip(METHOD, what, strict=True)),
                 **dict(zip(PLACE, where, strict=True)),
                 **vars(self.cells[what, where]),
-                "provenance": self.provenance.get(where, ""),
+                "provenance": "" if what[1] == PAPER else self.provenance.get(where, ""),
                 "gap": self.gaps.get((what, group), np.nan),
                 "mean_rank": self.ranks.get((what, group), np.nan),
             }
@@ -141,7 +142,11 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
             published = (what[0], PAPER, what[2])
             cells[published, where] = Cell(row["paper"], np.nan, np.nan, 0)
     rows = analysis.rows[analysis.rows["run"] != ""]
-    stated = {_where(row): str(row["provenance"]) for row in rows.to_dict("records")}
+    rows = rows[[*PLACE, "provenance"]].drop_duplicates()
+    stated: dict[Where, str] = {}
+    for row in rows.to_dict("records"):
+        where = _where(row)
+        stated[where] = together(row["provenance"], stated.get(where, row["provenance"]))
     gaps, ranks = dict(_gaps(analysis)), dict(_ranks(analysis))
     return Matrix(cells, gaps, ranks, stated, synthetic(analysis.rows))
 

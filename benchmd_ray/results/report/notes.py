@@ -79,7 +79,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
 
 
 def synthetic(rows: pd.DataFrame) -> str:
-    """Which results are of synthetic data, as a sentence; empty where none is.
+    """Which results were trained or scored on synthetic data, as a sentence; empty: none.
 
     Args:
         rows: The long table of scores.
@@ -87,10 +87,10 @@ def synthetic(rows: pd.DataFrame) -> str:
     drawn = rows["provenance"] == "synthetic"
     if not drawn.any():
         return ""
-    which = "All data are"
+    which = "All results rest"
     if not drawn[rows["run"] != ""].all():
-        which = f"The data of {', '.join(sorted(rows.loc[drawn, 'dataset'].unique()))} are"
-    return f"{which} synthetic: such numbers say nothing about patients."
+        which = f"Results on {', '.join(sorted(rows.loc[drawn, 'dataset'].unique()))} rest"
+    return f"{which} on synthetic data: such numbers say nothing about patients."
 
 
 def _distinct(rows: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:

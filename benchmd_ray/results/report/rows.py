@@ -58,6 +58,8 @@ def beside(one: Scored, protocol: str) -> Beside | None:
         options=_options(one.run, one.dataset, one.about),
         raw=(_raw(one.about), tuple(run["raw"])),
     )
+    if _provenance(run, one.about) == "synthetic":
+        unlike = "synthetic data"
     return Beside(value, published.source, unlike)
 
 
@@ -226,13 +228,18 @@ def _of_catalog(run: Run, dataset: str, about: Mapping[str, str]) -> Row:
     return {
         "raw_records": raw[0],
         "raw_expected": raw[1],
-        "provenance": together(run.description["provenance"], about["provenance"]),
+        "provenance": _provenance(run.description, about),
         "options": "; ".join(_options(run, dataset, about)),
         "warnings": "; ".join(
             f"{count_of(count, 'record')}: {warning}"
             for warning, count in json.loads(about["warnings"]).items()
         ),
     }
+
+
+def _provenance(run: Mapping[str, Any], about: Mapping[str, str]) -> str:
+    """Of a result: the weaker of what it was trained and scored on."""
+    return together(run["provenance"], about["provenance"])
 
 
 def _raw(about: Mapping[str, str]) -> tuple[int, int]:

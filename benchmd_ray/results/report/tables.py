@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from benchmd_ray.benchmarks.registry import benchmarks, named_by
+from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.columns import (
     cautions,
@@ -69,8 +70,9 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
     each = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
     rows = analysis.rows[analysis.rows["evaluation"] == CLASSIFIED.evaluation]
     rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
-    first = rows.groupby([*KEY], sort=False)[["options", "provenance"]].first()
-    options, provenance = (first[name].to_dict() for name in first)
+    grouped = rows.groupby([*KEY], sort=False)
+    options = grouped["options"].first().to_dict()
+    provenance = grouped["provenance"].agg(lambda held: together(*held)).to_dict()
     places = list(whole[list(KEY)].itertuples(index=False, name=None))
     classes = [each.get(place, scores[:0]) for place in places]
     return whole.drop(columns=["metric", "class", "positives"]).assign(
