@@ -38,5 +38,6 @@ def provenance_of(raw: Path, records: int, expected: int, *, mark: str) -> Prove
 
 
 def together(*provenances: str) -> str:
-    """That of a result on several datasets: the weakest of them."""
-    return max(provenances, key=PROVENANCES.index)
+    """That of a result on several datasets: the weakest of those that are known, or none."""
+    order = ("", *PROVENANCES)
+    return max(provenances, key=order.index)

@@ -32,6 +32,8 @@ def test_a_result_is_as_weak_as_the_weakest_of_its_datasets():
     for place, weaker in enumerate(PROVENANCES):
         for stronger in PROVENANCES[: place + 1]:
             assert together(stronger, weaker) == together(weaker, stronger) == weaker
+        assert together("", weaker) == weaker  # a published result says nothing of its data
+    assert together("", "") == ""
 
 
 def test_a_catalog_says_it(films, raw, tmp_path, changed_card):  # noqa: F811

@@ -43,6 +43,7 @@ from benchmd_ray.results.report import tables
 from benchmd_ray.results.report.analysis import Analysis, analyse
 from benchmd_ray.results.report.figures_settings import labels_of
 from benchmd_ray.results.report.page import page
+from benchmd_ray.results.report.page_findings import headlines
 from benchmd_ray.results.report.page_tuning import tuning_sentences
 from benchmd_ray.results.report.protocols import protocols
 from benchmd_ray.results.report.report_figures import draw
@@ -619,6 +620,17 @@ def test_a_setting_that_was_the_same_in_all_trials_has_no_axis(tmp_path):
     assert "schedule" not in [axes.get_title(loc="left") for axes in figure.axes]
     parallel = drawn[f"parallel-{NAME}"].figure
     assert "schedule" not in " ".join(text.get_text() for text in texts(parallel))
+
+
+def test_the_first_screen_says_what_tuning_gained(analysis):
+    said = dict(map(reversed, headlines(analysis)))["tuned"]
+    held = analysis.tuned[~analysis.tuned["protocol"].str.contains("ensemble")]
+    held = held[held["role"] == "target"].dropna(subset=["difference"])
+    assert said.startswith("AUROC of tuned settings minus the start of their search on targets: ")
+    tested = held["p"].notna().sum()
+    assert f"of {tested} difference" in said or f"{len(held)} difference" in said
+    text = page(analysis, [])
+    assert text.index(said[:50]) < text.index('id="notes"')
 
 
 def test_a_search_names_its_networks(analysis):

@@ -268,10 +268,11 @@ def method_text(what: What) -> str:
     return what[2] if what[1] == usual_start() else f"{what[2]} ({what[1]})"
 
 
-CAPTION = (
-    "AUROC, mean over classes, seeds pooled. Bold is the highest of the techniques on the same "
-    f"records with one setting; {ALIKE} cannot be told from it (p ≥ {LEVEL} after Holm's "
-    "correction, or too few patients for a test)."
+CAPTION = "AUROC, mean over classes, seeds pooled."
+MARKED = (
+    "Bold is the highest of the techniques on the same records with one setting; "
+    f"{ALIKE} cannot be told from it (p ≥ {LEVEL} after Holm's correction, or too few patients for "
+    "a test)."
 )
 SUMMED = {
     "gap": "Gap: in distribution minus target, mean over the targets.",
@@ -281,7 +282,9 @@ SUMMED = {
 
 def caption_of(text: Written) -> str:
     """What the cells are, and the sums that there are."""
-    return " ".join([CAPTION, *(SUMMED[name] for name in text.sums), text.warning]).strip()
+    marked = any(each.mark for _, cells in text.rows for each in cells)
+    said = [CAPTION, MARKED if marked else "", *(SUMMED[name] for name in text.sums), text.warning]
+    return " ".join(filter(None, said))
 
 
 def matrix_markdown(matrix: Matrix) -> str:

@@ -84,6 +84,16 @@ def headlines(analysis: Analysis) -> list[tuple[str, str]]:
         names = ("above zero", "below zero")
         said = judged(tested, "value", names)
         found.append((f"AUROC of a technique minus scratch {where}: {said}", "changes"))
+    tuned = analysis.tuned.dropna(subset="difference")
+    tuned = tuned[~tuned["protocol"].map(is_ensemble).astype(bool)]
+    if (tuned["role"] == "target").any():
+        tuned = tuned[tuned["role"] == "target"]
+    if len(tuned):
+        at = "on targets" if (tuned["role"] == "target").all() else "on the source's own splits"
+        said = judged(tuned, "difference", ("above zero", "below zero"))
+        found.append(
+            (f"AUROC of tuned settings minus the start of their search {at}: {said}", "tuned")
+        )
     found += [(sentence, "ranking") for sentence in _ranking(_trained(analysis.ranking))[:1]]
     found += [(sentence, "gaps") for sentence in _gaps(_trained(_auroc(analysis.gaps)))[:1]]
     return found[:3]
