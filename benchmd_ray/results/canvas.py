@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 import matplotlib
 from matplotlib import style
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from benchmd_ray.data.apart import end_with_parent
@@ -114,7 +115,8 @@ def styled() -> AbstractContextManager[None]:
 
 def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
     """An empty figure with its title, of a size in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    # Letters are a little wider in a PNG than where the layout is found.
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1))
     lines = textwrap.fill(title, int(width * LETTERS), break_on_hyphens=False)
     figure.suptitle(lines, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure

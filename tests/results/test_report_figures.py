@@ -760,7 +760,9 @@ def test_text_is_large_enough_not_cut_and_does_not_overlap(drawn):
     for name, one in drawn.items():
         if name.endswith(("validation", "vindr-cxr-test")):
             continue  # as those of the other dataset
-        with styled():
+        with styled():  # as a PNG is made
+            canvas._lay_out(one.figure)
+            one.figure.set_dpi(canvas.DPI)
             FigureCanvasAgg(one.figure).draw()
         renderer = one.figure.canvas.get_renderer()
         width, height = one.figure.bbox.size
@@ -775,7 +777,7 @@ def test_text_is_large_enough_not_cut_and_does_not_overlap(drawn):
         for (a, first), (b, second) in combinations(boxes, 2):
             wide = min(a.x1, b.x1) - max(a.x0, b.x0)
             tall = min(a.y1, b.y1) - max(a.y0, b.y0)
-            assert wide < 2 or tall < 2, (name, first, second)
+            assert wide < 3 or tall < 3, (name, first, second)
 
 
 def texts(figure):
