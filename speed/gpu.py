@@ -164,7 +164,13 @@ def synthetic(kind: str, folder: Path, rows: Mapping[str, int], seed: int = 0) -
     about = {
         **{"policy": "clean", "options": {n: o.default for n, o in card.options.items()}},
         **{"held_out": [], "layout": next(iter(card.layouts)), "plan": "noise"},
-        "raw": {"records": 1, "expected": 1, "missing": 0, "grouped_by": "patient"},
+        "raw": {
+            "records": 1,
+            "expected": 1,
+            "missing": 0,
+            "grouped_by": "patient",
+            "provenance": "synthetic",
+        },
         **{"excluded": {}, "warnings": {}, "quarantined": []},
     }
     manifest = manifest_of(card, about, parts)
