@@ -246,8 +246,8 @@ class Session:
 
     @cached_property
     def _provenance(self) -> str:
-        paths = (source.catalog for source in self.plan.sources)
-        return together(*(open_catalog(path).provenance for path in paths if path is not None))
+        inner = (next(iter(arm.catalogs.values())) for arm in self.work.arms)
+        return together(*(open_catalog(path).provenance for path in inner))
 
     @property
     def _bases(self) -> list[Settings]:

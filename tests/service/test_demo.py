@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,13 @@ def test_the_demo_fills_the_table_from_a_relative_folder(
 ):
     short = ("pretrain.steps=2", "pretrain.batch_size=8", "transfer.epochs=1")
     monkeypatch.setattr(module, "SETTINGS", (*module.SETTINGS, *short))
-    monkeypatch.setitem(module.WRITERS, "ecg", lambda folder: synthetic_raw)
+
+    def write(folder):
+        return {
+            name: Path(shutil.copytree(raw, folder / name)) for name, raw in synthetic_raw.items()
+        }
+
+    monkeypatch.setitem(module.WRITERS, "ecg", write)
     monkeypatch.chdir(tmp_path)
     said = []
     outcome = module.demo(Path("demo"), said.append, modalities=["ecg"])
