@@ -101,7 +101,10 @@ def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
         from benchmd_ray.results.dashboard import Dashboard
 
         if odd := [tag for tag in wandb_tags if not 1 <= len(tag) <= LONGEST_TAG]:
-            raise click.BadParameter(f"{odd[0]!r} has not 1 to {LONGEST_TAG} characters.")
+            raise click.BadParameter(
+                f"{odd[0]!r} is a tag of {len(odd[0])} characters, expected 1 to {LONGEST_TAG}.",
+                param_hint="--wandb-tag",
+            )
         dashboard = Dashboard(
             mode=wandb_mode,
             project=wandb_project,

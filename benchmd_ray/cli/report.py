@@ -143,7 +143,7 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
     from benchmd_ray.results.report.analysis import analyse_stores
     from benchmd_ray.results.watching import state_of
 
-    seen, analysis = "", None
+    seen, said, analysis = "", "", None
     try:
         while True:
             try:
@@ -154,7 +154,9 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
                     click.echo(time.strftime("%H:%M:%S"))
                     _write(analysis, out, resamples, figures, refresh=FOLLOW_SECONDS)
             except (BenchmdError, FileNotFoundError) as error:  # nothing yet, or just being written
-                click.echo(f"{time.strftime('%H:%M:%S')} waiting: {error}")
+                if str(error) != said:
+                    said = str(error)
+                    click.echo(f"{time.strftime('%H:%M:%S')} waiting: {said}")
             time.sleep(FOLLOW_SECONDS)
     finally:
         if analysis is not None:  # a page that does not load itself again

@@ -9,8 +9,6 @@ from benchmd_ray.tasks import Task
 
 NETWORK = "transformer"
 """Name of the benchmark's own network."""
-
-
 KIND = "encoder network"
 """What a network is among `plugins.GROUPS`."""
 PART_OF: dict[str, str] = {

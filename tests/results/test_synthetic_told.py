@@ -122,3 +122,19 @@ def test_a_report_follows_what_comes_into_a_store(tmp_path, monkeypatch):
     sent = CliRunner().invoke(main, [*command, "--wandb", "offline"])
     assert sent.exit_code == 2
     assert "leave --wandb out" in sent.output
+    tagged = CliRunner().invoke(main, [*command[:-1], "--wandb-tag", 65 * "x"])
+    assert tagged.exit_code == 2
+    assert "of 65 characters, expected 1 to 64" in " ".join(tagged.output.split())
+
+
+def test_a_report_that_follows_an_empty_store_says_once_that_it_waits(tmp_path, monkeypatch):
+    looks = iter(range(3))
+
+    def sleep(_):
+        if next(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    done = CliRunner().invoke(main, ["report", str(tmp_path), "--follow"])
+    assert done.exit_code == 130, done.output
+    assert done.output.count("waiting: ") == 1

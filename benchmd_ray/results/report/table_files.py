@@ -79,7 +79,7 @@ def write_declared(
         folder: For the files.
         main: The table that the notes stand below.
         notes: What a reader must know.
-        warning: What stands below every printed table.
+        warning: What every printed table ends with.
     """
     contents: dict[str, str] = {}
     for each in tables:
