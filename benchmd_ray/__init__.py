@@ -1,3 +1,50 @@
-"""BenchMD, a benchmark of modality-agnostic learning on medical data, as a service on Ray."""
+"""BenchMD, a benchmark of modality-agnostic learning on medical data, as a service on Ray.
+
+What `benchmd_ray.api` has is here, too, and imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmd_ray.api import (
+        CatalogData,
+        build,
+        catalog,
+        classifier,
+        encoder,
+        pretrain,
+        read_results,
+        report,
+        transfer,
+        tune,
+    )
 
 __version__ = "0.1.0"
+__all__ = [
+    "CatalogData",
+    "build",
+    "catalog",
+    "classifier",
+    "encoder",
+    "pretrain",
+    "read_results",
+    "report",
+    "transfer",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What `__all__` names."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from benchmd_ray import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    """Names of the module, those of `__all__` too."""
+    return sorted({*globals(), *__all__})

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.cli.tune import search_and_train
 from benchmd_ray.data.build import build
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.store import read_stores
@@ -34,6 +33,7 @@ from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
+from benchmd_ray.service.tune_and_train import search_and_train
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.portfolio import (
@@ -241,7 +241,7 @@ class Study:
         tuning = self.tuning(TASKS[task], STRATEGIES[strategy], repetition)
         store = self.store(task, repetition)
         (plan,) = planned_searches(tuning, gpu=False)
-        search_and_train(tuning, store, address=None, cpus=2)
+        search_and_train(tuning, store, say=print, cpus=2)
         found = gained(store, plan.name)
         note.parent.mkdir(parents=True, exist_ok=True)
         about = {"task": task, "strategy": strategy, "repetition": repetition}

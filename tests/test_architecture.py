@@ -135,7 +135,7 @@ def test_only_where_an_address_is_opened_are_the_modules_of_s3_imported():
 
 def test_torch_stays_out_of_the_data_room_but_for_batches():
     users = {relative(path) for path in MODULES if "torch" in external(path)}
-    batches = {"data/batches.py", "data/normalise.py", "data/streaming.py"}
+    batches = {f"data/{name}.py" for name in ("batches", "map_style", "normalise", "streaming")}
     assert {path for path in users if path.startswith("data/")} == batches
 
 

@@ -7,16 +7,11 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from benchmd_ray.cli.allowed import ALLOW
-
-if TYPE_CHECKING:
-    from benchmd_ray.results.dashboard import Dashboard
-    from benchmd_ray.service.outcome import Observer
-    from benchmd_ray.service.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -142,15 +137,6 @@ WANDB = (
         "--wandb-system", is_flag=True, help="Show in W&B how busy the machine is, without names."
     ),
 )
-
-
-def observers(store: Path, dashboard: Dashboard, plan: Plan) -> list[Observer]:
-    """Who is notified of what happens in a plan: W&B, where it is wanted."""
-    if dashboard.mode == "off":
-        return []
-    from benchmd_ray.service.tracked import TrackedPlan
-
-    return [TrackedPlan(store, dashboard, plan, click.echo)]
 
 
 def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

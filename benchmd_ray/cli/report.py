@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, STORE, wandb_options
-from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.results.dashboard import Dashboard
-    from benchmd_ray.results.report.analysis import Analysis
     from benchmd_ray.results.report.report_figures import Which
     from benchmd_ray.results.report.table import Table
 
@@ -96,6 +94,7 @@ def print_report(
     from benchmd_ray.results.report.matrix import matrix_of, matrix_text
     from benchmd_ray.results.report.notes import synthetic
     from benchmd_ray.results.report.tables import main_table
+    from benchmd_ray.results.report.write import write_report
 
     analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
     matrix, main = matrix_of(analysis), main_table(analysis)
@@ -108,39 +107,15 @@ def print_report(
     click.echo()
     for note in analysis.notes:
         click.echo(note)
-    _write(analysis, out, resamples, figures)
+    write_report(analysis, out, figures, click.echo)
     return bool(synthetic(analysis.rows))
-
-
-def _write(
-    analysis: Analysis, out: Path, resamples: int, figures: Which, *, refresh: int = 0
-) -> None:
-    """Write tables, figures and page, and say so.
-
-    Args:
-        analysis: What is reported.
-        out: The folder.
-        resamples: Of the patients, for the captions.
-        figures: Which figures are drawn.
-        refresh: Seconds after which a browser loads the page again; 0: never.
-    """
-    from benchmd_ray.results.report.matrix import NAME, matrix_of
-    from benchmd_ray.results.report.page import write_page
-    from benchmd_ray.results.report.table_files import write_tables
-    from benchmd_ray.results.report.tables import main_table
-
-    first = main_table(analysis).name if matrix_of(analysis) is None else NAME
-    written = write_tables(analysis, out)
-    click.echo(f"written: {len(written)} files of tables in {out}, first {out / first}.csv")
-    drawn, skipped = _write_figures(analysis, out / "figures", resamples, figures)
-    page = write_page(analysis, drawn, out, skipped=skipped, refresh=refresh)
-    click.echo(f"written: {page}")
 
 
 def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> NoReturn:
     """Write the report whenever what it is of has changed."""
     from benchmd_ray.errors import BenchmdError
     from benchmd_ray.results.report.analysis import analyse_stores
+    from benchmd_ray.results.report.write import write_report
     from benchmd_ray.results.watching import state_of
 
     seen, said, analysis = "", "", None
@@ -152,7 +127,7 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
                     seen, curves = state, figures != "none"
                     analysis = analyse_stores(paths, resamples=resamples, curves=curves)
                     click.echo(time.strftime("%H:%M:%S"))
-                    _write(analysis, out, resamples, figures, refresh=FOLLOW_SECONDS)
+                    write_report(analysis, out, figures, click.echo, refresh=FOLLOW_SECONDS)
             except (BenchmdError, FileNotFoundError) as error:  # nothing yet, or just being written
                 if str(error) != said:
                     said = str(error)
@@ -160,7 +135,7 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
             time.sleep(FOLLOW_SECONDS)
     finally:
         if analysis is not None:  # a page that does not load itself again
-            _write(analysis, out, resamples, figures)
+            write_report(analysis, out, figures, click.echo)
 
 
 def print_table(table: Table | None) -> None:
@@ -171,25 +146,6 @@ def print_table(table: Table | None) -> None:
     if table is not None:
         shown, caption = plain(table)
         click.echo(f"{caption}\n{text(shown)}")
-
-
-def _write_figures(
-    analysis: Analysis, folder: Path, resamples: int, which: Which
-) -> tuple[list[Any], list[Any]]:
-    from benchmd_ray.progress import progress
-    from benchmd_ray.results.canvas import write_listed
-    from benchmd_ray.results.report.report_figures import draw
-
-    drawn, skipped = draw(analysis, which=which, resamples=resamples)
-    display = progress("figures", len(drawn), "figures") if drawn else None
-    named = [(each.name, each.figure) for each in drawn]
-    write_listed(named, folder, display.update if display else lambda done: None)
-    if display is None:
-        return drawn, skipped
-    display.close()
-    others = f"; {len(skipped)} had nothing to show, the page says why" if skipped else ""
-    click.echo(f"written: {count_of(len(drawn), 'figure')} in {folder}{others}")
-    return drawn, skipped
 
 
 @main.command()

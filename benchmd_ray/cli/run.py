@@ -19,7 +19,6 @@ from benchmd_ray.cli.options import (
     WEIGHTS,
     complete_technique,
     execution_options,
-    observers,
     wandb_options,
 )
 
@@ -164,6 +163,7 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     from benchmd_ray.results.store import shown
     from benchmd_ray.service.plan import make_plan
     from benchmd_ray.service.schedule import run_plan
+    from benchmd_ray.service.tracked import observers
 
     def plan_for(device: str | None) -> Plan:
         return make_plan(choice, store, device=device, tflops=options["tflops"])
@@ -178,7 +178,7 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
             address=options["address"],
             weights=choice.weights,
             cpus=options["cpus"],
-            observers=observers(store, options["dashboard"], plan),
+            observers=observers(store, options["dashboard"], plan, click.echo),
         )
 
     if embedded(options["address"]):

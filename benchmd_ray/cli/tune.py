@@ -22,7 +22,6 @@ from benchmd_ray.cli.options import (
     Real,
     complete_technique,
     execution_options,
-    observers,
     wandb_options,
 )
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmd_ray.results.dashboard import Dashboard
-    from benchmd_ray.service.search_session import Searched
     from benchmd_ray.service.searches import Tuning
 
 
@@ -162,6 +160,7 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
     benchmd tune --catalog catalogs --technique mae --setting linear --universal --across mean-rank
     """
     from benchmd_ray.results.store import shown
+    from benchmd_ray.service.tune_and_train import search_and_train
 
     asked = ("cpus", "tflops", "search_only")
     if options["learned"]:
@@ -174,7 +173,9 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
         _show(tuning, store, address, cpus=options["cpus"], tflops=options["tflops"])
         return
     chosen = {name: options[name] for name in asked}
-    whole = search_and_train(tuning, store, dashboard=dashboard, address=address, **chosen)
+    whole = search_and_train(
+        tuning, store, say=click.echo, dashboard=dashboard, address=address, **chosen
+    )
     if not whole:
         sys.exit(1)
     click.echo(f"next: benchmd report {shown(store)}")
@@ -194,38 +195,6 @@ def _learn(stores: Sequence[Path]) -> None:
         f"{', '.join(datasets)}: {shown(path)}"
     )
     click.echo(f"next: benchmd tune … --portfolio {shown(path)}")
-
-
-def search_and_train(
-    tuning: Tuning,
-    store: Path,
-    *,
-    address: str | None,
-    cpus: int | None,
-    dashboard: Dashboard | None = None,
-    tflops: float | None = None,
-    search_only: bool = False,
-) -> bool:
-    """Search, and train what was found unless asked not to; whether all of it was done."""
-    from benchmd_ray.results.dashboard import Dashboard
-    from benchmd_ray.service.capacity import cluster_capacity
-    from benchmd_ray.service.searches import planned_searches
-    from benchmd_ray.service.tune import run_searches, tuning_cluster
-
-    dashboard = dashboard or Dashboard()
-    with tuning_cluster(address, cpus) as own:
-        plans = planned_searches(tuning, gpu=cluster_capacity(cpus).gpus > 0)
-        told = _observer(store, dashboard)
-        searched = run_searches(
-            tuning, plans, store, say=click.echo, cpus=cpus, own=own, observer=told
-        )
-    whole = all(one.chosen is not None for one in searched)
-    if search_only:
-        return whole
-    trained = _retrain(
-        tuning, searched, store, dashboard=dashboard, address=address, cpus=cpus, tflops=tflops
-    )
-    return trained and whole
 
 
 def _show(
@@ -286,45 +255,3 @@ def _tuning(options: dict[str, Any]) -> Tuning:
         portfolio=portfolio,
         **{name: options[name] for name in kept},
     )
-
-
-def _retrain(
-    tuning: Tuning,
-    searched: Sequence[Searched],
-    store: Path,
-    *,
-    dashboard: Dashboard,
-    address: str | None,
-    cpus: int | None,
-    tflops: float | None,
-) -> bool:
-    """Train what was found; whether all of it was done."""
-    from benchmd_ray.service.retrain import retraining_plan
-    from benchmd_ray.service.schedule import run_plan
-
-    device = searched[0].plan.starts[0].execution.device
-    plan = retraining_plan(tuning, searched, store, device=device, tflops=tflops)
-    if plan is None:
-        return True
-    click.echo(f"{len(plan.items)} entries: start and best on the whole training split")
-    outcome = run_plan(
-        plan,
-        store,
-        say=click.echo,
-        address=address,
-        weights=tuning.choice.weights,
-        cpus=cpus,
-        observers=observers(store, dashboard, plan),
-    )
-    for line in outcome.lines():
-        click.echo(line)
-    return outcome.whole
-
-
-def _observer(store: Path, dashboard: Dashboard) -> Any:
-    """Who is notified of trials: W&B, where it is wanted."""
-    if dashboard.mode == "off":
-        return None
-    from benchmd_ray.service.tracked import TrackedSearch
-
-    return TrackedSearch(store, dashboard, click.echo)

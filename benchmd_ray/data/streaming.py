@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,12 +28,14 @@ from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.data.records import decode_signals, targets_of
 from benchmd_ray.data.sizes import row_bytes
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Target
 
 T = TypeVar("T")
 READ_BYTES = 32 * 2**20
 """Signal bytes that a stream takes at a time."""
 COLUMNS = ["target", "scale", "valid_size"]
+NAMES = ("record_id", "group_id", "unit_id")
 PIECE = 256
 """Rows that a stream takes, and that leave its buffer at an epoch's end, at a time, at most."""
 
@@ -258,12 +260,46 @@ def _stream(shards: list[Shard], size: int) -> Iterator[pa.Table]:
         raise getattr(error, "cause", error) from None
 
 
-def row_groups(shards: list[Shard], numbers: dict[str, Rows]) -> Iterator[pa.Table]:
+def row_groups(
+    shards: list[Shard], numbers: dict[str, Rows], columns: Sequence[str] = ("signal", *COLUMNS)
+) -> Iterator[pa.Table]:
     """Row groups of the shards of these numbers."""
     for number in numbers["id"]:
         with shards[number].opened() as file:
             for group in range(file.num_row_groups):
-                yield file.read_row_group(group, columns=["signal", *COLUMNS])
+                yield file.read_row_group(group, columns=list(columns))
+
+
+def ray_dataset(catalog: Catalog, split: str) -> Any:
+    """A split as a `ray.data.Dataset`, for work of one's own; needs a Ray to work on.
+
+    A row has ``record_id``, ``group_id``, ``unit_id``, ``signal`` (float32 (*stored_shape), in the
+    signal's unit), ``target`` and ``valid_size``. Shards are compared with their hashes by the
+    tasks that read them.
+
+    Raises:
+        BenchmdError: The split has no record, or a shard is missing or of another size.
+    """
+    catalog.require_split(split)
+    shards = catalog.shards(split)
+    numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
+    work = partial(_in_unit, shards, catalog.signal, catalog.card.target)
+    return numbers.map_batches(work, batch_size=None)
+
+
+def _in_unit(
+    shards: list[Shard], signal: Signal, target: Target, numbers: dict[str, Rows]
+) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    """Rows of the shards of these numbers, as `ray_dataset` has them."""
+    for table in row_groups(shards, numbers, [*NAMES, "signal", *COLUMNS]):
+        columns = columns_of(table, target)
+        scales = columns.scales.reshape(-1, *(1,) * len(signal.stored_shape))
+        yield {
+            **{name: table[name].to_numpy() for name in NAMES},
+            "signal": decode_signals(table["signal"], signal).astype(np.float32) * scales,
+            "target": columns.targets,
+            "valid_size": columns.sizes,
+        }
 
 
 def _pad(batch: Batch | None, filler: Batch, length: int) -> Batch:

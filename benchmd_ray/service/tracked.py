@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmd_ray.results.dashboard import Dashboard
 from benchmd_ray.results.tracking import Followed, Tracker
-from benchmd_ray.service.outcome import Again
+from benchmd_ray.service.outcome import Again, Observer
 from benchmd_ray.service.plan import Item, Plan
 
 
@@ -108,3 +108,17 @@ def followed(item: Item, more: int = 0) -> Followed:
     about = (name, item.modality, item.technique, item.dataset)
     evaluation = step.evaluation.name if step.scores else ""
     return Followed(*about, makes_run=step.makes_run, more=more, evaluation=evaluation)
+
+
+def observers(
+    store: Path, dashboard: Dashboard, plan: Plan, say: Callable[[str], None]
+) -> list[Observer]:
+    """Who is notified of what happens in a plan: W&B, where it is wanted.
+
+    Args:
+        store: Folder of all runs.
+        dashboard: Where W&B shows them, if at all.
+        plan: What will be executed.
+        say: Takes a line for the user.
+    """
+    return [] if dashboard.mode == "off" else [TrackedPlan(store, dashboard, plan, say)]

@@ -756,6 +756,7 @@ def test_other_techniques_get_looks_by_name_and_leave_the_benchmark_s_alone():
     assert technique_looks(["plugin-a", "plugin-b"]) == looks
 
 
+@pytest.mark.slow
 def test_text_is_large_enough_not_cut_and_does_not_overlap(drawn):
     for name, one in drawn.items():
         if name.endswith(("validation", "vindr-cxr-test")):

@@ -12,7 +12,6 @@ from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CPUS, FILE, FOLDER, HELD, STORE
 from benchmd_ray.cli.report import RESAMPLES, print_report, print_table
-from benchmd_ray.cli.tune import search_and_train
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,12 +80,13 @@ def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **as
     benchmd medmnist tune pathmnist.npz --trials 60 --start resnet18-224
     """
     from benchmd_ray.benchmarks.medmnist.files import built, card_of, file_tuning
+    from benchmd_ray.service.tune_and_train import search_and_train
 
     card, any_md5, store = card_of(file), asked.pop("any_md5"), out / "runs"
     path = out / "catalogs" / card.name
     tuning = file_tuning(card, path, **asked)
     built(card, file.parent, path, click.echo, any_md5=any_md5, cpus=cpus)
-    if not search_and_train(tuning, store, address=address, cpus=cpus):
+    if not search_and_train(tuning, store, say=click.echo, address=address, cpus=cpus):
         sys.exit(1)
     print_report([store], out / "report")
     click.echo()

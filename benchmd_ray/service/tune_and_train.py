@@ -1,0 +1,87 @@
+"""A search, and then the runs of its start and of what it chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmd_ray.results.dashboard import Dashboard
+from benchmd_ray.service.capacity import cluster_capacity
+from benchmd_ray.service.retrain import retraining_plan
+from benchmd_ray.service.schedule import run_plan
+from benchmd_ray.service.search_session import Searched
+from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.tracked import TrackedSearch, observers
+from benchmd_ray.service.tune import run_searches, tuning_cluster
+
+
+def search_and_train(
+    tuning: Tuning,
+    store: Path,
+    *,
+    say: Callable[[str], None],
+    address: str | None = None,
+    cpus: int | None = None,
+    dashboard: Dashboard | None = None,
+    tflops: float | None = None,
+    search_only: bool = False,
+) -> bool:
+    """Search, and train what was found unless asked not to.
+
+    Args:
+        tuning: What is searched.
+        store: Folder of all runs.
+        say: Takes a line for the user.
+        address: Ray cluster to work on; None works embedded.
+        cpus: CPUs to use at once; None takes all.
+        dashboard: Where W&B shows it, if at all.
+        tflops: Speed of a device, for the time that is left.
+        search_only: Whether to stop after the search.
+
+    Returns:
+        Whether all of it was done.
+
+    Raises:
+        BenchmdError: A source cannot be searched.
+        Busy: Another process is at one of these searches.
+        Stopped: A signal asked to stop; the same call resumes.
+    """
+    dashboard = dashboard or Dashboard()
+    with tuning_cluster(address, cpus) as own:
+        plans = planned_searches(tuning, gpu=cluster_capacity(cpus).gpus > 0)
+        told = None if dashboard.mode == "off" else TrackedSearch(store, dashboard, say)
+        searched = run_searches(tuning, plans, store, say=say, cpus=cpus, own=own, observer=told)
+    whole = all(one.chosen is not None for one in searched)
+    if search_only:
+        return whole
+    return _train(tuning, searched, store, say, address, cpus, dashboard, tflops) and whole
+
+
+def _train(
+    tuning: Tuning,
+    searched: Sequence[Searched],
+    store: Path,
+    say: Callable[[str], None],
+    address: str | None,
+    cpus: int | None,
+    dashboard: Dashboard,
+    tflops: float | None,
+) -> bool:
+    """Train what was found; whether all of it was done."""
+    device = searched[0].plan.starts[0].execution.device
+    plan = retraining_plan(tuning, searched, store, device=device, tflops=tflops)
+    if plan is None:
+        return True
+    say(f"{len(plan.items)} entries: start and best on the whole training split")
+    outcome = run_plan(
+        plan,
+        store,
+        say=say,
+        address=address,
+        weights=tuning.choice.weights,
+        cpus=cpus,
+        observers=observers(store, dashboard, plan, say),
+    )
+    for line in outcome.lines():
+        say(line)
+    return outcome.whole

@@ -1,0 +1,283 @@
+"""A run's model on signals in their own unit, as they come from a file and not from a catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmd_ray.data.normalise import Statistics, normaliser
+from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.models.heads import Classifier
+from benchmd_ray.signals import Signal
+from benchmd_ray.tasks import Task
+from benchmd_ray.training.augmentation.evaluation import evaluated
+from benchmd_ray.training.collect import evaluation_batch
+from benchmd_ray.training.engine import choose_device
+from benchmd_ray.training.weights import (
+    described,
+    load_classifier,
+    load_encoder,
+    model_description,
+)
+
+Floats = npt.NDArray[np.float32]
+Signals = npt.ArrayLike | torch.Tensor
+"""In the signal's unit: (records, *stored_shape) or of a single record without the first axis;
+instead of the stored shape the one that the encoder sees, where these differ."""
+
+
+class InUnit(nn.Module):
+    """Normalises signals in their unit, and hands them to a module."""
+
+    def __init__(
+        self, module: nn.Module, signal: Signal, statistics: Statistics | None, *, shape: bool
+    ) -> None:
+        """Wrap a module.
+
+        Args:
+            module: Takes what the encoder sees, (batch, *input_shape).
+            signal: What the signals are.
+            statistics: Of the training split that they are normalised by.
+            shape: Whether the model was trained with ``transfer.augmentation.shape``.
+        """
+        super().__init__()
+        self.module, self.signal = module, signal
+        self._statistics, self._shape = statistics, shape
+        normaliser(signal, statistics)  # refuses statistics that are missing
+
+    def forward(self, signals: torch.Tensor, sizes: torch.Tensor | None = None) -> torch.Tensor:
+        """What the module gives.
+
+        Args:
+            signals: (batch, *stored_shape) float32, in the signal's unit.
+            sizes: (batch, axes but the channel's), see `Record.valid_size`; None: no padding.
+        """
+        if sizes is None:
+            whole = torch.tensor(self.signal.stored_shape[1:], device=signals.device)
+            sizes = whole.expand(len(signals), -1)
+        ones = torch.ones(len(signals), device=signals.device)
+        normalise = normaliser(self.signal, self._statistics, signals.device)
+        seen = normalise(signals, ones, sizes)
+        found: torch.Tensor = evaluated(self.module, self._shape)(seen)
+        return found
+
+
+class Applied:
+    """A model that takes signals in their unit."""
+
+    def __init__(self, folder: Path, module: nn.Module, encoder: nn.Module, device: str) -> None:
+        """Take the model of a run.
+
+        Args:
+            folder: Of the run.
+            module: Takes what the encoder sees.
+            encoder: The encoder in it.
+            device: ``auto``, ``cpu`` or ``cuda``.
+        """
+        about = model_description(folder)
+        self.signal, self.task = described(about, folder)
+        self.device = choose_device(device)
+        shape = bool(about["augmentation"]["shape"])
+        whole = InUnit(module, self.signal, about["statistics"], shape=shape)
+        self.module = whole.to(self.device).eval()
+        """Signals (batch, *stored_shape) in their unit to features or logits."""
+        self._batch = evaluation_batch(encoder)
+
+    def outputs(
+        self,
+        signals: Signals,
+        rate: float | None,
+        channels: Sequence[str] | None,
+        sizes: npt.ArrayLike | None,
+    ) -> torch.Tensor:
+        """What the module gives of all records, on its device."""
+        taken = as_stored_shape(signals, self.signal, rate, channels)
+        held = _sizes(sizes, len(taken), self.signal)
+        with torch.inference_mode():
+            return torch.cat(
+                [
+                    self.module(part.to(self.device), own.to(self.device))
+                    for part, own in zip(
+                        torch.split(taken, self._batch), torch.split(held, self._batch), strict=True
+                    )
+                ]
+            )
+
+
+class FeatureEncoder(Applied):
+    """The encoder of a run: signals in their unit to features."""
+
+    def __init__(self, folder: Path, device: str = "auto") -> None:
+        """Load it.
+
+        Args:
+            folder: Of a finished pretraining or transfer run.
+            device: ``auto``, ``cpu`` or ``cuda``.
+
+        Raises:
+            BenchmdError: The folder holds no model, or one that segments.
+        """
+        encoder = load_encoder(folder)
+        super().__init__(folder, encoder, encoder, device)
+        self.width = encoder.width
+        """Features of a record."""
+
+    def features(
+        self,
+        signals: Signals,
+        *,
+        rate: float | None = None,
+        channels: Sequence[str] | None = None,
+        sizes: npt.ArrayLike | None = None,
+    ) -> Any:
+        """Features of records.
+
+        Args:
+            signals: NumPy or PyTorch, see `Signals`.
+            rate: Sampling rate in Hz; it is compared with the model's where it is given.
+            channels: Names of the channels in their order, likewise.
+            sizes: (records, axes but the channel's), extents within which signals are more than
+                padding around their centre; None where they have none.
+
+        Returns:
+            (records, width) float32, of the kind that was given: an array, or a tensor on the
+            model's device.
+
+        Raises:
+            BenchmdError: The signals are of another shape, rate or channels than the model takes,
+                or not finite.
+        """
+        return _alike(signals, self.outputs(signals, rate, channels, sizes).float())
+
+
+class SignalClassifier(Applied):
+    """The classifier of a transfer run: signals in their unit to probabilities."""
+
+    task: Task
+
+    def __init__(self, folder: Path, device: str = "auto") -> None:
+        """Load it.
+
+        Args:
+            folder: Of a finished transfer run.
+            device: ``auto``, ``cpu`` or ``cuda``.
+
+        Raises:
+            BenchmdError: The folder holds no model, or one without a head or for masks.
+        """
+        model: Classifier = load_classifier(folder)
+        super().__init__(folder, model, model.encoder, device)
+        self.classes = self.task.classes
+        """Names, in the order of the probabilities."""
+
+    def predict(
+        self,
+        signals: Signals,
+        *,
+        rate: float | None = None,
+        channels: Sequence[str] | None = None,
+        sizes: npt.ArrayLike | None = None,
+    ) -> Any:
+        """Probabilities of the classes: of exclusive ones they add up to 1.
+
+        Args:
+            signals: NumPy or PyTorch, see `Signals`.
+            rate: Sampling rate in Hz; it is compared with the model's where it is given.
+            channels: Names of the channels in their order, likewise.
+            sizes: (records, axes but the channel's), extents within which signals are more than
+                padding around their centre; None where they have none.
+
+        Returns:
+            (records, classes) float32, of the kind that was given: an array, or a tensor on the
+            model's device.
+
+        Raises:
+            BenchmdError: See `FeatureEncoder.features`.
+        """
+        logits = self.outputs(signals, rate, channels, sizes)
+        return _alike(signals, probabilities(logits, self.task))
+
+
+def probabilities(logits: torch.Tensor, task: Task) -> torch.Tensor:
+    """Softmax over exclusive classes, else the sigmoid of each: (records, classes) float32."""
+    return logits.float().softmax(dim=1) if task.exclusive else logits.float().sigmoid()
+
+
+def as_stored_shape(
+    signals: Signals, signal: Signal, rate: float | None, channels: Sequence[str] | None
+) -> torch.Tensor:
+    """Signals as (records, *stored_shape) float32; around what the encoder sees are zeros.
+
+    Args:
+        signals: See `Signals`.
+        signal: What a model takes.
+        rate: In Hz, if it is known.
+        channels: Names in their order, if they are known.
+
+    Raises:
+        BenchmdError: The signals are none of these, or not finite.
+    """
+    if rate is not None and (signal.rate is None or rate != signal.rate):
+        own = "has no rate" if signal.rate is None else f"takes {signal.rate:g} Hz"
+        raise BenchmdError(
+            f"the signals have {rate:g} Hz, and the model {own}: resample them, such as with "
+            "scipy.signal.resample_poly."
+        )
+    if channels is not None and tuple(channels) != signal.channels:
+        raise BenchmdError(
+            f"the signals have the channels {shown(tuple(channels))}, and the model takes "
+            f"{shown(signal.channels) if signal.channels else 'channels without names'}: put them "
+            "into that order."
+        )
+    try:
+        held = (
+            signals if isinstance(signals, torch.Tensor) else torch.as_tensor(np.asarray(signals))
+        )
+    except (TypeError, ValueError) as error:
+        raise BenchmdError(f"the signals are no numbers: {error}.") from error
+    held = held.float()
+    shapes = (signal.stored_shape, signal.input_shape)
+    if held.shape in shapes:
+        held = held[None]
+    if held.ndim != len(signal.axes) + 1 or held.shape[1:] not in shapes or not len(held):
+        expected = " or ".join(dict.fromkeys(str((*shape,)) for shape in shapes))
+        raise BenchmdError(
+            f"the signals have the shape {(*held.shape,)}, and the model takes {expected} "
+            f"({', '.join(signal.axes)}; in {signal.unit}) of one record, or several of them along "
+            "a first axis."
+        )
+    if not torch.isfinite(held).all():
+        raise BenchmdError("the signals have NaN or infinite values: fill them in, or leave out.")
+    around = []
+    for stored, seen in zip(signal.stored_shape[:0:-1], held.shape[:1:-1], strict=True):
+        around += [(stored - seen) // 2] * 2
+    return functional.pad(held, around)
+
+
+def _sizes(sizes: npt.ArrayLike | None, records: int, signal: Signal) -> torch.Tensor:
+    """Valid sizes of records, (records, axes but the channel's) int64.
+
+    Raises:
+        BenchmdError: They do not fit the signals.
+    """
+    whole = torch.tensor(signal.stored_shape[1:])
+    if sizes is None:
+        return whole.expand(records, -1)
+    held = torch.as_tensor(np.asarray(sizes, np.int64))
+    if held.shape != (records, len(whole)) or not ((held >= 1) & (held <= whole)).all():
+        raise BenchmdError(
+            f"the sizes have the shape {(*held.shape,)}, expected {(records, len(whole))}: extents "
+            f"along {', '.join(signal.axes[1:])} from 1 to {', '.join(map(str, whole.tolist()))}."
+        )
+    return held
+
+
+def _alike(given: Signals, found: torch.Tensor) -> Any:
+    return found if isinstance(given, torch.Tensor) else found.cpu().numpy()
