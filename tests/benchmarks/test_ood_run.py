@@ -610,12 +610,20 @@ def test_the_report_shows_detectors_controls_and_alarms(
 ):
     monkeypatch.setattr(scores_module, "FEWEST", 8)  # so that there are means to compare
     monkeypatch.setattr(scores_module, "_KNOWN", {})
-    from benchmd_ray.benchmarks.ood.report import compared_table, controls, detectors, shifted
+    from benchmd_ray.benchmarks.ood import report_rows
+    from benchmd_ray.benchmarks.ood.report import (
+        compared_table,
+        controls,
+        detectors,
+        first_table,
+        shifted,
+    )
     from benchmd_ray.benchmarks.ood.report_figures import draw
     from benchmd_ray.benchmarks.ood.report_rows import compared
     from benchmd_ray.results.canvas import styled
     from benchmd_ray.results.report.analysis import analyse
     from benchmd_ray.results.report.figures_parts import Report
+    from benchmd_ray.results.report.page import page
 
     detected(runs[1], place)
     analysis = analyse(runs, resamples=50)
@@ -638,6 +646,15 @@ def test_the_report_shows_detectors_controls_and_alarms(
         least = min(1, tested * 2 / (50 + 1))
         assert np.allclose(family["p_least"], least if tested else np.nan, equal_nan=True)
         assert not (family["p_holm"] < least).any()
+    first = first_table(analysis)
+    assert first is not None
+    frame = report_rows.frame(analysis)
+    (faulty,) = (column for column in first.columns if column.title == "faulty [95 %]")
+    whole = frame.query("group == 'all' and regime == 'none' and use_case == 'faulty'")
+    assert sorted(faulty.values) == pytest.approx(sorted(whole["auroc"]))
+    content = page(analysis, [])
+    glance = content[content.index('id="main"') : content.index('id="notes"')]
+    assert "Detectors by use-case" in glance
     table = compared_table(analysis)
     assert table is not None
     many = f"below {differences['p_least'].max():.2g}: report with "

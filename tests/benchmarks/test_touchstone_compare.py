@@ -383,7 +383,8 @@ def test_the_command_compares_a_folder_of_csvs(tmp_path):
         tmp_path / "csv",
         "--resamples",
         "50",
-        "--no-figures",
+        "--figures",
+        "none",
     ]
     asked += ["--metadata", tmp_path / "meta.csv", "--out", tmp_path / "out"]
     result = CliRunner().invoke(main, list(map(str, asked)), catch_exceptions=False)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import made_catalogs
@@ -45,6 +46,7 @@ from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.figures_parts import Report
+from benchmd_ray.results.report.page import page
 from benchmd_ray.results.report.table_files import write_tables
 from benchmd_ray.results.report.tables import main_table
 from benchmd_ray.results.store import read_run
@@ -421,8 +423,14 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
     assert pair["a"] == "monai-unet (custom 1)"
     assert pair["difference"] == pytest.approx(other - first)  # of the seed that both have
     written = write_tables(reported, tmp_path)
-    assert main_table(reported).name == "segmentation-networks"
-    text = (tmp_path / "segmentation-networks.md").read_text()
+    assert main_table(reported).name == "segmentation-networks-mean"
+    content = page(reported, [])
+    glance = content[content.index('id="main"') : content.index('id="notes"')]
+    first = report_trained.first_table(reported)
+    assert first is not None
+    assert first.rows == 2
+    assert escape(first.caption) in glance
+    text = (tmp_path / "segmentation-networks-mean.md").read_text()
     assert "mean mask" in text
     assert "custom: settings other than" in text
     assert tmp_path / "segmentation-networks-pairs.csv" in written

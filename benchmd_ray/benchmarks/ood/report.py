@@ -10,6 +10,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.released import RELEASED
 from benchmd_ray.benchmarks.ood.report_rows import (
+    STUDY,
     TUNED_COLUMNS,
     compared,
     costs,
@@ -22,11 +23,14 @@ from benchmd_ray.benchmarks.ood.scores import ENSEMBLE
 from benchmd_ray.benchmarks.ood.table import ALL, HALF, about
 from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of, key_columns, table_of
+from benchmd_ray.results.report.page_findings import judged
 from benchmd_ray.results.report.table import Column, Table
 from benchmd_ray.results.report.tables import Declared
 from benchmd_ray.scores.comparison import LEVEL
 
 HEADING = "Out-of-distribution detection"
+DETECTED = ("unrelated", "faulty", "unseen")
+"""Use-cases in which records are to be detected."""
 
 
 def title_of(method: str) -> str:
@@ -45,6 +49,55 @@ def _detector_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
         column_of("detector", [title_of(name) for name in rows["method"]], "text"),
         column_of("calibrated on", rows["regime"], "text"),
     )
+
+
+def best_detectors(analysis: Analysis) -> pd.DataFrame:
+    """A row for each detector and network: AUROC of each use-case, the highest mean first."""
+    rows = frame(analysis)
+    if rows.empty:
+        return rows
+    rows = rows[(rows["group"] == ALL) & (rows["regime"] == "none")]
+    rows = rows[rows["use_case"].isin(DETECTED)]
+    keys = [*STUDY, "method"]
+    wide = pd.DataFrame({"mean": rows.groupby(keys, sort=False)["auroc"].mean()})
+    for case in DETECTED:
+        own = rows[rows["use_case"] == case].set_index(keys)
+        if len(own):
+            names = {name: f"{case} {name}" for name in ("auroc", "low", "high")}
+            wide = wide.join(own[[*names]].rename(columns=names))
+    wide = wide.reset_index()
+    return wide.sort_values([*STUDY, "mean"], ascending=[True] * len(STUDY) + [False])
+
+
+def first_table(analysis: Analysis) -> Table | None:
+    """AUROC of detectors by use-case."""
+    wide = best_detectors(analysis)
+    if wide.empty:
+        return None
+    tested = compared(analysis)
+    said = judged(
+        tested[tested["use_case"].isin(DETECTED)],
+        "difference",
+        ("above zero", "below zero"),
+        p="p_holm",
+        corrected=" after Holm's correction",
+    )
+    columns = [
+        *key_columns(wide),
+        column_of("evaluation", wide["evaluation"], "text"),
+        column_of("detector", [title_of(name) for name in wide["method"]], "text"),
+    ]
+    for case in DETECTED:
+        names = {f"{case} {name}": name for name in ("auroc", "low", "high")}
+        if names.keys() <= set(wide):
+            own = wide[[*names]].rename(columns=names)
+            columns.append(interval_of(f"{case} [95 %]", own, "auroc"))
+    caption = (
+        "Detectors by use-case: AUROC, mean over the sets, uncalibrated, the highest mean over "
+        "use-cases first; 0.5 is chance. AUROC of a detector minus that of the probability "
+        f"threshold: {said}"
+    )
+    return table_of(caption, columns, wide)
 
 
 def detectors(analysis: Analysis) -> Table | None:
@@ -234,6 +287,7 @@ def _rows_of(keep: Callable[[pd.DataFrame], Any]) -> Callable[[Analysis], pd.Dat
 
 
 TABLES = (
+    Declared.both("detectors_first", HEADING, best_detectors, first_table, first=True),
     Declared.both("detectors", HEADING, _rows_of(lambda r: r["group"] == ALL), detectors),
     Declared("detectors_sets", HEADING, _rows_of(lambda r: r["group"] != ALL)),
     Declared.both("detectors_compared", HEADING, compared, compared_table),

@@ -210,7 +210,7 @@ def _picture(axes: Axes, picture: bytes, shape: Sequence[int]) -> None:
     axes.set_yticks([])
     if len(shape) == 2:
         traces = values / 255 - np.arange(len(values))[:, None] * 0.5
-        axes.plot(traces.T, color="black", linewidth=0.3)
+        axes.plot(traces.T, color="black", linewidth=0.3, rasterized=True)  # else megabytes
     elif shape[0] == 3:
         axes.imshow(np.moveaxis(values, 0, -1))
     else:

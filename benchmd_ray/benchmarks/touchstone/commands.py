@@ -226,7 +226,11 @@ def _print(outcome: Outcome, out: Path) -> None:
     help="Resamples of the cases, for intervals and ranks.",
 )
 @click.option(
-    "--figures/--no-figures", default=True, show_default=True, help="Draw figures, as SVG and PNG."
+    "--figures",
+    type=click.Choice(["main", "none"]),
+    default="main",
+    show_default=True,
+    help="Figures to draw, as SVG and PNG.",
 )
 @click.option(
     "--out",
@@ -246,7 +250,7 @@ def compare_scores(
     missing: str,
     family: Family,
     resamples: int,
-    figures: bool,
+    figures: str,
     out: Path,
 ) -> None:
     """Compare the algorithms of RUNS, folders that `benchmd segment score` wrote.
@@ -282,5 +286,5 @@ def compare_scores(
     for note in one.notes:
         click.echo(note)
     pictures = images_of(images) if images else {}
-    for line in write_comparison(one, out, pictures, figures=figures):
+    for line in write_comparison(one, out, pictures, figures=figures != "none"):
         click.echo(line)

@@ -153,9 +153,23 @@ def _title(one: Trained) -> str:
     return f"{one.network} ({one.key['protocol']})"
 
 
+def means(analysis: Analysis) -> pd.DataFrame:
+    """Of `frame`, the mean over classes."""
+    rows = frame(analysis)
+    return rows[rows["class"] == MEAN].reset_index(drop=True)
+
+
+def first_table(analysis: Analysis) -> Table | None:
+    """Mean DSC of the networks, next to the mean mask's."""
+    return _networks(means(analysis))
+
+
 def networks(analysis: Analysis) -> Table | None:
     """DSC of the networks, class by class, next to the mean mask's."""
-    rows = frame(analysis)
+    return _networks(frame(analysis))
+
+
+def _networks(rows: pd.DataFrame) -> Table | None:
     columns = (
         *key_columns(rows),
         column_of("network", rows["network"], "text", filtered=True),
@@ -225,6 +239,7 @@ def draw(report: Report) -> Iterator[Drawn]:
 
 
 TABLES = (
+    Declared.both("segmentation-networks-mean", HEADING, means, first_table, first=True),
     Declared.both("segmentation-networks", HEADING, frame, networks),
     Declared.both("segmentation-networks-pairs", HEADING, pairs_frame, pairs),
 )

@@ -15,7 +15,7 @@ from benchmd_ray.results.report.document import (
     prose,
     terms,
 )
-from benchmd_ray.results.report.matrix import Matrix, matrix_html, matrix_of
+from benchmd_ray.results.report.matrix import matrix_html, matrix_of
 from benchmd_ray.results.report.notes import synthetic
 from benchmd_ray.results.report.page_findings import compared, facts, findings, headlines
 from benchmd_ray.results.report.page_methods import METHODS, published_words, words
@@ -102,11 +102,10 @@ def _parts(
     drawn = figure_parts(figures)
     tables, absent = _table_parts(analysis, drawn)
     late = [(head, *tables.pop(head)) for head in (TUNING, RAN) if head in tables]
-    matrix = matrix_of(analysis)
-    first = _summary(analysis)
+    glance, first = _glance(analysis), _summary(analysis)
     parts = [("summary", "Summary", first)]
-    if matrix is not None:
-        parts = [("main", "Results at a glance", _glance(analysis, matrix))]
+    if glance:
+        parts = [("main", "Results at a glance", glance)]
         late.insert(0, ("Findings", "findings", first))
     return [
         *parts,
@@ -127,7 +126,7 @@ def _table_parts(
     """Id and HTML of each heading's tables, figures on tuning with them; and what has none."""
     together: dict[str, list[Declared]] = {}
     for each in declared():
-        if each.page is not None:
+        if each.page is not None and not each.first:
             together.setdefault(each.heading, []).append(each)
     parts, absent = {}, []
     classified = len(analysis.scores) or analysis.rows.empty  # else other evaluations have answers
@@ -145,13 +144,18 @@ def _table_parts(
     return parts, absent
 
 
-def _glance(analysis: Analysis, matrix: Matrix) -> str:
-    """The first screen: the matrix, and what the statistics carry."""
+def _glance(analysis: Analysis) -> str:
+    """The first screen: the matrix and what the statistics carry; then benchmarks' first tables."""
+    matrix = matrix_of(analysis)
     said = "".join(
         f'<li>{prose(sentence)} <a href="#table-{table}">Table</a></li>'
         for sentence, table in headlines(analysis)
     )
-    return f'{matrix_html(matrix)}<ul class="findings">{said}</ul>\n'
+    shown = "" if matrix is None else f'{matrix_html(matrix)}<ul class="findings">{said}</ul>\n'
+    for each in declared():
+        table = each.page(analysis) if each.first and each.page is not None else None
+        shown += "" if table is None else html(each.name, table)
+    return shown
 
 
 def _summary(analysis: Analysis) -> str:

@@ -56,11 +56,15 @@ class Declared:
     """As Markdown, LaTeX and the terminal show it; None where they do not."""
     nothing: str = ""
     """What the page says at its end where there is none; empty says nothing."""
+    first: bool = False
+    """Whether the page has it among the results at a glance instead of under its heading."""
 
     @staticmethod
-    def both(name: str, heading: str, data: Data, make: Make, nothing: str = "") -> Declared:
+    def both(
+        name: str, heading: str, data: Data, make: Make, nothing: str = "", *, first: bool = False
+    ) -> Declared:
         """A table that is the same everywhere."""
-        return Declared(name, heading, data, make, make, nothing)
+        return Declared(name, heading, data, make, make, nothing, first)
 
 
 def auroc_frame(analysis: Analysis) -> pd.DataFrame:
