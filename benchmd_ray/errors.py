@@ -75,11 +75,20 @@ def shown(value: object) -> str:
     return _shortened.repr(value)
 
 
-def unknown_name(kind: str, got: str, valid: Iterable[str]) -> BenchmdError:
-    """An error for a name that does not exist, listing the valid ones, of many the nearest."""
+def unknown_name(
+    kind: str, got: str, valid: Iterable[str], meant: str | None = None
+) -> BenchmdError:
+    """An error for a name that does not exist, listing the valid ones, of many the nearest.
+
+    Args:
+        kind: What it should name.
+        got: The name.
+        valid: Those that there are.
+        meant: What it seems to mean, where that is none of these.
+    """
     names = sorted(valid)
     begun = [name for name in names if len(got) >= SHORTEST_BEGINNING and name.startswith(got)]
-    near = begun or difflib.get_close_matches(got, names, n=1, cutoff=0.5)
+    near = [meant] if meant else begun or difflib.get_close_matches(got, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(names) or "none"
     if len(names) > MOST_NAMES:

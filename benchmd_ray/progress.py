@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+shown = True
+"""Whether this process shows any."""
+
 
 class Progress(Protocol):
     """Shows how far some work is."""
@@ -101,7 +104,9 @@ def duration(seconds: float) -> str:
 
 
 def progress(what: str, total: int, unit: str, done: int = 0) -> Progress:
-    """A bar where standard error is a terminal, else plain lines."""
+    """A bar where standard error is a terminal, else plain lines; nothing where none is wanted."""
+    if not shown:
+        return SilentProgress()
     display = TerminalProgress if sys.stderr.isatty() else LineProgress
     return display(what, total, unit, done)
 
@@ -174,7 +179,12 @@ class LineBoard:
 
 
 def board(total: int | None, unit: str) -> Board:
-    """A bar where standard error is a terminal, else plain lines; without a total where None."""
+    """A bar where standard error is a terminal, else plain lines; without a total where None.
+
+    Nothing where none is wanted.
+    """
+    if not shown:
+        return SilentBoard()
     return (TerminalBoard if sys.stderr.isatty() else LineBoard)(total, unit)
 
 

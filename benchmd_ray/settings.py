@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,16 @@ from typing import Any, Literal, TypeVar
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modalities import Modality
 from benchmd_ray.plain_yaml import read_yaml, read_yaml_file
+from benchmd_ray.ranges import (
+    ABOVE_0,
+    BELOW_1,
+    BETWEEN,
+    FROM_0,
+    FROM_1,
+    POSITIVE,
+    SHARE,
+    Within,
+)
 from benchmd_ray.typed import typed, types_of
 
 T = TypeVar("T")
@@ -24,9 +34,70 @@ LABEL_SETTINGS: dict[str, int | None] = {"small": 8, "medium": 64, "large": 256,
 """Labels per class of each label setting; None takes all."""
 
 
-def _require(holds: bool, name: str, got: object, expected: str) -> None:
+DROPS = "ascending numbers between 0 and 1"
+WORKERS = "from 0 to execution.workers"
+RANGES: dict[str, dict[str, Within]] = {
+    "encoder": {  # far above every published transformer; more is a slip, or damage
+        "width": Within(1, 2**16),
+        "depth": Within(1, 1024),
+        "heads": Within(1, 2**10),
+        "head_dim": Within(1, 2**12),
+        "mlp": Within(1, 2**18),
+        "dropout": BELOW_1,
+        "embedding_dropout": BELOW_1,
+        "norm_eps": BETWEEN,
+        "patch_size": FROM_0,
+    },
+    "optimiser": {
+        "lr": POSITIVE,
+        "weight_decay": FROM_0,
+        "warmup_steps": FROM_0,
+        "drop_factor": ABOVE_0,
+    },
+    "pretrain": {
+        "steps": FROM_1,
+        "batch_size": Within(2),
+        "mixing_alpha": POSITIVE,
+        "temperature": POSITIVE,
+        "corruption_rate": BETWEEN,
+        "mask_rate": BETWEEN,
+    },
+    "transfer.augmentation": {
+        **dict.fromkeys(("flip", "shift", "affine", "blur", "intensity", "noise"), SHARE),
+        **dict.fromkeys(("masking", "lead_dropout", "wander", "mixup", "cutmix"), SHARE),
+    },
+    "transfer": {
+        "epochs": FROM_1,
+        "batch_size": FROM_1,
+        "label_smoothing": BELOW_1,
+        "dropout": dataclasses.replace(BELOW_1, optional=True),
+        "embedding_dropout": dataclasses.replace(BELOW_1, optional=True),
+        "layer_decay": ABOVE_0,
+        "class_balance": SHARE,
+        "stochastic_depth": BELOW_1,
+        "freeze": BELOW_1,
+        "averaging": BELOW_1,
+    },
+    "execution": {
+        **dict.fromkeys(("workers", "accumulation", "cpus_per_worker", "shuffle_mib"), FROM_1),
+        **dict.fromkeys(("log_every", "checkpoint_every", "stall_seconds"), FROM_1),
+        **dict.fromkeys(("resident_gib", "checkpoint_seconds", "max_failures"), FROM_0),
+        **dict.fromkeys(("wait_seconds", "retries"), FROM_0),
+        "gpu_share": ABOVE_0,
+    },
+}
+"""Of the numbers of each group."""
+
+
+def _require(holds: bool, name: str, got: object, expected: object) -> None:
     if not holds:
         raise BenchmdError(f"setting {name} is {shown(got)}, expected {expected}.")
+
+
+def _require_ranges(group: object, name: str) -> None:
+    for key, within in RANGES[name].items():
+        value = getattr(group, key)
+        _require(within.holds(value), f"{name}.{key}", value, within)
 
 
 @dataclass(frozen=True)
@@ -72,20 +143,11 @@ class EncoderSettings:
     and nothing else of this group."""
 
     def __post_init__(self) -> None:
-        for name, most in LARGEST.items():
-            value = getattr(self, name)
-            _require(1 <= value <= most, f"encoder.{name}", value, f"1 to {most:,}")
-        for name in ("dropout", "embedding_dropout"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, f"encoder.{name}", value, "a number in [0, 1)")
-        _require(0 < self.norm_eps < 1, "encoder.norm_eps", self.norm_eps, "a number in (0, 1)")
-        _require(self.patch_size >= 0, "encoder.patch_size", self.patch_size, "0 or more")
+        _require_ranges(self, "encoder")
         read = self.network != "transformer" or not self.options
         _require(read, "encoder.options", self.options, "none: the transformer reads none")
 
 
-LARGEST = {"width": 2**16, "depth": 1024, "heads": 2**10, "head_dim": 2**12, "mlp": 2**18}
-"""Far above every published transformer; more is a slip of the pen, or damage."""
 ENCODERS: dict[str, EncoderSettings] = {
     "tiny": EncoderSettings(width=32, depth=2, heads=2, head_dim=16, mlp=64),
     "paper": EncoderSettings(),
@@ -130,18 +192,9 @@ class OptimiserSettings:
     """What each drop multiplies the learning rate with."""
 
     def __post_init__(self) -> None:
-        _require(0 < self.lr < math.inf, "optimiser.lr", self.lr, "a positive number")
-        _require(
-            0 <= self.weight_decay < math.inf,
-            "optimiser.weight_decay",
-            self.weight_decay,
-            "0 or more",
-        )
-        _require(self.warmup_steps >= 0, "optimiser.warmup_steps", self.warmup_steps, "0 or more")
+        _require_ranges(self, "optimiser")
         ascending = all(a < b for a, b in pairwise([0.0, *self.drops, 1.0]))
-        _require(ascending, "optimiser.drops", self.drops, "ascending numbers between 0 and 1")
-        factor = self.drop_factor
-        _require(0 < factor <= 1, "optimiser.drop_factor", factor, "a number in (0, 1]")
+        _require(ascending, "optimiser.drops", self.drops, DROPS)
 
     def lr_at(self, step: int, total: int) -> float:
         """Learning rate of step ``step`` (from 0) of ``total``."""
@@ -177,14 +230,7 @@ class PretrainSettings:
     """Further settings that a method of your own reads, by name."""
 
     def __post_init__(self) -> None:
-        _require(self.steps >= 1, "pretrain.steps", self.steps, "1 or more")
-        _require(self.batch_size >= 2, "pretrain.batch_size", self.batch_size, "2 or more")
-        for name in ("corruption_rate", "mask_rate"):
-            value = getattr(self, name)
-            _require(0 < value < 1, f"pretrain.{name}", value, "a number in (0, 1)")
-        for name in ("mixing_alpha", "temperature"):
-            value = getattr(self, name)
-            _require(value > 0, f"pretrain.{name}", value, "a positive number")
+        _require_ranges(self, "pretrain")
 
 
 @dataclass(frozen=True)
@@ -227,9 +273,7 @@ class AugmentationSettings:
     wherever the model is evaluated."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            expected = "a number in [0, 1]"
-            _require(0 <= value <= 1, f"transfer.augmentation.{name}", value, expected)
+        _require_ranges(self, "transfer.augmentation")
 
 
 @dataclass(frozen=True)
@@ -273,23 +317,7 @@ class TransferSettings:
     """Permute the training labels among the records: a sanity check that must score 0.5."""
 
     def __post_init__(self) -> None:
-        _require(self.epochs >= 1, "transfer.epochs", self.epochs, "1 or more")
-        _require(self.batch_size >= 1, "transfer.batch_size", self.batch_size, "1 or more")
-        for name, holds, expected in (
-            ("label_smoothing", 0 <= self.label_smoothing < 1, "a number in [0, 1)"),
-            ("layer_decay", 0 < self.layer_decay <= 1, "a number in (0, 1]"),
-            ("class_balance", 0 <= self.class_balance <= 1, "a number in [0, 1]"),
-            ("stochastic_depth", 0 <= self.stochastic_depth < 1, "a number in [0, 1)"),
-            ("freeze", 0 <= self.freeze < 1, "a number in [0, 1)"),
-            ("averaging", 0 <= self.averaging < 1, "a number in [0, 1)"),
-            ("dropout", 0 <= (self.dropout or 0) < 1, "a number in [0, 1) or null"),
-            (
-                "embedding_dropout",
-                0 <= (self.embedding_dropout or 0) < 1,
-                "a number in [0, 1) or null",
-            ),
-        ):
-            _require(holds, f"transfer.{name}", getattr(self, name), expected)
+        _require_ranges(self, "transfer")
 
     @property
     def labels_per_class(self) -> int | None:
@@ -362,34 +390,13 @@ class ExecutionSettings:
     predictions, metrics and settings (`benchmd run`: once nothing planned needs the weights)."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "workers",
-            "accumulation",
-            "cpus_per_worker",
-            "shuffle_mib",
-            "log_every",
-            "checkpoint_every",
-        ):
-            value = getattr(self, name)
-            _require(value >= 1, f"execution.{name}", value, "1 or more")
-        _require(0 < self.gpu_share <= 1, "execution.gpu_share", self.gpu_share, "in (0, 1]")
-        for name in (
-            "resident_gib",
-            "checkpoint_seconds",
-            "max_failures",
-            "wait_seconds",
-            "retries",
-        ):
-            value = getattr(self, name)
-            _require(0 <= value < math.inf, f"execution.{name}", value, "0 or more")
+        _require_ranges(self, "execution")
         _require(
             0 <= self.least_workers <= self.workers,
             "execution.least_workers",
             self.least_workers,
-            "from 0 to execution.workers",
+            WORKERS,
         )
-        stall = self.stall_seconds
-        _require(1 <= stall < math.inf, "execution.stall_seconds", stall, "1 or more")
         _require(
             not (self.engine == "torch" and self.workers > 1),
             "execution.engine",
@@ -423,7 +430,7 @@ class Settings:
     protocol in tables."""
 
     def __post_init__(self) -> None:
-        _require(self.seed >= 0, "seed", self.seed, "0 or more")
+        _require(FROM_0.holds(self.seed), "seed", self.seed, FROM_0)
 
     @property
     def transfer_encoder(self) -> EncoderSettings:
@@ -462,7 +469,7 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
         path = f"{where}{key}"
         if key not in kinds:
             scope = f"in {where.rstrip('.')!r} " if where else ""
-            raise unknown_name(f"setting {scope}".strip(), key, kinds)
+            raise unknown_name(f"setting {scope}".strip(), key, kinds, _meant(key, where))
         old = getattr(settings, key)
         if isinstance(old, dict):
             new[key] = old | typed(kinds[key], value, f"setting {path}")
@@ -480,6 +487,25 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
                 f"{', '.join(types_of(kinds[key]))}."
             )
     return dataclasses.replace(settings, **new)  # type: ignore[type-var]
+
+
+def setting_names(group: type = Settings, above: str = "") -> Iterator[str]:
+    """All settings by their full names, such as ``transfer.optimiser.lr``."""
+    for name, kind in types_of(group).items():
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from setting_names(kind, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
+
+
+def _meant(key: str, where: str) -> str | None:
+    """The full name of a setting that was named without its group, if it can only be one."""
+    found = [
+        name
+        for name in setting_names()
+        if name.startswith(where) and name.rpartition(".")[2] == key
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def load_settings(

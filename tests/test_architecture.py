@@ -27,7 +27,7 @@ FOUNDATION = {
 }
 FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "repeating"}
 FOUNDATION |= {"sessions", "settings", "signals", "storage", "tasks", "telemetry"}
-FOUNDATION |= {"training_log", "typed"}
+FOUNDATION |= {"ranges", "training_log", "typed"}
 ROOMS = {
     "storage": {"errors", "files", "repeating", "storage"},
     "data": FOUNDATION | {"cluster", "data"},

@@ -11,6 +11,7 @@ from benchmd_ray.cli import (  # noqa: F401 - they register
     cache,
     catalog,
     demo,
+    doctor,
     jobs,
     report,
     run,

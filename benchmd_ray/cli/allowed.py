@@ -41,8 +41,70 @@ def _add_cards(ctx: click.Context, param: click.Parameter, folders: tuple[Path, 
         add_card_folders(folders)
 
 
+def _quieten(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given:
+        from benchmd_ray import progress
+
+        progress.shown = False
+
+
+VERBOSE = "benchmd_ray.cli.verbose"
+"""Of a context's ``meta``: whether more is to be told."""
+
+
+def _tell_more(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given:
+        import logging
+
+        ctx.find_root().meta[VERBOSE] = True
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("benchmd_ray").setLevel(logging.INFO)
+
+
+def verbose() -> bool:
+    """Whether the command at work was given ``--verbose``."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and bool(ctx.find_root().meta.get(VERBOSE))
+
+
+MANY = 16
+"""Options of a command from which on its help lists them by what they are for."""
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Search": ("sampler", "stopping", "evaluations", "choosing", "cost", "universal", "across"),
+    "Space": ("space", "held", "portfolio", "no_portfolio", "learned"),
+    "Budget": ("trials", "hours", "device_hours", "at_once", "memory_gib", "search_only"),
+    "Plan without running": ("dry_run", "items", "tflops", "gpus", "as_json"),
+    "Where and with what": (
+        *("store", "settings_file", "assignments", "address", "cpus", "weights"),
+        *("allow_plugin", "cards"),
+    ),
+    "Weights & Biases": (
+        *("wandb_mode", "wandb_project", "wandb_entity", "wandb_tags", "wandb_system"),
+    ),
+    "Messages": ("quiet", "verbose", "_click_default_help"),
+}
+"""Options by what they are for, by the names of their parameters; others are what is chosen."""
+
+
 class Command(click.Command):
     """A command that takes folders of cards, and allows the plug-ins that its user names."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options; of a command with many by what they are for."""
+        options = [p for p in self.get_params(ctx) if p.get_help_record(ctx) is not None]
+        if len(options) < MANY:
+            super().format_options(ctx, formatter)
+            return
+        titles = {name: title for title, names in SECTIONS.items() for name in names}
+        found: dict[str, list[tuple[str, str]]] = {"What": [], **{t: [] for t in SECTIONS}}
+        for option in options:
+            record = option.get_help_record(ctx)
+            assert record is not None  # others are not among them
+            found[titles.get(option.name or "", "What")].append(record)
+        for title, rows in found.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def __init__(
         self, name: str | None, *, params: list[click.Parameter] | None = None, **named: Any
@@ -57,7 +119,21 @@ class Command(click.Command):
             help="Folder with your own cards of datasets and modalities (repeatable); also "
             "BENCHMD_CARDS.",
         )
-        super().__init__(name, params=[*(params or []), cards], **named)
+        quiet = click.Option(
+            ["-q", "--quiet"],
+            is_flag=True,
+            expose_value=False,
+            callback=_quieten,
+            help="Show no progress.",
+        )
+        verbose = click.Option(
+            ["-v", "--verbose"],
+            is_flag=True,
+            expose_value=False,
+            callback=_tell_more,
+            help="Tell more: what is logged, and where in the code an error is.",
+        )
+        super().__init__(name, params=[*(params or []), cards, quiet, verbose], **named)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

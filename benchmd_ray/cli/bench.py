@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from benchmd_ray.cli.group import main
+from benchmd_ray.cli.options import JSON, print_json
+
+if TYPE_CHECKING:
+    from benchmd_ray.benchmarks.benchmark import Benchmark
 
 
 @main.group()
 def bench() -> None:
-    """Benchmarks: those of the package, of installed packages, and your own."""
+    """List the benchmarks that there are, and show what one declares.
+
+    They are those of the package, of installed packages, and your own.
+    """
 
 
 @bench.command("list")
-def bench_list() -> None:
+@JSON
+def bench_list(*, as_json: bool) -> None:
     """List the benchmarks that `--bench` takes."""
     from benchmd_ray.benchmarks.registry import benchmarks, broken_benchmarks
 
+    if as_json:
+        print_json([_data(each) for each in benchmarks().values()])
+        return
     width = max(map(len, benchmarks()))
     for name, each in benchmarks().items():
         click.echo(f"{name:{width}}  {each.title}")
     for why in broken_benchmarks().values():
         click.echo(f"note: {why}", err=True)
+
+
+def _data(each: Benchmark) -> dict[str, Any]:
+    return {
+        **{name: getattr(each, name) for name in ("name", "version", "title", "about")},
+        "datasets": each.datasets(),
+        "starts": [start.name for start in each.starts],
+        "evaluations": [one.name for one in each.evaluations],
+    }
 
 
 @bench.command("show")

@@ -12,7 +12,10 @@ from benchmd_ray.cli.options import Real
 
 @main.group()
 def cache() -> None:
-    """Decoded splits and computations below BENCHMD_CACHE; all of it is made again when needed."""
+    """Show what BENCHMD_CACHE holds, decoded splits and computations, and free room in it.
+
+    All of it is made again when it is needed.
+    """
 
 
 @cache.command("list")

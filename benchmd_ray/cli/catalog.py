@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from benchmd_ray.cli.options import (
     CATALOG,
     FILE,
     FOLDER,
+    JSON,
     Real,
     complete_dataset,
+    print_json,
     raw_options,
 )
 from benchmd_ray.errors import count_of
@@ -29,7 +32,8 @@ def catalog() -> None:
 
 
 @catalog.command("list")
-def catalog_list() -> None:
+@JSON
+def catalog_list(*, as_json: bool) -> None:
     """List the datasets that have a card: by modality, sources first.
 
     The terms of access and everything else: `benchmd catalog show NAME`.
@@ -39,7 +43,10 @@ def catalog_list() -> None:
     from benchmd_ray.modalities import broken_modalities
     from benchmd_ray.results.catalogs.describe import list_cards
 
-    click.echo(list_cards(cards().values()))
+    if as_json:
+        print_json([asdict(card) for card in cards().values()])
+    else:
+        click.echo(list_cards(cards().values()))
     broken = dict.fromkeys([*broken_packages().values(), *broken_modalities().values()])
     for why in (*broken, *broken_cards().values()):
         click.echo(f"broken: {why}", err=True)
@@ -52,7 +59,8 @@ def catalog_list() -> None:
     type=FOLDER,
     help="Also draw the catalog into this folder (PNG, SVG): class balance, people, examples.",
 )
-def catalog_show(name: str, figures: Path | None) -> None:
+@JSON
+def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
     """Show the dataset NAME, or the catalog in the folder (or at the address on S3) NAME.
 
     Of a dataset: what to download, from where and on which terms, how its folder must look, and
@@ -62,11 +70,15 @@ def catalog_show(name: str, figures: Path | None) -> None:
     benchmd catalog show ptb-xl
     benchmd catalog show catalogs/ptb-xl --figures figures/ptb-xl
     """
-    from benchmd_ray.results.catalogs.describe import show
+    from benchmd_ray.data.catalog import Catalog, open_catalog
+    from benchmd_ray.results.catalogs.describe import named, show
 
-    click.echo(show(name, figures is not None))
+    if as_json:
+        found = named(name)
+        print_json(found.manifest if isinstance(found, Catalog) else asdict(found))
+    else:
+        click.echo(show(name, figures is not None))
     if figures is not None:
-        from benchmd_ray.data.catalog import open_catalog
         from benchmd_ray.results.catalogs.figures import write_figures
         from benchmd_ray.storage.location import location
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import signal
+import traceback
 from typing import Any
 
 import click
 
 from benchmd_ray import __version__
-from benchmd_ray.cli.allowed import Command
+from benchmd_ray.cli.allowed import Command, verbose
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.interrupts import handled, sent_again, stop
 
@@ -25,6 +26,20 @@ REMEDIES = {
     errno.EDQUOT: "make room, then start the same command again",
 }
 """What to do where the system refuses, by its number of the error."""
+
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Start here": ("demo", "doctor"),
+    "Data": ("catalog", "cache"),
+    "Benchmarks": ("run", "tune", "bench"),
+    "Results": ("report", "compare", "list", "watch", "prune"),
+    "Single runs": ("pretrain", "transfer", "evaluate"),
+    "Clusters": ("submit", "jobs"),
+    "Settings and shell": ("settings", "completion"),
+}
+"""Commands in the order in which help lists them; those of benchmarks come last."""
+LONGEST_SENTENCE = 200
+"""Of a command in a list, in characters."""
 
 
 class Commands(click.Group):
@@ -63,12 +78,33 @@ class Commands(click.Group):
             return named_by(path) if path else None
         return own
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with a whole sentence each; the program's by what they are for."""
+        left = self.list_commands(ctx)
+        sections = []
+        for title, names in SECTIONS.items() if self._of_benchmarks else ():
+            sections.append((title, [name for name in names if name in left]))
+            left = [name for name in left if name not in names]
+        sections.append(("Single benchmarks" if sections else "Commands", left))
+        for title, own in sections:
+            found = [(name, self.get_command(ctx, name)) for name in own]
+            rows = [
+                (name, command.get_short_help_str(LONGEST_SENTENCE))
+                for name, command in found
+                if command is not None and not command.hidden
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         try:
             with handled({signal.SIGTERM: stop}), sent_again():
                 return super().invoke(ctx)
         except BenchmdError as error:
+            if verbose():
+                traceback.print_exc()
             click.echo(f"error: {error}", err=True)
         except KeyboardInterrupt as interrupt:
             click.echo("interrupted: the same command resumes where it stopped", err=True)

@@ -201,7 +201,7 @@ def _follow(ctx: click.Context, job: str, address: str | None) -> None:
 
 @main.group()
 def jobs() -> None:
-    """The jobs of a Ray cluster that `benchmd submit` and others submitted."""
+    """List, follow and stop jobs of a Ray cluster, of `benchmd submit` and others."""
 
 
 @jobs.command("list")

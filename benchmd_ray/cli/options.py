@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -155,10 +156,38 @@ def complete_modality(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of pretraining techniques, for the shell."""
-    from benchmd_ray.ssl import TECHNIQUES
+    """Names of techniques, scratch among them, for the shell."""
+    from benchmd_ray.ssl import SCRATCH, TECHNIQUES
 
-    return [name for name in TECHNIQUES if name.startswith(incomplete)]
+    first = () if getattr(ctx, "info_name", "") == "pretrain" else (SCRATCH,)
+    return [name for name in (*first, *TECHNIQUES) if name.startswith(incomplete)]
+
+
+def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of settings, and after ``=`` the values of those that take some only, for the shell."""
+    from benchmd_ray.explain import values
+    from benchmd_ray.settings import ENCODERS, setting_names
+
+    name, equals, begun = incomplete.partition("=")
+    names = {each: values(each) for each in setting_names()} | {"encoder": tuple(ENCODERS)}
+    if not equals:
+        return [f"{each}=" for each in names if each.startswith(name)]
+    return [f"{name}={value}" for value in names.get(name, ()) if value.startswith(begun)]
+
+
+def complete_bench(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of benchmarks, for the shell."""
+    from benchmd_ray.benchmarks.registry import benchmarks
+
+    return [name for name in benchmarks() if name.startswith(incomplete)]
+
+
+def complete_transfer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of transfer settings, for the shell."""
+    from benchmd_ray.service.choice import TRANSFERS
+
+    also = ("pretrain",) if getattr(ctx, "info_name", "") == "tune" else ()
+    return [name for name in (*also, *TRANSFERS) if name.startswith(incomplete)]
 
 
 MODALITY = click.option(
@@ -177,6 +206,7 @@ BENCH = click.option(
     default="benchmd",
     show_default=True,
     metavar="NAME",
+    shell_complete=complete_bench,
     help="Benchmark, of `benchmd bench list`, or the import path of your own.",
 )
 START = click.option(
@@ -188,6 +218,7 @@ START = click.option(
 HELD = click.option(
     "--fix", "held", multiple=True, metavar="A.B", help="Do not search this setting (repeatable)."
 )
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 CPUS = click.option(
     "--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are."
 )
@@ -206,6 +237,7 @@ def execution_options(command: F) -> F:
             "assignments",
             multiple=True,
             metavar="A.B=VALUE",
+            shell_complete=complete_setting,
             help="Change one setting, after --settings; `benchmd settings` lists them all.",
         ),
         click.option("--settings", "settings_file", type=FILE, help="YAML file of settings."),
@@ -219,6 +251,23 @@ def execution_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; numbers that are none become null.
+
+    Args:
+        value: Plain values, or lists and mappings of such; others are printed as text.
+    """
+
+    def finite(part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {str(name): finite(each) for name, each in part.items()}
+        if isinstance(part, list | tuple):
+            return [finite(each) for each in part]
+        return None if isinstance(part, float) and not math.isfinite(part) else part
+
+    click.echo(json.dumps(finite(value), indent=1, default=str, allow_nan=False))
 
 
 def assigned(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FOLDER, STORE, wandb_options
+from benchmd_ray.cli.options import FOLDER, JSON, STORE, print_json, wandb_options
 
 if TYPE_CHECKING:
     from benchmd_ray.results.dashboard import Dashboard
@@ -42,6 +43,7 @@ RESAMPLES = click.option(
     "none.",
 )
 @click.option("--follow", is_flag=True, help="Write it again whenever RUNS change, until Ctrl-C.")
+@JSON
 @wandb_options
 def report(
     paths: tuple[Path, ...],
@@ -50,6 +52,8 @@ def report(
     figures: Which,
     follow: bool,
     dashboard: Dashboard,
+    *,
+    as_json: bool,
 ) -> None:
     """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
 
@@ -65,17 +69,23 @@ def report(
         if dashboard.mode != "off":
             raise click.UsageError("a report that follows is not sent: leave --wandb out.")
         _follow(list(paths), out, resamples=resamples, figures=figures)
-    drawn = print_report(list(paths), out, resamples=resamples, figures=figures)
+    asked: dict[str, Any] = {"resamples": resamples, "figures": figures}
+    drawn = print_report(list(paths), out, **asked, as_json=as_json)
     if dashboard.mode != "off":
         from benchmd_ray.results.tracking import Tracker
 
         tracker = Tracker(out, dashboard)
         tracker.reported(out, synthetic=drawn)
-        click.echo(tracker.closed())
+        click.echo(tracker.closed(), err=as_json)
 
 
 def print_report(
-    paths: list[Path], out: Path, *, resamples: int = 1000, figures: Which = "main"
+    paths: list[Path],
+    out: Path,
+    *,
+    resamples: int = 1000,
+    figures: Which = "main",
+    as_json: bool = False,
 ) -> bool:
     """Print the main table of runs and write the report into a folder.
 
@@ -86,6 +96,7 @@ def print_report(
         out: The folder.
         resamples: Of the patients, for the intervals.
         figures: Which figures are drawn.
+        as_json: Print the main table, the notes and where the page is as JSON, and nothing else.
 
     Returns:
         Whether any of it rests on synthetic data.
@@ -98,6 +109,12 @@ def print_report(
 
     analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
     matrix, main = matrix_of(analysis), main_table(analysis)
+    if as_json:
+        frame = main.data(analysis) if matrix is None else matrix.frame
+        page = write_report(analysis, out, figures, partial(click.echo, err=True))
+        rows = frame.to_dict("records")
+        print_json({"page": page, "main": rows, "notes": analysis.notes})
+        return bool(synthetic(analysis.rows))
     if matrix is not None:
         click.echo(matrix_text(matrix))
     else:

@@ -13,12 +13,15 @@ from benchmd_ray.cli.options import (
     BENCH,
     CATALOG,
     CPUS,
+    JSON,
     MODALITY,
     POLICY,
     START,
     WEIGHTS,
     complete_technique,
+    complete_transfer,
     execution_options,
+    print_json,
     wandb_options,
 )
 
@@ -59,8 +62,10 @@ if TYPE_CHECKING:
     "transfers",
     multiple=True,
     metavar="NAME",
-    help="Only this transfer setting (repeatable): linear, finetune-small, finetune-medium, "
-    "finetune-large, finetune-full; else all five.",
+    shell_complete=complete_transfer,
+    help="Only this transfer setting (repeatable): linear, linear-small, linear-medium, "
+    "linear-large, finetune-small, finetune-medium, finetune-large, finetune-full; else linear and "
+    "the four of fine-tuning.",
 )
 @click.option(
     "--seed", "seeds", type=int, multiple=True, default=(0,), help="Seeds (repeatable); else 0."
@@ -89,6 +94,7 @@ if TYPE_CHECKING:
     type=click.IntRange(0),
     help="With --dry-run: GPUs to plan for; else those of this machine or of the cluster.",
 )
+@JSON
 @CPUS
 @wandb_options
 @execution_options
@@ -142,8 +148,8 @@ def run(
     if options["dry_run"]:
         _show(choice, store, options)
         return
-    if options["items"] or options["gpus"] is not None:
-        raise click.UsageError("--items and --gpus go with --dry-run: nothing was started.")
+    if options["items"] or options["gpus"] is not None or options["as_json"]:
+        raise click.UsageError("--items, --gpus and --json go with --dry-run: nothing was started.")
     if not catalogs:
         raise click.UsageError("name catalogs with --catalog, or look at the plan with --dry-run.")
     _execute(choice, store, options)
@@ -153,8 +159,12 @@ def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     """Print the plan."""
     from benchmd_ray.service.dry_run import dry_run
 
-    asked = ("address", "cpus", "gpus", "tflops", "items")
-    click.echo(dry_run(choice, store, **{name: options[name] for name in asked}))
+    asked = {name: options[name] for name in ("address", "cpus", "gpus", "tflops", "items")}
+    found = dry_run(choice, store, **asked, as_data=options["as_json"])
+    if options["as_json"]:
+        print_json(found)
+    else:
+        click.echo(found)
 
 
 def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:

@@ -9,12 +9,19 @@ import yaml
 from click.shell_completion import get_completion_class
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FILE, complete_modality
+from benchmd_ray.cli.options import FILE, complete_modality, complete_setting
 
 
 @main.command()
 @click.option("--settings", "settings_file", type=FILE, help="YAML file of settings.")
-@click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="A.B=VALUE",
+    shell_complete=complete_setting,
+    help="Change a setting.",
+)
 @click.option(
     "--modality",
     "modality_name",
@@ -23,12 +30,23 @@ from benchmd_ray.cli.options import FILE, complete_modality
     show_default=True,
     help="Whose fixed protocol to start from: ldct has another batch size than the others.",
 )
-def settings(settings_file: Path | None, assignments: tuple[str, ...], modality_name: str) -> None:
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Tell what each means, which values it takes, and its source.",
+)
+def settings(
+    settings_file: Path | None, assignments: tuple[str, ...], modality_name: str, explain: bool
+) -> None:
     """Print all settings as YAML; without further options these are the fixed protocol's."""
     from benchmd_ray.data.cards import kind_of
+    from benchmd_ray.explain import explained
     from benchmd_ray.settings import as_dict, default_settings, load_settings
 
     chosen = load_settings(settings_file, assignments, default_settings(kind_of(modality_name)))
+    if explain:
+        click.echo("\n".join(explained(chosen)))
+        return
     click.echo(yaml.safe_dump(as_dict(chosen), sort_keys=False), nl=False)
 
 

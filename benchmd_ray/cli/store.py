@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import STORE
+from benchmd_ray.cli.options import JSON, STORE, print_json
 
 
 @main.command("list")
@@ -20,8 +20,11 @@ from benchmd_ray.cli.options import STORE
     multiple=True,
     help="Only runs in this state (repeatable).",
 )
-def list_runs(stores: tuple[Path, ...], states: tuple[str, ...]) -> None:
-    """List the runs of each STORE: state, steps or epochs, seconds worked, name.
+@JSON
+def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: bool) -> None:
+    """List the runs of each STORE: state, steps or epochs, seconds worked, score, name.
+
+    The score is the best on the source's validation records, by which an epoch is kept.
 
     \b
     benchmd list runs
@@ -32,6 +35,10 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...]) -> None:
 
     stored = read_stores(list(stores))
     found = [listed(run) for run in stored.found]
+    if as_json:
+        chosen = [each for each in found if not states or each.state in states]
+        print_json({"runs": [each.data for each in chosen], "damaged": stored.notes})
+        return
     for each in found:
         if not states or each.state in states:
             click.echo(each.line)

@@ -21,6 +21,7 @@ from benchmd_ray.cli.options import (
     WEIGHTS,
     Real,
     complete_technique,
+    complete_transfer,
     execution_options,
     wandb_options,
 )
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     "searched",
     multiple=True,
     metavar="NAME",
+    shell_complete=complete_transfer,
     help="What is searched (repeatable): pretrain, linear, or finetune-small, -medium, -large or "
     "-full; else the benchmark's own, or linear.",
 )

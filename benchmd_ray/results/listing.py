@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 from benchmd_ray.errors import Busy, count_of
 from benchmd_ray.files import locked
 from benchmd_ray.results.storage import history
 from benchmd_ray.results.store import Run
 from benchmd_ray.run_files import LOCK
-from benchmd_ray.training_log import last_metrics
+from benchmd_ray.training_log import last_metrics, read_metrics
 
 State = Literal["done", "working", "interrupted", "failed", "waiting"]
 """``working``: a process of this machine is at it. ``interrupted``: its last session was stopped or
@@ -33,11 +35,37 @@ class Listed:
     """Why its last session failed; empty where it did not."""
 
     @property
+    def unit(self) -> str:
+        """What ``at`` counts."""
+        return "steps" if self.run.description["kind"] == "pretrain" else "epochs"
+
+    @cached_property
+    def score(self) -> float:
+        """Of a transfer its best on the source's validation records so far; NaN without one."""
+        if self.run.description["kind"] != "transfer":
+            return math.nan
+        name = f"validation_{self.run.modality.task.selected_by}"
+        found = (float(line.get(name, math.nan)) for line in read_metrics(self.run.folder))
+        return max((score for score in found if not math.isnan(score)), default=math.nan)
+
+    @property
     def line(self) -> str:
         """For a terminal."""
-        unit = "steps" if self.run.description["kind"] == "pretrain" else "epochs"
-        text = f"{self.state:<11} {self.at:>7,} {unit:<6} {self.seconds:>9,.0f} s  "
+        text = f"{self.state:<11} {self.at:>7,} {self.unit:<6} {self.seconds:>9,.0f} s  "
+        scored = not math.isnan(self.score)
+        metric = self.run.modality.task.selected_by.upper() if scored else ""
+        text += f"{metric} {self.score:.3f}  " if scored else " " * len("AUROC 0.000  ")
         return text + self.run.folder.name + (f"  {self.reason}" if self.reason else "")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """For programs; times in seconds."""
+        about = self.run.description
+        names = ("kind", "modality", "source", "policy", "technique", "setting", "protocol", "seed")
+        own = {name: getattr(self, name) for name in ("state", "at", "unit", "seconds", "reason")}
+        score = {"validation_score": self.score, "metric": self.run.modality.task.selected_by}
+        folder = str(self.run.folder)
+        return {"run": folder, **{name: about[name] for name in names}, **own, **score}
 
 
 def listed(run: Run) -> Listed:

@@ -42,8 +42,9 @@ def dry_run(
     gpus: float | None = None,
     tflops: float | None = None,
     items: bool = False,
-) -> str:
-    """A plan, what of it is done and how long the rest takes, as text.
+    as_data: bool = False,
+) -> Any:
+    """A plan, what of it is done and how long the rest takes, as text or for programs.
 
     Args:
         choice: What is chosen.
@@ -53,6 +54,7 @@ def dry_run(
         gpus: GPUs that would be used; None takes all.
         tflops: As in `make_plan`.
         items: One line for each item, too.
+        as_data: Give `data_of` instead of text.
 
     Raises:
         BenchmdError: See `make_plan`; or the cluster cannot be reached.
@@ -62,6 +64,8 @@ def dry_run(
     plan = make_plan(choice, store, device=device, tflops=tflops)
     on_gpu = any(item.gpus > 0 for item in plan.items)
     held = status(plan, store, gpu=on_gpu, weights=choice.weights)
+    if as_data:
+        return data_of(plan, resources, held)
     return describe(plan, resources, held, items=items)
 
 
@@ -144,6 +148,40 @@ def describe(
     return "\n".join(parts)
 
 
+def data_of(plan: Plan, resources: Resources, held: Status) -> dict[str, Any]:
+    """A plan for programs: times in seconds, sizes in bytes, each item.
+
+    ``seconds`` is by the clock of what is left, None where it cannot run on these resources.
+    """
+    left = [item for item in plan.items if item.name not in held.done]
+    try:
+        seconds: float | None = simulate(left, resources).seconds
+    except BenchmdError:
+        seconds = None
+    told = ("name", "kind", "modality", "source", "dataset", "policy", "technique", "setting")
+    numbers = ("seed", "seconds", "cpus", "gpus", "disk_bytes", "after")
+    return {
+        "seconds": seconds,
+        "cpus": resources.cpus,
+        "gpus": resources.gpus,
+        "disk_bytes": sum(item.disk_bytes for item in left),
+        "basis": plan.basis,
+        "notes": list(plan.notes),
+        "items": [
+            {
+                **{name: getattr(item, name) for name in (*told, *numbers)},
+                "state": _state(item, held),
+            }
+            for item in plan.items
+        ],
+    }
+
+
+def _state(item: Item, held: Status) -> str:
+    states = (("done", held.done), ("begun", held.begun))
+    return next((word for word, names in states if item.name in names), "")
+
+
 def _headline(plan: Plan) -> str:
     def number(names: set[Any], one: str, many: str) -> str:
         return f"{len(names)} {one if len(names) == 1 else many}"
@@ -221,21 +259,11 @@ def _done(plan: Plan, held: Status) -> str:
 
 
 def _lines(plan: Plan, held: Status) -> pd.DataFrame:
-    def state(item: Item) -> str:
-        return next(
-            (
-                word
-                for word, names in (("done", held.done), ("begun", held.begun))
-                if item.name in names
-            ),
-            "",
-        )
-
     return pd.DataFrame(
         {
             "entry": item.name,
             "kind": item.kind,
-            "state": state(item),
+            "state": _state(item, held),
             "time": duration(item.seconds),
             "CPUs": f"{item.cpus:g}",
             "GPUs": f"{item.gpus:g}",

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @click.group(cls=Commands)
 def medmnist() -> None:
-    """MedMNIST v2: 18 open datasets of small images and volumes.
+    """Tune on a file of MedMNIST v2, and score runs next to its published results.
+
+    MedMNIST has 18 open datasets of small images and volumes.
 
     Its files go the way of all others too: `benchmd catalog build`, then `run` and `tune` with
     `--bench medmnist`.

@@ -28,7 +28,7 @@ NOTHING_HELD_OUT = "nothing held out; made faults and unrelated sets apply"
 
 @click.group(cls=Commands)
 def ood() -> None:
-    """Medical out-of-distribution detection: does a detector notice what not to ask a model?
+    """Measure whether detectors notice what a model should not be asked.
 
     Its runs go the way of all others: `benchmd run --catalog IN --also OTHERS --evaluate ood`.
     """

@@ -23,7 +23,7 @@ SHOWN = 10
 
 @click.group(cls=Commands)
 def segment() -> None:
-    """Segmentation: score predictions against references, from files."""
+    """Score segmentations against references, from files, and compare algorithms."""
 
 
 @segment.command("score")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import DatasetCard, broken_cards, cards, code_classes, dataset_card
-from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
 from benchmd_ray.results.catalogs.lines import count_table, list_item, paragraph
@@ -263,18 +263,33 @@ def show(name: str, draws: bool) -> str:
     Raises:
         BenchmdError: It is neither, or figures of a dataset are wanted.
     """
-    if name not in cards():
-        if name.startswith(SCHEME) or Path(name).exists():
-            return describe_catalog(open_catalog(location(name)))
-        if name in broken_cards():
-            raise BenchmdError(broken_cards()[name])
-        raise BenchmdError(f"{unknown_name('dataset', name, cards())} Nor is {name} a folder.")
+    found = named(name)
+    if isinstance(found, Catalog):
+        return describe_catalog(found)
     if draws:
         raise BenchmdError(
             f"{name} is the name of a dataset, and figures are drawn of a catalog. Build one, and "
             f"name its folder, such as `benchmd catalog show ./{name} --figures FOLDER`."
         )
-    return describe_card(dataset_card(name))
+    return describe_card(found)
+
+
+def named(name: str) -> DatasetCard | Catalog:
+    """What a name is of: a dataset's card, or a catalog.
+
+    Args:
+        name: A dataset, a folder or an address on S3; of a dataset and a folder, the dataset.
+
+    Raises:
+        BenchmdError: It is neither.
+    """
+    if name in cards():
+        return dataset_card(name)
+    if name.startswith(SCHEME) or Path(name).exists():
+        return open_catalog(location(name))
+    if name in broken_cards():
+        raise BenchmdError(broken_cards()[name])
+    raise BenchmdError(f"{unknown_name('dataset', name, cards())} Nor is {name} a folder.")
 
 
 def list_cards(listed: Iterable[DatasetCard]) -> str:

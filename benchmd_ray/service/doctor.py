@@ -1,0 +1,168 @@
+"""What this machine has and lacks for the work, and how to get what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmd_ray import __version__
+from benchmd_ray.cluster import own_cpus
+from benchmd_ray.files import cache_folder
+
+State = Literal["ok", "note", "missing"]
+"""``missing``: nothing works without it; ``note``: something is slower, or cannot be done."""
+NEEDED = ("torch", "ray", "optuna", "pyarrow", "numpy", "pandas", "scipy", "scikit-learn")
+OPTIONAL = {
+    "deepspeed": "training by several workers (execution.workers) and ZeRO: pip install deepspeed",
+    "wandb": "Weights & Biases (--wandb): pip install wandb",
+    "boto3": "catalogs and stores on S3: pip install 'benchmd-ray[s3]'",
+    "huggingface_hub": "downloads of ImageNet weights: pip install 'benchmd-ray[hub]'",
+    "monai": "networks of MONAI, segmentation: pip install 'benchmd-ray[monai]'",
+}
+"""Packages that some work needs, with what it is."""
+PYTHONS = ((3, 11), (3, 13))
+"""Versions that are supported, the last one excluded."""
+MEMORY_GIB, DISK_GIB, SHARED_GIB = 4.0, 5.0, 1.0
+"""Free, below which something is likely to fail: a training, the temporary files of Ray, and what
+its processes share."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    state: State
+    found: str
+    remedy: str = ""
+    """What to do about it; empty where nothing is to be done."""
+
+    @property
+    def line(self) -> str:
+        """For a terminal."""
+        text = f"{self.state:<8} {self.what:<16} {self.found}"
+        return f"{text}\n{'':25} {self.remedy}" if self.remedy else text
+
+
+def findings() -> Iterator[Finding]:
+    """Everything that is looked at, in the order in which it is shown."""
+    yield _python()
+    yield Finding("benchmd_ray", "ok", __version__)
+    yield from map(_needed, NEEDED)
+    yield from (_optional(name, why) for name, why in OPTIONAL.items())
+    yield from _devices()
+    yield from _rooms()
+    yield _cluster()
+
+
+def _python() -> Finding:
+    held = sys.version_info[:2]
+    fits = PYTHONS[0] <= held < PYTHONS[1]
+    least, most = (f"{major}.{minor}" for major, minor in (PYTHONS[0], (3, PYTHONS[1][1] - 1)))
+    remedy = "" if fits else f"install Python {least} to {most} and set up .venv with it"
+    return Finding("Python", "ok" if fits else "missing", platform.python_version(), remedy)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _needed(name: str) -> Finding:
+    held = _version(name)
+    if held is None:
+        return Finding(name, "missing", "not installed", f"pip install {name}")
+    return Finding(name, "ok", held)
+
+
+def _optional(name: str, why: str) -> Finding:
+    held = _version(name)
+    return (
+        Finding(name, "note", "not installed", why) if held is None else Finding(name, "ok", held)
+    )
+
+
+def _devices() -> Iterator[Finding]:
+    """GPUs and what compiles for them; CPUs."""
+    if _version("torch") is None:
+        return
+    import torch
+
+    from benchmd_ray.hardware import hardware
+    from benchmd_ray.training.steps import can_compile
+
+    for number in range(torch.cuda.device_count()):
+        free, whole = torch.cuda.mem_get_info(number)
+        model = torch.cuda.get_device_name(number)
+        said = f"{model}, {free / 2**30:.0f} of {whole / 2**30:.0f} GiB free"
+        yield Finding(f"GPU {number}", "ok", said)
+    if not torch.cuda.is_available():
+        cuda = torch.version.cuda
+        why = f"PyTorch is built for CUDA {cuda}" if cuda else "PyTorch is built for CPUs only"
+        remedy = (
+            "check the driver with nvidia-smi"
+            if cuda
+            else "on a machine with a GPU install PyTorch with CUDA: pip install torch"
+        )
+        yield Finding("GPU", "note", f"none is found; {why}", remedy)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cpu = hardware(torch.device("cpu"))
+    yield Finding("CPU", "ok", f"{own_cpus()} of {os.cpu_count()}, {cpu.model}")
+    if can_compile(device):
+        yield Finding("compiler", "ok", "torch.compile can be used")
+    else:
+        remedy = "install g++ for compiled steps (execution.step); without it steps are eager"
+        yield Finding("compiler", "note", "torch.compile cannot be used", remedy)
+
+
+def _rooms() -> Iterator[Finding]:
+    """Memory and disks."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    yield _room("memory", memory.available, memory.total, MEMORY_GIB, "end other programs")
+    for what, folder, least, remedy in (
+        ("working folder", Path.cwd(), DISK_GIB, "make room, or work in another folder"),
+        ("cache", cache_folder(), DISK_GIB, "set BENCHMD_CACHE to a larger disk"),
+        ("temporary files", Path(os.environ.get("RAY_TMPDIR", "/tmp")), DISK_GIB, "set RAY_TMPDIR"),
+        ("shared memory", Path("/dev/shm"), SHARED_GIB, "of a container: --shm-size=2g or more"),
+    ):
+        there = next((each for each in (folder, *folder.parents) if each.is_dir()), None)
+        if there is not None and (there == folder or what != "shared memory"):
+            disk = shutil.disk_usage(there)
+            yield _room(what, disk.free, disk.total, least, remedy, f" ({folder})")
+
+
+def _room(
+    what: str, free: float, whole: float, least: float, remedy: str, where: str = ""
+) -> Finding:
+    said = f"{free / 2**30:.1f} of {whole / 2**30:.1f} GiB free{where}"
+    short = free < least * 2**30
+    return Finding(what, "note" if short else "ok", said, remedy if short else "")
+
+
+def _cluster() -> Finding:
+    """Whether the Ray that commands would use can be reached; nothing is started."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        said = "none is named (RAY_ADDRESS): commands start their own on this machine"
+        return Finding("Ray cluster", "ok", said)
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return Finding("Ray cluster", "ok", f"RAY_ADDRESS is {address}")
+    try:
+        socket.create_connection((host, int(port)), 3).close()
+    except OSError as error:
+        said = f"nothing answers at RAY_ADDRESS={address} ({error})"
+        return Finding("Ray cluster", "missing", said, "start it (docs/cluster.md), or unset it")
+    return Finding("Ray cluster", "ok", f"something listens at RAY_ADDRESS={address}")
