@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmd_ray.api import (
+        BenchmdError,
         CatalogData,
+        allow,
         build,
         catalog,
         classifier,
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BenchmdError",
     "CatalogData",
+    "allow",
     "build",
     "catalog",
     "classifier",

@@ -1,8 +1,12 @@
 """For notebooks and programs: what commands do as functions, what they write as arrays and tables.
 
 The package exports all of it, and what a function needs is imported when it is called. Paths are
-text or `pathlib.Path`; catalogs, stores and runs may be on S3 (``s3://bucket/prefix``). Defaults
-and refusals are those of the commands; errors are `benchmd_ray.errors.BenchmdError`.
+text or `pathlib.Path`; catalogs, stores and runs may be on S3, as text (``s3://bucket/prefix``).
+Where one path is expected an opened catalog or a run may be given, where several, a single one.
+What is not given is as the commands have it; errors are `BenchmdError`.
+
+Code of your own that a run or settings name (methods, networks) is imported where `allow` names
+it, and nowhere else: nothing that a store says is believed.
 """
 
 from __future__ import annotations
@@ -10,19 +14,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from benchmd_ray.errors import BenchmdError
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
     from benchmd_ray.data.catalog import Catalog
     from benchmd_ray.data.map_style import SplitDataset
     from benchmd_ray.results.report.analysis import Analysis
     from benchmd_ray.results.store import Run
+    from benchmd_ray.settings import Settings
+    from benchmd_ray.storage.location import Location
     from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier
 
 __all__ = [
+    "BenchmdError",
     "CatalogData",
+    "allow",
     "build",
     "catalog",
     "classifier",
@@ -35,6 +46,8 @@ __all__ = [
 ]
 
 PathLike = str | Path
+Place: TypeAlias = "str | Path | CatalogData"
+"""A catalog: its path or address, or opened."""
 Say = Callable[[str], None]
 Values = Mapping[str, Any]
 """Settings by group, as in a YAML file: ``{"transfer": {"epochs": 5}}``."""
@@ -70,28 +83,51 @@ class CatalogData:
         Args:
             split: Its name, such as ``train``.
             source: Catalog by whose training split signals are normalised, where their
-                normaliser needs statistics; None takes this one. A target takes its source.
-            physical: Leave signals in their unit.
+                normaliser needs statistics; None takes this one. Targets need their source.
+            physical: Leave signals in their unit, with their valid sizes next to them.
 
         Raises:
-            BenchmdError: The split has no record, or statistics are needed that there are not.
+            BenchmdError: The split has no record, the source is of another signal, or a target
+                needs its source.
         """
         from benchmd_ray.data.map_style import SplitDataset
+        from benchmd_ray.data.normalise import NORMALISERS
+        from benchmd_ray.signals import differing_in
 
-        by = self.info if source is None else source.info
+        by, own = self.info if source is None else source.info, self.info.signal
+        if by.signal != own:
+            raise BenchmdError(
+                f"the source {by.path} is of {by.signal.name}, and {self.info.path} of "
+                f"{own.name}{differing_in(by.signal, own)}: name a source of the same signal."
+            )
+        needed = NORMALISERS[own.normaliser].by_statistics and not physical
+        if needed and source is None and self.info.card.role == "target":
+            raise BenchmdError(
+                f"signals of {own.name} are normalised by statistics of their source, and "
+                f"{self.info.dataset} is a target: name the catalog of the source, "
+                "torch(split, source=catalog(…))."
+            )
         return SplitDataset(self.info, split, by.statistics, physical=physical)
 
     def ray(self, split: str) -> Any:
         """A split as a `ray.data.Dataset`; connect to a Ray before, such as by ``ray.init()``.
 
         A row has ``record_id``, ``group_id`` (the patient, hashed), ``unit_id``, ``signal``
-        (float32 (*stored_shape), in the signal's unit), ``target`` and ``valid_size``.
+        (float32 (*stored_shape), in the signal's unit), ``target`` (int8 (classes,) of 1, 0 or -1;
+        of masks uint8 (*extents)) and ``valid_size`` (int32 (axes but the channel's,)). Ray Data is
+        set to keep order and to show no progress. Tasks that read a shard compare it with its hash.
 
         Raises:
-            BenchmdError: The split has no record, or a shard is missing or another one.
+            BenchmdError: No Ray is connected, or the split has no record.
         """
+        import ray
+
         from benchmd_ray.data.streaming import ray_dataset
 
+        if not ray.is_initialized():
+            raise BenchmdError(
+                "no Ray is connected: begin with ray.init(), or ray.init(address=…) of a cluster."
+            )
         return ray_dataset(self.info, split)
 
     def frame(self, split: str | None = None) -> pd.DataFrame:
@@ -129,6 +165,23 @@ class CatalogData:
         return pd.DataFrame(columns | {n: table[n].to_pandas() for n in METADATA})
 
 
+def allow(*names: str) -> None:
+    """Let this process, and a Ray that it starts afterwards, import code of your own.
+
+    Args:
+        names: Import paths of methods and networks, ``package.module:name``.
+
+    Raises:
+        BenchmdError: One is of another form.
+    """
+    from benchmd_ray.plugins import IMPORT_PATH
+    from benchmd_ray.plugins import allow as let_import
+
+    if odd := [name for name in names if not IMPORT_PATH.fullmatch(name)]:
+        raise BenchmdError(f"{odd[0]!r} is not of the form package.module:name.")
+    let_import(*names)
+
+
 def catalog(path: PathLike) -> CatalogData:
     """Open a catalog.
 
@@ -139,12 +192,11 @@ def catalog(path: PathLike) -> CatalogData:
         BenchmdError: There is none, or it is of another format or not what was written.
     """
     from benchmd_ray.data.catalog import open_catalog
-    from benchmd_ray.storage.location import location
 
-    return CatalogData(open_catalog(location(str(path))))
+    return CatalogData(open_catalog(_location(path).resolve()))
 
 
-def encoder(run: PathLike | Run, device: str = "auto") -> FeatureEncoder:
+def encoder(run: PathLike | Run, device: str | torch.device = "auto") -> FeatureEncoder:
     """The encoder of a finished run, for signals in their unit.
 
     Args:
@@ -156,10 +208,10 @@ def encoder(run: PathLike | Run, device: str = "auto") -> FeatureEncoder:
     """
     from benchmd_ray.training.applied import FeatureEncoder
 
-    return FeatureEncoder(_run_folder(run), device)
+    return FeatureEncoder(_with_weights(run), device)
 
 
-def classifier(run: PathLike | Run, device: str = "auto") -> SignalClassifier:
+def classifier(run: PathLike | Run, device: str | torch.device = "auto") -> SignalClassifier:
     """The classifier of a finished transfer run, for signals in their unit.
 
     Args:
@@ -171,15 +223,16 @@ def classifier(run: PathLike | Run, device: str = "auto") -> SignalClassifier:
     """
     from benchmd_ray.training.applied import SignalClassifier
 
-    return SignalClassifier(_run_folder(run), device)
+    return SignalClassifier(_with_weights(run), device)
 
 
 def read_results(*stores: PathLike, resamples: int = 1000) -> Analysis:
-    """Everything that a report says of runs, as DataFrames.
+    """What a report says of runs, as DataFrames, but for its curves and benchmarks' own tables.
 
     ``rows`` is the long table of score rows: one for every run, split, metric and class. The others
     are made of it: ``scores`` (seeds pooled), ``gaps``, ``changes``, ``pairs``, ``ranking``,
-    ``subgroups``, ``searches``, ``tuned``. ``notes`` is what a reader must know.
+    ``subgroups`` with ``posthoc`` and ``excluded``, ``tuned``; ``searches``, ``training`` and
+    ``ran`` are of searches and runs. ``notes`` is what a reader must know.
 
     Args:
         stores: Stores of runs, or folders of single runs.
@@ -207,7 +260,7 @@ def report(
         out: The folder.
         resamples: Of the patients, for the intervals.
         figures: Which are drawn.
-        say: Takes a line for each kind of what is written.
+        say: Takes the notes, and a line for each kind of what is written.
 
     Returns:
         The page.
@@ -220,7 +273,9 @@ def report(
 
     paths = [_store(each) for each in stores]
     analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
-    return write_report(analysis, Path(out), figures, say)
+    for note in analysis.notes:
+        say(note)
+    return write_report(analysis, _folder(out), figures, say)
 
 
 def build(
@@ -228,8 +283,14 @@ def build(
     raw: PathLike,
     out: PathLike,
     *,
-    cards: Sequence[PathLike] = (),
-    **options: Any,
+    cards: PathLike | Sequence[PathLike] = (),
+    policy: str = "clean",
+    split_table: PathLike | None = None,
+    options: Mapping[str, str] | None = None,
+    hold_out: Sequence[str] = (),
+    allow_missing: bool = False,
+    max_quarantined: float = 0.01,
+    address: str | None = None,
 ) -> CatalogData:
     """Build a catalog of raw files, or what is missing of it.
 
@@ -237,9 +298,14 @@ def build(
         dataset: Name of its card.
         raw: Folder of the raw files.
         out: Folder of the catalog, or its address on S3.
-        cards: Folders with cards of your own.
-        options: As `benchmd_ray.data.build.build` takes them: ``allow_missing``, ``policy``,
-            ``options`` of the card, ``hold_out``, ``max_quarantined``, ``address``, …
+        cards: Folders with cards of your own; they count for the rest of the process.
+        policy: ``clean`` or ``released``.
+        split_table: That BenchMD released, for ``released`` where there is one.
+        options: Values of the card's options; else its defaults.
+        hold_out: Conditions whose patients are kept out of all training.
+        allow_missing: Accept another number of records than the card expects.
+        max_quarantined: Largest share of unreadable records that is accepted.
+        address: Ray cluster to work on; None works embedded.
 
     Raises:
         BenchmdError: The raw folder is missing, of another layout or incomplete, ``out`` holds
@@ -247,15 +313,26 @@ def build(
     """
     from benchmd_ray.card_folders import add_card_folders
     from benchmd_ray.data.build import build as build_catalog
-    from benchmd_ray.storage.location import location
 
-    if cards:
-        add_card_folders([Path(folder) for folder in cards])
-    return CatalogData(build_catalog(dataset, Path(raw), location(str(out)), **options))
+    if folders := [_folder(folder) for folder in _several(cards)]:
+        add_card_folders(folders)
+    made = build_catalog(
+        dataset,
+        _folder(raw),
+        _location(out),
+        policy=policy,
+        split_table=None if split_table is None else _folder(split_table),
+        options=options,
+        hold_out=hold_out,
+        allow_missing=allow_missing,
+        max_quarantined=max_quarantined,
+        address=address,
+    )
+    return CatalogData(made)
 
 
 def pretrain(
-    catalog: PathLike,
+    catalog: Place,
     technique: str,
     store: PathLike = "runs",
     *,
@@ -281,21 +358,19 @@ def pretrain(
         BenchmdError: Something named does not exist or fit, or the work failed.
     """
     from benchmd_ray.service.execute import base_settings, pretrain_run
-    from benchmd_ray.settings import load_settings
-    from benchmd_ray.storage.location import location
 
-    place, chosen = location(str(catalog)), _assignments(settings, technique)
-    made = load_settings(assignments=chosen, base=base_settings(place, technique))
-    file = None if weights is None else Path(weights)
+    place = _location(catalog)
+    made = _changed(base_settings(place, technique), settings)
+    file = None if weights is None else _folder(weights)
     return pretrain_run(technique, place, _store(store), made, address, weights=file)
 
 
 def transfer(
-    catalog: PathLike,
+    catalog: Place,
     store: PathLike = "runs",
     *,
     upstream: PathLike | Run | None = None,
-    targets: Sequence[PathLike] = (),
+    targets: Place | Sequence[Place] = (),
     settings: Values | None = None,
     address: str | None = None,
 ) -> Run:
@@ -317,23 +392,19 @@ def transfer(
     """
     from benchmd_ray.results.store import read_run
     from benchmd_ray.service.execute import base_settings, transfer_run
-    from benchmd_ray.settings import load_settings
     from benchmd_ray.ssl import SCRATCH
-    from benchmd_ray.storage.location import location
 
-    place, technique, start = location(str(catalog)), SCRATCH, None
+    place, technique, start = _location(catalog), SCRATCH, None
     if upstream is not None:
-        start = _run_folder(upstream)
+        start = _store(upstream) if isinstance(upstream, str | Path) else upstream.folder
         technique = str(read_run(start).description["technique"])
-    made = load_settings(
-        assignments=_assignments(settings, ""), base=base_settings(place, technique)
-    )
-    others = tuple(location(str(each)) for each in targets)
+    made = _changed(base_settings(place, technique), settings)
+    others = tuple(_location(each) for each in _several(targets))
     return transfer_run(place, _store(store), made, upstream=start, targets=others, address=address)
 
 
 def tune(
-    catalogs: Sequence[PathLike],
+    catalogs: Place | Sequence[Place],
     technique: str,
     setting: str = "linear",
     store: PathLike = "runs",
@@ -342,16 +413,21 @@ def tune(
     hours: float | None = None,
     device_hours: float | None = None,
     seeds: Sequence[int] = (0,),
-    fix: Sequence[str] = (),
+    fix: str | Sequence[str] = (),
     space: PathLike | None = None,
     settings: Values | None = None,
+    bench: str = "benchmd",
+    start: str = "",
+    weights: PathLike | None = None,
+    search_only: bool = False,
     address: str | None = None,
     cpus: int | None = None,
     say: Say = print,
 ) -> None:
     """Search settings on a source's own records; train the start and what was chosen.
 
-    `read_results` has what came of it in ``tuned`` and ``searches``.
+    `read_results` has what came of it in ``tuned`` and ``searches``. Racing, choice and portfolio
+    are the usual ones.
 
     Args:
         catalogs: The source, its targets, and folders of catalogs.
@@ -365,6 +441,10 @@ def tune(
         fix: Settings that are not searched.
         space: YAML file of your own search space.
         settings: What the start differs in from the fixed protocol, by group.
+        bench: Name of the benchmark whose starts are taken.
+        start: What settings begin with; empty for the benchmark's usual one.
+        weights: File of ImageNet weights; None downloads them where they are needed.
+        search_only: Do not train what was found.
         address: Ray cluster to work on; None works embedded.
         cpus: CPUs to use at once; None takes all.
         say: Takes a line of what is done.
@@ -372,11 +452,10 @@ def tune(
     Raises:
         BenchmdError: Something named does not exist or fit, or not all of it could be done.
     """
-    from benchmd_ray.errors import BenchmdError
-    from benchmd_ray.service.choice import Choice
+    from benchmd_ray.benchmarks.registry import benchmark
+    from benchmd_ray.service.choice import Choice, require_known
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.service.tune_and_train import search_and_train
-    from benchmd_ray.storage.location import location
     from benchmd_ray.tuning.limits import Budget
     from benchmd_ray.tuning.method import Method
     from benchmd_ray.tuning.portfolio import read_portfolio
@@ -385,32 +464,77 @@ def tune(
     if all(value is None for value in budget.values()):
         budget = {}
     choice = Choice(
-        catalogs=tuple(location(str(each)) for each in catalogs),
+        catalogs=tuple(_location(each) for each in _several(catalogs)),
         techniques=(technique,),
         seeds=tuple(seeds),
-        assignments=tuple(_assignments(settings, technique)),
+        assignments=tuple(f"{name}={json.dumps(value)}" for name, value in _flat(_plain(settings))),
+        weights=None if weights is None else _folder(weights),
+        bench=benchmark(bench).name,
+        start=start,
     )
+    require_known(choice)
     tuning = Tuning(
         choice,
         searched=(setting,),
-        space=None if space is None else Path(space),
-        held=tuple(fix),
-        method=Method(seed=seeds[0]),
+        space=None if space is None else _folder(space),
+        held=tuple(map(str, _several(fix))),
+        method=Method(seed=choice.seeds[0]),
         budget=Budget(**budget),
         portfolio=read_portfolio(),
     )
-    if not search_and_train(tuning, _store(store), say=say, address=address, cpus=cpus):
-        raise BenchmdError("not all of it could be done; the same call goes on with what is left.")
+    where = _store(store)
+    if not search_and_train(
+        tuning, where, say=say, address=address, cpus=cpus, search_only=search_only
+    ):
+        raise BenchmdError(
+            f"the search in {store}, or a run after it, failed: the lines before say why. The same "
+            "call goes on with what is left."
+        )
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """One or several, as several."""
+    one = isinstance(given, str | Path | CatalogData)
+    return (given,) if one else tuple(given)
+
+
+def _text(place: object) -> str:
+    """A path or an address as text.
+
+    Raises:
+        BenchmdError: It is an address that was made a path, which has lost a slash.
+    """
+    text = str(place)
+    if text.startswith("s3:") and not text.startswith("s3://"):
+        raise BenchmdError(f"{text} is an address as a path: give it as text, s3://BUCKET/PREFIX.")
+    return text if text.startswith("s3://") else str(Path(text).expanduser())
+
+
+def _location(place: Place) -> Location:
+    from benchmd_ray.storage.location import location
+
+    return place.info.path if isinstance(place, CatalogData) else location(_text(place))
+
+
+def _folder(place: PathLike) -> Path:
+    """A path of this machine.
+
+    Raises:
+        BenchmdError: It is an address.
+    """
+    if (text := _text(place)).startswith("s3://"):
+        raise BenchmdError(f"{text}: expected a path, only catalogs and stores may be on S3.")
+    return Path(text)
 
 
 def _store(place: PathLike) -> Path:
     from benchmd_ray.results.storage.places import store_folder
 
-    return store_folder(str(place))
+    return store_folder(_text(place))
 
 
-def _run_folder(run: PathLike | Run) -> Path:
-    """Folder of a run, of which a finished one of S3 is on this machine then."""
+def _with_weights(run: PathLike | Run) -> Path:
+    """Folder of a finished run, whose weights are on this machine then."""
     from benchmd_ray.results.store import read_run, require_weights
 
     found = read_run(_store(run)) if isinstance(run, str | Path) else run
@@ -418,13 +542,33 @@ def _run_folder(run: PathLike | Run) -> Path:
     return found.folder
 
 
-def _assignments(settings: Values | None, technique: str) -> list[str]:
-    """Settings as commands take them; import paths that the caller names in them are allowed."""
-    from benchmd_ray.plugins import allow
+def _changed(base: Settings, settings: Values | None) -> Settings:
+    from benchmd_ray.settings import updated
 
-    found = list(_flat(settings or {}))
-    allow(technique, *(value for _, value in found if isinstance(value, str)))
-    return [f"{name}={json.dumps(value)}" for name, value in found]
+    return updated(base, _plain(settings))
+
+
+def _plain(settings: Values | None) -> dict[str, Any]:
+    """Settings with plain numbers instead of NumPy's.
+
+    Raises:
+        BenchmdError: They are no mapping.
+    """
+    if not isinstance(settings or {}, Mapping):
+        raise BenchmdError(
+            f"the settings are {type(settings).__name__}, expected a mapping by group, such as "
+            '{"transfer": {"epochs": 5}}.'
+        )
+    made: dict[str, Any] = _without_numpy(settings or {})
+    return made
+
+
+def _without_numpy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _without_numpy(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_numpy(each) for each in value]
+    return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
 
 
 def _flat(settings: Values, above: str = "") -> Iterator[tuple[str, Any]]:

@@ -35,8 +35,9 @@ def add_card_folders(folders: Iterable[Path]) -> None:
     Raises:
         BenchmdError: One is not a folder.
     """
-    chosen = [str(folder.absolute()) for folder in folders]
-    os.environ[CARDS] = os.pathsep.join(dict.fromkeys([*_named(), *chosen]))
+    chosen = [folder.absolute() for folder in folders]
+    _require_folders(chosen)
+    os.environ[CARDS] = os.pathsep.join(dict.fromkeys([*_named(), *map(str, chosen)]))
     card_folders()
 
 
@@ -47,10 +48,14 @@ def card_folders() -> tuple[Path, ...]:
         BenchmdError: A folder that the user names is none.
     """
     own = [Path(name) for name in _named()]
-    for folder in own:
+    _require_folders(own)
+    return (resource_folder("data_catalog"), *own, *_installed().values())
+
+
+def _require_folders(folders: Iterable[Path]) -> None:
+    for folder in folders:
         if not folder.is_dir():
             raise BenchmdError(f"{folder} is not a folder of cards: check --cards and {CARDS}.")
-    return (resource_folder("data_catalog"), *own, *_installed().values())
 
 
 def broken_packages() -> dict[str, str]:

@@ -112,7 +112,7 @@ def _entry(kind: str, name: str, known: Iterable[str]) -> EntryPoint:
         raise BenchmdError(
             f"the {kind} {name} is code that you have not named yourself: a run, a search or a "
             "catalog names it, and nothing was imported. If you trust it, allow it with "
-            f"--allow-plugin {name} (or {ALLOWED})."
+            f"--allow-plugin {name} (or {ALLOWED}; in Python benchmd_ray.allow)."
         )
     return EntryPoint(name, name, GROUPS[kind])
 

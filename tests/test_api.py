@@ -2,8 +2,11 @@
 
 import json
 import pickle
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,7 +16,9 @@ from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
 import benchmd_ray
+from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import load_settings
 from benchmd_ray.training.weights import load_classifier
@@ -91,7 +96,9 @@ def test_a_split_is_a_dataset_of_pytorch(ecg_catalogs):
 def test_a_split_in_its_unit_and_in_another_process(ecg_catalogs):
     _, signals, _ = stored(ecg_catalogs["georgia"], "test")
     data = benchmd_ray.catalog(ecg_catalogs["georgia"].path).torch("test", physical=True)
-    np.testing.assert_allclose(data[2][0], signals[2], rtol=1e-6)
+    signal, size, _ = data[2]
+    np.testing.assert_allclose(signal, signals[2], rtol=1e-6)
+    assert size.tolist() == [5000]
     sent = pickle.dumps(data)
     assert len(sent) < 10**6  # the signals are not sent
     np.testing.assert_array_equal(pickle.loads(sent)[2][0], data[2][0])
@@ -168,7 +175,7 @@ def test_an_encoder_gives_the_features_of_its_module(ecg_catalogs, trained):
         ({"channels": ["II", "I"]}, "put them into that order"),
         ({"signals": np.zeros((12, 4000))}, r"\(12, 4000\), and the model takes \(12, 5000\)"),
         ({"signals": np.full((1, 12, 5000), np.nan)}, "NaN or infinite"),
-        ({"signals": [["a"]]}, "no numbers"),
+        ({"signals": [["a"]]}, "expected real numbers"),
         ({"signals": np.zeros((0, 12, 5000))}, "shape"),
         ({"sizes": [[6000]]}, "from 1 to 5000"),
     ],
@@ -229,11 +236,117 @@ def test_a_search_and_its_report(ecg_catalogs, tmp_path):
     assert page.stat().st_size > 10_000
 
 
-def test_settings_are_given_as_commands_take_them():
-    from benchmd_ray.api import _assignments
+def test_settings_are_checked_as_those_of_commands():
+    from benchmd_ray.api import _changed, _flat, _plain
 
-    held = _assignments({"transfer": {"optimiser": {"lr": 3e-4}}, "encoder": "tiny"}, "mae")
-    assert load_settings(assignments=held) == load_settings(
-        assignments=["transfer.optimiser.lr=3e-4", "encoder=tiny"]
+    base = load_settings(assignments=["encoder=tiny"])
+    given = {"transfer": {"optimiser": {"lr": np.float64(3e-4)}, "epochs": np.int64(3)}}
+    expected = load_settings(
+        assignments=["encoder=tiny", "transfer.optimiser.lr=3e-4", "transfer.epochs=3"]
     )
-    assert json.loads(held[0].partition("=")[2]) == 3e-4
+    assert _changed(base, given) == expected
+    flat = [f"{name}={json.dumps(value)}" for name, value in _flat(_plain(given))]
+    assert load_settings(assignments=["encoder=tiny", *flat]) == expected
+    with pytest.raises(BenchmdError, match=r"Did you mean 'transfer\.optimiser\.lr'"):
+        _changed(base, {"transfer": {"lr": 1}})
+    with pytest.raises(BenchmdError, match="the settings are str, expected a mapping"):
+        _changed(base, "transfer.epochs=3")
+
+
+@pytest.mark.slow
+def test_a_finished_transfer_needs_no_weights_of_its_upstream(ecg_catalogs, trained, tmp_path):
+    store, upstream, run = trained
+    copied = tmp_path / "store"
+    shutil.copytree(store, copied)
+    pretrained = copied / upstream.folder.name
+    (pretrained / "model.safetensors").unlink()
+    source, targets = ecg_catalogs["ptb-xl"], ecg_catalogs["georgia"].path
+    again = benchmd_ray.transfer(
+        benchmd_ray.catalog(source.path), copied, upstream=pretrained, targets=targets,
+        settings=SMALL,
+    )  # fmt: skip
+    assert again.folder == (copied / run.folder.name).resolve()
+    with pytest.raises(BenchmdError, match="weights were pruned"):
+        benchmd_ray.encoder(pretrained)
+
+
+def test_code_is_imported_where_the_caller_allows_it(ecg_catalogs, tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHMD_ALLOW_PLUGINS", "")
+    path = ecg_catalogs["ptb-xl"].path
+    settings = {"encoder": {"network": "own_network:made"}}
+    with pytest.raises(BenchmdError, match=r"have not named yourself.*benchmd_ray\.allow"):
+        benchmd_ray.transfer(path, tmp_path, settings=settings)
+    with pytest.raises(BenchmdError, match="not of the form"):
+        benchmd_ray.allow("own_network.made")
+    benchmd_ray.allow("own_network:made")
+    with pytest.raises(BenchmdError, match="No module named 'own_network'"):
+        benchmd_ray.transfer(path, tmp_path, settings=settings)
+
+
+def test_places_that_cannot_be_are_refused(ecg_catalogs, tmp_path, monkeypatch):
+    with pytest.raises(BenchmdError, match="an address as a path: give it as text"):
+        benchmd_ray.pretrain(ecg_catalogs["ptb-xl"].path, "mae", Path("s3://lab/runs"))
+    with pytest.raises(BenchmdError, match="only catalogs and stores may be on S3"):
+        benchmd_ray.build("ptb-xl", "s3://lab/raw", tmp_path / "out")
+    monkeypatch.setenv("HOME", str(ecg_catalogs["ptb-xl"].path.parent))
+    assert len(benchmd_ray.catalog("~/ptb-xl").torch("train")) > 0
+
+
+def test_a_refused_folder_of_cards_leaves_no_trace(tmp_path):
+    for _ in range(2):
+        with pytest.raises(BenchmdError, match="nocards is not a folder of cards"):
+            benchmd_ray.build("ptb-xl", tmp_path, tmp_path / "out", cards=tmp_path / "nocards")
+    with pytest.raises(BenchmdError, match="unknown dataset"):
+        benchmd_ray.build("nothing", tmp_path, tmp_path / "out")
+
+
+def test_a_catalog_knows_its_place_wherever_the_process_goes(ecg_catalogs, tmp_path, monkeypatch):
+    path = ecg_catalogs["ptb-xl"].path
+    monkeypatch.chdir(path.parent)
+    opened = benchmd_ray.catalog(path.name)
+    monkeypatch.chdir(tmp_path)
+    assert len(opened.torch("train")[0][0]) == 12
+
+
+def test_a_target_is_normalised_as_its_source(write_catalog):
+    fundus, derm = dataset_card("messidor-2"), dataset_card("bcn20000")
+    pixels = np.full((3, 224, 224), 100, np.uint8)
+    image = Record("r", "p", "r", pixels, 1.0, (224, 224), [1, 0, 0, 0, 0])
+    statistics = {"mean": [90.0, 80.0, 70.0], "std": [10.0, 10.0, 10.0]}
+    source = write_catalog(fundus, {"train": [[image]]}, statistics)
+    target = benchmd_ray.catalog(
+        write_catalog(dataset_card("aptos-2019"), {"test": [[image]]}).path
+    )
+    found = target.torch("test", source=benchmd_ray.catalog(source.path))[0][0]
+    np.testing.assert_allclose(found[:, 0, 0], [1, 2, 3], atol=1e-6)
+    with pytest.raises(BenchmdError, match=r"name the catalog of the source, torch\(split, source"):
+        target.torch("test")
+    other = benchmd_ray.catalog(write_catalog(derm, {"train": [[image]]}, statistics).path)
+    with pytest.raises(BenchmdError, match=r"is of derm, and .* of fundus: name a source"):
+        target.torch("test", source=other)
+
+
+def test_a_dataset_of_ray_needs_a_ray(ecg_catalogs, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(BenchmdError, match=r"no Ray is connected: begin with ray\.init"):
+        benchmd_ray.catalog(ecg_catalogs["georgia"].path).ray("test")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_what_the_documentation_shows_works(synthetic_raw, tmp_path, monkeypatch, ray_cluster):
+    """The code of docs/python.md, from top to bottom, on synthetic files."""
+    text = (Path(__file__).parents[1] / "docs" / "python.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("raw").mkdir()
+    for name, folder in (("ptb-xl", "ptb-xl"), ("georgia", "cinc2021")):
+        Path("raw", folder).symlink_to(synthetic_raw[name], target_is_directory=True)
+    signals = np.random.default_rng(0).normal(size=(3, 12, 5000))
+    names = {"signals": signals}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 4
+    assert names["probabilities"].shape == (3, len(names["classifier"].classes))
+    assert len(names["found"].rows) > 0
+    assert Path("report/report.html").is_file()

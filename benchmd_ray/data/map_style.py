@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from benchmd_ray.data.batches import Columns
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import read_columns
-from benchmd_ray.data.normalise import Normalise, Statistics, as_stored, normaliser
+from benchmd_ray.data.normalise import Statistics, as_stored, normaliser
 from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.signals import Plain
 
-Sample = tuple[torch.Tensor, torch.Tensor]
+Sample = tuple[torch.Tensor, ...]
 
 
 class SplitDataset(Dataset[Sample]):
-    """Signals and targets of a split, in row order; a `DataLoader` takes it with any workers.
+    """Signals and targets of a split, in row order.
 
-    A sample's signal is float32 (*input_shape), normalised. Its target is an int64 number of a
-    class where a record is of exactly one; int8 (classes,) of 1, 0 or -1 for unknown where it may
-    be of several; or a mask, uint8 (*extents). The split is decoded once for each machine
-    and mapped into memory.
+    A sample is (signal, target), or (signal, valid size, target) of a dataset in units. The signal
+    is float32, normalised of shape (*input_shape), in its unit of shape (*stored_shape); the valid
+    size, int64 (axes but the channel's,), says within which extents it is more than padding. The
+    target is an int64 number of a class where a record is of exactly one; int8 (classes,) of 1, 0
+    or -1 for unknown where it may be of several; or a mask, uint8 (*extents). Classes are those of
+    the catalog's card.
+
+    The split is decoded once for each machine and mapped into memory. Each process that opens it
+    compares it with its hash: workers of a `DataLoader` that are not forked should be
+    ``persistent_workers``.
     """
 
     def __init__(
@@ -37,68 +42,64 @@ class SplitDataset(Dataset[Sample]):
         *,
         physical: bool = False,
     ) -> None:
-        """Look at the split; its signals are read when the first is asked for.
+        """Open the split.
 
         Args:
             catalog: The catalog.
             split: The split.
             statistics: Of the training split by which signals are normalised; some need none.
-            physical: Leave signals in their unit, float32 (*stored_shape).
+            physical: Leave signals in their unit.
 
         Raises:
-            BenchmdError: The split has no record, or signals are normalised by statistics and
-                there are none.
+            BenchmdError: The split has no record, a shard is missing or another one, or signals are
+                normalised by statistics and there are none.
         """
         catalog.require_split(split)
         self.catalog, self.split, self.physical = catalog, split, physical
         self._statistics = statistics
-        self.transform: Normalise = _in_unit if physical else normaliser(catalog.signal, statistics)
-        """(stored signals (batch, *stored_shape), scales (batch,), valid sizes (batch, axes but
-        the channel's)) to what samples hold of them."""
+        self._open()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Who is sent it opens the split again, instead of being sent the signals."""
-        return _made, (self.catalog, self.split, self._statistics, self.physical)
+    def _open(self) -> None:
+        if not self.physical:
+            self._normalise = normaliser(self.catalog.signal, self._statistics)
+        self._signals = resident_signals(self.catalog, self.split)
+        self._columns = read_columns(self.catalog, self.split)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is read: who is sent the dataset opens the split itself."""
+        opened = ("_normalise", "_signals", "_columns")
+        return {name: value for name, value in vars(self).items() if name not in opened}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the split."""
+        vars(self).update(state)
+        self._open()
 
     def __len__(self) -> int:
         """Records of the split."""
-        return self.catalog.rows(self.split)
-
-    @cached_property
-    def _signals(self) -> Any:
-        return resident_signals(self.catalog, self.split)
-
-    @cached_property
-    def _columns(self) -> Columns:
-        return read_columns(self.catalog, self.split)
+        return len(self._columns)
 
     def __getitem__(self, row: int) -> Sample:
-        """The sample of a row.
+        """The sample of a row; several at once are for `torch.utils.data.Subset` or a loader.
 
         Raises:
             IndexError: There is no such row.
         """
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        return self.__getitems__([row])[0]
+        place = operator.index(row)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"row {place} of {len(self)}")
+        return self.__getitems__([place])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Sample]:
         """Samples of several rows, gathered and normalised together."""
         index = np.asarray(rows, np.int64)
         columns = self._columns.at(index)
-        stored = (self._signals[index], columns.scales, columns.sizes)
-        signals = self.transform(*map(torch.from_numpy, stored))
+        signals = torch.from_numpy(self._signals[index])
+        scales, sizes = torch.from_numpy(columns.scales), torch.from_numpy(columns.sizes)
         targets = torch.from_numpy(np.asarray(columns.targets))
         if self.catalog.card.target.exclusive:
             targets = targets.argmax(dim=1)
-        return list(zip(signals, targets, strict=True))
-
-
-def _in_unit(signals: torch.Tensor, scales: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return as_stored(signals, scales, {}, Plain())
-
-
-def _made(
-    catalog: Catalog, split: str, statistics: Statistics | None, physical: bool
-) -> SplitDataset:
-    return SplitDataset(catalog, split, statistics, physical=physical)
+        if self.physical:
+            parts = (as_stored(signals, scales, {}, Plain()), sizes.long(), targets)
+            return list(zip(*parts, strict=True))
+        return list(zip(self._normalise(signals, scales, sizes), targets, strict=True))

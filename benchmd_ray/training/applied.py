@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.normalise import Statistics, normaliser
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.collect import evaluation_batch
 from benchmd_ray.training.engine import choose_device
+from benchmd_ray.training.predict import merging
 from benchmd_ray.training.weights import (
     described,
     load_classifier,
@@ -27,7 +30,7 @@ from benchmd_ray.training.weights import (
     model_description,
 )
 
-Floats = npt.NDArray[np.float32]
+DEVICES = ("auto", "cpu", "cuda")
 Signals = npt.ArrayLike | torch.Tensor
 """In the signal's unit: (records, *stored_shape) or of a single record without the first axis;
 instead of the stored shape the one that the encoder sees, where these differ."""
@@ -70,9 +73,11 @@ class InUnit(nn.Module):
 
 
 class Applied:
-    """A model that takes signals in their unit."""
+    """A model that takes signals in their unit. It computes in float32 on any device."""
 
-    def __init__(self, folder: Path, module: nn.Module, encoder: nn.Module, device: str) -> None:
+    def __init__(
+        self, folder: Path, module: nn.Module, encoder: nn.Module, device: str | torch.device
+    ) -> None:
         """Take the model of a run.
 
         Args:
@@ -80,10 +85,15 @@ class Applied:
             module: Takes what the encoder sees.
             encoder: The encoder in it.
             device: ``auto``, ``cpu`` or ``cuda``.
+
+        Raises:
+            BenchmdError: There is no such device.
         """
+        if str(device) not in DEVICES:
+            raise unknown_name("device", str(device), DEVICES)
         about = model_description(folder)
         self.signal, self.task = described(about, folder)
-        self.device = choose_device(device)
+        self.device = choose_device(str(device))
         shape = bool(about["augmentation"]["shape"])
         whole = InUnit(module, self.signal, about["statistics"], shape=shape)
         self.module = whole.to(self.device).eval()
@@ -95,26 +105,27 @@ class Applied:
         signals: Signals,
         rate: float | None,
         channels: Sequence[str] | None,
-        sizes: npt.ArrayLike | None,
+        sizes: npt.ArrayLike | torch.Tensor | None,
     ) -> torch.Tensor:
         """What the module gives of all records, on its device."""
-        taken = as_stored_shape(signals, self.signal, rate, channels)
+        _require_alike(self.signal, rate, channels)
+        taken = _records(signals, self.signal)
         held = _sizes(sizes, len(taken), self.signal)
-        with torch.inference_mode():
-            return torch.cat(
-                [
-                    self.module(part.to(self.device), own.to(self.device))
-                    for part, own in zip(
-                        torch.split(taken, self._batch), torch.split(held, self._batch), strict=True
-                    )
-                ]
-            )
+        with torch.no_grad():
+            parts = [
+                self.module(
+                    _in_stored_shape(taken[start : start + self._batch], self.signal, self.device),
+                    held[start : start + self._batch].to(self.device),
+                )
+                for start in range(0, len(taken), self._batch)
+            ]
+        return torch.cat(parts)
 
 
 class FeatureEncoder(Applied):
     """The encoder of a run: signals in their unit to features."""
 
-    def __init__(self, folder: Path, device: str = "auto") -> None:
+    def __init__(self, folder: Path, device: str | torch.device = "auto") -> None:
         """Load it.
 
         Args:
@@ -126,6 +137,11 @@ class FeatureEncoder(Applied):
         """
         encoder = load_encoder(folder)
         super().__init__(folder, encoder, encoder, device)
+        if self.task is not None and self.task.segments:
+            raise BenchmdError(
+                f"{folder} is of a model that segments, which has maps instead of features: name a "
+                "run that classifies, or a pretraining."
+            )
         self.width = encoder.width
         """Features of a record."""
 
@@ -135,7 +151,7 @@ class FeatureEncoder(Applied):
         *,
         rate: float | None = None,
         channels: Sequence[str] | None = None,
-        sizes: npt.ArrayLike | None = None,
+        sizes: npt.ArrayLike | torch.Tensor | None = None,
     ) -> Any:
         """Features of records.
 
@@ -143,8 +159,9 @@ class FeatureEncoder(Applied):
             signals: NumPy or PyTorch, see `Signals`.
             rate: Sampling rate in Hz; it is compared with the model's where it is given.
             channels: Names of the channels in their order, likewise.
-            sizes: (records, axes but the channel's), extents within which signals are more than
-                padding around their centre; None where they have none.
+            sizes: Valid sizes, (records, axes but the channel's): extents within which signals are
+                more than padding, see `signals.valid_area`. Images of catalogs are padded, and
+                models saw that padding as zeros. None: nothing is padded.
 
         Returns:
             (records, width) float32, of the kind that was given: an array, or a tensor on the
@@ -162,7 +179,7 @@ class SignalClassifier(Applied):
 
     task: Task
 
-    def __init__(self, folder: Path, device: str = "auto") -> None:
+    def __init__(self, folder: Path, device: str | torch.device = "auto") -> None:
         """Load it.
 
         Args:
@@ -183,7 +200,8 @@ class SignalClassifier(Applied):
         *,
         rate: float | None = None,
         channels: Sequence[str] | None = None,
-        sizes: npt.ArrayLike | None = None,
+        sizes: npt.ArrayLike | torch.Tensor | None = None,
+        card: DatasetCard | None = None,
     ) -> Any:
         """Probabilities of the classes: of exclusive ones they add up to 1.
 
@@ -191,8 +209,12 @@ class SignalClassifier(Applied):
             signals: NumPy or PyTorch, see `Signals`.
             rate: Sampling rate in Hz; it is compared with the model's where it is given.
             channels: Names of the channels in their order, likewise.
-            sizes: (records, axes but the channel's), extents within which signals are more than
-                padding around their centre; None where they have none.
+            sizes: Valid sizes, (records, axes but the channel's): extents within which signals are
+                more than padding, see `signals.valid_area`. Images of catalogs are padded, and
+                models saw that padding as zeros. None: nothing is padded.
+            card: Of a dataset that merges classes of the model's task, such as
+                ``catalog(…).info.card``: the probabilities are of its classes then, the sums of
+                those that each merges.
 
         Returns:
             (records, classes) float32, of the kind that was given: an array, or a tensor on the
@@ -201,8 +223,15 @@ class SignalClassifier(Applied):
         Raises:
             BenchmdError: See `FeatureEncoder.features`.
         """
-        logits = self.outputs(signals, rate, channels, sizes)
-        return _alike(signals, probabilities(logits, self.task))
+        found = probabilities(self.outputs(signals, rate, channels, sizes), self.task)
+        if card is not None:
+            if card.task != self.task:
+                raise BenchmdError(
+                    f"{card.name} is of another task than the model: its classes are "
+                    f"{shown(card.task.classes)}, the model's {shown(self.classes)}."
+                )
+            found = found @ torch.from_numpy(merging(card)).to(found)
+        return _alike(signals, found)
 
 
 def probabilities(logits: torch.Tensor, task: Task) -> torch.Tensor:
@@ -210,21 +239,13 @@ def probabilities(logits: torch.Tensor, task: Task) -> torch.Tensor:
     return logits.float().softmax(dim=1) if task.exclusive else logits.float().sigmoid()
 
 
-def as_stored_shape(
-    signals: Signals, signal: Signal, rate: float | None, channels: Sequence[str] | None
-) -> torch.Tensor:
-    """Signals as (records, *stored_shape) float32; around what the encoder sees are zeros.
-
-    Args:
-        signals: See `Signals`.
-        signal: What a model takes.
-        rate: In Hz, if it is known.
-        channels: Names in their order, if they are known.
+def _require_alike(signal: Signal, rate: float | None, channels: Sequence[str] | None) -> None:
+    """Refuse signals of another rate or of other channels, where these are known.
 
     Raises:
-        BenchmdError: The signals are none of these, or not finite.
+        BenchmdError: They differ from the model's.
     """
-    if rate is not None and (signal.rate is None or rate != signal.rate):
+    if rate is not None and (signal.rate is None or _ratio(rate) != _ratio(signal.rate)):
         own = "has no rate" if signal.rate is None else f"takes {signal.rate:g} Hz"
         raise BenchmdError(
             f"the signals have {rate:g} Hz, and the model {own}: resample them, such as with "
@@ -236,32 +257,57 @@ def as_stored_shape(
             f"{shown(signal.channels) if signal.channels else 'channels without names'}: put them "
             "into that order."
         )
-    try:
-        held = (
-            signals if isinstance(signals, torch.Tensor) else torch.as_tensor(np.asarray(signals))
-        )
-    except (TypeError, ValueError) as error:
-        raise BenchmdError(f"the signals are no numbers: {error}.") from error
-    held = held.float()
+
+
+def _ratio(rate: float) -> Fraction:
+    return Fraction(rate).limit_denominator(10_000)  # as rates of catalogs are taken
+
+
+def _records(signals: Signals, signal: Signal) -> npt.NDArray[Any] | torch.Tensor:
+    """Signals with a first axis of records, of one of the two shapes.
+
+    Raises:
+        BenchmdError: They are no real numbers, or of another shape.
+    """
+    held = signals if isinstance(signals, torch.Tensor) else np.asarray(signals)
+    real = not held.is_complex() if isinstance(held, torch.Tensor) else held.dtype.kind in "biuf"
+    if not real:
+        raise BenchmdError(f"the signals are of type {held.dtype}, expected real numbers.")
     shapes = (signal.stored_shape, signal.input_shape)
-    if held.shape in shapes:
+    if tuple(held.shape) in shapes:
         held = held[None]
-    if held.ndim != len(signal.axes) + 1 or held.shape[1:] not in shapes or not len(held):
+    if held.ndim != len(signal.axes) + 1 or tuple(held.shape[1:]) not in shapes or not len(held):
         expected = " or ".join(dict.fromkeys(str((*shape,)) for shape in shapes))
         raise BenchmdError(
             f"the signals have the shape {(*held.shape,)}, and the model takes {expected} "
             f"({', '.join(signal.axes)}; in {signal.unit}) of one record, or several of them along "
             "a first axis."
         )
+    return held
+
+
+def _in_stored_shape(
+    part: npt.NDArray[Any] | torch.Tensor, signal: Signal, device: torch.device
+) -> torch.Tensor:
+    """Some records as float32 (records, *stored_shape); around what the encoder sees are zeros.
+
+    Raises:
+        BenchmdError: A value is not finite.
+    """
+    if not isinstance(part, torch.Tensor):
+        part = torch.from_numpy(np.array(part, np.float32, order="C"))  # of any strides and order
+    held = part.to(device, torch.float32)
     if not torch.isfinite(held).all():
         raise BenchmdError("the signals have NaN or infinite values: fill them in, or leave out.")
-    around = []
-    for stored, seen in zip(signal.stored_shape[:0:-1], held.shape[:1:-1], strict=True):
+    around: list[int] = []
+    for stored, seen in zip(signal.stored_shape[:0:-1], reversed(held.shape[2:]), strict=True):
         around += [(stored - seen) // 2] * 2
-    return functional.pad(held, around)
+    return functional.pad(held, around) if any(around) else held
 
 
-def _sizes(sizes: npt.ArrayLike | None, records: int, signal: Signal) -> torch.Tensor:
+def _sizes(
+    sizes: npt.ArrayLike | torch.Tensor | None, records: int, signal: Signal
+) -> torch.Tensor:
     """Valid sizes of records, (records, axes but the channel's) int64.
 
     Raises:
@@ -270,13 +316,16 @@ def _sizes(sizes: npt.ArrayLike | None, records: int, signal: Signal) -> torch.T
     whole = torch.tensor(signal.stored_shape[1:])
     if sizes is None:
         return whole.expand(records, -1)
-    held = torch.as_tensor(np.asarray(sizes, np.int64))
-    if held.shape != (records, len(whole)) or not ((held >= 1) & (held <= whole)).all():
+    held = np.asarray(sizes.cpu() if isinstance(sizes, torch.Tensor) else sizes)
+    found = held[None] if held.ndim == 1 and records == 1 else held
+    fits = found.dtype.kind in "iu" and found.shape == (records, len(whole))
+    if not fits or not ((found >= 1) & (found <= whole.numpy())).all():
         raise BenchmdError(
-            f"the sizes have the shape {(*held.shape,)}, expected {(records, len(whole))}: extents "
-            f"along {', '.join(signal.axes[1:])} from 1 to {', '.join(map(str, whole.tolist()))}."
+            f"the sizes are {held.dtype} of shape {held.shape}, expected whole numbers of shape "
+            f"{(records, len(whole))}: extents along {', '.join(signal.axes[1:])} from 1 to "
+            f"{', '.join(map(str, whole.tolist()))}."
         )
-    return held
+    return torch.from_numpy(found.astype(np.int64))
 
 
 def _alike(given: Signals, found: torch.Tensor) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from benchmd_ray.benchmarks.ood import scores
+from benchmd_ray.benchmarks.ood import report, scores
 from benchmd_ray.benchmarks.ood.measures import threshold_of
 from benchmd_ray.benchmarks.ood.scores import chance_p, score_rows
 from benchmd_ray.benchmarks.ood.table import ABOUT, ABOUT_KEYS, HALF, IN, KEYS, THRESHOLDS
@@ -144,3 +145,29 @@ def test_the_threshold_accepts_new_records_on_average():
         assert 0.945 <= np.mean(accepted) <= 0.965 + 1 / count
     assert threshold_of(np.arange(5.0)) == 4
     assert (threshold_of(np.arange(19.0)), threshold_of(np.arange(39.0))) == (18, 37)
+
+
+def test_detectors_by_use_case_keep_networks_apart(monkeypatch):
+    """Two networks of the same names, asked with other catalogs: no row mixes them."""
+
+    def network(values):
+        names = dict.fromkeys(report.STUDY, "x")
+        rows = [
+            {
+                **names,
+                **{"method": method, "regime": "none", "use_case": case, "group": "all"},
+                **{"auroc": value, "low": value - 0.1, "high": value + 0.1, "seeds": 1},
+            }
+            for (method, case), value in values.items()
+        ]
+        return SimpleNamespace(pooled=lambda: rows)
+
+    first = {("msp", "unrelated"): 0.6, ("msp", "faulty"): 0.8, ("knn", "unrelated"): 0.9}
+    second = {("msp", "unrelated"): 0.7, ("knn", "unrelated"): 0.5}
+    monkeypatch.setattr(report, "networks", lambda _: [network(first), network(second)])
+    found = report.by_use_case(None)
+    assert found["method"].tolist() == ["msp", "knn", "msp", "knn"]
+    assert found["unrelated auroc"].tolist() == [0.6, 0.9, 0.7, 0.5]
+    assert found["mean"].tolist()[:1] == pytest.approx([0.7])
+    assert np.isnan(found["mean"][1])  # it was not asked about faulty ones
+    assert found["faulty auroc"].isna().tolist() == [False, True, True, True]

@@ -423,14 +423,14 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
     assert pair["a"] == "monai-unet (custom 1)"
     assert pair["difference"] == pytest.approx(other - first)  # of the seed that both have
     written = write_tables(reported, tmp_path)
-    assert main_table(reported).name == "segmentation-networks-mean"
+    assert main_table(reported).name == "segmentation-networks-means"
     content = page(reported, [])
     glance = content[content.index('id="main"') : content.index('id="notes"')]
     first = report_trained.first_table(reported)
     assert first is not None
     assert first.rows == 2
     assert escape(first.caption) in glance
-    text = (tmp_path / "segmentation-networks-mean.md").read_text()
+    text = (tmp_path / "segmentation-networks-means.md").read_text()
     assert "mean mask" in text
     assert "custom: settings other than" in text
     assert tmp_path / "segmentation-networks-pairs.csv" in written

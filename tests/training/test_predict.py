@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,16 +12,22 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from kinds import MODALITIES, SIGNALS
+from torch.utils.data import DataLoader
 
 from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked
 from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.map_style import SplitDataset
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.hardware import from_json, hardware
 from benchmd_ray.integrity import Damaged, read_hashed_json, write_hash, write_hashed_json
-from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.settings import load_settings
+from benchmd_ray.models.segmenter import Segmenter
+from benchmd_ray.settings import AugmentationSettings, load_settings
+from benchmd_ray.tasks import Task
+from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier
 from benchmd_ray.training.predict import merging
 from benchmd_ray.training.predictions import (
     CLASSIFIED,
@@ -232,3 +239,137 @@ def test_predictions_of_another_evaluation_or_version_are_refused(
     for form in (CLASSIFIED, other):
         with pytest.raises(Damaged, match="it is of the evaluation 'classification'"):
             read_predictions(elsewhere, form)
+
+
+def exported(folder, model, signal=FUNDUS, task=TASK, **more):
+    """A folder with a model, as a run has it."""
+    module, size = model
+    folder.mkdir(exist_ok=True)
+    export_model(folder, module.state_dict(), size, signal, SOURCE, task, **more)
+    return folder
+
+
+def loaded(catalog):
+    """Signals in their unit with valid sizes and targets, by loaders of PyTorch."""
+    data = SplitDataset(catalog, "test", physical=True)
+    parts = zip(*DataLoader(data, batch_size=3), strict=True)
+    return [torch.cat(part) for part in parts]
+
+
+def test_padded_signals_in_their_unit_are_predicted_as_those_of_the_catalog(
+    tmp_path, target, write_catalog, records, model
+):
+    catalog = write_catalog(target, {"test": [records]}, OWN)
+    signals, sizes, labels = loaded(catalog)
+    np.testing.assert_array_equal(signals, np.stack([record.signal for record in records]))
+    assert sizes.tolist() == [list(size) for size in SIZES]
+    assert labels.tolist() == [int(np.argmax(record.target)) for record in records]
+    found = SignalClassifier(exported(tmp_path / "run", model))
+    expected = [slow_scores(model[0], record, SOURCE) for record in records]
+    scores = found.predict(signals.numpy(), sizes=sizes, card=catalog.card)
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    one = found.predict(signals[3], sizes=SIZES[3], card=catalog.card)
+    np.testing.assert_allclose(one[0], expected[3], atol=1e-5)
+    whole = found.predict(signals.numpy(), card=catalog.card)
+    assert np.abs(whole - expected).max() > 0.01  # its padding would be taken for signal
+    with pytest.raises(BenchmdError, match="of another task than the model"):
+        found.predict(signals, card=dataset_card("ptb-xl"))
+
+
+def test_features_can_be_learned_from_and_any_layout_of_an_array_is_taken(tmp_path, records, model):
+    encoder = FeatureEncoder(exported(tmp_path / "run", model))
+    signals = np.stack([record.signal for record in records]).astype(np.float64)
+    features = encoder.features(torch.from_numpy(signals))
+    torch.nn.Linear(encoder.width, 2)(features).sum().backward()
+    for other in (
+        signals[:, :, ::-1][:, :, ::-1],
+        signals.astype(">f4"),
+        np.asfortranarray(signals),
+    ):
+        np.testing.assert_allclose(encoder.features(other), features, atol=1e-5)
+    mirrored = encoder.features(np.ascontiguousarray(signals[:, :, ::-1]))
+    np.testing.assert_array_equal(encoder.features(signals[:, :, ::-1]), mirrored)
+
+
+def test_what_the_encoder_does_not_see_may_be_left_out(tmp_path):
+    signal = replace(SIGNALS["ldct"], stored_shape=(1, 24, 40, 40), input_shape=(1, 24, 32, 32))
+    size = load_settings(assignments=["encoder=tiny"]).encoder
+    torch.manual_seed(0)
+    model = Encoder(signal, size).eval()
+    weights = {f"encoder.{name}": value for name, value in model.state_dict().items()}
+    export_model(tmp_path, weights, size, signal, None)
+    encoder = FeatureEncoder(tmp_path)
+    whole = np.random.default_rng(0).uniform(-1500, 300, (2, 1, 24, 40, 40)).astype(np.float32)
+    seen = whole[..., 4:36, 4:36]
+    with torch.no_grad():
+        expected = model(torch.from_numpy(((seen + 1350) / 1500).clip(0, 1)))
+    np.testing.assert_allclose(encoder.features(whole), expected, atol=1e-5)
+    np.testing.assert_allclose(encoder.features(seen), expected, atol=1e-5)
+
+
+def test_a_model_of_shapes_sees_half_of_them(tmp_path, records, model):
+    shape = AugmentationSettings(shape=True)
+    plain = FeatureEncoder(exported(tmp_path / "plain", model))
+    halved = FeatureEncoder(exported(tmp_path / "shape", model, augmentation=shape))
+    x = np.stack([record.signal for record in records[:2]])
+    mean, std = (np.reshape(SOURCE[name], (3, 1, 1)) for name in ("mean", "std"))
+    np.testing.assert_allclose(  # half of what is normalised
+        halved.features(x), plain.features(mean + (x - mean) / 2), atol=1e-4
+    )
+    assert std.min() > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"sizes": [[1.5, 2.0]]}, r"float64 of shape \(1, 2\), expected whole numbers"),
+        ({"sizes": [[3]]}, r"expected whole numbers of shape \(1, 2\)"),
+        ({"sizes": [[0, 3]]}, "from 1 to 224, 224"),
+        ({"sizes": "a"}, "expected whole numbers"),
+        ({"rate": 100.0}, "100 Hz, and the model has no rate"),
+        ({"signals": np.zeros((1, 3, 224, 224), complex)}, "complex128, expected real numbers"),
+    ],
+)
+def test_what_is_said_of_signals_is_checked(tmp_path, model, asked, message):
+    encoder = FeatureEncoder(exported(tmp_path / "run", model))
+    with pytest.raises(BenchmdError, match=message):
+        encoder.features(**{"signals": np.zeros((1, 3, 224, 224)), **asked})
+
+
+def test_a_device_that_there_is_not_is_refused(tmp_path, model):
+    folder = exported(tmp_path / "run", model)
+    with pytest.raises(BenchmdError, match="unknown device 'gpu'"):
+        FeatureEncoder(folder, "gpu")
+    assert FeatureEncoder(folder, torch.device("cpu")).device == torch.device("cpu")
+
+
+def test_a_network_that_segments_has_no_features(tmp_path):
+    shape = (1, 16, 32, 32)
+    signal = replace(SIGNALS["ldct"], stored_shape=shape, input_shape=shape, patch=(16, 16, 16))
+    assignments = ["encoder.network=monai-unet", "encoder.options={width: 4, depth: 2}"]
+    size = load_settings(assignments=assignments).encoder
+    task = Task("segmentation", ("background", "liver"))
+    model = Segmenter(make_encoder(signal, size), 2)
+    export_model(tmp_path, model.state_dict(), size, signal, None, task)
+    with pytest.raises(BenchmdError, match="maps instead of features"):
+        FeatureEncoder(tmp_path)
+    with pytest.raises(BenchmdError, match="segments: name one that classifies"):
+        SignalClassifier(tmp_path)
+
+
+def test_a_signals_unit_is_that_of_its_scale(write_catalog):
+    card = dataset_card("georgia")
+    values = np.arange(12 * 5000, dtype=np.int16).reshape(12, 5000) % 100
+    record = Record("r", "p", "r", values, 0.005, (4000,), [1, *[0] * (len(card.classes) - 1)])
+    ((signal,), (size,), (label,)) = loaded(write_catalog(card, {"test": [[record]]}))
+    np.testing.assert_allclose(signal, values * 0.005, rtol=1e-6)
+    assert (size.tolist(), int(label)) == ([4000], 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_workers_of_a_loader_give_the_same(target, write_catalog, records, how):
+    data = SplitDataset(write_catalog(target, {"test": [records]}, OWN), "test", SOURCE)
+    loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context=how)
+    found = torch.cat([signals for signals, _ in loader])
+    np.testing.assert_array_equal(found, torch.stack([data[row][0] for row in range(len(data))]))

@@ -239,7 +239,7 @@ def draw(report: Report) -> Iterator[Drawn]:
 
 
 TABLES = (
-    Declared.both("segmentation-networks-mean", HEADING, means, first_table, first=True),
+    Declared.both("segmentation-networks-means", HEADING, means, first_table, first=True),
     Declared.both("segmentation-networks", HEADING, frame, networks),
     Declared.both("segmentation-networks-pairs", HEADING, pairs_frame, pairs),
 )
