@@ -56,10 +56,12 @@ LESS = (
 )
 
 
-def run_readme(section, real_data, tmp_path, less=LESS):
-    """Run the commands of a section of the README as written, with less to do."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    text = re.split(r"^## ", readme.split(f"<!-- commands: {section} -->")[1], flags=re.M)[0]
+def run_docs(section, real_data, tmp_path, less=LESS):
+    """Run the commands of a section of the documentation as written, with less to do."""
+    mark = f"<!-- commands: {section} -->"
+    pages = (path.read_text("utf-8") for path in (ROOT / "docs").glob("*.md"))
+    (page,) = (page for page in pages if mark in page)
+    text = re.split(r"^## ", page.split(mark)[1], flags=re.M)[0]
     script = "\n".join(re.findall(r"^```\n(.*?)^```", text, re.M | re.S))
     for written, short in less:
         assert written in script
@@ -82,8 +84,8 @@ def run_readme(section, real_data, tmp_path, less=LESS):
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.data
-def test_the_readmes_commands_on_real_ecgs_run_as_written(real_data, tmp_path):
-    run_readme("real-ecg", real_data, tmp_path)
+def test_the_documented_commands_on_real_ecgs_run_as_written(real_data, tmp_path):
+    run_docs("real-ecg", real_data, tmp_path)
     table = (tmp_path / "ecg/report/auroc.md").read_text("utf-8")
     assert table.count("| mae |") == table.count("| scratch |") == 4
     assert "protocol shuffled" in (tmp_path / "ecg/report-shuffled/auroc.md").read_text("utf-8")
@@ -92,8 +94,8 @@ def test_the_readmes_commands_on_real_ecgs_run_as_written(real_data, tmp_path):
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.data
-def test_the_readmes_commands_on_real_chest_x_rays_run_as_written(real_data, tmp_path):
-    run_readme("real-cxr", real_data, tmp_path, (*LESS, ("--seed 0 --seed 1", "--seed 0")))
+def test_the_documented_commands_on_real_chest_x_rays_run_as_written(real_data, tmp_path):
+    run_docs("real-cxr", real_data, tmp_path, (*LESS, ("--seed 0 --seed 1", "--seed 0")))
     table = (tmp_path / "cxr/report/auroc.md").read_text("utf-8")
     assert table.count("| mae |") == table.count("| scratch |") == 4
     assert len(list((tmp_path / "cxr/figures").glob("*.png"))) >= 3
@@ -102,9 +104,9 @@ def test_the_readmes_commands_on_real_chest_x_rays_run_as_written(real_data, tmp
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.data
-def test_the_readmes_command_on_medmnist_leads_from_a_file_to_a_tuned_model(real_data, tmp_path):
+def test_the_documented_command_on_medmnist_leads_from_a_file_to_a_tuned_model(real_data, tmp_path):
     less = (("--small", "--small --set transfer.epochs=1 --trials 2 --seed 0"),)
-    out = run_readme("real-medmnist", real_data, tmp_path, less)
+    out = run_docs("real-medmnist", real_data, tmp_path, less)
     table = pd.read_csv(tmp_path / "breast/scores/medmnist.csv")
     paper = table[(table["protocol"] == "published") & (table["method"] == "resnet18-28")]
     assert paper[["auc", "acc"]].to_numpy().tolist() == [[0.901, 0.863]]  # table 3
@@ -117,6 +119,16 @@ def test_the_readmes_command_on_medmnist_leads_from_a_file_to_a_tuned_model(real
     assert own["trained"].min() > searched["finished"].max()
     assert f"test split of breastmnist was read by {len(own)} run" in out
     assert (tmp_path / "breast/report/report.html").is_file()
+
+
+def test_links_of_the_documentation_lead_somewhere():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("s*/README.md")]
+    assert len(pages) > 20
+    for page in pages:
+        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
+        for target in re.findall(r"\]\(([^)#\s]+)", text):
+            if not target.startswith(("http://", "https://")):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_constraints_pin_every_dependency():
