@@ -120,11 +120,10 @@ class CatalogData:
         Raises:
             BenchmdError: No Ray is connected, or the split has no record.
         """
-        import ray
-
+        from benchmd_ray.cluster import connected_already
         from benchmd_ray.data.streaming import ray_dataset
 
-        if not ray.is_initialized():
+        if not connected_already():
             raise BenchmdError(
                 "no Ray is connected: begin with ray.init(), or ray.init(address=…) of a cluster."
             )

@@ -97,11 +97,15 @@ def own_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def connected_already() -> bool:
+    """Whether this process is connected to a Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
 def embedded(address: str | None = None) -> bool:
     """Whether `connected` would start a Ray in this process, as there is none to work on."""
-    ray = sys.modules.get("ray")
-    running = ray is not None and ray.is_initialized()
-    return not (running or address or os.environ.get("RAY_ADDRESS"))
+    return not (connected_already() or address or os.environ.get("RAY_ADDRESS"))
 
 
 def _start(address: str | None, cpus: int) -> None:

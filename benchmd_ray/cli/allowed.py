@@ -73,9 +73,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Search": ("sampler", "stopping", "evaluations", "choosing", "cost", "universal", "across"),
     "Space": ("space", "held", "portfolio", "no_portfolio", "learned"),
     "Budget": ("trials", "hours", "device_hours", "at_once", "memory_gib", "search_only"),
-    "Plan without running": ("dry_run", "items", "tflops", "gpus", "as_json"),
+    "Plan without running": ("dry_run", "items", "tflops", "gpus", "cpus", "as_json"),
     "Where and with what": (
-        *("store", "settings_file", "assignments", "address", "cpus", "weights"),
+        *("store", "settings_file", "assignments", "address", "weights"),
         *("allow_plugin", "cards"),
     ),
     "Weights & Biases": (

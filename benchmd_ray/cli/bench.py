@@ -39,10 +39,18 @@ def bench_list(*, as_json: bool) -> None:
 
 
 def _data(each: Benchmark) -> dict[str, Any]:
+    """For programs; starts with the names of their variants."""
+    from benchmd_ray.data.cards import dataset_card
+
+    names = map(dataset_card, each.datasets())
+    kinds = list({card.modality.name: card.modality for card in names}.values())
     return {
         **{name: getattr(each, name) for name in ("name", "version", "title", "about")},
         "datasets": each.datasets(),
-        "starts": [start.name for start in each.starts],
+        "starts": {
+            start.name: list(dict.fromkeys(one for kind in kinds for one in start.variants(kind)))
+            for start in each.starts
+        },
         "evaluations": [one.name for one in each.evaluations],
     }
 

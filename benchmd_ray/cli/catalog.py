@@ -34,7 +34,7 @@ def catalog() -> None:
 @catalog.command("list")
 @JSON
 def catalog_list(*, as_json: bool) -> None:
-    """List the datasets that have a card: by modality, sources first.
+    """List the datasets that have a card: by modality, sources first, then collections.
 
     The terms of access and everything else: `benchmd catalog show NAME`.
     """

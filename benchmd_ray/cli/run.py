@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     "evaluated",
     metavar="BENCH",
     default="",
-    help="Ask the evaluations of this benchmark, or this one evaluation, of each transfer, "
-    "instead of the own ones: ood.",
+    help="Make this benchmark's evaluations of each transfer, or this one evaluation, instead of "
+    "the usual ones, such as ood.",
 )
 @START
 @WEIGHTS
@@ -92,7 +92,8 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus",
     type=click.IntRange(0),
-    help="With --dry-run: GPUs to plan for; else those of this machine or of the cluster.",
+    help="With --dry-run: GPUs to plan for, and --cpus next to them; else those of this machine "
+    "or of the cluster.",
 )
 @JSON
 @CPUS

@@ -104,7 +104,7 @@ def print_pruned(pruned: Any, *, dry_run: bool) -> None:
 
 @main.command()
 @click.argument("stores", type=STORE, nargs=-1, required=True, metavar="STORE...")
-@click.option("--once", is_flag=True, help="Print it once; so it is where there is no terminal.")
+@click.option("--once", is_flag=True, help="Print it once, the default without a terminal.")
 @click.option(
     "--every",
     type=click.FloatRange(0.5),

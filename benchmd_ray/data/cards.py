@@ -38,7 +38,7 @@ class Layout:
     description: str
     """Which files must lie where."""
     records: int
-    """Raw records of the whole dataset, one per raw file."""
+    """Raw records of all that it hands out, one per raw file."""
     pattern: str = ""
     """Glob of the record files below the raw folder."""
     tree: str = ""
@@ -51,6 +51,8 @@ class Layout:
     """Records of each split, where the owner's file has them."""
     mark: str = ""
     """What a catalog of this layout adds to the dataset's name in all results."""
+    part: bool = False
+    """Whether it holds a part of the dataset."""
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,12 @@ def origin_of(
     """How a build made a catalog of a raw folder: the values of `ORIGIN`."""
     stated = card.layouts.get(found.layout)
     expected = stated.records if stated else found.total + len(found.missing)
-    mark = stated.mark if stated else ""
+    mark, part = (stated.mark, stated.part) if stated else ("", False)
     excluded = Counter(found.excluded)
     warnings: Counter[str] = Counter()
-    for part in parts:
-        excluded.update(part["excluded"])
-        warnings.update(part["warnings"])
+    for one in parts:
+        excluded.update(one["excluded"])
+        warnings.update(one["warnings"])
     return {
         "policy": choices.policy,
         "options": dict(choices.options),
@@ -131,11 +131,11 @@ def origin_of(
             "expected": expected,
             "missing": len(found.missing),
             "grouped_by": found.grouped_by,
-            "provenance": provenance_of(raw, found.total, expected, mark=mark),
+            "provenance": provenance_of(raw, found.total, expected, mark=mark, part=part),
         },
         "excluded": dict(sorted(excluded.items())),
         "warnings": dict(sorted(warnings.items())),
-        "quarantined": [entry for part in parts for entry in part["quarantined"]],
+        "quarantined": [entry for one in parts for entry in one["quarantined"]],
     }
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from benchmd_ray.files import replacing
 
 Provenance = Literal["whole", "sample", "unofficial", "synthetic"]
-"""whole: all raw records that the card expects; sample: fewer; unofficial: files of a mirror or of
+"""whole: all raw records of the dataset; sample: fewer; unofficial: files of a mirror or of
 a third party; synthetic: drawn by a program, as `mark_synthetic` says."""
 PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
 SYNTHETIC = "SYNTHETIC.txt"
@@ -21,20 +21,21 @@ def mark_synthetic(raw: Path) -> None:
         partial.write_text("These records were drawn by a program, and measured on nobody.\n")
 
 
-def provenance_of(raw: Path, records: int, expected: int, *, mark: str) -> Provenance:
+def provenance_of(raw: Path, records: int, expected: int, *, mark: str, part: bool) -> Provenance:
     """What the records of a raw folder are.
 
     Args:
         raw: The folder.
         records: That it holds.
-        expected: That the whole dataset has.
+        expected: That the layout has.
         mark: Of the layout, empty for the official one.
+        part: Whether the layout holds a part of the dataset.
     """
     if (raw / SYNTHETIC).is_file():
         return "synthetic"
     if mark:
         return "unofficial"
-    return "sample" if records < expected else "whole"
+    return "sample" if part or records < expected else "whole"
 
 
 def together(*provenances: str) -> str:

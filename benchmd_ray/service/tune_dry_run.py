@@ -183,7 +183,10 @@ def _times(
         each += pretrained
     elif plan.technique != SCRATCH:
         whole_split = sum(i.seconds for i in own if i.step.makes_run and not i.step.scores)
-        lines.append(f"Shared by all trials: one pretraining, about {duration(whole_split)}.")
+        lines.append(
+            "Shared by all trials and the runs after them: one pretraining, about "
+            f"{duration(whole_split)}."
+        )
     said = f"An evaluation like the start's takes about {duration(each)}"
     if tuning.budget.trials:
         race = method.evaluations * tuning.budget.trials
@@ -196,6 +199,8 @@ def _times(
             "more where longer trainings are chosen"
         )
     lines.append(said + ".")
+    if not plan.stage.pretrains:  # what trials start from, start and choice start from, too
+        items = [item for item in items if item.step.scores or not item.step.makes_run]
     after = simulate(items, Resources(capacity.cpus, capacity.gpus)).seconds
     lines.append(
         f"Afterwards, start and choice on the whole training split: {2 * len(items)} entries or "

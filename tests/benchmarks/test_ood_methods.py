@@ -514,7 +514,11 @@ def test_of_few_records_something_is_outside_the_principal_space(records):
     assert state["scale"] < 1
 
 
-ALONE = [name for name, method in METHODS.items() if method.calibrate is None]
+ALONE = [
+    pytest.param(name, marks=[pytest.mark.slow] if name.startswith("vae") else [])
+    for name, method in METHODS.items()
+    if method.calibrate is None
+]
 FEATURES = ("knn", "mahalanobis", "mahalanobis-per-class", "mahalanobis-layers", "gmm",
             "residual", "pixel-knn-1", "pixel-knn-8")  # fmt: skip
 

@@ -7,6 +7,7 @@ from in_process import build_in_process
 from test_build import LAYOUTS, OPTIONS, films, raw  # noqa: F401  (fixtures)
 
 from benchmd_ray.data.build import build
+from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.provenance import (
     PROVENANCES,
     mark_synthetic,
@@ -19,13 +20,26 @@ from benchmd_ray.service.demo import catalogs_of
 
 
 @pytest.mark.parametrize(
-    ("records", "mark", "expected"),
-    [(6, "", "whole"), (7, "", "whole"), (5, "", "sample"), (5, "unofficial", "unofficial")],
+    ("records", "mark", "part", "expected"),
+    [
+        (6, "", False, "whole"),
+        (7, "", False, "whole"),
+        (5, "", False, "sample"),
+        (6, "", True, "sample"),
+        (5, "unofficial", False, "unofficial"),
+    ],
 )
-def test_records_are_counted_and_layouts_are_marked(tmp_path, records, mark, expected):
-    assert provenance_of(tmp_path, records, 6, mark=mark) == expected
+def test_records_are_counted_and_layouts_are_marked(tmp_path, records, mark, part, expected):
+    assert provenance_of(tmp_path, records, 6, mark=mark, part=part) == expected
     mark_synthetic(tmp_path)
-    assert provenance_of(tmp_path, records, 6, mark=mark) == "synthetic"
+    assert provenance_of(tmp_path, records, 6, mark=mark, part=part) == "synthetic"
+
+
+@pytest.mark.parametrize("name", ["nih-cxr-ap", "nih-cxr-pa"])
+def test_the_layout_of_a_sample_is_a_part_of_its_dataset(name):
+    layouts = dataset_card(name).layouts
+    assert [each for each, layout in layouts.items() if layout.part] == ["sample"]
+    assert layouts["sample"].records < layouts["official"].records
 
 
 def test_a_result_is_as_weak_as_the_weakest_of_its_datasets():
@@ -59,4 +73,4 @@ def test_what_the_demo_draws_is_marked(tmp_path, monkeypatch):
     assert len(made) > 1
     assert {catalog.provenance for catalog in made} == {"synthetic"}
     for folder in write_segmentation(tmp_path, source_records=1).values():
-        assert provenance_of(folder, 1, 1, mark="") == "synthetic"
+        assert provenance_of(folder, 1, 1, mark="", part=False) == "synthetic"

@@ -90,13 +90,13 @@ def test_sizes_are_read_easily(count, text):
     assert size(count) == text
 
 
-@pytest.mark.parametrize("option", ["--items", "--gpus=0", "--gpus=2"])
+@pytest.mark.parametrize("option", ["--items", "--json", "--gpus=0", "--gpus=2"])
 def test_what_only_plans_is_refused_without_a_dry_run(write_manifest, tmp_path, option):
     store = tmp_path / "runs"
     command = ["run", f"--catalog={write_manifest('ptb-xl')}", f"--store={store}", option]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2
-    assert "--items and --gpus go with --dry-run: nothing was started." in result.output
+    assert "--items, --gpus and --json go with --dry-run: nothing was started." in result.output
     assert not store.exists()
 
 

@@ -310,13 +310,13 @@ def _class_title(name: str, scores: pd.DataFrame) -> str:
 
 
 def _areas(scores: pd.DataFrame, classes: Sequence[str]) -> str:
-    """The lowest and highest area, as seen, of classes with enough patients on either side."""
+    """The lowest and highest area, as seen, of classes with enough patients on both sides."""
     rows = scores[scores["class"].isin(list(classes))].dropna(subset=["value"])
     if rows.empty:
         return "no area under a curve is known"
     rows = rows[rows["caution"] == ""]
     if rows.empty:
-        return f"no class has {ROUGH_IN_CLASS} patients on either side"
+        return f"no class has {ROUGH_IN_CLASS} patients on both sides"
     ends = []
     for end in ("idxmin", "idxmax"):
         row = rows.loc[rows["value"].agg(end)]
