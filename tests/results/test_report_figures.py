@@ -548,7 +548,7 @@ def test_title_of_roc_names_no_class_of_few_patients(small):
     assert "(n2," not in title
     none = replace(small, scores=scores.assign(caution="no interval: 8 patients"))
     title = only(draw_main_curves, none)["roc-eeg-shhs-isruc-test"].title
-    assert title.endswith("no class has 10 patients on either side")
+    assert title.endswith("no class has 10 patients on both sides")
 
 
 def test_title_of_pairs_names_patients_rare_classes_and_the_correction(small):
