@@ -7,8 +7,10 @@ export RAY_USAGE_STATS_ENABLED = 0
 
 .venv/.ready: setup.py setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0 -e '.[test]'
+	@echo "installing into .venv; what pip says is in .venv/pip.log"
+	@{ $(BIN)/python -m pip install --upgrade pip -c constraints.txt && \
+	  $(BIN)/python -m pip install -c constraints.txt torch==2.13.0 -e '.[test]'; } \
+	  > .venv/pip.log 2>&1 || { cat .venv/pip.log; exit 1; }
 	touch $@
 
 demo: .venv/.ready ## the benchmark on synthetic data of all seven modalities, from raw files to the table

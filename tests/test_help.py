@@ -3,12 +3,13 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from stores import make_transfer
+from stores import make_transfer, predict_all
 
 from benchmd_ray import progress
 from benchmd_ray.cli import main
@@ -184,6 +185,23 @@ def test_the_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch):
     assert re.search(r"note     wandb +not installed\n .*--wandb", result.output)
     assert "nothing answers at RAY_ADDRESS=127.0.0.1:1" in result.output
     assert "missing: ray, Ray cluster" in result.output
+
+
+def test_the_demo_ends_with_what_to_do_next(tmp_path, monkeypatch):
+    store = tmp_path / "demo" / "runs"
+    run = make_transfer(store)
+    predict_all(run, {"ptb-xl": {"validation": 80}})
+    outcome = SimpleNamespace(lines=lambda: ["1 done in 1 s"], whole=True)
+    monkeypatch.setattr("benchmd_ray.service.demo.demo", lambda *_: outcome)
+    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "demo"), "-q"])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    place = lines.index(f"open: {tmp_path / 'demo'}/report/report.html")
+    assert len(lines) - place <= 9
+    assert (tmp_path / "demo" / "report" / "report.html").is_file()
+    named = [re.match(r"(?:next:)? +benchmd (\w+)", line) for line in lines[place + 1 :]]
+    commands = main.list_commands(click.Context(main))
+    assert all(each is not None and each[1] in commands for each in named)
 
 
 def test_json_has_no_numbers_that_are_none(capsys):

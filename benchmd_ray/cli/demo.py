@@ -11,6 +11,16 @@ from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, MODALITY
 from benchmd_ray.cli.report import print_report
 
+NEXT = """\
+made: {out}/catalogs of raw files in {out}/raw, runs in {out}/runs
+open: {out}/report/report.html
+next: benchmd list {out}/runs                                the runs, their state and score
+      benchmd catalog new NAME --from FOLDER                 data of your own (docs/own_data.md)
+      benchmd bench list                                     open benchmarks to start with (docs)
+      benchmd run --dry-run                                  the paper's benchmark, and for how long
+      benchmd submit -- run --catalog … --store …            on a cluster (docs/cluster.md)"""
+"""What the demo ends with: at most ten lines with what comes before."""
+
 
 @main.command()
 @click.option(
@@ -32,4 +42,7 @@ def demo(out: Path, modalities: tuple[str, ...], address: str | None) -> None:
         click.echo(line)
     if not outcome.whole:
         sys.exit(1)
-    print_report([out / "runs"], out / "report")  # also the modalities of earlier calls
+    print_report([out / "runs"], out / "report", brief=True)  # earlier calls' modalities, too
+    click.echo()
+    for line in NEXT.format(out=out).splitlines():
+        click.echo(line)

@@ -11,6 +11,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, JSON, STORE, print_json, wandb_options
+from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.results.dashboard import Dashboard
@@ -86,6 +87,7 @@ def print_report(
     resamples: int = 1000,
     figures: Which = "main",
     as_json: bool = False,
+    brief: bool = False,
 ) -> bool:
     """Print the main table of runs and write the report into a folder.
 
@@ -97,6 +99,7 @@ def print_report(
         resamples: Of the patients, for the intervals.
         figures: Which figures are drawn.
         as_json: Print the main table, the notes and where the page is as JSON, and nothing else.
+        brief: Print the main table, and how many notes the page has.
 
     Returns:
         Whether any of it rests on synthetic data.
@@ -122,6 +125,10 @@ def print_report(
         if warning := synthetic(analysis.rows):
             click.echo(warning)
     click.echo()
+    if brief:
+        click.echo(f"{count_of(len(analysis.notes), 'note')} on these results: see the page")
+        write_report(analysis, out, figures, lambda line: None)
+        return bool(synthetic(analysis.rows))
     for note in analysis.notes:
         click.echo(note)
     write_report(analysis, out, figures, click.echo)
