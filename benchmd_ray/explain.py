@@ -9,6 +9,7 @@ import textwrap
 import typing
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
 from benchmd_ray import settings as declared
@@ -50,7 +51,7 @@ def _meanings() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(declared)).body:
         if isinstance(node, ast.ClassDef):
-            pairs = zip(node.body, node.body[1:], strict=False)
+            pairs = pairwise(node.body)
             found[node.name] = {
                 field.target.id: inspect.cleandoc(below.value.value)
                 for field, below in pairs

@@ -16,6 +16,7 @@ from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
 import benchmd_ray
+from benchmd_ray import api
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import Record
@@ -73,6 +74,7 @@ def test_the_package_imports_nothing_heavy_and_names_what_it_has():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["[]", "[]"]
+    assert benchmd_ray.__all__ == api.__all__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         benchmd_ray.nothing  # noqa: B018
 

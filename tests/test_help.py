@@ -3,10 +3,12 @@
 import json
 import math
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from stores import make_transfer, predict_all
@@ -16,6 +18,8 @@ from benchmd_ray.cli import main
 from benchmd_ray.cli.allowed import SECTIONS as OPTIONS
 from benchmd_ray.cli.group import SECTIONS
 from benchmd_ray.cli.options import complete_setting, complete_technique, complete_transfer
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.explain import expected, meaning, source
 from benchmd_ray.ranges import Within
@@ -156,11 +160,34 @@ def test_programs_get_json():
     assert "go with --dry-run" in run("run", "--json", code=2).output
 
 
+def test_a_report_and_a_catalog_are_told_to_programs(tmp_path, write_catalog):
+    made = make_transfer(tmp_path / "runs")
+    predict_all(made, {"ptb-xl": {"validation": 80}})
+    asked = ("report", tmp_path / "runs", "--out", tmp_path / "out", "--figures", "none")
+    found = json.loads(run(*asked, "--json").stdout)
+    (row,) = [each for each in found["main"] if each["protocol"] != "paper"]
+    scores = pd.read_csv(tmp_path / "out" / "auroc.csv")
+    assert row["value"] == pytest.approx(scores["value"].item())
+    assert Path(found["page"]).is_file()
+    assert found["notes"]
+    assert "never ends" in run(*asked, "--json", "--follow", code=2).output
+    card = dataset_card("georgia")
+    target = [1, *[0] * (len(card.classes) - 1)]
+    record = Record("r", "p", "r", np.zeros((12, 5000), np.int16), 0.005, (5000,), target)
+    opened = write_catalog(card, {"test": [[record]]})
+    assert json.loads(run("catalog", "show", opened.path, "--json").stdout) == opened.manifest
+
+
 def test_quiet_commands_show_no_progress(monkeypatch):
-    monkeypatch.setattr(progress, "shown", True)
-    run("settings", "--quiet")
-    assert isinstance(progress.progress("work", 3, "pieces"), progress.SilentProgress)
-    assert isinstance(progress.board(3, "pieces"), progress.SilentBoard)
+    found = []
+    monkeypatch.setattr(
+        "benchmd_ray.explain.explained",
+        lambda _: found.extend((progress.progress("a", 3, "b"), progress.board(3, "b"))) or [],
+    )
+    for quiet in ((), ("--quiet",), ()):
+        run("settings", "--explain", *quiet)
+    silent = [isinstance(one, progress.SilentProgress | progress.SilentBoard) for one in found]
+    assert silent == [False, False, True, True, False, False]
 
 
 def test_verbose_errors_say_where_in_the_code():
@@ -185,6 +212,9 @@ def test_the_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch):
     assert re.search(r"note     wandb +not installed\n .*--wandb", result.output)
     assert "nothing answers at RAY_ADDRESS=127.0.0.1:1" in result.output
     assert "missing: ray, Ray cluster" in result.output
+    (least, most) = (".".join(map(str, each)) for each in doctor.PYTHONS)
+    setup = (Path(__file__).parents[1] / "setup.cfg").read_text("utf-8")
+    assert f"python_requires = >={least},<{most}" in setup
 
 
 def test_the_demo_ends_with_what_to_do_next(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def _quieten(ctx: click.Context, param: click.Parameter, given: bool) -> None:
     if given:
         from benchmd_ray import progress
 
+        def restore(before: bool = progress.shown) -> None:
+            progress.shown = before
+
+        ctx.call_on_close(restore)
         progress.shown = False
 
 
@@ -58,7 +63,9 @@ def _tell_more(ctx: click.Context, param: click.Parameter, given: bool) -> None:
 
         ctx.find_root().meta[VERBOSE] = True
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("benchmd_ray").setLevel(logging.INFO)
+        logger = logging.getLogger("benchmd_ray")
+        ctx.call_on_close(partial(logger.setLevel, logger.level))
+        logger.setLevel(logging.INFO)
 
 
 def verbose() -> bool:

@@ -69,6 +69,8 @@ def report(
     if follow:
         if dashboard.mode != "off":
             raise click.UsageError("a report that follows is not sent: leave --wandb out.")
+        if as_json:
+            raise click.UsageError("a report that follows never ends: leave --json out.")
         _follow(list(paths), out, resamples=resamples, figures=figures)
     asked: dict[str, Any] = {"resamples": resamples, "figures": figures}
     drawn = print_report(list(paths), out, **asked, as_json=as_json)

@@ -1,4 +1,4 @@
-"""A split as a map-style dataset of PyTorch, for training loops of one's own."""
+"""A split as a map-style dataset of PyTorch, for your own training loop."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def row_groups(
 
 
 def ray_dataset(catalog: Catalog, split: str) -> Any:
-    """A split as a `ray.data.Dataset`, for work of one's own; needs a Ray to work on.
+    """A split as a `ray.data.Dataset`, for your own work; needs a Ray to work on.
 
     A row has ``record_id``, ``group_id``, ``unit_id``, ``signal`` (float32 (*stored_shape), in the
     signal's unit), ``target`` and ``valid_size``. Shards are compared with their hashes by the

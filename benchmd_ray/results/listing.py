@@ -54,7 +54,7 @@ class Listed:
         text = f"{self.state:<11} {self.at:>7,} {self.unit:<6} {self.seconds:>9,.0f} s  "
         scored = not math.isnan(self.score)
         metric = self.run.modality.task.selected_by.upper() if scored else ""
-        text += f"{metric} {self.score:.3f}  " if scored else " " * len("AUROC 0.000  ")
+        text += f"{metric:<5} {self.score:.3f}  " if scored else " " * len("AUROC 0.000  ")
         return text + self.run.folder.name + (f"  {self.reason}" if self.reason else "")
 
     @property

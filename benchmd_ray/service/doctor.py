@@ -112,7 +112,7 @@ def _devices() -> Iterator[Finding]:
         remedy = (
             "check the driver with nvidia-smi"
             if cuda
-            else "with a GPU: install torch==2.13.0 again from PyTorch's CUDA index"
+            else "with a GPU: install PyTorch again from its CUDA index"
         )
         yield Finding("GPU", "note", f"none is found; {why}", remedy)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
