@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -501,6 +502,24 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
     race = expected_evaluations(12, 3)
     assert f", {race} of the trials and 25 of finalists about" in text
     assert not list(tmp_path.glob("searches/*"))
+
+
+def test_a_dry_run_counts_a_shared_pretraining_once(write_manifest, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmd_ray.service.tune_dry_run.duration", lambda s: f"<{s:.6f}>")
+    catalogs = sources(write_manifest, "ptb-xl")
+    capacity = Capacity(cpus=4, gpus=0, all_cpus=4, each=((4, 0),))
+
+    def after(setting):
+        made = Tuning(Choice(catalogs, techniques=("mae",)), searched=(setting,))
+        plans = planned_searches(made, gpu=False)
+        text = tuning_dry_run(made, plans, tmp_path, capacity, tflops=0.1)
+        (line,) = (each for each in text.splitlines() if "Afterwards" in each)
+        return float(re.search(r"<([\d.]+)>", line)[1]), text
+
+    linear, text = after("linear")
+    (shared,) = re.findall(r"one pretraining, about <([\d.]+)>", text)
+    assert linear < float(shared) / 10
+    assert after("pretrain")[0] > 2 * float(shared)
 
 
 def test_a_dry_run_on_medmnist_names_both_splits_that_are_seen(write_manifest, tmp_path):
