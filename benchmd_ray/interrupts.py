@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -17,6 +16,9 @@ from benchmd_ray.errors import Stopped
 Handler = Callable[[int, FrameType | None], Any]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+SECONDS_TO_STOP = 1.0
+"""After how long it is looked whether what a signal stops has begun to clean up."""
 
 
 @contextmanager
@@ -37,32 +39,85 @@ def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-@contextmanager
-def sent_again() -> Iterator[None]:
-    """Send this process an interrupt again that Python ignored.
+class _Insistent:
+    """A handler that raises `Stopped`, and again where that was lost."""
 
-    What a handler raises is lost where no exception can go on: in a garbage collector's callbacks,
-    or in a compiled module while it is imported.
-    """
-    before = sys.unraisablehook
+    def __init__(self) -> None:
+        self.ended = False
+        """Whether signals no longer matter."""
+        self.lock = threading.Lock()
+        """Held while a reminder is sent, and to end."""
+        self._thread = threading.get_ident()
+        self._raised: Stopped | None = None
+        self._reminder = False
 
-    def hook(ignored: Any) -> None:
-        error = ignored.exc_value
-        if not isinstance(error, KeyboardInterrupt):
-            before(ignored)
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        reminder, self._reminder = self._reminder, False
+        if self.ended:
             return
-        # Compiled modules warn of what they then lack, and this process ends.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        number = error.args[0] if isinstance(error, Stopped) else signal.SIGINT
-        later = threading.Timer(0.1, os.kill, (os.getpid(), number))
+        if reminder and _is_handled(self._raised):
+            self._remind_later(number)
+            return
+        self._raised = Stopped(number)
+        self._remind_later(number)
+        raise self._raised
+
+    def _remind_later(self, number: int) -> None:
+        later = threading.Timer(SECONDS_TO_STOP, self._remind, (number,))
         later.daemon = True
         later.start()
 
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
+    def _remind(self, number: int) -> None:
+        """Send the signal again, to whoever handles it now."""
+        with self.lock:
+            if self.ended:
+                return
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self._reminder = handler is self
+                signal.pthread_kill(self._thread, number)
+                return
+        self._remind_later(number)
+
+
+def _is_handled(error: BaseException | None) -> bool:
+    """Whether an exception is what the code that is interrupted right now cleans up for."""
+    current = sys.exception()
+    while current is not None and current is not error:
+        current = current.__context__
+    return current is not None
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM raise `Stopped` within, again a second later where that was lost.
+
+    What a handler raises is lost where no exception can go on, as in a garbage collector's
+    callbacks, and where compiled modules or libraries take it for the lack of what they look for
+    or import. Ctrl-C stays ignored where it is, as in what a script starts in the background.
+    """
+    handler, before = _Insistent(), sys.unraisablehook
+
+    def hook(ignored: Any) -> None:
+        if isinstance(ignored.exc_value, Stopped):
+            # Compiled modules warn of what they then lack, and this process ends.
+            warnings.simplefilter("ignore", RuntimeWarning)
+        else:
+            before(ignored)
+
+    heeded = [
+        number
+        for number in SIGNALS
+        if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
+    ]
+    with handled(dict.fromkeys(heeded, handler)):
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before
+            with handler.lock:
+                handler.ended = True
 
 
 def stop(number: int, frame: FrameType | None = None) -> None:

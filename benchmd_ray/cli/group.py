@@ -12,7 +12,7 @@ import click
 from benchmd_ray import __version__
 from benchmd_ray.cli.allowed import Command, verbose
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.interrupts import handled, sent_again, stop
+from benchmd_ray.interrupts import stoppable
 
 NOT_ALLOWED = "choose a folder that you may write to, or change its permissions"
 REMEDIES = {
@@ -100,7 +100,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         try:
-            with handled({signal.SIGTERM: stop}), sent_again():
+            with stoppable():
                 return super().invoke(ctx)
         except BenchmdError as error:
             if verbose():
