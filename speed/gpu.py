@@ -42,7 +42,7 @@ from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.files import write_json
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.run_files import MODEL
-from benchmd_ray.scores.metrics import auroc
+from benchmd_ray.scores.metrics import Values, auroc
 from benchmd_ray.settings import ENCODERS, ExecutionSettings, Settings, updated
 from benchmd_ray.ssl import METHODS, method_named
 from benchmd_ray.training import steps as steps_module
@@ -53,6 +53,7 @@ from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.losses import Losses
 from benchmd_ray.training.pretrain import pretrain
 from benchmd_ray.training.seeds import DRAWS, generator
+from benchmd_ray.training.selection import auroc_on
 from benchmd_ray.training.steps import COMPILED_FROM
 from benchmd_ray.training.transfer import transfer
 from speed import measure
@@ -454,10 +455,20 @@ def scored(setting: Setting, kind: str) -> dict[str, Any]:
     draws = np.random.default_rng(0)
     targets = np.eye(5, dtype=np.int8)[draws.integers(0, 5, rows)]
     scores = draws.random((rows, 5))
+    device = setting.device
+    ranks: dict[str, Callable[..., Values]] = {
+        "host": auroc,
+        "device": partial(auroc, of_class=partial(auroc_on, device)),
+    }
+    for rank in ranks.values():
+        assert rank(targets, scores) == auroc(targets, scores)
     return {
         "records_per_second": {name: rate(forward) for name, forward in ways.items()},
         "auroc_rows": rows,
-        "auroc_seconds": measure.rounded(measure.seconds_of(lambda: auroc(targets, scores))),
+        "auroc_seconds": {
+            name: measure.rounded(measure.seconds_of(partial(rank, targets, scores), device))
+            for name, rank in ranks.items()
+        },
     }
 
 

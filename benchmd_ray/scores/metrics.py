@@ -118,18 +118,23 @@ def _values(mean: float, per_class: Floats) -> Values:
     return Values(mean, tuple(per_class.tolist()), unscored)
 
 
-def auroc(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Values:
+def auroc(
+    targets: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    of_class: Callable[[Targets, Floats], float] = ranking.auroc,
+) -> Values:
     """AUROC of each class and its unweighted mean (BenchMD v2, section 4).
 
     Args:
         targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
         scores: (rows, classes), higher means more likely positive; see `probabilities`.
+        of_class: The AUROC of one class from its targets (rows,), 1 or 0, and scores (rows,).
 
     Raises:
         BenchmdError: The arrays do not fit together, hold other target values, or a score is
             not finite.
     """
-    return _ranked_values(auroc_per_class(targets, scores))
+    return _ranked_values(_each_class(of_class, targets, scores))
 
 
 def auroc_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmd_ray.data.sizes import streams
 from benchmd_ray.data.splits import balanced_folds, label_subset, rarest_class
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.metrics import auroc, probabilities, require_scorable
+from benchmd_ray.scores.sums import Floats, Targets
 from benchmd_ray.scores.units import Units
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import TaskKind
@@ -61,6 +63,8 @@ class TransferData:
     """Of these rows, those of the second half of the patients, where halves are scored too."""
     into: Path | None = None
     """File that gets the probabilities of what was scored last, (rows, classes)."""
+    device: str = "cpu"
+    """That ranks what is scored, as torch names it."""
 
     def scores(self, logits: npt.NDArray[Any]) -> dict[str, float]:
         """Mean AUROC on the validation split, by the name that metrics give it; and on its halves.
@@ -73,12 +77,34 @@ class TransferData:
             np.save(self.into, scores.astype(np.float32), allow_pickle=False)
         targets = self.validation_units.targets(self.validation_targets)
         scores = self.validation_units.scores(scores)
-        found = {"validation_auroc": auroc(targets, scores).mean}
+        found = {"validation_auroc": self._auroc(targets, scores)}
         if self.second_half is not None:
             second = self.second_half[self.validation_units.first]
             for name, half in zip(HALVES, (~second, second), strict=True):
-                found[name] = auroc(targets[half], scores[half]).mean
+                found[name] = self._auroc(targets[half], scores[half])
         return found
+
+    def _auroc(self, targets: Targets, scores: Floats) -> float:
+        if self.device == "cpu":
+            return auroc(targets, scores).mean
+        return auroc(targets, scores, partial(auroc_on, self.device)).mean
+
+
+def auroc_on(device: str, target: Targets, score: Floats) -> float:
+    """AUROC of one class, sorted on a device: the number of `benchmd_ray.scores.ranking.auroc`.
+
+    Args:
+        device: It sorts; as torch names it.
+        target: (rows,) 1 or 0, both at least once.
+        score: (rows,).
+    """
+    rows = torch.as_tensor(score, dtype=torch.float64, device=device)
+    positive = rows[torch.as_tensor(target, device=device) == 1]
+    ascending, several = rows.sort().values, len(positive)
+    below = torch.searchsorted(ascending, positive).sum()
+    up_to = torch.searchsorted(ascending, positive, right=True).sum()
+    won = int(below + up_to) - several**2
+    return won / (2 * several * (len(rows) - several))
 
 
 def transfer_data(settings: Settings, catalog: Catalog, *, halved: bool = False) -> TransferData:

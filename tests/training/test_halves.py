@@ -1,16 +1,18 @@
 """Scores on halves of the validation split, for an epoch that is chosen on other patients."""
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.data.resident import split_table
-from benchmd_ray.scores.metrics import probabilities
+from benchmd_ray.scores.metrics import auroc, probabilities
 from benchmd_ray.settings import Settings
 from benchmd_ray.training import selection
-from benchmd_ray.training.selection import HALVES, crossed, transfer_data
+from benchmd_ray.training.selection import HALVES, auroc_on, crossed, transfer_data
 
 
 @pytest.fixture
@@ -75,3 +77,18 @@ def test_a_long_unsteady_training_looks_no_better_than_it_is():
         highest.append(table.mean(axis=1).max())
     assert np.mean(highest) > 0.84
     assert abs(np.mean(found) - 0.8) < 0.006
+
+
+def test_a_device_ranks_to_the_very_number_of_the_host(source):
+    generator = np.random.default_rng(1)
+    data = replace(transfer_data(Settings(), source), device="meta")
+    with pytest.raises(NotImplementedError):  # it is the device that sorts
+        data.scores(generator.normal(size=data.validation_targets.shape))
+    for rows in (2, 50, 4001):
+        targets = generator.integers(-1, 2, (rows, 4)).astype(np.int8)
+        targets[:2] = ((1, 1, 0, 0), (0, 1, 0, -1))  # of two rows only one class can be scored
+        scores = generator.normal(size=(rows, 4)).round(1)  # tied
+        on_device = auroc(targets, scores, partial(auroc_on, "cpu"))
+        host = auroc(targets, scores)
+        np.testing.assert_array_equal(on_device.per_class, host.per_class)
+        assert on_device.mean == host.mean
