@@ -34,6 +34,7 @@ PARTS: Mapping[str, Part] = {
     "monai": Part(1, ("models/monai_networks.py",)),
     "imagenet": Part(1, ("models/imagenet.py",)),
     "heads": Part(1, ("models/heads.py",)),
+    "nearest neighbours": Part(1, ("models/neighbours.py",)),
     "segmentation": Part(
         1,
         (

@@ -69,6 +69,7 @@ RANGES: dict[str, dict[str, Within]] = {
     "transfer": {
         "epochs": FROM_1,
         "batch_size": FROM_1,
+        "neighbours": FROM_1,
         "label_smoothing": BELOW_1,
         "dropout": dataclasses.replace(BELOW_1, optional=True),
         "embedding_dropout": dataclasses.replace(BELOW_1, optional=True),
@@ -278,10 +279,11 @@ class AugmentationSettings:
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """Transfer to the source's labels: linear evaluation or fine-tuning."""
+    """Transfer to the source's labels: linear evaluation, fine-tuning or nearest neighbours."""
 
-    mode: Literal["linear", "finetune"] = "linear"
-    """Train only the head on a frozen encoder, or head and encoder."""
+    mode: Literal["linear", "finetune", "knn"] = "linear"
+    """linear trains only the head on a frozen encoder, finetune head and encoder; knn trains
+    nothing: the nearest training records by their features vote (`models.neighbours`)."""
     labels: Literal["small", "medium", "large", "full"] = "full"
     """Label setting: 8, 64 or 256 labels per class, or all."""
     epochs: int = 100
@@ -313,6 +315,8 @@ class TransferSettings:
     averaging: float = 0.0
     """Fine-tuning: decay, for each step, of an exponential moving average of the weights, which is
     what is evaluated, kept and exported; 0: the weights themselves."""
+    neighbours: int = 20
+    """Nearest neighbours: how many training records vote, or all where there are fewer."""
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""
 
@@ -326,9 +330,14 @@ class TransferSettings:
 
     @property
     def setting(self) -> str:
-        """Name of the transfer setting in tables: ``linear`` or ``finetune-<labels>``."""
-        whole = (self.mode, self.labels) == ("linear", "full")
-        return "linear" if whole else f"{self.mode}-{self.labels}"
+        """Name in tables: ``linear``, ``knn``, or ``<mode>-<labels>`` such as ``finetune-full``."""
+        whole = self.labels == "full" and self.freezes
+        return self.mode if whole else f"{self.mode}-{self.labels}"
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the encoder stays as it is: each record is encoded once."""
+        return self.mode != "finetune"
 
 
 @dataclass(frozen=True)

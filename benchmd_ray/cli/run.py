@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     metavar="NAME",
     shell_complete=complete_transfer,
     help="Only this transfer setting (repeatable): linear, linear-small, linear-medium, "
-    "linear-large, finetune-small, finetune-medium, finetune-large, finetune-full; else linear and "
-    "the four of fine-tuning.",
+    "linear-large, finetune-small, finetune-medium, finetune-large, finetune-full, knn, knn-small, "
+    "knn-medium, knn-large; else linear and the four of fine-tuning.",
 )
 @click.option(
     "--seed", "seeds", type=int, multiple=True, default=(0,), help="Seeds (repeatable); else 0."

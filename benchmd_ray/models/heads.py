@@ -11,12 +11,12 @@ from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
 
 class Classifier(nn.Module):
-    """An encoder and a linear head: signals to logits."""
+    """An encoder and a head, a linear one where none is given: signals to logits."""
 
-    def __init__(self, encoder: Encoder, classes: int) -> None:
+    def __init__(self, encoder: Encoder, classes: int, head: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.Linear(encoder.width, classes)
+        self.head = head or nn.Linear(encoder.width, classes)
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Logits: (batch, classes)."""

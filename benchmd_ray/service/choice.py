@@ -27,7 +27,7 @@ from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder, technique_nam
 from benchmd_ray.storage.location import Location
 from benchmd_ray.tasks import Task
 
-Mode = Literal["linear", "finetune"]
+Mode = Literal["linear", "finetune", "knn"]
 MODES, LABELS = (get_args(get_type_hints(TransferSettings)[name]) for name in ("mode", "labels"))
 TRANSFERS: dict[str, dict[str, Any]] = {
     TransferSettings(mode=mode, labels=labels).setting: {"mode": mode, "labels": labels}
@@ -235,9 +235,8 @@ def _require_free(choice: Choice, base: Settings, settings: Settings) -> None:
 
 
 def with_setting(settings: Settings, name: str) -> Settings:
-    """Settings of a transfer setting; linear evaluation runs on one worker."""
-    execution = settings.execution
-    if TRANSFERS[name]["mode"] == "linear":
+    """Settings of a transfer setting; what leaves the encoder as it is runs on one worker."""
+    transfer, execution = replace(settings.transfer, **TRANSFERS[name]), settings.execution
+    if transfer.freezes:
         execution = replace(execution, workers=1)
-    transfer = replace(settings.transfer, **TRANSFERS[name])
     return replace(settings, transfer=transfer, execution=execution)

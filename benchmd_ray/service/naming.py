@@ -109,7 +109,9 @@ def transferring(
 def transfer_parts(settings: Settings) -> set[str]:
     """Names of the parts that a transfer with these settings uses."""
     used = {*EVERY, "heads", "transfer", network_part(settings.encoder.network)}
-    if settings.transfer.mode == "linear":
+    if settings.transfer.mode == "knn":
+        used.add("nearest neighbours")
+    if settings.transfer.freezes:
         used.add("linear evaluation")
     elif settings.transfer.augmentation != AugmentationSettings():
         used.add("augmentation")

@@ -7,7 +7,7 @@ names: another step is one more class here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -253,6 +253,27 @@ class Linear(_OnLabels, Step):
         return _transfer_disk(inputs, copies=0)
 
 
+class Neighbours(_OnLabels, Step):
+    """Nearest neighbours by an encoder's features of a source's records, and their scores there."""
+
+    kind, title = "transfer", "transfers"
+
+    def work(self, inputs: Inputs) -> Work:
+        """Each record is encoded once; the neighbours are found meanwhile."""
+        rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
+        forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
+        return replace(
+            _training(self, inputs, rows),
+            once_flops=forward * (inputs.source.scored_rows + rows + validation),
+        )
+
+    def disk(self, inputs: Inputs) -> Disk:
+        """Weights with the features of the training records, and predictions."""
+        disk = _transfer_disk(inputs, copies=0)
+        values = inputs.settings.encoder.width + len(inputs.source.kind.task.classes)
+        return replace(disk, kept=disk.kept + 4 * values * cost.training_records(inputs))
+
+
 class Finetune(_OnLabels, Step):
     """Fine-tuning of an encoder on a source's labels, and its scores there."""
 
@@ -316,7 +337,7 @@ class Evaluate(Step):
         return run
 
 
-STEPS: tuple[type[Step], ...] = (Pretrain, Export, Linear, Finetune, Evaluate)
+STEPS: tuple[type[Step], ...] = (Pretrain, Export, Linear, Neighbours, Finetune, Evaluate)
 """All steps, in the order of a plan's columns."""
 
 
@@ -327,7 +348,9 @@ def pretrain_step(technique: str) -> Step:
 
 def transfer_step(settings: Settings, evaluation: Evaluation = CLASSIFICATION) -> Step:
     """The step of a transfer with these settings, which is scored by an evaluation."""
-    return (Linear if settings.transfer.mode == "linear" else Finetune)(evaluation)
+    steps: dict[str, Callable[[Evaluation], Step]]
+    steps = {"linear": Linear, "finetune": Finetune, "knn": Neighbours}
+    return steps[settings.transfer.mode](evaluation)
 
 
 def counts(steps: Iterable[Step]) -> dict[str, int]:

@@ -84,11 +84,11 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
             _launch_on_ray(job)
         return
     streaming = any(streams(catalog, split, execution) for split in splits)
-    # Linear evaluation begins anew: it has nothing to write before it ends.
-    linear = isinstance(job, TransferJob) and job.settings.transfer.mode == "linear"
+    # What leaves the encoder as it is begins anew: it has nothing to write before it ends.
+    begins_anew = isinstance(job, TransferJob) and job.settings.transfer.freezes
     with (
         connected(cpus=2) if streaming else contextlib.nullcontext(),
-        contextlib.nullcontext() if linear else heeding(),
+        contextlib.nullcontext() if begins_anew else heeding(),
     ):
         worker = Worker(device=choose_device(execution.device))
         record_hardware(job.folder, worker)

@@ -1,4 +1,4 @@
-"""Linear evaluation: a head on the features of a frozen encoder, each record encoded once."""
+"""Evaluation of a frozen encoder, each record encoded once: a linear head, or its neighbours."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.models.heads import Classifier, classification_loss
+from benchmd_ray.models.neighbours import Neighbours
 from benchmd_ray.settings import Settings
 from benchmd_ray.tasks import TaskKind
-from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
+from benchmd_ray.training.collect import EVALUATION_BATCH, collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import TorchEngine, cpu_copy
 from benchmd_ray.training.features import Features, feature_store
 from benchmd_ray.training.forward import graphed
@@ -52,7 +53,7 @@ def linear_evaluation(
         The best epoch, with the weights of head and encoder.
     """
     transfer = settings.transfer
-    training, validation = _features(settings, catalog, data, model.encoder, worker, kept)
+    training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
     features = torch.from_numpy(training).to(worker.device)
     # A copy is in memory alike wherever the features came from: the same bits come out.
     held = torch.from_numpy(validation).clone().to(worker.device)
@@ -73,7 +74,49 @@ def linear_evaluation(
     return best
 
 
-def _features(
+def nearest_neighbours(
+    settings: Settings,
+    catalog: Catalog,
+    data: TransferData,
+    model: Classifier,
+    worker: Worker,
+    reporter: Reporter,
+    *,
+    kept: Path | None = None,
+) -> Best:
+    """Let the chosen training records vote by their features; nothing is trained.
+
+    Args:
+        settings: Settings of the run, of which ``transfer.neighbours`` is read.
+        catalog: The source's catalog.
+        data: The labels.
+        model: Its encoder stays as it is; its head becomes a `Neighbours`.
+        worker: This process.
+        reporter: Is notified of the score.
+        kept: Folder in which the features are kept for other runs, and taken from.
+
+    Returns:
+        The score, with the weights of the encoder and the training records' features.
+    """
+    training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
+    reporter.start("nearest neighbours", 1, "epochs", 0)
+    targets = torch.from_numpy(data.columns.targets[data.rows])
+    nearest = settings.transfer.neighbours
+    head = Neighbours(torch.from_numpy(training), targets, catalog.task.kind, nearest)
+    model.head = head.to(worker.device)
+    with torch.inference_mode():
+        parts = [
+            head(torch.from_numpy(validation[start : start + EVALUATION_BATCH]).to(worker.device))
+            for start in range(0, len(validation), EVALUATION_BATCH)
+        ]
+    scores, best = data.scores(torch.cat(parts).cpu().numpy()), Best()
+    best.offer(scores["validation_auroc"], 0, partial(cpu_copy, model))
+    reporter.report(1, scores)
+    reporter.finish()
+    return best
+
+
+def frozen_features(
     settings: Settings,
     catalog: Catalog,
     data: TransferData,

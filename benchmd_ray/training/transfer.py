@@ -44,7 +44,7 @@ from benchmd_ray.training.engine import Engine, gather, make_engine
 from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.freezing import freeze, frozen_parts, require_pretrained
 from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
-from benchmd_ray.training.linear import linear_evaluation
+from benchmd_ray.training.linear import linear_evaluation, nearest_neighbours
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.objectives import Model, model_of, objective_of
 from benchmd_ray.training.pretrain import require_source, require_whole_batches
@@ -81,17 +81,17 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     require_source(catalog)
     catalog.require_split("validation")
     require_task(catalog.task, job.settings.encoder)
-    if catalog.task.segments and job.settings.transfer.mode == "linear":
+    if catalog.task.segments and job.settings.transfer.freezes:
         raise BenchmdError(
             f"the task of {catalog.dataset} is a segmentation, of which no frozen encoder gives "
             "features: fine-tune instead (--setting finetune-full, or "
             "--set transfer.mode=finetune)."
         )
     require_fitting(catalog.signal, job.settings.encoder)
-    if job.settings.transfer.mode == "linear" and job.settings.execution.workers > 1:
+    if job.settings.transfer.freezes and job.settings.execution.workers > 1:
         raise BenchmdError(
-            "linear evaluation encodes each record once and runs on one worker: use "
-            "--set execution.workers=1."
+            f"transfer.mode={job.settings.transfer.mode} encodes each record once and runs on one "
+            "worker: use --set execution.workers=1."
         )
     if job.settings.transfer.mode == "finetune":
         require_whole_batches(job.settings, catalog.signal)
@@ -155,10 +155,11 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         load_weights(encoder, job.upstream / MODEL, stated, "encoder.")
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
     model = model_of(encoder, catalog.task)
-    if settings.transfer.mode == "linear":
+    if settings.transfer.freezes:
         assert isinstance(model, Classifier)  # `require_transferable` refuses others
+        evaluate = linear_evaluation if settings.transfer.mode == "linear" else nearest_neighbours
         about = (settings, catalog, data, model, worker, reporter)
-        best = linear_evaluation(*about, kept=job.features)
+        best = evaluate(*about, kept=job.features)
     else:
         best = _finetune(job, catalog, data, model, worker, reporter)
     if best.epoch < 0:
@@ -173,11 +174,11 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
 
 def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) -> None:
     transfer = job.settings.transfer
-    # Linear evaluation encodes each record once: it reads no augmentation.
-    finetuned = transfer.mode == "finetune"
-    augmentation = transfer.augmentation if finetuned else AugmentationSettings()
+    # Where each record is encoded once, no augmentation is read.
+    augmentation = AugmentationSettings() if transfer.freezes else transfer.augmentation
     about = (job.settings.encoder, catalog.signal, catalog.statistics, catalog.task, augmentation)
-    export_model(job.folder, best.weights, *about)
+    nearest = transfer.neighbours if transfer.mode == "knn" else None
+    export_model(job.folder, best.weights, *about, nearest=nearest)
     write_hashed_json(
         job.folder / RESULT,
         {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import nn
 
@@ -26,6 +26,7 @@ from benchmd_ray.integrity import (
 )
 from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.neighbours import Neighbours
 from benchmd_ray.models.networks import network_source, require_task
 from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.run_files import MODEL
@@ -45,10 +46,12 @@ DESCRIBED: Kinds = {
     "task": (dict, type(None)),
     "statistics": (dict, type(None)),
     "augmentation": dict,
+    "nearest": (int, type(None)),
     "weights": str,
 }
 """What it says: the architecture with the source of a custom network, the signals and what is done
-to them, the task of a model with a head, and the SHA-256 of the weights."""
+to them, the task of a model with a head, how many neighbours vote where that is no linear one, and
+the SHA-256 of the weights."""
 
 
 def export_model(
@@ -59,6 +62,7 @@ def export_model(
     statistics: Statistics | None,
     task: Task | None = None,
     augmentation: AugmentationSettings | None = None,
+    nearest: int | None = None,
 ) -> None:
     """Write float32 weights, what architecture they are of and how their input is made.
 
@@ -71,6 +75,7 @@ def export_model(
         task: What its head predicts; None where it has none.
         augmentation: What they were trained with, which says what they are evaluated on; None for
             none.
+        nearest: Neighbours that vote; None for a head that is trained, or none.
     """
     description = {
         "encoder": as_dict(encoder),
@@ -79,6 +84,7 @@ def export_model(
         "task": None if task is None else asdict(task),
         "statistics": statistics,
         "augmentation": as_dict(augmentation or AugmentationSettings()),
+        "nearest": nearest,
         "weights": write_weights(folder / MODEL, weights),
     }
     write_hashed_json(folder / DESCRIPTION, description)
@@ -227,9 +233,23 @@ def _load_model(folder: Path) -> Classifier | Segmenter:
             "printed."
         )
     require_task(task, updated(EncoderSettings(), description["encoder"]))
-    model = (Segmenter if task.segments else Classifier)(encoder, len(task.classes))
+    model: Classifier | Segmenter
+    if description["nearest"] is not None:
+        model = Classifier(encoder, len(task.classes), _neighbours(folder, description, task))
+    else:
+        model = (Segmenter if task.segments else Classifier)(encoder, len(task.classes))
     load_weights(model, folder / MODEL, description["weights"])
     return model
+
+
+def _neighbours(folder: Path, description: Mapping[str, Any], task: Task) -> Neighbours:
+    """A head for as many training records as the weights hold; it has none of them yet."""
+    path = folder / MODEL
+    require_sha256(path, description["weights"], made_again(folder))
+    with safe_open(path, "pt") as held:
+        records, width = held.get_slice("head.features").get_shape()
+    features, targets = torch.zeros(records, width), torch.zeros(records, len(task.classes))
+    return Neighbours(features, targets, task.kind, description["nearest"])
 
 
 def model_description(folder: Path) -> dict[str, Any]:

@@ -85,6 +85,11 @@ class Network:
         signal, task = described(about, run)
         if task is None:
             raise BenchmdError(f"{run} is a pretraining: name a transfer run.")
+        if not isinstance(model.head, nn.Linear):
+            raise BenchmdError(
+                f"{run} lets nearest neighbours vote (transfer.mode=knn), and detectors read the "
+                "weights of a linear head: name a run of another mode."
+            )
         model.to(worker.device).eval()
         pretrained, mae = _pretraining(run)
         for each in (pretrained, mae):
@@ -101,6 +106,7 @@ class Network:
     @cached_property
     def head(self) -> Head:
         """Its linear head."""
+        assert isinstance(self.model.head, nn.Linear)  # `Network.of` refuses others
         weight, bias = self.model.head.weight, self.model.head.bias
         arrays = [value.detach().cpu().numpy().astype(np.float64) for value in (weight, bias)]
         return Head(arrays[0], arrays[1], self.task.exclusive)

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from benchmd_ray.results.canvas import LETTERS, WIDTH, TechniqueLook, new_figure
 
 SETTING_LABELS = {
+    "knn": "neighbours\nall labels",
     "linear": "linear\nall labels",
     "finetune-small": "fine-tune\n8 / class",
     "finetune-medium": "fine-tune\n64 / class",

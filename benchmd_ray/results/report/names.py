@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from benchmd_ray.benchmarks.registry import starts
 
 TECHNIQUES = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
-SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
+SETTINGS = ("knn", "linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
 SPLITS = ("validation", "test")
 
 

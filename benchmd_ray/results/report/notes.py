@@ -40,6 +40,11 @@ def notes(rows: pd.DataFrame) -> list[str]:
         )
     if (found["setting"] == "linear").any():
         lines.append("linear: a linear head on the frozen encoder, all labels.")
+    if found["setting"].str.startswith("knn").any():
+        lines.append(
+            "knn: nothing is trained; the nearest training records by the frozen encoder's "
+            "features vote."
+        )
     if (own & (found["dataset"] != found["source"])).any():
         lines.append(
             "another source: scored zero-shot as the targets are, by a run that was trained on the "

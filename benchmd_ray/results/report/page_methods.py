@@ -122,7 +122,8 @@ WORDS: tuple[tuple[str, str], ...] = (
     (
         "setting",
         "linear: a linear head on the frozen encoder, all labels. finetune-small, finetune-medium, "
-        "finetune-large, finetune-full: all weights, with 8, 64, 256 labels per class, or all.",
+        "finetune-large, finetune-full: all weights, with 8, 64, 256 labels per class, or all. "
+        "knn: nothing is trained, the nearest training records by the encoder's features vote.",
     ),
     ("technique", "How the encoder was pretrained; scratch is not at all."),
     (

@@ -1,0 +1,56 @@
+"""Weighted nearest neighbours on features: a head that holds training records and learns nothing.
+
+Source: Wu et al. 2018 (https://arxiv.org/abs/1805.01978), section 3.4, with the temperature and the
+number of neighbours that DINO's evaluation takes (https://arxiv.org/abs/2104.14294).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
+
+TEMPERATURE = 0.07
+"""A neighbour votes with the weight exp(cosine / temperature)."""
+LEAST = 1e-6
+"""Share of the votes, at least, and at most 1 less this: a logit is finite."""
+
+
+class Neighbours(nn.Module):
+    """Features to the logits of the shares of their neighbours' votes."""
+
+    features: torch.Tensor
+    targets: torch.Tensor
+
+    def __init__(
+        self, features: torch.Tensor, targets: torch.Tensor, task: TaskKind, nearest: int
+    ) -> None:
+        """Hold the training records.
+
+        Args:
+            features: (records, width).
+            targets: (records, classes): 1, 0 or -1 for unknown, which has no vote on its class.
+            task: Single-label or multi-label.
+            nearest: Records that vote; all where there are fewer.
+        """
+        super().__init__()
+        self.register_buffer("features", functional.normalize(features.float(), dim=1))
+        self.register_buffer("targets", targets.float())
+        self.exclusive, self.nearest = task in EXCLUSIVE, min(nearest, len(features))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, classes) of features (batch, width): softmax or sigmoid give the shares.
+
+        They are computed in float32.
+        """
+        with torch.autocast(features.device.type, enabled=False):
+            cosines = functional.normalize(features.float(), dim=1) @ self.features.T
+            near, rows = cosines.topk(self.nearest, dim=1)
+            votes = ((near - near[:, :1]) / TEMPERATURE).exp().unsqueeze(-1)
+            known = self.targets[rows]  # (batch, nearest, classes)
+            cast = (votes * (known != UNKNOWN)).sum(dim=1)
+            share = (votes * (known == 1)).sum(dim=1) / cast.clamp(min=LEAST)
+            share = share.clamp(LEAST, 1 - LEAST)
+            return share.log() if self.exclusive else share.logit()
