@@ -378,7 +378,9 @@ def transfer(
     Args:
         catalog: Of the source.
         store: Of all runs.
-        upstream: A pretraining run, or its folder; None starts from random weights.
+        upstream: A pretraining run, or its folder; or an encoder that was trained elsewhere:
+            ``hf:FOLDER`` of transformers, or ``package.module:function`` that makes one, which
+            `allow` names. None starts from random weights.
         targets: Catalogs that are scored without training on them.
         settings: What differs from the fixed protocol, by group.
         address: Ray cluster to work on; None works embedded.
@@ -389,15 +391,15 @@ def transfer(
     Raises:
         BenchmdError: Something named does not exist or fit, or the work failed.
     """
-    from benchmd_ray.results.store import read_run
-    from benchmd_ray.service.execute import base_settings, transfer_run
-    from benchmd_ray.ssl import SCRATCH
+    from benchmd_ray.service.execute import transfer_run, transfer_settings
+    from benchmd_ray.ssl.brought import brought_name
 
-    place, technique, start = _location(catalog), SCRATCH, None
-    if upstream is not None:
-        start = _store(upstream) if isinstance(upstream, str | Path) else upstream.folder
-        technique = str(read_run(start).description["technique"])
-    made = _changed(base_settings(place, technique), settings)
+    place, start = _location(catalog), None
+    if isinstance(upstream, str | Path):
+        start = brought_name(str(upstream)) or _store(upstream)
+    elif upstream is not None:
+        start = upstream.folder
+    made = _changed(transfer_settings(place, start), settings)
     others = tuple(_location(each) for each in _several(targets))
     return transfer_run(place, _store(store), made, upstream=start, targets=others, address=address)
 

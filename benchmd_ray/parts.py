@@ -32,6 +32,7 @@ PARTS: Mapping[str, Part] = {
     "resnet": Part(1, ("models/drop_path.py", "models/resnet.py")),
     "xresnet": Part(1, ("models/drop_path.py", "models/resnet.py", "models/xresnet.py")),
     "monai": Part(1, ("models/monai_networks.py",)),
+    "transformers": Part(1, ("models/hub_networks.py",)),
     "imagenet": Part(1, ("models/imagenet.py",)),
     "heads": Part(1, ("models/heads.py",)),
     "nearest neighbours": Part(1, ("models/neighbours.py",)),
@@ -152,6 +153,6 @@ def older(held: Mapping[str, object]) -> list[str]:
 @cache
 def package_versions() -> Mapping[str, str]:
     """Versions of the packages that compute; looking them up takes milliseconds."""
-    packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow", "monai")
+    packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow", "monai", "transformers")
     found = {name: version(name) for name in packages if find_spec(name)}
     return {"benchmd_ray": __version__, **found}

@@ -133,7 +133,8 @@ class EncoderSettings:
     """The benchmark's transformer; resnet18 or resnet50 for images, the same with -2.5d, -3d or
     -acs for volumes and with -1d for signals over time, xresnet1d101 for these;
     monai-densenet121, monai-efficientnet-b0 or monai-seresnet50 for all of them, and monai-unet,
-    monai-segresnet, monai-unetr or monai-swinunetr for masks, which need the extra monai; or a
+    monai-segresnet, monai-unetr or monai-swinunetr for masks, which need the extra monai;
+    transformers for what a folder of that library describes (`--from hf:FOLDER`); or a
     network of your own: the name of an entry point or package.module:name
     (docs/own_method.md)."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class EncoderSettings:
     dropout (`models.resnet.ResNetOptions`), xresnet1d101 width, growth and dropout
     (`models.xresnet.XResNetOptions`), a network of MONAI resize and dropout, one that segments
     width, depth, patch, hidden and dropout (`models.segmentation_networks.SegmentationOptions`),
-    and nothing else of this group."""
+    one of transformers config, and nothing else of this group."""
 
     def __post_init__(self) -> None:
         _require_ranges(self, "encoder")

@@ -182,7 +182,10 @@ def test_an_encoder_name_in_a_file(tmp_path):
             r"in 'pretrain\.optimiser' 'learning'.*Valid: drop.*lr, sch",
         ),
         ("encoder=tini", r"unknown encoder size 'tini'\. Did you mean 'tiny'\?.*base, large"),
-        ("transfer.mode=finetun", r"transfer\.mode.*'finetun'.*'finetune'.*Valid: finetune, knn, lin"),
+        (
+            "transfer.mode=finetun",
+            r"transfer\.mode.*'finetun'.*'finetune'.*Valid: finetune, knn",
+        ),
         ("execution.zero_stage=4", r"execution\.zero_stage.*'4'.*Valid: 0, 1, 2, 3"),
         ("execution.zero_stage=true", r"execution\.zero_stage.*'True'"),
         ("pretrain.steps=1.5", r"setting pretrain\.steps is 1\.5, expected .* int"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-NAMES = ("technique", "techniques", "assignments")
+NAMES = ("technique", "techniques", "assignments", "upstream")
 """Parameters whose values name plug-ins."""
 FILES = ("settings_file", "space")
 """Parameters that name YAML files, which may name plug-ins."""
@@ -153,12 +153,14 @@ class Command(click.Command):
 
 def _named(params: Mapping[str, Any]) -> Iterator[str]:
     """What could be an import path among the values of parameters."""
+    from benchmd_ray.ssl import OWN
+
     for key in NAMES:
         given = params.get(key) or ()
-        for text in (given,) if isinstance(given, str) else given:
+        for text in given if isinstance(given, tuple) else (str(given),):
             name = text.rpartition("=")[2].strip()
             if ":" in name:
-                yield name
+                yield name.removeprefix(OWN)
     for key in FILES:
         path = params.get(key)
         if path is None:

@@ -55,6 +55,21 @@ class FolderType(click.Path):
         return self._on_s3(text)
 
 
+class UpstreamType(FolderType):
+    """A run's folder, or the name of a technique that takes an encoder from elsewhere."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        """The folder, or the technique's name as text."""
+        from benchmd_ray.ssl.brought import brought_name
+
+        return brought_name(os.fspath(value)) or super().convert(value, param, ctx)
+
+
 def _location(address: str) -> Any:
     from benchmd_ray.storage.location import location
 
@@ -74,6 +89,8 @@ DATA = FolderType(_location, file_okay=True)
 """A catalog, a file, or a folder of files."""
 STORE = FolderType(_mirror)
 """For every option or argument that names a store or runs; on S3, the folder that mirrors it."""
+UPSTREAM = UpstreamType(_mirror)
+"""For an option that names what a transfer starts from."""
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 

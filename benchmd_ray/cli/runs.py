@@ -9,7 +9,14 @@ import click
 
 from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import CATALOG, FILE, STORE, complete_technique, execution_options
+from benchmd_ray.cli.options import (
+    CATALOG,
+    FILE,
+    STORE,
+    UPSTREAM,
+    complete_technique,
+    execution_options,
+)
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -21,7 +28,8 @@ if TYPE_CHECKING:
     "--technique",
     required=True,
     shell_complete=complete_technique,
-    help="e-mix, shed or mae; for images also imagenet or imagenet+mae.",
+    help="e-mix, shed or mae; for images also imagenet, imagenet+mae or hf:FOLDER of transformers; "
+    "package.module:name of your own method; model:package.module:function of your own encoder.",
 )
 @click.option(
     "--weights",
@@ -52,9 +60,11 @@ def pretrain(
     from benchmd_ray.service.execute import base_settings, pretrain_run
     from benchmd_ray.settings import load_settings
     from benchmd_ray.ssl import technique_named
+    from benchmd_ray.ssl.brought import own_encoder
 
     technique_named(technique)
-    settings = load_settings(settings_file, assignments, base_settings(path, technique))
+    base = base_settings(path, technique, own_encoder(technique))
+    settings = load_settings(settings_file, assignments, base)
     run = pretrain_run(technique, path, store, settings, address, weights=weights)
     if held := run.description.get("weights"):
         skipped = ", ".join(held["skipped"]) or "nothing"
@@ -65,7 +75,12 @@ def pretrain(
 @main.command()
 @click.option("--catalog", "path", type=CATALOG, required=True, help="Catalog of the source.")
 @click.option(
-    "--from", "upstream", type=STORE, help="Folder of a pretraining run; else from scratch."
+    "--from",
+    "upstream",
+    type=UPSTREAM,
+    metavar="RUN",
+    help="Folder of a pretraining run; or an encoder that was trained elsewhere: hf:FOLDER of "
+    "transformers, or module:function of your own. Else from scratch.",
 )
 @click.option(
     "--target", "targets", type=CATALOG, multiple=True, help="Catalog to evaluate zero-shot."
@@ -73,7 +88,7 @@ def pretrain(
 @execution_options
 def transfer(
     path: Location,
-    upstream: Path | None,
+    upstream: Path | str | None,
     targets: tuple[Location, ...],
     store: Path,
     settings_file: Path | None,
@@ -88,21 +103,14 @@ def transfer(
     benchmd transfer --catalog catalogs/ptb-xl --from runs/pretrain-… --target catalogs/georgia
     benchmd transfer --catalog catalogs/ptb-xl --set transfer.mode=finetune \\
         --set transfer.labels=small
+    benchmd transfer --catalog catalogs/mimic-cxr --from hf:models/vit --set transfer.mode=knn
     """
-    from benchmd_ray.results.store import read_run, shown
-    from benchmd_ray.service.execute import base_settings, transfer_run
+    from benchmd_ray.results.store import shown
+    from benchmd_ray.service.execute import transfer_run, transfer_settings
     from benchmd_ray.settings import load_settings
-    from benchmd_ray.ssl import SCRATCH
 
-    technique = SCRATCH if upstream is None else read_run(upstream).description["technique"]
-    run = transfer_run(
-        path,
-        store,
-        load_settings(settings_file, assignments, base_settings(path, technique)),
-        upstream=upstream,
-        targets=targets,
-        address=address,
-    )
+    settings = load_settings(settings_file, assignments, transfer_settings(path, upstream))
+    run = transfer_run(path, store, settings, upstream=upstream, targets=targets, address=address)
     click.echo(shown(run.folder))
 
 

@@ -16,8 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.drop_path import DropPath
+from benchmd_ray.models.hub_networks import HubNetwork
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
-from benchmd_ray.models.networks import KIND, NETWORK
+from benchmd_ray.models.networks import KIND, NETWORK, TRANSFORMERS
 from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import RESNETS, ResNet
 from benchmd_ray.models.segmentation_networks import SEGMENTATION_NETWORKS, SegmentationNetwork
@@ -104,16 +105,17 @@ class Encoder(nn.Module):
         return self.pool(self.encode(self.embed(signals)))
 
 
-CONVOLUTIONAL: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
+OTHERS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **RESNETS,
     **XRESNETS,
     **MONAI_NETWORKS,
     **SEGMENTATION_NETWORKS,
+    TRANSFORMERS: HubNetwork,
 }
-"""Networks that make maps and have no tokens; those that segment give maps instead of features."""
+"""Networks without the tokens of ours; those that segment give maps instead of features."""
 NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     NETWORK: Encoder,
-    **CONVOLUTIONAL,
+    **OTHERS,
 }
 """Networks that are built in, by the name that ``encoder.network`` takes."""
 
@@ -184,11 +186,11 @@ def require_fitting(signal: Signal, size: EncoderSettings) -> None:
     """Refuse settings of an encoder that do not fit the signals; a user's network is not made.
 
     Raises:
-        BenchmdError: The patches do not fit, or a convolutional network is of other signals, has
-            other options, or is MONAI's, which is not installed.
+        BenchmdError: The patches do not fit, or another network is of other signals, has other
+            options, or is of a library that is not installed.
     """
     signal.with_patch(size.patch_size)
-    if size.network in CONVOLUTIONAL:
+    if size.network in OTHERS:
         with torch.device("meta"):
             make_encoder(signal, size)
 

@@ -66,16 +66,18 @@ VARIANTS = {
 
 
 @dataclass(frozen=True)
-class ImageNetWeights:
-    """What a weights file holds, as an encoder takes it."""
+class StartWeights:
+    """Weights that were trained elsewhere, as an encoder takes them."""
 
     file: str
-    """Name of the file, without its folder."""
+    """Name of the file, or what the technique is called (`ssl.brought`), without its folder."""
     sha256: str
     tensors: dict[str, torch.Tensor]
     """The encoder's whole state, float32."""
     skipped: tuple[str, ...]
     """Names of the tensors of the ImageNet classifier, which is not used."""
+    encoder: EncoderSettings
+    """Whose weights they are."""
 
 
 def require_images(signal: Signal) -> None:
@@ -117,7 +119,7 @@ def _images(signal: Signal) -> bool:
     return signal.axes == ("channel", "y", "x")
 
 
-def imagenet_weights(path: Path | None, signal: Signal) -> ImageNetWeights:
+def imagenet_weights(path: Path | None, signal: Signal) -> StartWeights:
     """ImageNet weights for the images of a signal.
 
     Args:
@@ -149,7 +151,7 @@ def _downloaded() -> Path:
         ) from error
 
 
-def read_imagenet(path: Path, signal: Signal) -> ImageNetWeights:
+def read_imagenet(path: Path, signal: Signal) -> StartWeights:
     """Read a weights file in timm's naming, strictly, for the images of a signal.
 
     Args:
@@ -183,7 +185,7 @@ def read_imagenet(path: Path, signal: Signal) -> ImageNetWeights:
     _require_exactly(path, {k: v for k, v in held.items() if k not in skipped}, wanted)
     tensors = {name: held[_name_in_file(name)].float() for name in empty}
     tensors["patch_embedding.weight"] = patch_filters(held[PROJECTION], signal.input_shape[0])
-    return ImageNetWeights(path.name, sha256(path), tensors, skipped)
+    return StartWeights(path.name, sha256(path), tensors, skipped, ENCODERS["vit-tiny"])
 
 
 def patch_filters(filters: torch.Tensor, channels: int) -> torch.Tensor:

@@ -9,6 +9,8 @@ from benchmd_ray.tasks import Task
 
 NETWORK = "transformer"
 """Name of the benchmark's own network."""
+TRANSFORMERS = "transformers"
+"""Name of the networks of the library transformers."""
 KIND = "encoder network"
 """What a network is among `plugins.GROUPS`."""
 PART_OF: dict[str, str] = {
@@ -22,6 +24,7 @@ PART_OF: dict[str, str] = {
     "monai-densenet121": "monai",
     "monai-efficientnet-b0": "monai",
     "monai-seresnet50": "monai",
+    TRANSFORMERS: "transformers",
     "monai-unet": "segmentation",
     "monai-segresnet": "segmentation",
     "monai-unetr": "segmentation",

@@ -23,7 +23,8 @@ from benchmd_ray.settings import (
     load_settings,
     updated,
 )
-from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder, technique_named
+from benchmd_ray.ssl import HUB, SCRATCH, TECHNIQUES, protocol_encoder, technique_named
+from benchmd_ray.ssl.brought import own_encoder
 from benchmd_ray.storage.location import Location
 from benchmd_ray.tasks import Task
 
@@ -178,6 +179,7 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
     """
     start, variant = benchmark(choice.bench).start_named(choice.start, kind)
     base = start.settings(kind, name, variant)
+    base = replace(base, encoder=own_encoder(name) or base.encoder)
     settings = load_settings(choice.file, choice.assignments, updated(base, choice.changes))
     _require_free(choice, base, settings)
     if kind.task.segments and name != SCRATCH:
@@ -186,6 +188,8 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
         require_task(kind.task, settings.encoder)
     except BenchmdError:
         return settings, f"{settings.encoder.network} is not a network for {kind.task.kind}"
+    if name.startswith(HUB) and kind.signal.axes != ("channel", "y", "x"):
+        return settings, "networks of transformers are for images"
     if name not in TECHNIQUES or not TECHNIQUES[name].imagenet:
         return settings, None
     try:

@@ -23,12 +23,13 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.integrity import remove_hashed, write_hash
-from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
-from benchmd_ray.results.store import Run, open_run, require_weights, scoring, working
+from benchmd_ray.models.imagenet import StartWeights
+from benchmd_ray.results.store import Run, open_run, read_run, require_weights, scoring, working
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
 from benchmd_ray.service.scored import is_scored, open_also
-from benchmd_ray.settings import Settings
-from benchmd_ray.ssl import technique_named
+from benchmd_ray.settings import EncoderSettings, Settings
+from benchmd_ray.ssl import SCRATCH, technique_named
+from benchmd_ray.ssl.brought import own_encoder, start_weights
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
@@ -41,14 +42,21 @@ from benchmd_ray.training.transfer import require_transferable
 from benchmd_ray.training.weights import START, export_model, write_weights
 
 
-def base_settings(catalog: Location, technique: str) -> Settings:
+def base_settings(
+    catalog: Location, technique: str, encoder: EncoderSettings | None = None
+) -> Settings:
     """The fixed protocol for a catalog's modality and a technique, for settings to change.
+
+    Args:
+        catalog: The source's.
+        technique: Of the pretraining; scratch for none.
+        encoder: Instead of the technique's.
 
     Raises:
         BenchmdError: There is no such catalog.
     """
-    start = benchmark().starts[0]
-    return start.settings(open_catalog(catalog).card.modality, technique, "")
+    base = benchmark().starts[0].settings(open_catalog(catalog).card.modality, technique, "")
+    return replace(base, encoder=encoder or base.encoder)
 
 
 def pretrain_run(
@@ -80,10 +88,12 @@ def pretrain_run(
     """
     chosen = technique_named(technique)
     if weights is not None and not chosen.imagenet:
-        raise BenchmdError(f"the technique {technique} starts from random weights: leave them out.")
+        raise BenchmdError(
+            f"the technique {technique} does not start from ImageNet weights: leave them out."
+        )
     catalog, store = catalog.resolve(), store.resolve()  # workers have folders of their own
     source = open_catalog(catalog)
-    start = imagenet_weights(weights, source.signal) if chosen.imagenet else None
+    start = start_weights(technique, weights, source.signal, settings.encoder)
     with _place(settings, address, within=within) as (settings, on_cluster):
         job, name, description = pretraining(technique, source, store, settings, start)
         run = open_run(store, name, description, partial(require_pretrainable, job, source))
@@ -94,7 +104,7 @@ def pretrain_run(
 
 
 def _pretrain(
-    job: PretrainJob, source: Catalog, start: ImageNetWeights | None, on_cluster: bool
+    job: PretrainJob, source: Catalog, start: StartWeights | None, on_cluster: bool
 ) -> None:
     """Train by the technique's method, or export the weights to start from where it has none."""
     if start is not None and technique_named(job.technique).method is None:
@@ -109,12 +119,28 @@ def _pretrain(
     remove_hashed(job.folder / START)
 
 
+def transfer_settings(catalog: Location, upstream: Path | str | None) -> Settings:
+    """The fixed protocol for a transfer, for settings to change.
+
+    Args:
+        catalog: The source's.
+        upstream: As `transfer_run` takes it.
+
+    Raises:
+        BenchmdError: There is no such catalog, run or folder.
+    """
+    if isinstance(upstream, str):
+        return base_settings(catalog, upstream, own_encoder(upstream))
+    technique = SCRATCH if upstream is None else str(read_run(upstream).description["technique"])
+    return base_settings(catalog, technique)
+
+
 def transfer_run(
     catalog: Location,
     store: Path,
     settings: Settings,
     *,
-    upstream: Path | None = None,
+    upstream: Path | str | None = None,
     targets: tuple[Location, ...] = (),
     address: str | None = None,
     within: bool = False,
@@ -126,7 +152,8 @@ def transfer_run(
         store: Folder of all runs.
         settings: The run's settings; the encoder's architecture is the upstream's, where there
             is one, its dropout these settings' (the technique's, where they are the default's).
-        upstream: Folder of a finished pretraining run; None starts from scratch.
+        upstream: Folder of a finished pretraining run, or the name of a technique that takes an
+            encoder from elsewhere (`ssl.brought`); None starts from scratch.
         targets: Catalogs to evaluate zero-shot.
         address: Ray cluster to work on; None works embedded.
         within: This is a Ray task that holds what the run needs: work in this process, unless
@@ -138,6 +165,8 @@ def transfer_run(
     """
     catalog, store = catalog.resolve(), store.resolve()
     source = open_catalog(catalog)
+    if isinstance(upstream, str):
+        upstream = pretrain_run(upstream, catalog, store, settings, address, within=within).folder
     pretrained = None if upstream is None else finished_upstream(upstream.resolve(), source)
     for target in targets:
         _require_target(open_catalog(target), source)

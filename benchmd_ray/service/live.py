@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
 from benchmd_ray.progress import duration
 from benchmd_ray.service.plan import Item
+from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.training_log import last_metrics
 
 SHOWN = 3
@@ -89,7 +90,7 @@ def _named(running: Sequence[Progressing]) -> str:
 
 def label(item: Item) -> str:
     """An item in a few words: ``ptb-xl mae pretrain``, ``ptb-xl mae linear on georgia``."""
-    name = f"{item.source} {item.technique} {item.setting}"
+    name = f"{item.source} {technique_label(item.technique)} {item.setting}"
     seed = f" seed {item.seed}" if item.seed else ""
     asked = item.step.evaluation.name
     asked = "" if item.step.makes_run or asked == CLASSIFICATION.name else f" {asked}"

@@ -11,7 +11,7 @@ from benchmd_ray.benchmarks.registry import protocol_of, settings_among
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.sizes import shuffle_rows, streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models.imagenet import ImageNetWeights
+from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.models.networks import network_part, network_source
 from benchmd_ray.parts import EVERY, package_versions, versions_of
 from benchmd_ray.results.store import Run, read_run
@@ -25,6 +25,7 @@ from benchmd_ray.settings import (
     updated,
 )
 from benchmd_ray.ssl import SCRATCH, method_source, protocol_encoder, technique_named
+from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 
 
@@ -50,31 +51,33 @@ def pretraining(
     source: Catalog,
     store: Path,
     settings: Settings,
-    start: ImageNetWeights | None,
+    start: StartWeights | None,
 ) -> tuple[PretrainJob, str, dict[str, Any]]:
     """A pretraining's job, the beginning of its folder's name and its ``run.json``."""
-    about: dict[str, Any] = {"kind": "pretrain", "technique": technique, "setting": "pretrain"}
+    label = technique_label(technique)
+    about: dict[str, Any] = {"kind": "pretrain", "technique": label, "setting": "pretrain"}
     if start is not None:
-        size = ENCODERS[technique_named(technique).encoder]
-        encoder = _adopted(settings.encoder, size, technique, f"the technique {technique}")
+        whose = f"the technique {technique}"
+        encoder = _adopted(settings.encoder, start.encoder, technique, whose)
         settings = replace(settings, encoder=encoder)
-    determinants = _determinants(settings, source, "pretrain") | {"technique": technique}
+    determinants = _determinants(settings, source, "pretrain") | {"technique": label}
     method = technique_named(technique).method
     used = {*EVERY, "pretraining", str(method)}
     if start is not None:
         determinants["weights"] = start.sha256
+    if technique_named(technique).imagenet:
         used.add("imagenet")
     if (own := method_source(technique)) is not None:
         determinants["method_source"] = own
     if method is None:  # nothing is trained or drawn
-        kept = ("stage", "encoder", "catalog", "technique", "weights")
+        kept = ("stage", "encoder", "network_source", "catalog", "technique", "weights")
         determinants = {name: determinants[name] for name in kept if name in determinants}
-        used = {"imagenet"}
+        used &= {"imagenet"}
     determinants["parts"] = versions_of({*used, network_part(settings.encoder.network)})
     if start is not None:
         about["weights"] = {"file": start.file, "skipped": start.skipped}
     job = PretrainJob(settings, technique, source.path, store)
-    name = f"pretrain-{source.signal.name}-{file_name(technique)}"
+    name = f"pretrain-{source.signal.name}-{file_name(label)}"
     return job, name, _description(settings, source, about, determinants)
 
 

@@ -28,6 +28,7 @@ from benchmd_ray.service.rates import measured_runs
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES
+from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.storage.location import Location
 
 PAYS = 0.7
@@ -216,7 +217,7 @@ def _drafts_of_source(
     exported: dict[str, str] = {}
     for seed in dict.fromkeys(choice.seeds):
         for technique, settings in techniques.items():
-            name = f"{source.name}/{source.policy}/{technique}/seed-{seed}"
+            name = f"{source.name}/{source.policy}/{technique_label(technique)}/seed-{seed}"
             seeded = replace(settings, seed=seed)
             upstream = exported.get(technique)
             if technique != SCRATCH and upstream is None:

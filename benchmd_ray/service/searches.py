@@ -250,6 +250,12 @@ class _SkippedError(Exception):
 
 def _require_known(tuning: Tuning) -> None:
     require_known(replace(tuning.choice, settings=()))
+    for name in tuning.choice.techniques:
+        if name != SCRATCH and technique_named(name).brought:
+            raise BenchmdError(
+                f"{name} is an encoder that was trained elsewhere, of which nothing is searched: "
+                "name other techniques, or transfer from it as it is with `benchmd run`."
+            )
     for name in tuning.searched:
         if name not in SEARCHED:
             raise unknown_name("setting to search", name, SEARCHED)

@@ -6,6 +6,7 @@ names: another step is one more class here.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -15,16 +16,17 @@ from typing import ClassVar
 
 from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.models.imagenet import ImageNetWeights, imagenet_weights
+from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.results.store import Run, read_run, run_folder
 from benchmd_ray.run_files import RUN
 from benchmd_ray.service import cost
 from benchmd_ray.service.cost import Disk, Inputs, Work
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.scored import is_scored, open_also
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
 from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import technique_named
+from benchmd_ray.ssl.brought import start_weights
 from benchmd_ray.storage.location import Location
 
 
@@ -126,8 +128,8 @@ class _OfEncoder:
     def find(self, request: Request) -> Progress:
         """Its run."""
         catalog, store = open_catalog(request.catalog.resolve()), request.store.resolve()
-        start = _weights(request.technique, catalog.signal, request.weights)
         settings = request.settings
+        start = _weights(request.technique, request.weights, catalog.signal, settings.encoder)
         _, name, description = pretraining(request.technique, catalog, store, settings, start)
         run = _named(store, name, description)
         return Progress(run, run.finished)
@@ -270,7 +272,8 @@ class Neighbours(_OnLabels, Step):
     def disk(self, inputs: Inputs) -> Disk:
         """Weights with the features of the training records, and predictions."""
         disk = _transfer_disk(inputs, copies=0)
-        values = inputs.settings.encoder.width + len(inputs.source.kind.task.classes)
+        width = cost.features_width(inputs.signal, inputs.settings.encoder)
+        values = width + len(inputs.source.kind.task.classes)
         return replace(disk, kept=disk.kept + 4 * values * cost.training_records(inputs))
 
 
@@ -386,9 +389,17 @@ def _named(store: Path, name: str, description: dict[str, object]) -> Run:
     return read_run(folder) if (folder / RUN).is_file() else Run(folder, description)
 
 
+def _weights(
+    technique: str, path: Path | None, signal: Signal, encoder: EncoderSettings
+) -> StartWeights | None:
+    """What a technique starts from, if its weights are not random; only what names them."""
+    return _weights_once(technique, path, signal, json.dumps(as_dict(encoder), sort_keys=True))
+
+
 @lru_cache(maxsize=64)
-def _weights(technique: str, signal: Signal, path: Path | None) -> ImageNetWeights | None:
-    """What a technique starts from, if it is ImageNet weights; only what names them."""
-    if not technique_named(technique).imagenet:
-        return None
-    return replace(imagenet_weights(path, signal), tensors={})
+def _weights_once(
+    technique: str, path: Path | None, signal: Signal, settings: str
+) -> StartWeights | None:
+    encoder = updated(EncoderSettings(), json.loads(settings))
+    found = start_weights(technique, path, signal, encoder)
+    return None if found is None else replace(found, tensors={})

@@ -12,6 +12,7 @@ from benchmd_ray.results.dashboard import Dashboard
 from benchmd_ray.results.tracking import Followed, Tracker
 from benchmd_ray.service.outcome import Again, Observer
 from benchmd_ray.service.plan import Item, Plan
+from benchmd_ray.ssl.brought import technique_label
 
 
 class TrackedPlan:
@@ -105,7 +106,7 @@ def followed(item: Item, more: int = 0) -> Followed:
     """
     step = item.step
     name = item.name if step.makes_run else item.after or item.name
-    about = (name, item.modality, item.technique, item.dataset)
+    about = (name, item.modality, technique_label(item.technique), item.dataset)
     evaluation = step.evaluation.name if step.scores else ""
     return Followed(*about, makes_run=step.makes_run, more=more, evaluation=evaluation)
 

@@ -34,6 +34,8 @@ class Technique:
     """The self-supervised method that trains it; None trains nothing."""
     imagenet: bool = False
     """Whether it starts from ImageNet weights, only for images, instead of random ones."""
+    brought: bool = False
+    """Whether it takes an encoder that was trained elsewhere as it is (`ssl.brought`)."""
 
     @property
     def encoder(self) -> str:
@@ -55,6 +57,9 @@ TECHNIQUES: dict[str, Technique] = {
 
 SCRATCH = "scratch"
 """The technique without pretraining."""
+HUB, OWN = "hf:", "model:"
+"""What the names of techniques begin with that take an encoder as it is: of a folder of
+transformers', and of a user's function."""
 KIND = "pretraining technique"
 """What a user's method is among `plugins.GROUPS`."""
 
@@ -69,6 +74,8 @@ def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
     Raises:
         BenchmdError: It does not exist; the message lists the valid names and the nearest.
     """
+    if name.startswith((HUB, OWN)):
+        return Technique(None, brought=True)
     if name not in TECHNIQUES:
         plugin(KIND, name, [*TECHNIQUES, *also])
         return Technique(name)

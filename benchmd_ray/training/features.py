@@ -29,6 +29,7 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
+from benchmd_ray.models.digest import weights_digest
 from benchmd_ray.models.networks import network_part, network_source
 from benchmd_ray.parts import versions_of
 from benchmd_ray.settings import Settings, as_dict
@@ -109,16 +110,6 @@ def feature_store(
         "versions": {"benchmd_ray": __version__, "torch": torch.__version__},
     }
     return FeatureStore(folder, about, int(encoder.width))  # type: ignore[arg-type]
-
-
-def weights_digest(module: nn.Module) -> str:
-    """SHA-256 over the names, types, shapes and bytes of a module's parameters and buffers."""
-    hashed = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        hashed.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        hashed.update(raw.numpy().data)
-    return hashed.hexdigest()
 
 
 def _keep(path: Path, features: Features, about: dict[str, Any]) -> None:

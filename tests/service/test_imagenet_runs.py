@@ -257,7 +257,7 @@ def test_what_cannot_be_pretrained_is_refused_and_leaves_no_run(
         message = refused(store, technique, target, store, settings, weights=weights)
         assert "targets are never trained on" in message
     message = refused(store, "mae", source, store, Settings(), weights=weights)
-    assert "the technique mae starts from random weights" in message
+    assert "the technique mae does not start from ImageNet weights" in message
     save_file({**vit_tiny_tensors, "cls_token": torch.ones(192)}, tmp_path / "bad.safetensors")
     message = refused(
         store, "imagenet", source, store, settings, weights=tmp_path / "bad.safetensors"

@@ -23,6 +23,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.integrity import read_hashed_json
+from benchmd_ray.models.digest import weights_digest
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.run_files import MODEL, RUN
 from benchmd_ray.settings import Settings, updated
@@ -31,7 +32,6 @@ from benchmd_ray.ssl.mae import MAE
 from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.engine import autocast
-from benchmd_ray.training.features import weights_digest
 from benchmd_ray.training.weights import (
     described,
     load_classifier,

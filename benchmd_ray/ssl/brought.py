@@ -1,0 +1,92 @@
+"""Encoders that were trained elsewhere, as techniques: a folder of transformers, or your module.
+
+``hf:FOLDER`` is a folder that transformers' ``save_pretrained`` wrote (`models.hub_networks`);
+``model:package.module:function`` a function that makes a torch module, with its weights, of a
+signal and the encoder's settings, as `models.encoder.make_encoder` describes. Their weights become
+a run as they are, which transfers start from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmd_ray.models.imagenet import StartWeights, imagenet_weights
+from benchmd_ray.plugins import IMPORT_PATH
+from benchmd_ray.settings import EncoderSettings
+from benchmd_ray.signals import Signal
+from benchmd_ray.ssl import HUB, OWN, technique_named
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def brought_name(text: str) -> str | None:
+    """The technique that a user names: by its own name or, of a function, by its import path."""
+    if text.startswith((HUB, OWN)):
+        return text
+    return OWN + text if IMPORT_PATH.fullmatch(text) else None
+
+
+def technique_label(technique: str) -> str:
+    """What a technique is called in runs and tables: of a folder only its name."""
+    if not technique.startswith(HUB):
+        return technique
+    return HUB + _folder(technique).name
+
+
+def own_encoder(technique: str) -> EncoderSettings | None:
+    """The encoder of a technique whose weights were trained elsewhere; None for others.
+
+    Raises:
+        BenchmdError: A folder cannot be read.
+    """
+    if technique.startswith(HUB):
+        from benchmd_ray.models.hub_networks import hub_settings
+
+        return hub_settings(_folder(technique))
+    if technique.startswith(OWN):
+        return EncoderSettings(network=technique.removeprefix(OWN))
+    return None
+
+
+def start_weights(
+    technique: str, path: Path | None, signal: Signal, encoder: EncoderSettings
+) -> StartWeights | None:
+    """The weights that a technique starts from, or takes as they are; None for random ones.
+
+    Args:
+        technique: Its name.
+        path: File of ImageNet weights, for the techniques that start from them; None downloads
+            them.
+        signal: What is encoded.
+        encoder: Settings of the encoder, of a technique whose weights were trained elsewhere.
+
+    Raises:
+        BenchmdError: The weights are missing, or do not fit.
+    """
+    chosen = technique_named(technique)
+    if chosen.imagenet:
+        return imagenet_weights(path, signal)
+    if not chosen.brought:
+        return None
+    import torch
+
+    from benchmd_ray.models.digest import weights_digest
+    from benchmd_ray.models.encoder import make_encoder
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network: nn.Module = make_encoder(signal, encoder)
+    if technique.startswith(HUB):
+        from benchmd_ray.models.hub_networks import HubNetwork, load_hub_weights
+
+        assert isinstance(network, HubNetwork)  # what `own_encoder` names
+        load_hub_weights(network, _folder(technique))
+    digest = weights_digest(network)
+    tensors = {name: value.detach() for name, value in network.state_dict().items()}
+    return StartWeights(technique_label(technique), digest, tensors, (), encoder)
+
+
+def _folder(technique: str) -> Path:
+    return Path(technique.removeprefix(HUB)).resolve()

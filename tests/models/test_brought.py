@@ -1,0 +1,220 @@
+"""Encoders that were trained elsewhere: what they compute is what their own library computes."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from kinds import SIGNALS
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+from benchmd_ray import plugins
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.encoder import make_encoder
+from benchmd_ray.settings import EncoderSettings
+from benchmd_ray.ssl import technique_named
+from benchmd_ray.ssl.brought import brought_name, own_encoder, start_weights, technique_label
+
+VIT = transformers.ViTConfig(
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    image_size=48,
+    patch_size=16,
+)
+STAGES = {"hidden_sizes": [4, 8, 8, 12], "depths": [1, 1, 1, 1]}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves a network, and gives the technique that takes it."""
+
+    def save(network, name="net"):
+        network.eval().save_pretrained(tmp_path / name)
+        return f"hf:{tmp_path / name}"
+
+    return save
+
+
+@pytest.fixture
+def vit():
+    torch.manual_seed(0)
+    return transformers.ViTForImageClassification(VIT)
+
+
+def brought(technique, signal):
+    """The encoder with its weights, and what is said of these."""
+    encoder = own_encoder(technique)
+    start = start_weights(technique, None, signal, encoder)
+    network = make_encoder(signal, encoder).eval()
+    network.load_state_dict(start.tensors)
+    return network, start
+
+
+def images(signal):
+    return torch.from_numpy(np.random.default_rng(0).normal(size=(3, *signal.input_shape))).float()
+
+
+def resized(signals, channels, extent):
+    if signals.shape[1] != channels:
+        signals = signals.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+    return functional.interpolate(signals, (extent, extent), mode="bilinear", antialias=True)
+
+
+@pytest.mark.parametrize("kind", ["cxr", "derm"])
+def test_features_are_the_class_token_of_the_library(saved, vit, kind):
+    signal = SIGNALS[kind]
+    network, start = brought(saved(vit), signal)
+    with torch.no_grad():
+        found = network(images(signal))
+        seen = resized(images(signal), 3, 48)
+        expected = vit.vit(seen, output_hidden_states=True).last_hidden_state[:, 0]
+    torch.testing.assert_close(found, expected)
+    assert network.width == 16
+    assert start.skipped == ()
+    assert not any("classifier" in name for name in start.tensors)
+
+
+@pytest.mark.parametrize(
+    ("made", "features"),
+    [
+        (
+            lambda: transformers.ResNetModel(transformers.ResNetConfig(embedding_size=4, **STAGES)),
+            lambda seen: seen.pooler_output.flatten(1),
+        ),
+        (
+            lambda: transformers.ConvNextModel(
+                transformers.ConvNextConfig(num_channels=1, image_size=64, **STAGES)
+            ),
+            lambda seen: seen.last_hidden_state.mean((2, 3)),
+        ),
+        (
+            lambda: transformers.SiglipVisionModel(
+                transformers.SiglipVisionConfig(**{**VIT.to_dict(), "model_type": "siglip"})
+            ),
+            lambda seen: seen.last_hidden_state.mean(1),
+        ),
+    ],
+)
+def test_without_a_class_token_they_are_the_mean(saved, made, features):
+    torch.manual_seed(0)
+    own, signal = made(), SIGNALS["cxr"]
+    network, _ = brought(saved(own), signal)
+    seen = images(signal).expand(-1, own.config.num_channels, -1, -1)
+    if extent := getattr(own.config, "image_size", None):
+        seen = resized(seen, own.config.num_channels, extent)
+    with torch.no_grad():
+        torch.testing.assert_close(network(images(signal)), features(own(seen)))
+
+
+def test_other_weights_are_told_apart_and_the_same_elsewhere_are_not(saved, vit):
+    signal = SIGNALS["cxr"]
+    first = brought(saved(vit, "one"), signal)[1]
+    assert brought(saved(vit, "other/one"), signal)[1].sha256 == first.sha256
+    with torch.no_grad():
+        next(vit.vit.parameters()).add_(1e-3)
+    assert brought(saved(vit, "two"), signal)[1].sha256 != first.sha256
+
+
+def test_runs_say_the_folders_name_and_nothing_of_the_machine(saved, vit, tmp_path):
+    technique = saved(vit)
+    assert technique_label(technique) == "hf:net"
+    assert str(tmp_path) not in json.dumps(own_encoder(technique).options)
+    assert technique_named("hf:net").brought  # as a run has it
+
+
+def test_a_folder_that_lacks_weights_is_refused(saved, vit, tmp_path):
+    technique = saved(vit)
+    file = tmp_path / "net" / "model.safetensors"
+    held = load_file(file)
+    del held["vit.layers.1.mlp.fc1.weight" if "vit.layers.1.mlp.fc1.weight" in held else max(held)]
+    save_file(held, file, {"format": "pt"})
+    with pytest.raises(BenchmdError, match=r"lacks 1 of \d+ weights .*expected all of them"):
+        brought(technique, SIGNALS["cxr"])
+
+
+def test_pickled_weights_are_refused(saved, vit, tmp_path):
+    technique = saved(vit)
+    (tmp_path / "net" / "model.safetensors").unlink()
+    torch.save(vit.state_dict(), tmp_path / "net" / "pytorch_model.bin")
+    with pytest.raises(BenchmdError, match=r"Pickled weights \(\.bin\) are not read"):
+        brought(technique, SIGNALS["cxr"])
+
+
+@pytest.mark.parametrize("kind", ["vit", "unheard-of"])
+def test_code_in_a_folder_is_never_run(saved, vit, tmp_path, kind):
+    technique, ran = saved(vit), tmp_path / "ran"
+    config = tmp_path / "net" / "config.json"
+    held = json.loads(config.read_text())
+    names = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
+    config.write_text(json.dumps(held | {"model_type": kind, "auto_map": names}))
+    (tmp_path / "net" / "evil.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    if kind == "vit":  # the library's own class is taken
+        brought(technique, SIGNALS["cxr"])
+    else:
+        with pytest.raises(BenchmdError, match="code in the folder is not run"):
+            brought(technique, SIGNALS["cxr"])
+    assert not ran.exists()
+
+
+def test_networks_of_texts_and_signals_over_time_are_refused(saved, vit):
+    bert = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9
+    )
+    with pytest.raises(BenchmdError, match=r"takes input_ids, expected images"):
+        brought(saved(transformers.BertModel(bert)), SIGNALS["cxr"])
+    with pytest.raises(BenchmdError, match=r"ecg has the axes channel, time"):
+        brought(saved(vit, "images"), SIGNALS["ecg"])
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    with pytest.raises(BenchmdError, match=r"holds no config\.json: name a folder"):
+        own_encoder(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "expected the content of a config"),
+        ("[1]", "expected the content of a config"),
+        ("[" * 100_000, "expected the content of a config"),
+        ("{}", "model_type None"),
+        ('{"model_type": "vit", "hidden_size": 10}', "transformers"),
+    ],
+)
+def test_a_config_of_a_store_is_not_believed(text, message):
+    size = EncoderSettings(network="transformers", options={"config": text})
+    with pytest.raises(BenchmdError, match=message):
+        make_encoder(SIGNALS["cxr"], size)
+
+
+def test_a_function_makes_a_network_with_its_weights(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "import torch\n\n\ndef rhythm(signal, size):\n"
+        "    layer = torch.nn.Conv1d(signal.input_shape[0], 4, 9, 8)\n"
+        "    return torch.nn.Sequential(layer, torch.nn.AdaptiveAvgPool1d(1), torch.nn.Flatten())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_models", raising=False)
+    technique, signal = brought_name("my_models:rhythm"), SIGNALS["ecg"]
+    assert technique == technique_label(technique) == "model:my_models:rhythm"
+    with pytest.raises(BenchmdError, match="code that you have not named yourself"):
+        brought(technique, signal)
+    monkeypatch.setenv(plugins.ALLOWED, "my_models:rhythm")
+    state = torch.random.get_rng_state()
+    start = start_weights(technique, None, signal, own_encoder(technique))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    network, again = brought(technique, signal)
+    assert start.sha256 == again.sha256  # random weights come from a seed
+    assert network(images(signal)).shape == (3, network.width) == (3, 4)
+
+
+@pytest.mark.parametrize("text", ["runs/pretrain-ecg-mae-1", "s3://bucket/runs", "C:\\runs"])
+def test_a_folder_is_no_technique(text):
+    assert brought_name(text) is None
