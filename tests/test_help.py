@@ -4,7 +4,6 @@ import json
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import numpy as np
@@ -221,8 +220,7 @@ def test_the_demo_ends_with_what_to_do_next(tmp_path, monkeypatch):
     store = tmp_path / "demo" / "runs"
     run = make_transfer(store)
     predict_all(run, {"ptb-xl": {"validation": 80}})
-    outcome = SimpleNamespace(lines=lambda: ["1 done in 1 s"], whole=True)
-    monkeypatch.setattr("benchmd_ray.service.demo.demo", lambda *_: outcome)
+    monkeypatch.setattr("benchmd_ray.service.demo.demo", lambda *_, on_ray: not on_ray)
     result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "demo"), "-q"])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()

@@ -158,6 +158,9 @@ class Benchmark:
     figures: str = ""
     """Import path, ``package.module:TOPICS``, of its own figures for reports, a sequence of
     functions like those of `results.report.report_figures.TOPICS`."""
+    demo: str = ""
+    """Import path, ``package.module:NAME``, of what the demo asks of one small run, an
+    `Evaluation`."""
     commands: Mapping[str, str] = field(default_factory=dict)
     """Its own commands, `benchmd NAME …`: import paths, ``package.module:group``, by name."""
     about: str = ""

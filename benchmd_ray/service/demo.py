@@ -6,23 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmd_ray.benchmarks.registry import benchmarks, named_by
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.provenance import mark_synthetic
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.errors import count_of, unknown_name
-from benchmd_ray.service.outcome import Outcome
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
+from benchmd_ray.service.searches import Tuning
+from benchmd_ray.service.steps import Evaluate
+from benchmd_ray.service.tune_and_train import search_and_train
 from benchmd_ray.ssl import METHODS, SCRATCH
+from benchmd_ray.tuning.limits import Budget
 
 SETTINGS = (
     "encoder=tiny",
     "pretrain.steps=150",
     "pretrain.batch_size=32",
     "pretrain.optimiser.lr=1e-3",
-    "transfer.epochs=15",
+    "transfer.epochs=20",
     "transfer.batch_size=32",
     "transfer.optimiser.lr=1e-3",
     "execution.log_every=10",
@@ -34,6 +38,11 @@ TECHNIQUES = {"ecg": (SCRATCH, *METHODS)}
 """Techniques of a modality; the others have `FEWER`."""
 FEWER = (SCRATCH, "mae")
 TRANSFERS = ("linear", "finetune-small")
+USUAL = ("ecg",)
+"""Modalities where none is named."""
+SEARCHED = ("mae", "linear")
+"""Technique and transfer setting whose settings are searched."""
+SEARCH = Tuning(Choice(), searched=SEARCHED[1:], budget=Budget(trials=6), evaluations=2)
 ON_RAY = ("ecg", "mae")
 """What is pretrained by two workers with DeepSpeed as a Ray Train job."""
 TFLOPS = 0.02
@@ -44,48 +53,90 @@ def demo(
     folder: Path,
     say: Callable[[str], None],
     address: str | None = None,
-    modalities: Sequence[str] = (),
-) -> Outcome:
-    """Write data, build catalogs, and execute one plan of all runs; what is done stays done.
+    modalities: Sequence[str] = USUAL,
+    *,
+    on_ray: bool = False,
+) -> bool:
+    """Write data, build catalogs, execute one plan of all runs, and search; what is done stays.
+
+    Of the first modality other benchmarks evaluate a run, too, and settings are searched.
 
     Args:
         folder: Everything is written below it; the runs to ``runs``.
         say: Takes a line for the user at each stage.
         address: Ray cluster; None works embedded.
         modalities: Names of modalities; none takes all.
+        on_ray: Whether a pretraining is shared by two workers (`ON_RAY`).
+
+    Returns:
+        Whether all of it was done.
 
     Raises:
-        BenchmdError: A modality does not exist, or a catalog could not be built.
+        BenchmdError: A modality does not exist, or a catalog could not be built or searched.
     """
     chosen = chosen_modalities(modalities)
-    cpus = own_cpus() if embedded(address) else None
+    cpus, runs = own_cpus() if embedded(address) else None, folder / "runs"
     with connected(address, cpus=3):
-        catalogs: list[Catalog] = []
+        catalogs: list[list[Catalog]] = []
         for number, name in enumerate(chosen, 1):
             say(f"{number}/{len(chosen)} {name}: synthetic raw data, catalogs by Ray Data")
-            catalogs += catalogs_of(name, folder, say)
-        plan = demo_plan(catalogs)
+            catalogs.append(catalogs_of(name, folder, say))
+        plan = demo_plan([each for own in catalogs for each in own], on_ray=on_ray)
+        plan = with_evaluations(plan, catalogs[0])
         say(f"{count_of(len(plan.items), 'run')}, several at a time: pretrain, transfer, evaluate")
-        if any((item.modality, item.technique) == ON_RAY for item in plan.items):
+        if on_ray and any((item.modality, item.technique) == ON_RAY for item in plan.items):
             say(f"    {' '.join(ON_RAY)} on two workers by Ray Train and DeepSpeed")
-        return run_plan(plan, folder / "runs", say=say, address=address, cpus=cpus)
+        outcome = run_plan(plan, runs, say=say, address=address, cpus=cpus)
+        for line in outcome.lines():
+            say(line)
+        say(f"a search of {SEARCH.budget.trials} trials: {' '.join(SEARCHED)} of {chosen[0]}")
+        choice = _choice(catalogs[0], SEARCHED[:1], ())
+        tuning = replace(SEARCH, choice=choice)
+        whole = search_and_train(tuning, runs, say=say, address=address, cpus=cpus)
+    return outcome.whole and whole
 
 
-def demo_plan(catalogs: Sequence[Catalog]) -> Plan:
-    """The runs of the demo on these catalogs."""
-    choice = Choice(
+def _choice(
+    catalogs: Sequence[Catalog], techniques: Sequence[str], settings: Sequence[str]
+) -> Choice:
+    return Choice(
         catalogs=tuple(catalog.path for catalog in catalogs),
-        techniques=(SCRATCH, *METHODS),
-        settings=TRANSFERS,
+        techniques=tuple(techniques),
+        settings=tuple(settings),
         assignments=SETTINGS,
     )
-    plan = make_plan(choice, tflops=TFLOPS)
+
+
+def demo_plan(catalogs: Sequence[Catalog], *, on_ray: bool) -> Plan:
+    """The runs of the demo on these catalogs."""
+    plan = make_plan(_choice(catalogs, (SCRATCH, *METHODS), TRANSFERS), tflops=TFLOPS)
     items = tuple(
-        _on_two_workers(item) if item.setting == "pretrain" else item
+        _on_two_workers(item) if on_ray and item.setting == "pretrain" else item
         for item in plan.items
         if item.technique in TECHNIQUES.get(item.modality, FEWER)
     )
     return replace(plan, items=items)
+
+
+def with_evaluations(plan: Plan, catalogs: Sequence[Catalog]) -> Plan:
+    """The plan, with what other benchmarks ask of the fine-tuning of random weights.
+
+    Args:
+        plan: Of the demo.
+        catalogs: Of a modality, the source first; the others are read.
+    """
+    items = {item.name: item for item in plan.items}
+    for evaluation in (named_by(each.demo) for each in benchmarks().values() if each.demo):
+        choice = replace(
+            _choice(catalogs[:1], (SCRATCH,), TRANSFERS[-1:]),
+            also=tuple(catalog.path for catalog in catalogs[1:]),
+            evaluated=evaluation.name,
+        )
+        for item in make_plan(choice, tflops=TFLOPS).items:
+            if item.step.evaluation.name == evaluation.name:
+                item = replace(item, step=Evaluate(evaluation))
+            items.setdefault(item.name, item)
+    return replace(plan, items=tuple(items.values()))
 
 
 def _on_two_workers(item: Item) -> Item:

@@ -13,7 +13,7 @@ from benchmd_ray.service import demo as module
 def test_the_demo_fills_the_table_from_a_relative_folder(
     ray_cluster, tmp_path, monkeypatch, synthetic_raw
 ):
-    short = ("pretrain.steps=2", "pretrain.batch_size=8", "transfer.epochs=1")
+    short = ("pretrain.steps=2", "pretrain.batch_size=8", "transfer.epochs=10")
     monkeypatch.setattr(module, "SETTINGS", (*module.SETTINGS, *short))
 
     def write(folder):
@@ -24,18 +24,25 @@ def test_the_demo_fills_the_table_from_a_relative_folder(
     monkeypatch.setitem(module.WRITERS, "ecg", write)
     monkeypatch.chdir(tmp_path)
     said = []
-    outcome = module.demo(Path("demo"), said.append, modalities=["ecg"])
-    assert outcome.whole
-    assert len(outcome.done) == 3 + 8 + 8 * 3
+    assert module.demo(Path("demo"), said.append, on_ray=True)
+    assert any(line.startswith(f"{3 + 8 + 8 * 3 + 1} done") for line in said)
     rows = analyse(runs([Path("demo/runs")]), resamples=20).rows
-    assert set(zip(rows["technique"], rows["setting"], strict=True)) == {
+    trained = rows[rows["evaluation"] == "classification"]
+    assert set(zip(trained["technique"], trained["setting"], strict=True)) == {
         (technique, setting)
         for technique in ("scratch", "e-mix", "shed", "mae")
         for setting in ("linear", "finetune-small")
     }
-    assert set(rows["dataset"]) == {"ptb-xl", "chapman-shaoxing", "georgia", "cpsc"}
+    assert set(trained["dataset"]) == {"ptb-xl", "chapman-shaoxing", "georgia", "cpsc"}
+    detected = set((tmp_path / "demo" / "runs").glob("*/predictions/ood/ptb-xl.parquet"))
+    assert [path.parents[2].name[:36] for path in detected] == [
+        "transfer-ecg-scratch-finetune-small-"
+    ]
+    (search,) = (tmp_path / "demo" / "runs" / "searches").glob("tune-ecg-mae-linear-*")
+    assert (search / "best.yaml").is_file() or any("keeps the start" in line for line in said)
     assert any("two workers by Ray Train and DeepSpeed" in line for line in said)
     (mae,) = (tmp_path / "demo" / "runs").glob("pretrain-ecg-mae-*")
     assert '"workers": 2' in (mae / "run.json").read_text("utf-8")
-    again = module.demo(Path("demo"), said.append, modalities=["ecg"])
-    assert (again.done, set(again.before)) == ((), set(outcome.done))
+    said.clear()
+    assert module.demo(Path("demo"), said.append, on_ray=True)
+    assert any(line.startswith(f"{3 + 8 + 8 * 3 + 1} done before") for line in said)

@@ -176,6 +176,7 @@ BENCHMARK = Benchmark(
     evaluations=(CLASSIFICATION, *EVALUATIONS.values()),
     tables="benchmd_ray.benchmarks.ood.report:TABLES",
     figures="benchmd_ray.benchmarks.ood.report_figures:TOPICS",
+    demo="benchmd_ray.benchmarks.ood.demo:FEW",
     commands={
         "ood": "benchmd_ray.benchmarks.ood.commands:ood",
         "guard": "benchmd_ray.benchmarks.ood.commands:guard",

@@ -172,6 +172,14 @@ def brief_detectors() -> dict[str, Method]:
     return found | {own.name: replace(own, calibrate=calibrate)}
 
 
+def _few(asked: Asked) -> pa.Table:
+    return detected(asked, {name: METHODS[name] for name in SHOWN})
+
+
+FEW = replace(DETECTION, compute=_few, current=None)
+"""The evaluation in the demo of everything, with the detectors `SHOWN`."""
+
+
 def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[Catalog]:
     """Catalogs of a modality; the source's holds out the conditions that a record has."""
 
