@@ -11,8 +11,7 @@ it, and nowhere else: nothing that a store says is believed.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -38,6 +37,7 @@ __all__ = [
     "catalog",
     "classifier",
     "encoder",
+    "export",
     "pretrain",
     "read_results",
     "report",
@@ -199,7 +199,7 @@ def encoder(run: PathLike | Run, device: str | torch.device = "auto") -> Feature
     """The encoder of a finished run, for signals in their unit.
 
     Args:
-        run: A pretraining or transfer run, or its folder.
+        run: A pretraining or transfer run, its folder, or one that `export` wrote.
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
@@ -214,7 +214,7 @@ def classifier(run: PathLike | Run, device: str | torch.device = "auto") -> Sign
     """The classifier of a finished transfer run, for signals in their unit.
 
     Args:
-        run: A transfer run, or its folder.
+        run: A transfer run, its folder, or one that `export` wrote.
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
@@ -223,6 +223,39 @@ def classifier(run: PathLike | Run, device: str | torch.device = "auto") -> Sign
     from benchmd_ray.training.applied import SignalClassifier
 
     return SignalClassifier(_with_weights(run), device)
+
+
+def export(
+    run: PathLike | Run,
+    out: PathLike,
+    *,
+    catalog: Place | None = None,
+    torch_export: bool = False,
+    onnx: bool = False,
+) -> Path:
+    """Write the model of a finished run for others: weights, ``config.json`` and a model card.
+
+    Args:
+        run: A pretraining or transfer run, or its folder.
+        out: The folder; it is empty or not there.
+        catalog: Programs are compared with the model on its records; None: on seeded noise.
+        torch_export: Add ``model.pt2``, which needs PyTorch only.
+        onnx: Add ``model.onnx``; needs the extra ``onnx``.
+
+    Returns:
+        The folder.
+
+    Raises:
+        BenchmdError: The run is not finished, segments or is damaged, the folder holds something,
+            or a program cannot be written or differs from the model.
+    """
+    from benchmd_ray.results.store import read_run
+    from benchmd_ray.service.export import export_run
+
+    found = read_run(_store(run)) if isinstance(run, str | Path) else run
+    place = None if catalog is None else _location(catalog)
+    asked = {"torch_export": torch_export, "onnx": onnx}
+    return export_run(found, _folder(out), catalog=place, **asked).folder
 
 
 def read_results(*stores: PathLike, resamples: int = 1000) -> Analysis:
@@ -457,6 +490,7 @@ def tune(
     from benchmd_ray.service.choice import Choice, require_known
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.service.tune_and_train import search_and_train
+    from benchmd_ray.settings_given import assignments
     from benchmd_ray.tuning.limits import Budget
     from benchmd_ray.tuning.method import Method
     from benchmd_ray.tuning.portfolio import read_portfolio
@@ -468,7 +502,7 @@ def tune(
         catalogs=tuple(_location(each) for each in _several(catalogs)),
         techniques=(technique,),
         seeds=tuple(seeds),
-        assignments=tuple(f"{name}={json.dumps(value)}" for name, value in _flat(_plain(settings))),
+        assignments=assignments(settings),
         weights=None if weights is None else _folder(weights),
         bench=benchmark(bench).name,
         start=start,
@@ -535,46 +569,21 @@ def _store(place: PathLike) -> Path:
 
 
 def _with_weights(run: PathLike | Run) -> Path:
-    """Folder of a finished run, whose weights are on this machine then."""
+    """Folder of a finished run, whose weights are on this machine then, or of an exported model."""
     from benchmd_ray.results.store import read_run, require_weights
+    from benchmd_ray.training.weights import is_exported
 
-    found = read_run(_store(run)) if isinstance(run, str | Path) else run
-    require_weights(found)
-    return found.folder
+    if isinstance(run, str | Path):
+        folder = _store(run)
+        if is_exported(folder):
+            return folder
+        run = read_run(folder)
+    require_weights(run)
+    return run.folder
 
 
 def _changed(base: Settings, settings: Values | None) -> Settings:
     from benchmd_ray.settings import updated
+    from benchmd_ray.settings_given import plain
 
-    return updated(base, _plain(settings))
-
-
-def _plain(settings: Values | None) -> dict[str, Any]:
-    """Settings with plain numbers instead of NumPy's.
-
-    Raises:
-        BenchmdError: They are no mapping.
-    """
-    if not isinstance(settings or {}, Mapping):
-        raise BenchmdError(
-            f"the settings are {type(settings).__name__}, expected a mapping by group, such as "
-            '{"transfer": {"epochs": 5}}.'
-        )
-    made: dict[str, Any] = _without_numpy(settings or {})
-    return made
-
-
-def _without_numpy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _without_numpy(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_numpy(each) for each in value]
-    return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
-
-
-def _flat(settings: Values, above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
+    return updated(base, plain(settings))

@@ -24,7 +24,9 @@ from in_process import build_in_process
 from ports import free_ports
 from safetensors.torch import save_file
 from scipy.io import savemat
+from small_runs import SMALL
 
+import benchmd_ray
 from benchmd_ray.cluster import connected
 from benchmd_ray.data import build as building
 from benchmd_ray.data import cards
@@ -39,6 +41,7 @@ from benchmd_ray.demo.eeg import write_eeg
 from benchmd_ray.demo.fundus import write_fundus
 from benchmd_ray.demo.mammo import write_mammo
 from benchmd_ray.modalities import modality
+from benchmd_ray.results.store import Run
 from benchmd_ray.storage.bucket import open_bucket
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -188,6 +191,24 @@ def ecg_catalogs(
             name: building.build(name, raw, out / name, allow_missing=True)
             for name, raw in synthetic_raw.items()
         }
+
+
+@pytest.fixture(scope="session")
+def trained(
+    ecg_catalogs: dict[str, Catalog], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Run, Run]:
+    """A store with a pretraining and a transfer from it, scored on Georgia, not to be changed."""
+    store = tmp_path_factory.mktemp("store")
+    path = ecg_catalogs["ptb-xl"].path
+    upstream = benchmd_ray.pretrain(path, "mae", store, settings=SMALL)
+    run = benchmd_ray.transfer(
+        str(path),
+        str(store),
+        upstream=upstream,
+        targets=[ecg_catalogs["georgia"].path],
+        settings=SMALL,
+    )
+    return store, upstream, run
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The Python interface, against files read without it and against commands' results."""
 
-import json
 import pickle
 import re
 import shutil
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from small_runs import SMALL
 from torch.utils.data import DataLoader
 
 import benchmd_ray
@@ -23,13 +23,6 @@ from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings import load_settings
 from benchmd_ray.training.weights import load_classifier
-
-SMALL = {
-    "encoder": "tiny",
-    "pretrain": {"steps": 4, "batch_size": 16},
-    "transfer": {"epochs": 2, "batch_size": 16, "mode": "finetune", "labels": "full"},
-    "execution": {"device": "cpu"},
-}
 
 
 def stored(catalog: Catalog, split: str):
@@ -49,21 +42,6 @@ def stored(catalog: Catalog, split: str):
 def by_range(signals: np.ndarray) -> np.ndarray:
     extent = np.ptp(signals, axis=(1, 2), keepdims=True)
     return signals / np.where(extent == 0, np.inf, extent)
-
-
-@pytest.fixture(scope="module")
-def trained(ecg_catalogs, tmp_path_factory):
-    store = tmp_path_factory.mktemp("store")
-    path = ecg_catalogs["ptb-xl"].path
-    upstream = benchmd_ray.pretrain(path, "mae", store, settings=SMALL)
-    run = benchmd_ray.transfer(
-        str(path),
-        str(store),
-        upstream=upstream,
-        targets=[ecg_catalogs["georgia"].path],
-        settings=SMALL,
-    )
-    return store, upstream, run
 
 
 def test_the_package_imports_nothing_heavy_and_names_what_it_has():
@@ -239,7 +217,8 @@ def test_a_search_and_its_report(ecg_catalogs, tmp_path):
 
 
 def test_settings_are_checked_as_those_of_commands():
-    from benchmd_ray.api import _changed, _flat, _plain
+    from benchmd_ray.api import _changed
+    from benchmd_ray.settings_given import assignments
 
     base = load_settings(assignments=["encoder=tiny"])
     given = {"transfer": {"optimiser": {"lr": np.float64(3e-4)}, "epochs": np.int64(3)}}
@@ -247,8 +226,7 @@ def test_settings_are_checked_as_those_of_commands():
         assignments=["encoder=tiny", "transfer.optimiser.lr=3e-4", "transfer.epochs=3"]
     )
     assert _changed(base, given) == expected
-    flat = [f"{name}={json.dumps(value)}" for name, value in _flat(_plain(given))]
-    assert load_settings(assignments=["encoder=tiny", *flat]) == expected
+    assert load_settings(assignments=["encoder=tiny", *assignments(given)]) == expected
     with pytest.raises(BenchmdError, match=r"Did you mean 'transfer\.optimiser\.lr'"):
         _changed(base, {"transfer": {"lr": 1}})
     with pytest.raises(BenchmdError, match="the settings are str, expected a mapping"):
@@ -348,7 +326,8 @@ def test_what_the_documentation_shows_works(synthetic_raw, tmp_path, monkeypatch
     names = {"signals": signals}
     for block in blocks:
         exec(block, names)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     assert names["probabilities"].shape == (3, len(names["classifier"].classes))
     assert len(names["found"].rows) > 0
     assert Path("report/report.html").is_file()
+    assert (names["folder"] / "model.pt2").is_file()

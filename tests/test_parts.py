@@ -26,6 +26,7 @@ NO_RESULT = {
         f"training/{name}.py"
         for name in ("applied", "checkpoints", "following", "hardware", "jobs", "launch", "notice")
     ),
+    "training/portable.py",
     *(f"training/{name}.py" for name in ("ray_train", "reporter", "restarts", "state", "weights")),
 }
 """Modules of these rooms that compute none: files, messages, processes."""

@@ -33,7 +33,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Data": ("catalog", "cache"),
     "Benchmarks": ("run", "tune", "bench"),
     "Results": ("report", "compare", "list", "watch", "prune"),
-    "Single runs": ("pretrain", "transfer", "evaluate"),
+    "Single runs": ("pretrain", "transfer", "evaluate", "export"),
     "Clusters": ("submit", "jobs"),
     "Settings and shell": ("settings", "completion"),
 }

@@ -25,6 +25,7 @@ OPTIONAL = {
     "wandb": "Weights & Biases (--wandb): pip install wandb",
     "boto3": "catalogs and stores on S3: pip install 'benchmd-ray[s3]'",
     "huggingface_hub": "downloads of ImageNet weights: pip install 'benchmd-ray[hub]'",
+    "onnxruntime": "benchmd export --onnx: pip install 'benchmd-ray[onnx]'",
     "monai": "networks of MONAI, segmentation: pip install 'benchmd-ray[monai]'",
 }
 """Packages that some work needs, with what it is."""

@@ -40,7 +40,13 @@ class InUnit(nn.Module):
     """Normalises signals in their unit, and hands them to a module."""
 
     def __init__(
-        self, module: nn.Module, signal: Signal, statistics: Statistics | None, *, shape: bool
+        self,
+        module: nn.Module,
+        signal: Signal,
+        statistics: Statistics | None,
+        device: torch.device,
+        *,
+        shape: bool,
     ) -> None:
         """Wrap a module.
 
@@ -48,12 +54,15 @@ class InUnit(nn.Module):
             module: Takes what the encoder sees, (batch, *input_shape).
             signal: What the signals are.
             statistics: Of the training split that they are normalised by.
+            device: Where the module and the signals are.
             shape: Whether the model was trained with ``transfer.augmentation.shape``.
+
+        Raises:
+            BenchmdError: Statistics are needed and missing.
         """
         super().__init__()
-        self.module, self.signal = module, signal
-        self._statistics, self._shape = statistics, shape
-        normaliser(signal, statistics)  # refuses statistics that are missing
+        self.module, self.signal, self._shape = module, signal, shape
+        self._normalise = normaliser(signal, statistics, device)
 
     def forward(self, signals: torch.Tensor, sizes: torch.Tensor | None = None) -> torch.Tensor:
         """What the module gives.
@@ -66,8 +75,7 @@ class InUnit(nn.Module):
             whole = torch.tensor(self.signal.stored_shape[1:], device=signals.device)
             sizes = whole.expand(len(signals), -1)
         ones = torch.ones(len(signals), device=signals.device)
-        normalise = normaliser(self.signal, self._statistics, signals.device)
-        seen = normalise(signals, ones, sizes)
+        seen = self._normalise(signals, ones, sizes)
         found: torch.Tensor = evaluated(self.module, self._shape)(seen)
         return found
 
@@ -95,7 +103,7 @@ class Applied:
         self.signal, self.task = described(about, folder)
         self.device = choose_device(str(device))
         shape = bool(about["augmentation"]["shape"])
-        whole = InUnit(module, self.signal, about["statistics"], shape=shape)
+        whole = InUnit(module, self.signal, about["statistics"], self.device, shape=shape)
         self.module = whole.to(self.device).eval()
         """Signals (batch, *stored_shape) in their unit to features or logits."""
         self._batch = evaluation_batch(encoder)

@@ -29,7 +29,7 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.neighbours import Neighbours
 from benchmd_ray.models.networks import network_source, require_task
 from benchmd_ray.models.segmenter import Segmenter
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.run_files import MODEL, RUN
 from benchmd_ray.settings import AugmentationSettings, EncoderSettings, as_dict, updated
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import Task
@@ -39,6 +39,8 @@ from benchmd_ray.typed import typed
 START = "start.safetensors"
 """Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
 DESCRIPTION = "model.json"
+CONFIG = "config.json"
+"""What says the same, and more, of a model that was exported from its store (`portable`)."""
 DESCRIBED: Kinds = {
     "encoder": dict,
     "network_source": (str, type(None)),
@@ -100,7 +102,7 @@ def described(description: Mapping[str, Any], folder: Path) -> tuple[Signal, Tas
     Raises:
         Damaged: There can be no such signal or task.
     """
-    path, task = folder / DESCRIPTION, description["task"]
+    path, task = _description_of(folder), description["task"]
     try:
         signal = typed(Signal, description["signal"], "signal")
         return signal, None if task is None else typed(Task, task, "task")
@@ -259,7 +261,7 @@ def model_description(folder: Path) -> dict[str, Any]:
         Damaged: It is not what was written.
         BenchmdError: The folder holds none.
     """
-    path = folder / DESCRIPTION
+    path = _description_of(folder)
     if not path.is_file():
         raise BenchmdError(
             f"{folder} holds no exported model ({DESCRIPTION}): the run has not finished. Run its "
@@ -271,3 +273,12 @@ def model_description(folder: Path) -> dict[str, Any]:
     except BenchmdError as error:
         raise Damaged(path, f"augmentation: {error}".rstrip("."), made_again(folder)) from error
     return found
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether a folder is of a model that was exported from its store."""
+    return (folder / CONFIG).is_file() and not (folder / RUN).exists()
+
+
+def _description_of(folder: Path) -> Path:
+    return folder / (CONFIG if is_exported(folder) else DESCRIPTION)

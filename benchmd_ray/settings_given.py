@@ -1,0 +1,49 @@
+"""Settings as arguments of Python functions: mappings by group, with numbers of NumPy or Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError
+
+
+def plain(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings with plain numbers instead of NumPy's.
+
+    Raises:
+        BenchmdError: They are no mapping.
+    """
+    if not isinstance(settings or {}, Mapping):
+        raise BenchmdError(
+            f"the settings are {type(settings).__name__}, expected a mapping by group, such as "
+            '{"transfer": {"epochs": 5}}.'
+        )
+    made: dict[str, Any] = _without_numpy(settings or {})
+    return made
+
+
+def assignments(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The same as commands take them: ``transfer.epochs=5``.
+
+    Raises:
+        BenchmdError: They are no mapping.
+    """
+    return tuple(f"{name}={json.dumps(value)}" for name, value in _flat(plain(settings)))
+
+
+def _without_numpy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _without_numpy(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_numpy(each) for each in value]
+    return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
