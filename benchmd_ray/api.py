@@ -252,10 +252,10 @@ def export(
     from benchmd_ray.results.store import read_run
     from benchmd_ray.service.export import export_run
 
-    found = read_run(_store(run)) if isinstance(run, str | Path) else run
+    opened = read_run(_store(run)) if isinstance(run, str | Path) else run
     place = None if catalog is None else _location(catalog)
     asked = {"torch_export": torch_export, "onnx": onnx}
-    return export_run(found, _folder(out), catalog=place, **asked).folder
+    return export_run(opened, _folder(out), catalog=place, **asked).folder
 
 
 def read_results(*stores: PathLike, resamples: int = 1000) -> Analysis:

@@ -14,22 +14,27 @@ import pytest
 import torch
 import wfdb
 import yaml
+from click.testing import CliRunner
 from safetensors.numpy import load_file
 from stores import make_pretraining, make_transfer, predict_all, write_done
 
 import benchmd_ray
+from benchmd_ray.cli import main
 from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.model_card import model_card
 from benchmd_ray.results.store import read_run
+from benchmd_ray.training.portable import noise
 from benchmd_ray.training.weights import export_model
 
 OF_TORCH = {"torch", "torchgen", "functorch", "numpy", "safetensors", "sympy", "mpmath", "networkx"}
 OF_TORCH |= {"jinja2", "markupsafe", "filelock", "fsspec", "typing_extensions", "setuptools"}
-ALONE = """
+ISOLATED = """
 import sys
 for name in {blocked!r}:
     sys.modules[name] = None
@@ -51,7 +56,7 @@ def blocks(folder):
     return {b.splitlines()[0]: b for b in re.findall(r"```python\n(.*?)```", card, re.S)}
 
 
-def run_alone(folder, tmp_path, output, signals, sizes=()):
+def run_isolated(folder, tmp_path, output, signals, sizes=()):
     """What the three lines of the card give where nothing but torch and numpy can be imported."""
     place = tmp_path / "elsewhere"
     shutil.copytree(folder, place)
@@ -59,7 +64,7 @@ def run_alone(folder, tmp_path, output, signals, sizes=()):
     code = blocks(folder)["import torch"]
     assert len(code.splitlines()) == 3
     blocked = sorted({*packages_distributions(), "benchmd_ray"} - OF_TORCH - {"_distutils_hack"})
-    script = ALONE.format(blocked=blocked, code=code, output=output)
+    script = ISOLATED.format(blocked=blocked, code=code, output=output)
     env = {name: held for name, held in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-P", "-c", script]
     done = subprocess.run(
@@ -89,7 +94,7 @@ def exported(trained, ecg_catalogs, tmp_path_factory):
 @pytest.mark.slow
 def test_three_lines_give_what_the_run_has_stored(trained, exported, ecg_catalogs, tmp_path):
     ids, signals = stored(ecg_catalogs["georgia"], "test")
-    found = run_alone(exported, tmp_path, "probabilities", signals)
+    found = run_isolated(exported, tmp_path, "probabilities", signals)
     path = trained[2].folder / "predictions/classification/georgia.parquet"
     table = pq.read_table(path).to_pandas().set_index("record_id").loc[ids]
     np.testing.assert_allclose(found, np.stack(table["scores"]), atol=1e-5)
@@ -101,7 +106,7 @@ def test_an_encoder_travels_with_its_features(trained, ecg_catalogs, tmp_path):
     out = benchmd_ray.export(str(trained[1].folder), tmp_path / "encoder", torch_export=True)
     _, signals = stored(ecg_catalogs["georgia"], "test")
     expected = benchmd_ray.encoder(trained[1]).features(signals)
-    found = run_alone(out, tmp_path, "features", signals)
+    found = run_isolated(out, tmp_path, "features", signals)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(benchmd_ray.encoder(out).features(signals[:2]), expected[:2])
     held = load_file(out / "model.safetensors")
@@ -300,7 +305,7 @@ def test_padding_of_images_is_told_by_their_sizes(write_catalog, tmp_path):
     benchmd_ray.export(run, out, catalog=catalog.path, torch_export=True)
     signals = np.stack([r.signal for r in records]).astype(np.float32)
     sizes = [r.valid_size for r in records]
-    found = run_alone(out, tmp_path, "probabilities", signals, sizes)
+    found = run_isolated(out, tmp_path, "probabilities", signals, sizes)
     expected = benchmd_ray.classifier(run).predict(signals, sizes=sizes)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     whole = benchmd_ray.classifier(run).predict(signals)
@@ -360,7 +365,47 @@ def test_three_lines_take_real_ecgs_as_files_have_them(trained, exported, real_d
     chosen = [each.p_signal.T for each in read if each.p_signal.shape == (5000, 12)][:12]
     assert len(chosen) == 12
     signals = np.stack(chosen).astype(np.float32)
-    found = run_alone(exported, tmp_path, "probabilities", signals)
+    found = run_isolated(exported, tmp_path, "probabilities", signals)
     expected = benchmd_ray.classifier(trained[2]).predict(signals, rate=500)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.ptp(found, axis=0).max() > 0  # they differ from one another
+
+
+@pytest.mark.slow
+def test_the_command_writes_three_files(tmp_path):
+    run = finished(tmp_path / "runs", dataset_card("georgia"))
+    predict_all(run, {"georgia": {"test": 60}}, synthetic=["georgia"])
+    command = ["export", str(run.folder), "--out", str(tmp_path / "new" / "model")]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "new" / "model"
+    assert result.output == f"written: {folder}\n"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        *("README.md", "config.json", "model.safetensors")
+    ]
+    assert "numbers say nothing about patients" in (folder / "README.md").read_text("utf-8")
+    again = CliRunner().invoke(main, command)
+    assert again.exit_code == 1
+    assert "not an empty folder" in again.output
+
+
+def test_a_model_that_segments_is_refused(tmp_path):
+    card = dataset_card("hippocampus")
+    run = make_transfer(tmp_path, modality=card.modality, source=card.name)
+    with pytest.raises(BenchmdError, match="a model that segments, which cannot be exported yet"):
+        benchmd_ray.export(run, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["ecg", "eeg", "cxr", "mammo", "derm", "ldct"])
+def test_noise_is_of_values_that_models_see(name):
+    signal = modality(name).signal
+    channels = signal.stored_shape[0]
+    statistics = {"mean": [120.0] * channels, "std": [40.0] * channels}
+    inputs = noise(signal, statistics).inputs
+    seen = normaliser(signal, statistics)(
+        inputs[0], torch.ones(8), torch.tensor(signal.stored_shape[1:]).expand(8, -1)
+    )
+    assert seen.shape == (8, *signal.input_shape)
+    assert 0.05 < seen.std() < 2  # spread, and not clipped to the ends of a range
+    assert len(inputs) == (2 if name in ("cxr", "mammo", "derm") else 1)
+    torch.testing.assert_close(noise(signal, statistics).inputs[0], inputs[0], rtol=0, atol=0)

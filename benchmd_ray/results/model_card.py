@@ -31,7 +31,7 @@ TASKS = {
 }
 PROVENANCES = {
     "whole": "all records of {title}",
-    "sample": "a sample of {title}, {held:,} of its {whole:,} raw records",
+    "sample": "a sample of {title}, {records:,} of its {whole:,} raw records",
     "unofficial": "unofficial files of {title}, those of a mirror or of a third party",
     "synthetic": "synthetic records in the layout of {title}, drawn by a program and measured on "
     "nobody, so that its outputs say nothing about patients",
@@ -82,8 +82,8 @@ def model_card(
     """
     scores = score_sections(run)
     about = run.description
-    held = {about["source"]: str(about["provenance"])}
-    datasets = held | {k: v for k, v in provenances(run).items() if k not in held}
+    source = {about["source"]: str(about["provenance"])}
+    datasets = source | {k: v for k, v in provenances(run).items() if k not in source}
     sections = {
         "Input": _input(run.modality.signal, takes_sizes=takes_sizes),
         "Output": _output(run, output, width),
@@ -126,9 +126,9 @@ def _title(run: Run, output: str) -> str:
 def _lead(run: Run, output: str) -> str:
     """The first sentence says what the model was trained on."""
     about = run.description
-    held, whole = about["raw"]
+    records, whole = about["raw"]
     said = PROVENANCES[about["provenance"]].format(
-        title=_plain(_name_of(about["source"])), held=held, whole=whole
+        title=_plain(_name_of(about["source"])), records=records, whole=whole
     )
     what = f"This model turns {_plain(about['modality'])} signals into {output}"
     lines = [f"{what}; it was trained on {said}."]
@@ -255,7 +255,7 @@ def _training(run: Run) -> dict[str, object]:
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, object]]:
-    """Settings by their whole names, strengths of augmentation that are off left out."""
+    """Settings by their whole names, without strengths of augmentation that are off."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{name}.")
@@ -282,8 +282,7 @@ def _stated(card: DatasetCard | None, name: str) -> str:
 
 
 def _table(what: str, rows: Mapping[str, object]) -> str:
-    held = {what: [*rows], "value": [text_of(value) for value in rows.values()]}
-    return markdown(pd.DataFrame(held))
+    return markdown(pd.DataFrame({what: [*rows], "value": [*map(text_of, rows.values())]}))
 
 
 def _versions(trained: Mapping[str, str]) -> str:

@@ -59,8 +59,7 @@ def score_sections(run: Run) -> str:
     classes = column_of("class", each["class"], "text")
     overall = (_dataset(whole), metrics, interval_of("value [95 %]", whole, "value"))
     single = (_dataset(each), classes, positives, interval_of("AUROC [95 %]", each, "value"))
-    said = [note for note in notes(rows) if not note.startswith("paper:")]  # none is shown here
-    limits = "\n".join(f"- {text_of(note).replace('<', '&lt;')}" for note in said)
+    limits = [note for note in notes(rows) if not note.startswith("paper:")]  # none is shown here
     return "\n\n".join(
         [
             synthetic(rows),
@@ -69,7 +68,7 @@ def score_sections(run: Run) -> str:
             "Each class against the rest:",
             _markdown((*single, *cautions(each))),
             "What limits these numbers:",
-            limits,
+            "\n".join(f"- {text_of(limit).replace('<', '&lt;')}" for limit in limits),
         ]
     )
 

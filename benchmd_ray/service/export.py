@@ -64,6 +64,7 @@ def export_run(
         portable.require_onnx()
     out = out.resolve()
     require_empty(out)
+    _require_no_masks(run)
     opened = None if catalog is None else open_catalog(catalog)
     require_weights(run)
     model = _model(run)
@@ -96,12 +97,15 @@ def require_empty(out: Path) -> None:
         )
 
 
-def _model(run: Run) -> portable.Model:
-    if run.modality.task.segments:
+def _require_no_masks(run: Run) -> None:
+    if run.description["kind"] == "transfer" and run.modality.task.segments:
         raise BenchmdError(
             f"{shown(run.folder)} is of a model that segments, which cannot be exported yet: name "
             "a pretraining, or a transfer to classes."
         )
+
+
+def _model(run: Run) -> portable.Model:
     if run.description["kind"] == "transfer":
         return SignalClassifier(run.folder, "cpu")
     return FeatureEncoder(run.folder, "cpu")
@@ -110,7 +114,8 @@ def _model(run: Run) -> portable.Model:
 def _tensors(model: portable.Model) -> dict[str, Any]:
     """Weights by the names that runs give them."""
     above = "" if isinstance(model, SignalClassifier) else "encoder."
-    return {f"{above}{name}": held for name, held in model.module.module.state_dict().items()}
+    tensors = model.module.module.state_dict()
+    return {f"{above}{name}": tensor for name, tensor in tensors.items()}
 
 
 def _width(model: portable.Model) -> int:

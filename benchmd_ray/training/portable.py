@@ -62,8 +62,8 @@ class Portable(nn.Module):
             signals: (records, *stored_shape) float32, in the signal's unit.
             sizes: (records, axes but the channel's) int64, see `Record.valid_size`.
         """
-        found: torch.Tensor = self.whole(signals, sizes)
-        return found if self.task is None else probabilities(found, self.task)
+        outputs: torch.Tensor = self.whole(signals, sizes)
+        return outputs if self.task is None else probabilities(outputs, self.task)
 
 
 def output_name(model: Model) -> str:
@@ -101,7 +101,7 @@ def traced(model: Model) -> ExportedProgram:
     except Exception as error:  # whatever a network does that cannot be traced
         raise BenchmdError(
             f"PyTorch cannot export this network ({type(error).__name__}: {first_line(error)}): "
-            "leave --torch-export and --onnx out, and load the weights with their own code."
+            "export it without --torch-export and --onnx, and load the weights by its own code."
         ) from error
     program.example_inputs = None
     for part in program.graph_module.modules():
@@ -154,7 +154,7 @@ def write_onnx(program: ExportedProgram, folder: Path, names: tuple[str, ...], o
     except Exception as error:  # the exporter's own errors are of many types
         raise BenchmdError(
             f"this network cannot be written as ONNX ({type(error).__name__}: "
-            f"{first_line(error)}): leave --onnx out; --torch-export may work."
+            f"{first_line(error)}): export it without --onnx; --torch-export may work."
         ) from error
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
@@ -214,8 +214,8 @@ def noise(signal: Signal, statistics: Statistics | None) -> Checks:
     """Seeded noise of about the values that a model sees, half of it padded where that counts."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(RECORDS, *signal.stored_shape, generator=generator)
-    held = signal.normaliser_parameters()
-    within = held.range if isinstance(held, Window) else held
+    parameters = signal.normaliser_parameters()
+    within = parameters.range if isinstance(parameters, Window) else parameters
     if hasattr(within, "low"):
         drawn = within.low + (within.high - within.low) * torch.sigmoid(drawn)
     elif statistics is not None:
@@ -247,28 +247,28 @@ def require_equal(name: str, outputs: Outputs, model: Model, checks: Checks) -> 
     take = model.predict if isinstance(model, SignalClassifier) else model.features
     expected = take(signals, sizes=sizes)
     one = outputs(tuple(each[:1] for each in checks.inputs))
-    found = torch.cat([outputs(checks.inputs), one])
-    apart = difference(torch.cat([expected, expected[:1]]), found)
+    given = torch.cat([outputs(checks.inputs), one])
+    apart = difference(torch.cat([expected, expected[:1]]), given)
     if not apart <= LARGEST_DIFFERENCE:
         raise BenchmdError(
             f"{name} differs from the model by {apart:.2g} on {checks.what}, expected "
-            f"{LARGEST_DIFFERENCE:g} or less: it is not written. Leave out the option that makes "
-            "it, and report the network."
+            f"{LARGEST_DIFFERENCE:g} or less: nothing is written. Export without the option that "
+            "makes it, and report the network."
         )
     return apart
 
 
-def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
+def difference(expected: torch.Tensor, given: torch.Tensor) -> float:
     """Largest difference of outputs, as a share of the largest of them where that is above 1."""
-    if expected.shape != found.shape:
+    if expected.shape != given.shape:
         return float("inf")
-    return float((found - expected).abs().max() / max(1.0, float(expected.abs().max())))
+    return float((given - expected).abs().max() / max(1.0, float(expected.abs().max())))
 
 
 def statistics_of(folder: Path) -> Statistics | None:
     """Statistics of the training split that the signals of a run's model are normalised by."""
-    held: Statistics | None = model_description(folder)["statistics"]
-    return held
+    statistics: Statistics | None = model_description(folder)["statistics"]
+    return statistics
 
 
 def _inputs(signal: Signal, signals: torch.Tensor, sizes: torch.Tensor) -> Inputs:

@@ -40,7 +40,7 @@ START = "start.safetensors"
 """Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
 DESCRIPTION = "model.json"
 CONFIG = "config.json"
-"""What says the same, and more, of a model that was exported from its store (`portable`)."""
+"""What says the same, and more, of a model that was exported from its store."""
 DESCRIBED: Kinds = {
     "encoder": dict,
     "network_source": (str, type(None)),
