@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import packages_distributions
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ import yaml
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 from stores import make_pretraining, make_transfer, predict_all, write_done
+from torch import nn
 
 import benchmd_ray
 from benchmd_ray.cli import main
@@ -29,7 +31,7 @@ from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.model_card import model_card
 from benchmd_ray.results.store import read_run
-from benchmd_ray.training.portable import noise
+from benchmd_ray.training.portable import noise, traced
 from benchmd_ray.training.weights import export_model
 
 OF_TORCH = {"torch", "torchgen", "functorch", "numpy", "safetensors", "sympy", "mpmath", "networkx"}
@@ -409,3 +411,24 @@ def test_noise_is_of_values_that_models_see(name):
     assert 0.05 < seen.std() < 2  # spread, and not clipped to the ends of a range
     assert len(inputs) == (2 if name in ("cxr", "mammo", "derm") else 1)
     torch.testing.assert_close(noise(signal, statistics).inputs[0], inputs[0], rtol=0, atol=0)
+
+
+def test_a_network_that_cannot_be_traced_is_refused():
+    class Deciding(nn.Module):
+        def forward(self, signals, sizes):
+            return signals.mean(2) if signals.sum() > 0 else signals.amax(2)
+
+    model = SimpleNamespace(signal=modality("ecg").signal, module=Deciding())
+    with pytest.raises(BenchmdError, match=r"cannot export this network .* without --torch"):
+        traced(model)
+
+
+@pytest.mark.slow
+def test_a_catalog_of_another_signal_is_refused(trained, write_catalog, tmp_path):
+    card = dataset_card("nih-cxr-ap")
+    pixels = np.zeros(card.signal.stored_shape, np.uint8)
+    record = Record("r", "p", "r", pixels, 1.0, (224, 224), [0] * len(card.classes))
+    catalog = write_catalog(card, {"train": [[record]]})
+    with pytest.raises(BenchmdError, match="is of cxr, and the model of ecg: name one of the same"):
+        benchmd_ray.export(trained[2], tmp_path / "out", catalog=catalog.path, torch_export=True)
+    assert not (tmp_path / "out").exists()

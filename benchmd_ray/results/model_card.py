@@ -133,7 +133,7 @@ def _lead(run: Run, output: str) -> str:
     what = f"This model turns {_plain(about['modality'])} signals into {output}"
     lines = [f"{what}; it was trained on {said}."]
     if str(about["technique"]).startswith("imagenet"):
-        lines.append("It began with ImageNet weights of timm's ViT-Tiny, which have their terms.")
+        lines.append("It began with ImageNet weights of timm's ViT-Tiny, on terms of their own.")
     lines.append("It is for research and **not for diagnosis**.\n")
     return "\n".join(lines)
 

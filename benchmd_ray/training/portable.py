@@ -201,7 +201,7 @@ def records_of(catalog: Catalog, signal: Signal) -> Checks:
     split = next((name for name in catalog.manifest["splits"] if catalog.rows(name)), "train")
     catalog.require_split(split)
     columns = ("signal", "scale", "valid_size")
-    table = next(catalog.tables(split, columns)).slice(0, RECORDS).combine_chunks()
+    table = catalog.shards(split)[0].table(columns).slice(0, RECORDS).combine_chunks()
     stored = decode_signals(table["signal"], signal).astype(np.float32)
     scales = np.array(table["scale"].to_pylist(), np.float32)
     signals = torch.from_numpy(stored * scales.reshape(-1, *(1,) * (stored.ndim - 1)))
