@@ -1,4 +1,4 @@
-# Everything sets itself up in .venv: a fresh machine needs Python 3.11 and make.
+# Everything sets itself up in .venv, with all extras: a fresh machine needs Python 3.11 and make.
 PYTHON ?= python3.11
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED = 0

@@ -18,6 +18,7 @@ FOUNDATION = {
     "private_parts",
     "card_folders",
     "errors",
+    "extras",
     "files",
     "gpu_memory",
     "hardware",
@@ -29,7 +30,7 @@ FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "re
 FOUNDATION |= {"sessions", "settings", "signals", "storage", "tasks", "telemetry"}
 FOUNDATION |= {"ranges", "training_log", "typed"}
 ROOMS = {
-    "storage": {"errors", "files", "repeating", "storage"},
+    "storage": {"errors", "extras", "files", "repeating", "storage"},
     "data": FOUNDATION | {"cluster", "data"},
     "models": FOUNDATION | {"models"},
     "ssl": FOUNDATION | {"models", "ssl"},

@@ -16,6 +16,7 @@ import yaml
 
 from benchmd_ray.cli import main
 from benchmd_ray.cluster import ENVIRONMENT
+from benchmd_ray.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = ("cluster.yaml", "docs/deploy/cluster-on-premise.yaml")
@@ -224,8 +225,9 @@ def test_the_lock_pins_what_the_package_needs_with_hashes():
     locked, tested = pins(lock), pins((ROOT / "constraints.txt").read_text("utf-8"))
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    wanted = config["options"]["install_requires"] + config["options.extras_require"]["s3"]
-    for line in wanted.split():
+    wanted = [config["options"]["install_requires"]]
+    wanted += [config["options.extras_require"][extra] for extra in EXTRAS]
+    for line in "\n".join(wanted).split():
         assert normal(re.split(r"[\[<>=]", line)[0]) in locked, line
     assert {name: tested[name] for name in locked if name in tested} == {
         name: version for name, version in locked.items() if name in tested

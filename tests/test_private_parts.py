@@ -61,7 +61,6 @@ def test_a_part_is_replaced_for_the_time_being_and_never_made():
 def test_packages_with_private_parts_are_bounded_from_above(package):
     setup = configparser.ConfigParser()
     setup.read(PACKAGE.parent / "setup.cfg")
-    (stated,) = [
-        line for line in setup["options"]["install_requires"].split() if line.startswith(package)
-    ]
+    lines = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    (stated,) = [line for line in "\n".join(lines).split() if line.startswith(package)]
     assert ",<" in stated

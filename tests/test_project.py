@@ -1,27 +1,56 @@
 """The project's own files: the wheel, the cluster file, the reference numbers."""
 
+import configparser
 import csv
 import os
 import re
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
+import benchmd_ray
+from benchmd_ray.extras import EXTRAS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.slow
-def test_the_wheel_works_outside_the_checkout(tmp_path):
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(tmp_path)]
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """The sdist, and the wheel that is built of it."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "-o", str(out)]
     subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    site = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(site)
+    return {"sdist": next(out.glob("*.tar.gz")), "wheel": next(out.glob("*.whl"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sdist", "wheel"])
+def test_what_is_built_is_installed_and_works_outside_the_checkout(distributions, kind, tmp_path):
+    place = tmp_path / "venv"
+    venv.create(place)
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "tested.pth").write_text(sysconfig.get_path("purelib"))  # what the package needs
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["PIP_CONFIG_FILE"] = os.devnull
+
+    def run(*command):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    python = place / "bin/python"
+    alone = ("--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed")
+    run(python, "-m", "pip", "install", *alone, distributions[kind])
     code = (
         "import benchmd_ray, yaml\n"
         "from benchmd_ray.data.cards import cards, code_classes\n"
@@ -31,21 +60,28 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
         "print(len(cards()), len(code_classes('ptbxl_scp.csv')), len(paper_auroc()))\n"
         "print(sorted(p.stem for p in resource_folder('search_spaces').glob('*.yaml')))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    out = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    out = run(python, "-P", "-c", code).splitlines()
     assert out[0].startswith(str(site))
     files = [yaml.safe_load(p.read_text("utf-8")) for p in (ROOT / "data_catalog").glob("*.yaml")]
     cards = sum(len(file["images"]["md5"]) if "images" in file else 1 for file in files)
     codes = len((ROOT / "data_catalog/tables/ptbxl_scp.csv").read_text("utf-8").splitlines()) - 1
     assert out[1] == f"{cards} {codes} 460"
     assert out[2] == "['e-mix', 'finetune', 'finetune-1d', 'linear', 'mae', 'shed']"
+    command = place / "bin/benchmd"
+    assert "benchmd catalog build" in run(command, "--help")
+    assert run(command, "--version").strip().endswith(benchmd_ray.__version__)
+
+
+@pytest.mark.slow
+def test_the_wheel_states_the_extras_and_needs_none_of_them(distributions):
+    with zipfile.ZipFile(distributions["wheel"]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        stated = Parser().parsestr(wheel.read(name).decode())
+    assert {*stated.get_all("Provides-Extra")} == {*EXTRAS, "all", "test"}
+    optional = {package.lower() for extra in EXTRAS.values() for package in extra.packages}
+    for needed in stated.get_all("Requires-Dist"):
+        name = re.split(r"[\[<>=; ]", needed.lower())[0]
+        assert (name in optional) <= ("extra ==" in needed), needed
 
 
 LESS = (
@@ -134,10 +170,12 @@ def test_links_of_the_documentation_lead_somewhere():
 def test_constraints_pin_every_dependency():
     pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text("utf-8"), re.M)
     names = {name.lower().replace("_", "-") for name in pinned}
-    wanted = re.search(r"install_requires =\n(.*?)\n\n", (ROOT / "setup.cfg").read_text(), re.S)
-    assert wanted is not None
-    for line in wanted[1].splitlines():
-        assert re.split(r"[\[>=]", line.strip())[0].lower() in names
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", "utf-8")
+    wanted = [config["options"]["install_requires"], *config["options.extras_require"].values()]
+    for line in "\n".join(wanted).split():
+        name = re.split(r"[\[>=]", line)[0].lower().replace("_", "-")
+        assert name in names | {"benchmd-ray"}, line
 
 
 def test_the_papers_table_holds_the_published_cells():

@@ -24,7 +24,7 @@ from benchmd_ray.data import binary, holding_out
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.chunks import PARTS, Chunk, as_row, build_row, items_digest
-from benchmd_ray.data.datasets import versions_of
+from benchmd_ray.data.datasets import require_readers, versions_of
 from benchmd_ray.data.discovery import discovered, require_complete
 from benchmd_ray.data.manifest import manifest_of, origin_of
 from benchmd_ray.data.manifest_form import SHARD, SHARDS
@@ -95,8 +95,8 @@ def build(
 
     Raises:
         BenchmdError: The raw folder is missing, of another layout or incomplete, ``out`` holds
-            something else, too many records cannot be read, or one cannot for now, or the bucket
-            cannot be reached.
+            something else, what reads its files is not installed, too many records cannot be read,
+            or one cannot for now, or the bucket cannot be reached.
         Busy: Another build works on ``out``.
     """
     whole = dataset_card(name)
@@ -109,6 +109,7 @@ def build(
     with alone(out, f"the catalog {out}", OWN) as require_alone:
         if catalog := _finished(out, plan, retry_quarantined):
             return catalog
+        require_readers(card, found)
         chunks = _chunks(found, card, raw, out, plan)
         parts = _run(chunks, card, address, cpus, require_alone, retry_quarantined)
         _require_readable(parts, max_quarantined, out)

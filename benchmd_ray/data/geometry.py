@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.files import replacing
 
 VERSION = 1
@@ -84,9 +85,7 @@ def image_of(values: npt.NDArray[Any], grid: Grid) -> Any:
         values: (z, y, x), of the grid's extents.
         grid: Where they are.
     """
-    import SimpleITK
-
-    image: Any = SimpleITK.GetImageFromArray(values)
+    image = simple_itk().GetImageFromArray(values)
     image.SetSpacing(grid.spacing)
     image.SetOrigin(grid.origin)
     image.SetDirection(grid.direction)
@@ -103,19 +102,18 @@ def in_file(mask: npt.NDArray[np.uint8], geometry: Geometry) -> Any:
         mask: (z, y, x), as stored.
         geometry: Of the record.
     """
-    import SimpleITK
-
+    itk = simple_itk()
     held, grid = image_of(mask, geometry.stored), geometry.file
-    moved = SimpleITK.Resample(
+    moved = itk.Resample(
         held,
         grid.extents,
-        SimpleITK.Transform(3, SimpleITK.sitkIdentity),  # type: ignore[no-untyped-call]
-        SimpleITK.sitkNearestNeighbor,
+        itk.Transform(3, itk.sitkIdentity),
+        itk.sitkNearestNeighbor,
         grid.origin,
         grid.spacing,
         grid.direction,
         0,
-        SimpleITK.sitkUInt8,
+        itk.sitkUInt8,
     )
     return moved
 
@@ -127,7 +125,6 @@ def write_nifti(image: Any, path: Path) -> None:
         image: The image.
         path: Ends in ``.nii`` or ``.nii.gz``.
     """
-    import SimpleITK
-
+    itk = simple_itk()
     with replacing(path) as partial:
-        SimpleITK.WriteImage(image, str(partial), True)
+        itk.WriteImage(image, str(partial), True)

@@ -132,6 +132,8 @@ class Dataset:
     """(raw folder, item, card) → its records."""
     source: str = ""
     """SHA-256 of the module, where it is not the package's."""
+    packages: tuple[str, ...] = ()
+    """Of `extras.EXTRAS`: what reading its files needs."""
 
 
 def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:

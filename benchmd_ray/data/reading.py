@@ -18,6 +18,7 @@ from benchmd_ray.data.quarantine import quarantined
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.records import Record, RecordExcluded, checked, to_table
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.extras import MissingExtra
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]:
@@ -50,7 +51,7 @@ def _read(
     """What the files give, one after the other.
 
     Raises:
-        BenchmdError: One cannot be read for now.
+        BenchmdError: One cannot be read for now, or its reader is not installed on this node.
     """
     records: list[Record] = []
     excluded: Counter[str] = Counter()
@@ -64,7 +65,7 @@ def _read(
             whole = [checked(record, card) for record in reading.records]
         except RecordExcluded as why:
             excluded[str(why)] += 1
-        except MemoryError:
+        except (MemoryError, MissingExtra):
             raise
         except Exception as error:  # a file may be broken in ways that no reader foresees
             entries.append((place, quarantined(error, item, request["root"], card)))

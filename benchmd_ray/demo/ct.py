@@ -13,17 +13,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
 import numpy as np
 import numpy.typing as npt
 import pydicom
-import SimpleITK
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 from scipy.ndimage import gaussian_filter
 
+from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.demo.draw import generator, texture
 
 SIZE = 64
@@ -352,10 +351,11 @@ def _finding(nodule: _Nodule, origin: Sequence[float]) -> dict[str, object]:
 
 def _write_mhd(path: Path, values: npt.NDArray[np.generic], origin: Sequence[float]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    image: Any = SimpleITK.GetImageFromArray(values)
+    itk = simple_itk()
+    image = itk.GetImageFromArray(values)
     image.SetSpacing((SPACING, SPACING, STEP))
     image.SetOrigin([float(value) for value in origin])
-    SimpleITK.WriteImage(image, str(path), useCompression=False)
+    itk.WriteImage(image, str(path), useCompression=False)
 
 
 def _write_table(path: Path, columns: Sequence[str], rows: Sequence[dict[str, object]]) -> None:

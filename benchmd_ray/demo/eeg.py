@@ -12,14 +12,15 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import edfio
 import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.datasets.eeg import EPOCH
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.demo.draw import generator
+from benchmd_ray.extras import importing
 
 Floats = npt.NDArray[np.float64]
 
@@ -123,7 +124,7 @@ def _write_source(root: Path, nights: int, epochs: int, seed: int) -> None:
             flat = slice(4 * EPOCH * SOURCE.rate, 5 * EPOCH * SOURCE.rate)
             c3[flat] = c4[flat] = 0.0  # the electrodes were off
         seconds = len(stages) * EPOCH
-        edfio.Edf(
+        edfio().Edf(
             [
                 _channel("SaO2", 95 + rng.normal(0, 0.5, seconds), 1, "%", 100),
                 _channel(SECOND_NAMES[number % 4], c3, SOURCE.rate, "uV", SOURCE.limit),
@@ -154,7 +155,7 @@ def _write_target(root: Path, nights: int, epochs: int, seed: int) -> None:
         if number == 0:
             left, right = rng.normal(0, 8, (2, len(c3)))
             channels = {"A1": left, "A2": right, "C3": c3 + right, "C4": c4 + left}
-        edfio.Edf(
+        edfio().Edf(
             [
                 _channel("LOC-A2", rng.normal(0, 20, len(c3)), TARGET.rate, "uV", TARGET.limit),
                 *(_channel(k, v, TARGET.rate, "uV", TARGET.limit) for k, v in channels.items()),
@@ -221,8 +222,19 @@ def _profusion(codes: list[str]) -> str:
     )
 
 
-def _channel(name: str, values: Floats, rate: float, unit: str, limit: float) -> edfio.EdfSignal:
-    return edfio.EdfSignal(
+def edfio() -> Any:
+    """The package that writes EDF files.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    with importing("edfio", "writing EDF files"):
+        import edfio
+    return edfio
+
+
+def _channel(name: str, values: Floats, rate: float, unit: str, limit: float) -> Any:
+    return edfio().EdfSignal(
         np.clip(values, -limit, limit),
         rate,
         label=name,

@@ -8,12 +8,11 @@ unequal size, axes in either direction. Nobody should read medicine into it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import SimpleITK
 
+from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.provenance import mark_synthetic
 from benchmd_ray.demo.draw import generator, texture
 
@@ -42,17 +41,17 @@ def write_segmentation(
     Returns:
         The raw folder, by the dataset's name.
     """
-    folder = root / DATASET
+    itk, folder = simple_itk(), root / DATASET
     for name in ("imagesTr", "labelsTr"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for number in range(source_records):
         values, mask = drawn_volume(number, seed)
         for name, array in (("imagesTr", values), ("labelsTr", mask)):
-            image: Any = SimpleITK.GetImageFromArray(array)
+            image = itk.GetImageFromArray(array)
             image.SetSpacing(SPACING)
             image.SetOrigin((10.0 * number, -5.0, 2.0))
             image.SetDirection(np.diag(FLIPS[number % len(FLIPS)]).ravel().tolist())
-            SimpleITK.WriteImage(image, str(folder / name / f"{DATASET}_{number:03d}.nii.gz"))
+            itk.WriteImage(image, str(folder / name / f"{DATASET}_{number:03d}.nii.gz"))
     mark_synthetic(folder)
     return {DATASET: folder}
 

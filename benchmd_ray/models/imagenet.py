@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.extras import importing
 from benchmd_ray.files import sha256
 from benchmd_ray.modalities import modalities
 from benchmd_ray.settings import ENCODERS, EncoderSettings
@@ -135,13 +136,9 @@ def imagenet_weights(path: Path | None, signal: Signal) -> StartWeights:
 
 
 def _downloaded() -> Path:
-    try:
+    instead = f"Or download {FILE} from https://huggingface.co/{REPOSITORY}, for --weights."
+    with importing("huggingface_hub", "downloading the ImageNet weights", instead):
         from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise BenchmdError(
-            "downloading the ImageNet weights needs huggingface_hub: pip install "
-            f"'benchmd-ray[hub]' (in a checkout -e '.[hub]'). Or: {GET}"
-        ) from error
     try:
         return Path(hf_hub_download(REPOSITORY, FILE))
     except OSError as error:  # the hub's errors, a connection's and a full disk's

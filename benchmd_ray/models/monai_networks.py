@@ -31,6 +31,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.extras import importing
 from benchmd_ray.models.resnet import BatchNorm, ResNetOptions, places_after, refuse_resizing
 from benchmd_ray.settings import EncoderSettings, updated
 from benchmd_ray.signals import Signal
@@ -150,16 +151,10 @@ def monai_nets(network: str) -> Any:
     """MONAI's networks.
 
     Raises:
-        BenchmdError: MONAI is not installed.
+        MissingExtra: MONAI is not installed.
     """
-    try:
+    with importing("monai", f"encoder.network {network}", "Or choose another network."):
         from monai.networks import nets
-    except ImportError as error:
-        raise BenchmdError(
-            f"encoder.network is {network}, and MONAI cannot be imported ({error}): install it on "
-            "every node that works, by pip install 'benchmd-ray[monai]' (in a checkout "
-            "-e '.[monai]'), or choose another network."
-        ) from error
     return nets
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlparse
 
 from benchmd_ray.errors import unknown_name
+from benchmd_ray.extras import require
 
 MODES = ("auto", "online", "offline", "off")
 """auto: online where there is a key for W&B, else offline; ``WANDB_MODE`` decides where set."""
@@ -32,9 +33,12 @@ class Dashboard:
         """With the mode that ``auto`` stands for.
 
         Raises:
-            BenchmdError: There is no such mode.
+            BenchmdError: There is no such mode, or W&B's package is not installed.
         """
-        return replace(self, mode=chosen_mode(self.mode))
+        mode = chosen_mode(self.mode)
+        if mode != "off":
+            require("Weights & Biases (--wandb)", "wandb")
+        return replace(self, mode=mode)
 
 
 def chosen_mode(mode: str) -> str:

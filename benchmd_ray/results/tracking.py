@@ -113,7 +113,7 @@ class Tracker:
             reach_seconds: How long the first run waits for W&B before all are written offline.
 
         Raises:
-            BenchmdError: There is no such mode.
+            BenchmdError: There is no such mode, or W&B's package is not installed.
         """
         dashboard = dashboard.settled()
         self.mode, self.folder = dashboard.mode, store / FOLDER

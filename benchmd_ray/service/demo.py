@@ -11,8 +11,9 @@ from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.provenance import mark_synthetic
-from benchmd_ray.demo import WRITERS
+from benchmd_ray.demo import PACKAGES, WRITERS
 from benchmd_ray.errors import count_of, unknown_name
+from benchmd_ray.extras import is_installed, require
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning
@@ -44,7 +45,7 @@ SEARCHED = ("mae", "linear")
 """Technique and transfer setting whose settings are searched."""
 SEARCH = Tuning(Choice(), searched=SEARCHED[1:], budget=Budget(trials=6), evaluations=2)
 ON_RAY = ("ecg", "mae")
-"""What is pretrained by two workers with DeepSpeed as a Ray Train job."""
+"""What is pretrained by two workers with DeepSpeed as a Ray Train job, where it is installed."""
 TFLOPS = 0.02
 """About what a processor core sustains; the time left is corrected by how long runs really take."""
 
@@ -72,7 +73,8 @@ def demo(
         Whether all of it was done.
 
     Raises:
-        BenchmdError: A modality does not exist, or a catalog could not be built or searched.
+        BenchmdError: A modality does not exist, what reads its data is not installed, or a catalog
+            could not be built or searched.
     """
     chosen = chosen_modalities(modalities)
     cpus, runs = own_cpus() if embedded(address) else None, folder / "runs"
@@ -84,7 +86,7 @@ def demo(
         plan = demo_plan([each for own in catalogs for each in own], on_ray=on_ray)
         plan = with_evaluations(plan, catalogs[0])
         say(f"{count_of(len(plan.items), 'run')}, several at a time: pretrain, transfer, evaluate")
-        if on_ray and any((item.modality, item.technique) == ON_RAY for item in plan.items):
+        if any(item.settings.execution.workers > 1 for item in plan.items):
             say(f"    {' '.join(ON_RAY)} on two workers by Ray Train and DeepSpeed")
         outcome = run_plan(plan, runs, say=say, address=address, cpus=cpus)
         for line in outcome.lines():
@@ -141,7 +143,7 @@ def with_evaluations(plan: Plan, catalogs: Sequence[Catalog]) -> Plan:
 
 def _on_two_workers(item: Item) -> Item:
     """The item, on two workers where the demo shows that."""
-    if (item.modality, item.technique) != ON_RAY:
+    if (item.modality, item.technique) != ON_RAY or not is_installed("deepspeed"):
         return item
     execution = replace(item.settings.execution, workers=2)
     return replace(item, cpus=2.0, settings=replace(item.settings, execution=execution))
@@ -151,12 +153,17 @@ def chosen_modalities(modalities: Sequence[str]) -> list[str]:
     """The modalities, each once; all that have synthetic data where none is named.
 
     Raises:
-        BenchmdError: One of them has none.
+        BenchmdError: One of them has none, or what reads its data is not installed.
     """
     for name in modalities:
         if name not in WRITERS:
             raise unknown_name("modality", name, WRITERS)
-    return list(dict.fromkeys(modalities or WRITERS))
+    chosen = list(dict.fromkeys(modalities or WRITERS))
+    packages = {package: name for name in chosen for package in PACKAGES.get(name, ())}
+    others = ", ".join(name for name in WRITERS if name not in PACKAGES)
+    purpose = f"the demo of {' and '.join(dict.fromkeys(packages.values()))}"
+    require(purpose, *packages, instead=f"Or name others with --modality: {others}.")
+    return chosen
 
 
 def catalogs_of(

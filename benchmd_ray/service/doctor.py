@@ -15,20 +15,12 @@ from typing import Literal
 
 from benchmd_ray import __version__
 from benchmd_ray.cluster import own_cpus
+from benchmd_ray.extras import EXTRAS, command_for
 from benchmd_ray.files import cache_folder
 
 State = Literal["ok", "note", "missing"]
 """``missing``: nothing works without it; ``note``: something is slower, or cannot be done."""
 NEEDED = ("torch", "ray", "optuna", "pyarrow", "numpy", "pandas", "scipy", "scikit-learn")
-OPTIONAL = {
-    "deepspeed": "training by several workers (execution.workers) and ZeRO: pip install deepspeed",
-    "wandb": "Weights & Biases (--wandb): pip install wandb",
-    "boto3": "catalogs and stores on S3: pip install 'benchmd-ray[s3]'",
-    "huggingface_hub": "downloads of ImageNet weights: pip install 'benchmd-ray[hub]'",
-    "onnxruntime": "benchmd export --onnx: pip install 'benchmd-ray[onnx]'",
-    "monai": "networks of MONAI, segmentation: pip install 'benchmd-ray[monai]'",
-}
-"""Packages that some work needs, with what it is."""
 PYTHONS = ((3, 11), (3, 13))
 """Versions that are supported, the last one excluded."""
 MEMORY_GIB, DISK_GIB, SHARED_GIB = 4.0, 5.0, 1.0
@@ -58,7 +50,7 @@ def findings() -> Iterator[Finding]:
     yield _python()
     yield Finding("benchmd_ray", "ok", __version__)
     yield from map(_needed, NEEDED)
-    yield from (_optional(name, why) for name, why in OPTIONAL.items())
+    yield from map(_extra, EXTRAS)
     yield from _devices()
     yield from _rooms()
     yield _cluster()
@@ -86,11 +78,15 @@ def _needed(name: str) -> Finding:
     return Finding(name, "ok", held)
 
 
-def _optional(name: str, why: str) -> Finding:
-    held = _version(name)
-    return (
-        Finding(name, "note", "not installed", why) if held is None else Finding(name, "ok", held)
-    )
+def _extra(name: str) -> Finding:
+    """What is there of an extra of the installation."""
+    versions = {package: _version(package) for package in EXTRAS[name].packages}
+    absent = [package for package, version in versions.items() if version is None]
+    if absent:
+        remedy = f"{EXTRAS[name].use}: {command_for(name)}"
+        return Finding(f"extra {name}", "note", f"not installed: {', '.join(absent)}", remedy)
+    held = ", ".join(f"{package} {version}" for package, version in versions.items())
+    return Finding(f"extra {name}", "ok", held)
 
 
 def _devices() -> Iterator[Finding]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmd_ray.errors import BenchmdError, BucketError
+from benchmd_ray.errors import BucketError
+from benchmd_ray.extras import importing
 from benchmd_ray.files import replacing
 from benchmd_ray.storage.address import normal, split_address, without_key
 
@@ -91,11 +92,9 @@ def open_bucket(address: str) -> Bucket:
 @functools.lru_cache(maxsize=4)
 def _client(environment: tuple[str | None, ...]) -> Any:
     """An S3 client for what the environment says now; it may be shared by threads."""
-    try:
+    with importing("boto3", "S3"):
         boto3 = importlib.import_module("boto3")
         config = importlib.import_module("botocore.config").Config
-    except ImportError as error:
-        raise BenchmdError(f"S3 needs boto3 ({error}): pip install 'benchmd-ray[s3]'.") from error
     retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
     with _explained("set up a client for", "S3"):
         return boto3.session.Session().client(

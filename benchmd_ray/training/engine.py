@@ -19,6 +19,7 @@ from torch import nn
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.extras import importing, require
 from benchmd_ray.private_parts import private_part
 from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.state import (
@@ -37,7 +38,8 @@ FACTOR = "lr_factor"
 BUCKET = 2**25
 """Values that ZeRO exchanges, steps or holds whole at a time, at most: 128 MiB in float32.
 DeepSpeed's own limits lie above the size of our largest encoder and so would split nothing."""
-
+ENGINE_USE = "training by several workers or with ZeRO"
+"""What needs DeepSpeed, for messages."""
 
 Captures = Literal["", "passes", "step"]
 """Nothing; forward and backward pass, as the update exchanges gradients; or all of it."""
@@ -321,21 +323,40 @@ def make_engine(
         factors: What the learning rate of each parameter is multiplied with, by its name; None: the
             same rate for all.
     """
-    choice = execution.engine
-    if choice == "auto":
-        choice = "torch" if worker.world == 1 and execution.zero_stage == 0 else "deepspeed"
     engines: dict[str, Callable[..., Engine]] = {
         "torch": TorchEngine,
         "deepspeed": DeepSpeedEngine,
     }
-    return engines[choice](module, optimiser, execution, worker, factors)
+    return engines[_chosen(execution, worker.world)](module, optimiser, execution, worker, factors)
+
+
+def _chosen(execution: ExecutionSettings, workers: int) -> str:
+    """The name of the engine that so many workers train with."""
+    if execution.engine != "auto":
+        return execution.engine
+    return "torch" if workers == 1 and execution.zero_stage == 0 else "deepspeed"
+
+
+def require_engine(execution: ExecutionSettings) -> None:
+    """Refuse an engine that is not installed.
+
+    Raises:
+        MissingExtra: It is DeepSpeed's.
+    """
+    if _chosen(execution, execution.workers) == "deepspeed":
+        require(ENGINE_USE, "deepspeed")
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed, without building its CPU communication extension, which needs a compiler."""
+    """DeepSpeed, without building its CPU communication extension, which needs a compiler.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    import deepspeed
-    from deepspeed.utils import logger
+    with importing("deepspeed", ENGINE_USE):
+        import deepspeed
+        from deepspeed.utils import logger
 
     if device.type == "cpu":
         private_part("deepspeed.ops", "__compatible_ops__")["deepspeed_shm_comm"] = False

@@ -29,7 +29,7 @@ from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
 from benchmd_ray.training.checkpoints import Saver, load_checkpoint
-from benchmd_ray.training.engine import Engine, gather, make_engine
+from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
 from benchmd_ray.training.jobs import PretrainJob
 from benchmd_ray.training.losses import Losses
 from benchmd_ray.training.notice import Agreement
@@ -48,7 +48,8 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     Raises:
         BenchmdError: Technique unknown or not for this modality or network, a target's catalog, no
             training record, an encoder that does not fit, a batch that workers and accumulation
-            cannot share, or a last step that is none of the run's.
+            cannot share, DeepSpeed not installed where it is needed, or a last step that is none of
+            the run's.
     """
     technique = technique_named(job.technique)
     require_source(catalog)
@@ -70,6 +71,7 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
         )
     if technique.method in METHODS:
         require_tokens(catalog.signal, job.settings.encoder, job.technique)
+    require_engine(job.settings.execution)
     _require_shareable(job, method_named(technique.method))
     require_whole_batches(job.settings, catalog.signal)
     if not 1 <= job.last <= job.settings.pretrain.steps:

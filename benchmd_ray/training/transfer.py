@@ -21,6 +21,7 @@ from benchmd_ray.data.batches import Batch, Feed, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
+from benchmd_ray.extras import require
 from benchmd_ray.integrity import write_hashed_json
 from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier
@@ -40,7 +41,7 @@ from benchmd_ray.training.averaging import Average, require_averageable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.collect import evaluation_batch
 from benchmd_ray.training.decay import layer_factors
-from benchmd_ray.training.engine import Engine, gather, make_engine
+from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
 from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.freezing import freeze, frozen_parts, require_pretrained
 from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
@@ -76,7 +77,8 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
             scored, an encoder that does not fit, several workers for linear evaluation or where
             batches must stay whole, linear evaluation of masks, augmentation that is not for such
             signals or tasks, an average of split parameters, frozen random weights, classes to
-            balance where there are none or records stream, or an upstream of another architecture.
+            balance where there are none or records stream, a package that is not installed, or an
+            upstream of another architecture.
     """
     require_source(catalog)
     catalog.require_split("validation")
@@ -93,7 +95,10 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
             f"transfer.mode={job.settings.transfer.mode} encodes each record once and runs on one "
             "worker: use --set execution.workers=1."
         )
+    if catalog.task.segments:  # its masks are written long after
+        require("writing masks", "SimpleITK")
     if job.settings.transfer.mode == "finetune":
+        require_engine(job.settings.execution)
         require_whole_batches(job.settings, catalog.signal)
         augmentation = job.settings.transfer.augmentation
         require_applicable(augmentation, catalog.signal, catalog.task)

@@ -200,7 +200,7 @@ def test_without_monai_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "monai", None)
     monkeypatch.setitem(sys.modules, "monai.networks", None)
     settings = EncoderSettings(network="monai-seresnet50")
-    with pytest.raises(BenchmdError, match=r"monai-seresnet50.*install.*'benchmd-ray\[monai\]'"):
+    with pytest.raises(BenchmdError, match=r"seresnet50 needs.*install 'benchmd-ray\[monai\]'"):
         require_fitting(kind(32), settings)
     make_encoder(kind(32), EncoderSettings(network="resnet18", options={"width": 2}))
 

@@ -30,6 +30,7 @@ from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.cluster import connected
 from benchmd_ray.data.readers import dicom, nifti, volume
 from benchmd_ray.errors import BenchmdError, count_of, shown
+from benchmd_ray.extras import require
 from benchmd_ray.files import digest, locked, remove, remove_partial, write_json
 from benchmd_ray.parts import versions_of
 from benchmd_ray.progress import progress
@@ -121,6 +122,7 @@ def score(
             the run's folder has scores of something else.
         Stopped: A signal asked to stop; the same call resumes.
     """
+    require("scoring masks", "SimpleITK")
     absolute = {key: getattr(asked, key).absolute() for key in ("predictions", "labels", "out")}
     asked = replace(asked, **absolute)  # workers are in other folders
     cases, unpredicted, unreferenced = _paired(asked)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import SimpleITK
 
+from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.readers.bounded import ANY, BoundedFile, read_bounded
 from benchmd_ray.data.readers.dicom import numbers, open_dicom
 from benchmd_ray.data.readers.nifti import HEADER_BYTES, MAX_BYTES, TYPES, require_nifti
@@ -157,13 +157,14 @@ def resampled(labels: Labels, geometry: Geometry) -> Labels:
     values = labels.values
     values = values.astype(np.uint8) if values.dtype == bool else values
     image, grid = _image(values, labels.geometry), geometry
-    resampler: Any = SimpleITK.ResampleImageFilter()  # type: ignore[no-untyped-call]
+    itk = simple_itk()
+    resampler = itk.ResampleImageFilter()
     resampler.SetSize(grid.shape[::-1])
     resampler.SetOutputSpacing(grid.spacing[::-1])
     resampler.SetOutputOrigin(grid.origin)
     resampler.SetOutputDirection(grid.direction)
-    resampler.SetInterpolator(SimpleITK.sitkNearestNeighbor)
-    result = SimpleITK.GetArrayFromImage(resampler.Execute(image))
+    resampler.SetInterpolator(itk.sitkNearestNeighbor)
+    result = itk.GetArrayFromImage(resampler.Execute(image))
     return Labels(result.astype(labels.values.dtype, copy=False), geometry)
 
 
@@ -207,7 +208,8 @@ def axes_of(direction: tuple[float, ...]) -> str:
 
 
 def _of_image(path: Path, reads: str) -> Labels:
-    reader: Any = SimpleITK.ImageFileReader()  # type: ignore[no-untyped-call]
+    itk = simple_itk()
+    reader = itk.ImageFileReader()
     reader.SetImageIO(reads)
     reader.SetFileName(str(path))
     try:
@@ -221,7 +223,7 @@ def _of_image(path: Path, reads: str) -> Labels:
     if image.GetDimension() != 3 or image.GetNumberOfComponentsPerPixel() != 1:
         raise RecordError("expected one number for each voxel of three axes")
     x, y, z = image.GetSpacing()
-    values = SimpleITK.GetArrayFromImage(image)
+    values = itk.GetArrayFromImage(image)
     geometry = Geometry(
         shape=values.shape,
         spacing=(_shortest(z), _shortest(y), _shortest(x)),
@@ -232,7 +234,7 @@ def _of_image(path: Path, reads: str) -> Labels:
 
 
 def _image(values: Array, geometry: Geometry) -> Any:
-    image: Any = SimpleITK.GetImageFromArray(values)
+    image = simple_itk().GetImageFromArray(values)
     image.SetSpacing(geometry.spacing[::-1])
     image.SetOrigin(geometry.origin)
     image.SetDirection(geometry.direction)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import (
+    any_file,
     aptos,
     bcn20000,
     cbis_ddsm,
@@ -36,8 +37,9 @@ from benchmd_ray.data.datasets import (
     vindr_cxr,
     vindr_mammo,
 )
-from benchmd_ray.data.raw import Dataset
+from benchmd_ray.data.raw import Dataset, Discovery
 from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.extras import require
 from benchmd_ray.files import sha256
 from benchmd_ray.plugins import GROUPS, find_module
 
@@ -47,8 +49,8 @@ DATASETS: dict[str, Dataset] = {
     "chapman-shaoxing": _CINC,
     "georgia": _CINC,
     "cpsc": _CINC,
-    "shhs": Dataset(shhs.discover, shhs.read),
-    "isruc": Dataset(isruc.discover, isruc.read),
+    "shhs": Dataset(shhs.discover, shhs.read, packages=("mne",)),
+    "isruc": Dataset(isruc.discover, isruc.read, packages=("mne",)),
     "mimic-cxr": Dataset(mimic_cxr.discover, cxr.read),
     "chexpert": Dataset(chexpert.discover, cxr.read),
     "vindr-cxr": Dataset(vindr_cxr.discover, vindr_cxr.read),
@@ -64,9 +66,9 @@ DATASETS: dict[str, Dataset] = {
     "aptos-2019": Dataset(aptos.discover, photographs.read),
     "jinchi": Dataset(jinchi.discover, photographs.read),
     "lidc-idri": Dataset(lidc.discover, lidc.read),
-    "lndb": Dataset(lndb.discover, lndb.read),
+    "lndb": Dataset(lndb.discover, lndb.read, packages=("SimpleITK",)),
     "medmnist": Dataset(medmnist.discover, medmnist.read),
-    "decathlon": Dataset(decathlon.discover, decathlon.read),
+    "decathlon": Dataset(decathlon.discover, decathlon.read, packages=("SimpleITK",)),
 }
 """By the name of the card, or of its collection."""
 PACKAGE = "benchmd_ray.data."
@@ -94,6 +96,18 @@ def dataset_of(card: DatasetCard) -> Dataset:
             "module that knows them."
         )
     return DATASETS[name]
+
+
+def require_readers(card: DatasetCard, found: Discovery) -> None:
+    """Refuse to read a dataset's files where a package for it is not installed.
+
+    Raises:
+        MissingExtra: One is not there.
+    """
+    packages = dataset_of(card).packages
+    if card.files is not None:
+        packages = any_file.packages_for(item.path for item in found.items)
+    require(f"reading the files of {card.name}", *packages)
 
 
 def versions_of(card: DatasetCard) -> dict[str, int | str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,8 @@ from benchmd_ray.signals import Signal, valid_area
 
 VERSION = 2
 """Raised whenever what is stored of a file changes."""
+PACKAGES = {"SimpleITK": (".nii", ".nii.gz", ".mhd"), "mne": (".edf",)}
+"""What is needed to read files, by the endings of their names."""
 MAX_CSV_BYTES = 2**28
 MICROVOLTS = {"µV": 1.0, "uV": 1.0, "mV": 1e3, "V": 1e6}
 """Of a unit of voltage, which EDF files are read in."""
@@ -73,6 +75,14 @@ def ending(name: str, signal: Signal) -> str:
     """How a file's name ends, as it is written, if a signal of these axes is read from such."""
     known = [end for end in _formats(signal) if name.lower().endswith(end)]
     return name[-max(map(len, known)) :] if known else ""
+
+
+def packages_for(paths: Iterable[str]) -> tuple[str, ...]:
+    """Packages of `extras.EXTRAS` that reading files takes, by how their names end."""
+    names = [path.lower() for path in paths]
+    return tuple(
+        package for package, ends in PACKAGES.items() if any(name.endswith(ends) for name in names)
+    )
 
 
 def is_volume(signal: Signal) -> bool:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import SimpleITK
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.geometry import Geometry, Grid, grid_of
+from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.nifti import read_image, turned
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
@@ -139,7 +139,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     _require_same(file, grid_of(mask))
     image, mask = (_resampled(turned(each), item.details["spacing"], nearest=nearest)
                    for each, nearest in ((image, False), (mask, True)))  # fmt: skip
-    values, labels = SimpleITK.GetArrayFromImage(image), SimpleITK.GetArrayFromImage(mask)
+    values, labels = map(simple_itk().GetArrayFromImage, (image, mask))
     area = _area(values.shape, card)
     target = np.zeros(card.target.shape, np.uint8)
     target[area] = _labels(labels, card)
@@ -194,15 +194,16 @@ def _resampled(image: Any, spacing: list[float], *, nearest: bool) -> Any:
     extents = [max(1, round(extent * own / new)) for extent, own, new in held]
     if np.prod(extents, dtype=float) > 2**28:
         raise RecordError(f"resampled it would have the extents {tuple(extents)}, too many voxels")
-    return SimpleITK.Resample(
+    itk = simple_itk()
+    return itk.Resample(
         image,
         extents,
-        SimpleITK.Transform(3, SimpleITK.sitkIdentity),  # type: ignore[no-untyped-call]
-        SimpleITK.sitkNearestNeighbor if nearest else SimpleITK.sitkLinear,
+        itk.Transform(3, itk.sitkIdentity),
+        itk.sitkNearestNeighbor if nearest else itk.sitkLinear,
         image.GetOrigin(),
         wanted,
         image.GetDirection(),
-        float(SimpleITK.GetArrayViewFromImage(image).min()),
+        float(itk.GetArrayViewFromImage(image).min()),
         image.GetPixelID(),
         True,  # at the border the nearest voxel counts
     )

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import edfio
-import mne
 import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.records import RecordError, require_once
+from benchmd_ray.extras import importing
 
 VERSION = 1
 """Raised whenever what it reads of the same file changes."""
@@ -40,6 +39,8 @@ MICROVOLTS = {
 """µV in one unit, by the unit's name in lower case, read as Latin-1 like all of a header."""
 MNE_FACTORS = {"µV": 1e-6, "\x83ÊV": 1e-6, "uV": 1e-6, "mV": 1e-3}
 """What ``mne`` multiplies with to get volts, by the unit as it is written; 1 for any other."""
+READING = "reading EDF files"
+"""What needs `mne` and `edfio`, for messages."""
 ANNOTATIONS = "EDF Annotations"
 MAX_SAMPLES = 2**27
 """Of the channels that are decoded; more are refused. Four at 500 Hz have so many in 18 hours."""
@@ -194,6 +195,8 @@ def read_annotations(path: Path) -> list[Annotation]:
         raise RecordError(f"it has no channel {ANNOTATIONS!r}; expected an EDF+ file")
     if 2 * header.records * sum(samples) > MAX_ANNOTATION_BYTES:
         raise RecordError(f"its annotations have more than {MAX_ANNOTATION_BYTES:,} bytes")
+    with importing("edfio", READING):
+        import edfio
     try:
         with path.open("rb") as file:
             found = edfio.read_edf(file).annotations
@@ -281,6 +284,8 @@ def _require_usable(channel: Channel) -> None:
 
 def _decode(path: Path, names: list[str]) -> tuple[Samples, dt.datetime | None]:
     """Channels of one rate in what ``mne`` takes for volts, (channel, time), and the start."""
+    with importing("mne", READING):
+        import mne
     try:
         with warnings.catch_warnings(), path.open("rb") as file:
             warnings.simplefilter("ignore")  # odd dates, filters, units: checked where they matter

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import SimpleITK
 
+from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME, Volume
 from benchmd_ray.data.records import RecordError
 
@@ -65,7 +65,8 @@ def read_mhd(path: Path, *, flipped: bool | None = None) -> Volume:
             stored outside the header's folder, or the slices do not lie across the body.
     """
     shape = _require_samples(path)
-    reader: Any = SimpleITK.ImageFileReader()  # type: ignore[no-untyped-call]
+    itk = simple_itk()
+    reader = itk.ImageFileReader()
     reader.SetImageIO("MetaImageIO")
     reader.SetFileName(str(path))
     _itk(reader.ReadImageInformation)
@@ -81,7 +82,7 @@ def read_mhd(path: Path, *, flipped: bool | None = None) -> Volume:
     def read_slice(number: int) -> npt.NDArray[np.generic]:
         reader.SetExtractIndex([0, 0, shape[0] - 1 - number if turned else number])
         reader.SetExtractSize([shape[2], shape[1], 1])
-        return np.asarray(SimpleITK.GetArrayFromImage(_itk(reader.Execute))[0])
+        return np.asarray(itk.GetArrayFromImage(_itk(reader.Execute))[0])
 
     return Volume(
         shape=shape,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import SimpleITK
 
+from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.readers.bounded import ANY, BoundedFile
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume
 from benchmd_ray.data.records import RecordError
@@ -51,7 +51,7 @@ def read_nifti(path: Path) -> Volume:
         RecordError: It is missing, damaged or too large, or no volume of three axes.
     """
     image = turned(read_image(path))
-    values = SimpleITK.GetArrayFromImage(image)
+    values = simple_itk().GetArrayFromImage(image)
     x, y, z = image.GetSpacing()
     directions = np.array(image.GetDirection()).reshape(3, 3)  # columns: x, y and z of the voxels
     return Volume(
@@ -74,7 +74,7 @@ def read_image(path: Path) -> Any:
         RecordError: It is missing, damaged or too large, or no volume of three axes.
     """
     require_nifti(path)
-    reader: Any = SimpleITK.ImageFileReader()  # type: ignore[no-untyped-call]
+    reader: Any = simple_itk().ImageFileReader()
     reader.SetImageIO("NiftiImageIO")
     reader.SetFileName(str(path))
     try:
@@ -90,8 +90,9 @@ def turned(image: Any) -> Any:
     Raises:
         RecordError: Its directions are not at right angles.
     """
+    itk = simple_itk()
     try:
-        return SimpleITK.DICOMOrient(image, "LPS")  # type: ignore[no-untyped-call]
+        return itk.DICOMOrient(image, "LPS")
     except RuntimeError as error:
         raise _unreadable() from error
 

@@ -1,0 +1,18 @@
+"""SimpleITK, imported once it is needed: few datasets are read with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmd_ray.extras import importing
+
+
+def simple_itk() -> Any:
+    """The module.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    with importing("SimpleITK", "reading or writing NIfTI, NRRD or MetaImage files"):
+        import SimpleITK
+    return SimpleITK

@@ -1,0 +1,101 @@
+"""Packages that only some work needs: the extras of the installation, and errors that name them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from benchmd_ray.errors import BenchmdError, first_line
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An extra of the installation, as `setup.cfg` names it."""
+
+    packages: tuple[str, ...]
+    """What it installs; they are imported by the same names."""
+    use: str
+    """What needs them."""
+
+
+EXTRAS: Mapping[str, Extra] = {
+    "ct": Extra(("SimpleITK",), "volumes in NIfTI, NRRD and MetaImage files; masks"),
+    "eeg": Extra(("mne", "edfio"), "recordings in EDF files"),
+    "deepspeed": Extra(("deepspeed",), "training by several workers (execution.workers), and ZeRO"),
+    "monai": Extra(("monai",), "networks of MONAI, segmentation"),
+    "wandb": Extra(("wandb",), "Weights & Biases (--wandb)"),
+    "s3": Extra(("boto3",), "catalogs and stores on S3"),
+    "hub": Extra(("huggingface_hub",), "downloads of ImageNet weights"),
+    "transformers": Extra(("transformers",), "encoders of transformers (--from hf:FOLDER)"),
+    "onnx": Extra(("onnx", "onnxscript", "onnxruntime"), "benchmd export --onnx"),
+}
+"""By their names in ``pip install 'benchmd-ray[NAME]'``; ``all`` is all of them."""
+_EXTRA_OF = {package: name for name, extra in EXTRAS.items() for package in extra.packages}
+
+
+class MissingExtra(BenchmdError):
+    """A package is not installed: whatever needs it fails alike, on this machine."""
+
+
+def command_for(*extras: str) -> str:
+    """The command that installs extras."""
+    return f"pip install 'benchmd-ray[{','.join(sorted(extras))}]'"
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is there, without importing it."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return importlib.util.find_spec(package) is not None
+
+
+def require(purpose: str, *packages: str, instead: str = "") -> None:
+    """Refuse work before it begins where a package that it needs is not installed.
+
+    Args:
+        purpose: What needs them, as a message begins.
+        packages: Of `EXTRAS`.
+        instead: A sentence on what does without them.
+
+    Raises:
+        MissingExtra: One is not there; the message names the extra.
+    """
+    missing = [package for package in packages if not is_installed(package)]
+    if missing:
+        raise _missing(purpose, missing, _absent(missing), instead)
+
+
+@contextmanager
+def importing(package: str, purpose: str, instead: str = "") -> Iterator[None]:
+    """Within, a package of an extra is imported.
+
+    Args:
+        package: Of `EXTRAS`.
+        purpose: What needs it, as a message begins.
+        instead: A sentence on what does without it.
+
+    Raises:
+        MissingExtra: It is not installed, or cannot be imported; the message names the extra.
+    """
+    try:
+        yield
+    except ImportError as error:
+        what = _absent([package])
+        if is_installed(package):  # it is damaged, or lacks something itself
+            why = first_line(error)
+            what = f"the package {package}, which cannot be imported ({why}). Install it again"
+        raise _missing(purpose, [package], what, instead) from error
+
+
+def _absent(packages: Sequence[str]) -> str:
+    if len(packages) == 1:
+        return f"the package {packages[0]}, which is not installed"
+    return f"the packages {' and '.join(packages)}, which are not installed"
+
+
+def _missing(purpose: str, packages: Sequence[str], what: str, instead: str) -> MissingExtra:
+    command = command_for(*{_EXTRA_OF[package] for package in packages})
+    return MissingExtra(f"{purpose} needs {what}: {command}. {instead}".rstrip())
