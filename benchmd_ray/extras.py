@@ -46,10 +46,11 @@ def command_for(*extras: str) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package is there, without importing it."""
+    """Whether a package is there, without importing it; a folder of its name is not one."""
     if package in sys.modules:
         return sys.modules[package] is not None
-    return importlib.util.find_spec(package) is not None
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def require(purpose: str, *packages: str, instead: str = "") -> None:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 
 from benchmd_ray import __version__
+from benchmd_ray.extras import is_installed
 
 
 @dataclass(frozen=True)
@@ -154,5 +154,5 @@ def older(held: Mapping[str, object]) -> list[str]:
 def package_versions() -> Mapping[str, str]:
     """Versions of the packages that compute; looking them up takes milliseconds."""
     packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow", "monai", "transformers")
-    found = {name: version(name) for name in packages if find_spec(name)}
+    found = {name: version(name) for name in packages if is_installed(name)}
     return {"benchmd_ray": __version__, **found}

@@ -23,7 +23,7 @@ from benchmd_ray.data.datasets.decathlon import LAYOUT
 from benchmd_ray.data.raw import Discovery, RawItem
 from benchmd_ray.demo import write_ecg, write_eeg
 from benchmd_ray.demo.segmentation import write_segmentation
-from benchmd_ray.extras import EXTRAS, MissingExtra, importing, require
+from benchmd_ray.extras import EXTRAS, MissingExtra, importing, is_installed, require
 from benchmd_ray.results.dashboard import Dashboard
 from benchmd_ray.service.demo import ON_RAY, demo_plan
 from benchmd_ray.settings import Settings, updated
@@ -93,6 +93,16 @@ def test_a_missing_package_and_a_damaged_one_are_told_apart(without):
         importing("boto3", "S3"),
     ):
         raise ImportError("no such lib")
+
+
+def test_a_folder_is_not_taken_for_a_package(monkeypatch, tmp_path):
+    for name in ("empty_folder", "real_package"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "real_package/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("empty_folder")
+    assert not is_installed("nothing_of_the_kind")
+    assert is_installed("real_package")
 
 
 def test_several_missing_packages_take_one_command(without):
