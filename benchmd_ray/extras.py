@@ -92,9 +92,10 @@ def importing(package: str, purpose: str, instead: str = "") -> Iterator[None]:
 
 
 def _absent(packages: Sequence[str]) -> str:
-    if len(packages) == 1:
-        return f"the package {packages[0]}, which is not installed"
-    return f"the packages {' and '.join(packages)}, which are not installed"
+    *others, last = packages
+    if not others:
+        return f"the package {last}, which is not installed"
+    return f"the packages {', '.join(others)} and {last}, which are not installed"
 
 
 def _missing(purpose: str, packages: Sequence[str], what: str, instead: str) -> MissingExtra:
