@@ -21,7 +21,7 @@ from benchmd_ray.files import cache_folder
 State = Literal["ok", "note", "missing"]
 """``missing``: nothing works without it; ``note``: something is slower, or cannot be done."""
 NEEDED = ("torch", "ray", "optuna", "pyarrow", "numpy", "pandas", "scipy", "scikit-learn")
-PYTHONS = ((3, 11), (3, 13))
+PYTHONS = ((3, 11), (3, 14))
 """Versions that are supported, the last one excluded."""
 MEMORY_GIB, DISK_GIB, SHARED_GIB = 4.0, 5.0, 1.0
 """Free, below which something is likely to fail: a training, the temporary files of Ray, and what
