@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError, first_line, shown
+from benchmd_ray.extras import importing
 from benchmd_ray.models.networks import TRANSFORMERS
 from benchmd_ray.settings import EncoderSettings, updated
 from benchmd_ray.signals import Signal
@@ -175,13 +176,8 @@ def _quiet() -> Iterator[Any]:
     Raises:
         BenchmdError: It is not installed.
     """
-    try:
+    with importing("transformers", "an encoder of transformers"):
         import transformers
-    except ImportError as error:
-        raise BenchmdError(
-            "networks of transformers need the package transformers: pip install "
-            "'benchmd-ray[transformers]' (in a checkout -e '.[transformers]')."
-        ) from error
     said: Any = transformers.utils.logging
     before, bar = said.get_verbosity(), said.is_progress_bar_enabled()
     said.set_verbosity_error()

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.extras import EXTRAS, require
 from benchmd_ray.files import TEMPORARY, flush, removed_on_failure, sha256
 from benchmd_ray.integrity import write_hashed_json
 from benchmd_ray.parts import package_versions
@@ -61,7 +62,7 @@ def export_run(
             or a program cannot be written or differs from the model.
     """
     if onnx:
-        portable.require_onnx()
+        require("--onnx", *EXTRAS["onnx"].packages)
     out = out.resolve()
     require_empty(out)
     _require_no_masks(run)

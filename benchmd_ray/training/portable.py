@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ from benchmd_ray.training.weights import model_description
 
 TORCH, ONNX = "model.pt2", "model.onnx"
 """Names of the files."""
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-"""What ONNX needs, of the extra ``onnx``."""
 LARGEST_DIFFERENCE = 1e-4
 """Between the outputs of a program and of its model, as `difference` has it."""
 RECORDS = 8
@@ -163,19 +160,6 @@ def write_onnx(program: ExportedProgram, folder: Path, names: tuple[str, ...], o
         return torch.from_numpy(session.run([out], given)[0])
 
     return outputs
-
-
-def require_onnx() -> None:
-    """Refuse ONNX where its packages are missing.
-
-    Raises:
-        BenchmdError: The message says which.
-    """
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise BenchmdError(
-            f"--onnx needs {', '.join(missing)}: pip install 'benchmd-ray[onnx]' (in a checkout "
-            "pip install -e '.[onnx]')."
-        )
 
 
 @dataclass(frozen=True)
