@@ -189,7 +189,7 @@ def test_the_papers_table_holds_the_published_cells():
 
 def test_the_project_speaks_of_no_machine():
     files = subprocess.run(
-        ["git", "ls-files", "*.py", "*.md", "*.yaml", "*.cfg", "*.toml", "Makefile"],
+        ["git", "ls-files", "*.py", "*.md", "*.ipynb", "*.y*ml", "*.cfg", "*.toml", "Makefile"],
         cwd=ROOT,
         capture_output=True,
         text=True,
