@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo demo-all test test-all style format clean
+.PHONY: demo demo-all docs test test-all style format clean
 
 .venv/.ready: setup.py setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,9 @@ demo: .venv/.ready ## the benchmark on synthetic ECGs, from raw files to the rep
 
 demo-all: .venv/.ready ## the same on all seven modalities
 	$(BIN)/benchmd demo --all
+
+docs: .venv/.ready ## the documentation as a site, to open without a server: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 
 style: .venv/.ready
 	$(BIN)/ruff check .

@@ -113,9 +113,10 @@ class CatalogData:
         """A split as a `ray.data.Dataset`; connect to a Ray before, such as by ``ray.init()``.
 
         A row has ``record_id``, ``group_id`` (the patient, hashed), ``unit_id``, ``signal``
-        (float32 (*stored_shape), in the signal's unit), ``target`` (int8 (classes,) of 1, 0 or -1;
-        of masks uint8 (*extents)) and ``valid_size`` (int32 (axes but the channel's,)). Ray Data is
-        set to keep order and to show no progress. Tasks that read a shard compare it with its hash.
+        (float32 ``(*stored_shape)``, in the signal's unit), ``target`` (int8 ``(classes,)`` of 1, 0
+        or -1; of masks uint8 ``(*extents)``) and ``valid_size`` (int32, for the axes but the
+        channel's). Ray Data is set to keep order and to show no progress. Tasks that read a shard
+        compare it with its hash.
 
         Raises:
             BenchmdError: No Ray is connected, or the split has no record.

@@ -23,11 +23,11 @@ class SplitDataset(Dataset[Sample]):
     """Signals and targets of a split, in row order.
 
     A sample is (signal, target), or (signal, valid size, target) of a dataset in units. The signal
-    is float32, normalised of shape (*input_shape), in its unit of shape (*stored_shape); the valid
-    size, int64 (axes but the channel's,), says within which extents it is more than padding. The
-    target is an int64 number of a class where a record is of exactly one; int8 (classes,) of 1, 0
-    or -1 for unknown where it may be of several; or a mask, uint8 (*extents). Classes are those of
-    the catalog's card.
+    is float32, normalised of shape ``(*input_shape)``, in its unit of shape ``(*stored_shape)``;
+    the valid size, int64 (axes but the channel's,), says within which extents it is more than
+    padding. The target is an int64 number of a class where a record is of exactly one; int8
+    (classes,) of 1, 0 or -1 for unknown where it may be of several; or a mask, uint8
+    ``(*extents)``. Classes are those of the catalog's card.
 
     The split is decoded once for each machine and mapped into memory. Each process that opens it
     compares it with its hash: workers of a `DataLoader` that are not forked should be

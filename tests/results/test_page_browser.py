@@ -1,48 +1,26 @@
 """The report's page in a real browser, from file://."""
 
 import math
-import os
-import shutil
 import time
 from collections import Counter
 
 import numpy as np
 import pytest
 from analysis_frames import invented
+from browsers import started_browser
 from test_page import EVIL, drawn, renamed
 
 from benchmd_ray.results.report.page import write_page
 from benchmd_ray.results.report.page_tables import FIRST
 from benchmd_ray.results.report.table import rounded, shown
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-ARGUMENTS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 NOTHING = "–"
-
-
-def executable():
-    """The browser; tests skip without one, or fail where one is required."""
-    named = os.environ.get("BENCHMD_BROWSER")
-    found = named or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        why = f"no browser: none of {', '.join(NAMES)} on PATH, and BENCHMD_BROWSER is not set"
-        required = os.environ.get("BENCHMD_REQUIRE_BROWSER") == "1"
-        (pytest.fail if required else pytest.skip)(why)
-    return found
 
 
 @pytest.fixture(scope="module")
 def browser():
-    path = executable()
-    from playwright.sync_api import sync_playwright  # a test extra; no browser, no need of it
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+    with started_browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
