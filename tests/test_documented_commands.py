@@ -80,6 +80,15 @@ def parsed(words, *, whole):
                     param.type.convert(each, param, ctx)
 
 
+def sections(path):
+    """Each block of shell lines of a page with the page's title and the text of its section."""
+    text = path.read_text("utf-8")
+    for block in FENCE.finditer(text):
+        if block[1] in ("", "bash"):
+            above = text[: block.start()]
+            yield block[2], text.partition("\n")[0] + above[above.rfind("\n## ") :]
+
+
 def all_options(command=main, above=None):
     """Options of a command and of all below it."""
     ctx = click.Context(command, parent=above, info_name=command.name)
@@ -115,6 +124,16 @@ def test_options_and_settings_named_in_the_text_exist():
         for name in named:
             if name.partition(".")[0] in groups and not name.startswith(FREE):
                 assert name in settings | above, f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_blocks_that_need_a_cluster_or_s3_say_so(path):
+    for code, section in sections(path):
+        code = re.sub(r"(^|\s)#.*", "", code)
+        if re.search(r"\bbenchmd (submit|jobs)\b|^ *ray |--address", code, re.MULTILINE):
+            assert "cluster" in section.lower(), code
+        if "s3://" in code:
+            assert "S3" in section or "object storage" in section, code
 
 
 @pytest.mark.parametrize(
