@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -15,8 +16,11 @@ from browsers import started_browser
 from markdown_it import MarkdownIt
 
 import benchmd_ray
+from benchmd_ray.benchmarks.benchmark import Benchmark, Published, Start
+from benchmd_ray.benchmarks.evaluation import Evaluation
 from benchmd_ray.cli import main
 from benchmd_ray.settings import setting_names
+from benchmd_ray.training.predictions import Form
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -110,7 +114,9 @@ def test_names_of_the_package_and_those_that_pages_import_are_in_the_reference(s
             for node in ast.walk(ast.parse(code)):
                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("benchmd_ray."):
                     named |= {f"{node.module}.{alias.name}" for alias in node.names}
-    assert len(named) > 30
+    for kind in (Benchmark, Start, Published, Evaluation, Form):
+        named |= {f"{kind.__module__}.{kind.__name__}.{field.name}" for field in fields(kind)}
+    assert len(named) > 60
     assert named <= set(re.findall(r'<h[34] id="([\w.]+)"', page))
     assert "<em>" not in page  # stars of shapes are stars
 

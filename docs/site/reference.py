@@ -135,6 +135,7 @@ def python() -> Iterator[str]:
     yield "[From Python](../python.md) shows how these go together: `import benchmd_ray as bmd`."
     yield "## Functions and catalogs"
     yield from (f"::: benchmd_ray.{name}" for name in benchmd_ray.__all__)
+    yield from (f"::: benchmd_ray.api.{name}" for name in ("Place", "Values"))
     yield "## What they return"
     yield from (f"::: {path}" for path in RETURNED)
     for title, paths in EXTENSIONS.items():
