@@ -65,7 +65,7 @@ def test_the_extras_are_those_of_the_installation():
         for name, lines in config["options.extras_require"].items()
     }
     assert {name: sorted(extra.packages) for name, extra in EXTRAS.items()} == {
-        name: sorted(packages) for name, packages in stated.items() if name not in ("all", "test")
+        name: sorted(packages) for name, packages in stated.items() if name not in ("all", "docs", "test")
     }
     assert stated["all"] == [f"benchmd-ray[{','.join(sorted(EXTRAS))}]"]
     assert "benchmd-ray[all]" in stated["test"]
@@ -182,7 +182,7 @@ def test_the_demo_takes_one_worker_where_several_cannot_be(without, ecg_catalogs
     def workers():
         return {
             (item.modality, item.technique): item.settings.execution.workers
-            for item in demo_plan(list(ecg_catalogs.values())).items
+            for item in demo_plan(list(ecg_catalogs.values()), on_ray=True).items
             if item.setting == "pretrain"
         }
 
@@ -201,7 +201,7 @@ def test_commands_name_the_extra(without, tmp_path):
     assert Dashboard("off").settled().mode == "off"
     refused = said("run", "--catalog", str(tmp_path), "--wandb", "offline")
     assert "pip install 'benchmd-ray[wandb]'" in refused
-    refused = said("demo", "--out", str(tmp_path / "demo"))
+    refused = said("demo", "--all", "--out", str(tmp_path / "demo"))
     assert "the demo of eeg and ldct needs" in refused
     assert "pip install 'benchmd-ray[ct,eeg]'. Or name others with --modality: ecg," in refused
     assert not (tmp_path / "demo").exists()
