@@ -352,6 +352,13 @@ def test_names_that_are_markup_stay_text(tmp_path):
     assert "&lt;b>x&lt;/b>\\|y" in body
 
 
+def test_features_of_patients_are_not_exported(tmp_path):
+    run = make_transfer(tmp_path, changes={"transfer": {"mode": "knn"}})
+    with pytest.raises(BenchmdError, match="features and labels of each training record"):
+        benchmd_ray.export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_needs_its_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(extras, "is_installed", lambda name: False)
     run = make_transfer(tmp_path)

@@ -233,7 +233,7 @@ def _data(run: Run, datasets: Mapping[str, str]) -> str:
         f"Splits and labels follow the policy {policy}. Whoever shares this model answers for the "
         "terms of the training data, which bind what is made of them."
     )
-    return "\n\n".join([markdown(pd.DataFrame(rows)), said, "\n".join(citations)])
+    return "\n\n".join([markdown(pd.DataFrame(rows)), said, "\n".join(dict.fromkeys(citations))])
 
 
 def _training(run: Run) -> dict[str, object]:

@@ -58,14 +58,14 @@ def export_run(
         onnx: Write `portable.ONNX`, too.
 
     Raises:
-        BenchmdError: The run is not finished, segments or is damaged, the folder holds something,
-            or a program cannot be written or differs from the model.
+        BenchmdError: The run is not finished, segments, holds training records or is damaged, the
+            folder holds something, or a program cannot be written or differs from the model.
     """
     if onnx:
         require("--onnx", *EXTRAS["onnx"].packages)
     out = out.resolve()
     require_empty(out)
-    _require_no_masks(run)
+    _require_exportable(run)
     opened = None if catalog is None else open_catalog(catalog)
     require_weights(run)
     model = _model(run)
@@ -98,7 +98,13 @@ def require_empty(out: Path) -> None:
         )
 
 
-def _require_no_masks(run: Run) -> None:
+def _require_exportable(run: Run) -> None:
+    if run.settings.transfer.mode == "knn" and run.description["kind"] == "transfer":
+        raise BenchmdError(
+            f"{shown(run.folder)} lets nearest neighbours vote: its model holds the features and "
+            "labels of each training record, which are data of patients. Export its pretraining, "
+            "or a transfer of another mode."
+        )
     if run.description["kind"] == "transfer" and run.modality.task.segments:
         raise BenchmdError(
             f"{shown(run.folder)} is of a model that segments, which cannot be exported yet: name "
