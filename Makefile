@@ -20,7 +20,7 @@ demo-all: .venv/.ready ## the same on all seven modalities
 	$(BIN)/benchmd demo --all
 
 docs: .venv/.ready ## the documentation as a site, to open without a server: build/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 style: .venv/.ready
 	$(BIN)/ruff check .

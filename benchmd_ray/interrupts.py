@@ -49,14 +49,9 @@ class _Insistent:
         """Held while a reminder is sent, and to end."""
         self._thread = threading.get_ident()
         self._raised: Stopped | None = None
-        self._reminder = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        reminder, self._reminder = self._reminder, False
         if self.ended:
-            return
-        if reminder and _is_handled(self._raised):
-            self._remind_later(number)
             return
         self._raised = Stopped(number)
         self._remind_later(number)
@@ -68,24 +63,23 @@ class _Insistent:
         later.start()
 
     def _remind(self, number: int) -> None:
-        """Send the signal again, to whoever handles it now."""
+        """Send the signal again to whoever handles it now, where nothing cleans up for it."""
         with self.lock:
             if self.ended:
                 return
-            handler = signal.getsignal(number)
-            if callable(handler):
-                self._reminder = handler is self
+            if self._is_cleaning_up() or not callable(signal.getsignal(number)):
+                self._remind_later(number)
+            else:
                 signal.pthread_kill(self._thread, number)
-                return
-        self._remind_later(number)
 
-
-def _is_handled(error: BaseException | None) -> bool:
-    """Whether an exception is what the code that is interrupted right now cleans up for."""
-    current = sys.exception()
-    while current is not None and current is not error:
-        current = current.__context__
-    return current is not None
+    def _is_cleaning_up(self) -> bool:
+        """Whether what the interrupted thread handles now comes of the exception."""
+        current: Any = sys._current_exceptions().get(self._thread)
+        if isinstance(current, tuple):  # Python 3.11 gives type, value, traceback
+            current = current[1]
+        while current is not None and current is not self._raised:
+            current = current.__context__
+        return current is not None
 
 
 @contextmanager

@@ -110,6 +110,20 @@ def test_an_interrupted_command_cleans_up_as_long_as_it_takes(stopped, monkeypat
     assert result.output.splitlines() == ["ended", "cleaned up", INTERRUPTED]
 
 
+def test_what_a_cleanup_defers_is_not_reminded_of(stopped, monkeypatch):
+    monkeypatch.setattr(interrupts, "SECONDS_TO_STOP", 0.05)
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            with interrupts.deferred():
+                time.sleep(0.5)
+            click.echo("cleaned up")
+
+    assert stopped(work).output.splitlines() == ["cleaned up", INTERRUPTED]
+
+
 def test_a_second_signal_interrupts_what_cleans_up(stopped):
     def work() -> None:
         try:

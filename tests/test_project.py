@@ -77,7 +77,7 @@ def test_the_wheel_states_the_extras_and_needs_none_of_them(distributions):
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
         stated = Parser().parsestr(wheel.read(name).decode())
-    assert {*stated.get_all("Provides-Extra")} == {*EXTRAS, "all", "test"}
+    assert {*stated.get_all("Provides-Extra")} == {*EXTRAS, "all", "docs", "test"}
     optional = {package.lower() for extra in EXTRAS.values() for package in extra.packages}
     for needed in stated.get_all("Requires-Dist"):
         name = re.split(r"[\[<>=; ]", needed.lower())[0]

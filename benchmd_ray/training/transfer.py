@@ -256,7 +256,7 @@ def _finetune(
         reporter.report(epoch + 1, {"loss": loss, **scores})
         due = time.monotonic() - saved >= settings.execution.checkpoint_seconds
         # The first worker's clock decides for all.
-        decision = gather(torch.tensor([float(due)], device=str(worker.device)))[0]
+        decision = gather(torch.tensor([float(due)], device=worker.device))[0]
         if decision and epoch + 1 < transfer.epochs:
             save(epoch + 1, [])
             saved = time.monotonic()
@@ -309,7 +309,7 @@ def finetune_epoch(
             average.update(step)
         if stop := agreement.stop():
             break
-    earlier = torch.tensor(begun, device=str(worker.device))
+    earlier = torch.tensor(begun, device=worker.device)
     own = torch.stack(sums) if sums else earlier[:0]
     losses = torch.cat([earlier, gather(own[None]).sum(dim=0)])
     total = count * transfer.epochs
