@@ -176,6 +176,11 @@ class Signal:
         return typed(PARAMETERS[self.normaliser], dict(self.parameters), where)
 
     @property
+    def is_image(self) -> bool:
+        """Whether it is a picture of one or more channels."""
+        return self.axes == ("channel", "y", "x")
+
+    @property
     def tokens(self) -> int:
         """Number of patches the encoder sees, CLS not counted."""
         return math.prod(s // p for s, p in zip(self.input_shape[1:], self.patch, strict=True))

@@ -54,8 +54,9 @@ if TYPE_CHECKING:
     "techniques",
     multiple=True,
     shell_complete=complete_technique,
-    help="Only this technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, or "
-    "package.module:name of your own; else all but your own.",
+    help="Only this technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, "
+    "package.module:name of your own method, hf:FOLDER of transformers or "
+    "model:package.module:name of your own encoder; else all that are built in.",
 )
 @click.option(
     "--setting",

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.models.hub_networks import HubNetwork
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
@@ -143,7 +143,16 @@ def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None 
     signal = signal.with_patch(size.patch_size)
     if size.network in NETWORKS:
         return NETWORKS[size.network](signal, size)  # type: ignore[return-value]
-    made = plugin(KIND, size.network, NETWORKS, recorded=recorded)(signal, size)
+    make = plugin(KIND, size.network, NETWORKS, recorded=recorded)
+    try:
+        made = make(signal, size)
+    except BenchmdError:
+        raise
+    except Exception as error:  # whatever a module of the user does
+        raise BenchmdError(
+            f"the encoder network {size.network} cannot be made: it is called with a signal and "
+            f"the encoder's settings, and fails with {type(error).__name__}: {first_line(error)}."
+        ) from error
     if not isinstance(made, nn.Module):
         raise BenchmdError(
             f"the encoder network {size.network} made a {type(made).__name__}: expected a torch "

@@ -87,8 +87,8 @@ def require_images(signal: Signal) -> None:
     Raises:
         BenchmdError: The signal has another number of axes, or its images another size.
     """
-    if not _images(signal):
-        fitting = ", ".join(name for name, kind in modalities().items() if _images(kind.signal))
+    if not signal.is_image:
+        fitting = ", ".join(name for name, kind in modalities().items() if kind.signal.is_image)
         raise BenchmdError(
             f"ImageNet weights are for 2-D images ({fitting}), and {signal.name} has the axes "
             f"{', '.join(signal.axes)}: choose another technique."
@@ -114,10 +114,6 @@ def require_imagenet_patches(signal: Signal, encoder: EncoderSettings) -> None:
             f"is {encoder.patch_size} for {signal.name}: leave it out (0), or choose another "
             "technique."
         )
-
-
-def _images(signal: Signal) -> bool:
-    return signal.axes == ("channel", "y", "x")
 
 
 def imagenet_weights(path: Path | None, signal: Signal) -> StartWeights:

@@ -43,14 +43,21 @@ class Neighbours(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Logits (batch, classes) of features (batch, width): softmax or sigmoid give the shares.
 
-        They are computed in float32.
+        They are computed in float32. Where no neighbour knows a class, its share is that of all
+        training records that know it.
         """
         with torch.autocast(features.device.type, enabled=False):
             cosines = functional.normalize(features.float(), dim=1) @ self.features.T
             near, rows = cosines.topk(self.nearest, dim=1)
-            votes = ((near - near[:, :1]) / TEMPERATURE).exp().unsqueeze(-1)
-            known = self.targets[rows]  # (batch, nearest, classes)
-            cast = (votes * (known != UNKNOWN)).sum(dim=1)
-            share = (votes * (known == 1)).sum(dim=1) / cast.clamp(min=LEAST)
+            targets = self.targets[rows]  # (batch, nearest, classes)
+            unknown = targets == UNKNOWN
+            votes = (near / TEMPERATURE).unsqueeze(-1).masked_fill(unknown, -torch.inf)
+            share = (votes.softmax(dim=1) * (targets == 1)).sum(dim=1)
+            share = torch.where(unknown.all(dim=1), self._prevalence(), share)
             share = share.clamp(LEAST, 1 - LEAST)
             return share.log() if self.exclusive else share.logit()
+
+    def _prevalence(self) -> torch.Tensor:
+        """Share of the positives among the known labels of each class, (classes,)."""
+        positive, known = (self.targets == 1).sum(dim=0), (self.targets != UNKNOWN).sum(dim=0)
+        return positive / known.clamp(min=1)

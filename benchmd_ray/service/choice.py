@@ -24,7 +24,7 @@ from benchmd_ray.settings import (
     updated,
 )
 from benchmd_ray.ssl import HUB, SCRATCH, TECHNIQUES, protocol_encoder, technique_named
-from benchmd_ray.ssl.brought import own_encoder
+from benchmd_ray.ssl.brought import own_encoder, technique_label
 from benchmd_ray.storage.location import Location
 from benchmd_ray.tasks import Task
 
@@ -122,6 +122,12 @@ def require_known(choice: Choice) -> None:
     for name in choice.techniques:
         if name != SCRATCH:
             technique_named(name, also=(SCRATCH,))
+    labels = [technique_label(name) for name in dict.fromkeys(choice.techniques)]
+    if both := sorted({label for label in labels if labels.count(label) > 1}):
+        raise BenchmdError(
+            f"two folders of encoders are called {both[0]}, and tables could not tell them apart: "
+            "rename one of them."
+        )
     for seed in choice.seeds:
         if seed < 0:
             raise BenchmdError(f"seed {seed} is below 0: name seeds from 0 on.")
@@ -179,6 +185,8 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
     """
     start, variant = benchmark(choice.bench).start_named(choice.start, kind)
     base = start.settings(kind, name, variant)
+    if name.startswith(HUB) and not kind.signal.is_image:
+        return base, "networks of transformers are for images"
     base = replace(base, encoder=own_encoder(name) or base.encoder)
     settings = load_settings(choice.file, choice.assignments, updated(base, choice.changes))
     _require_free(choice, base, settings)
@@ -188,8 +196,6 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
         require_task(kind.task, settings.encoder)
     except BenchmdError:
         return settings, f"{settings.encoder.network} is not a network for {kind.task.kind}"
-    if name.startswith(HUB) and kind.signal.axes != ("channel", "y", "x"):
-        return settings, "networks of transformers are for images"
     if name not in TECHNIQUES or not TECHNIQUES[name].imagenet:
         return settings, None
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -231,7 +232,12 @@ def _counted_on(device: str, signal: Signal, encoder: EncoderSettings) -> _Count
     from benchmd_ray.models.encoder import input_extents, make_encoder
     from benchmd_ray.models.segmenter import windows_of
 
-    with torch.device(device), torch.random.fork_rng(devices=[]):
+    with (
+        torch.device(device),
+        torch.random.fork_rng(devices=[]),
+        warnings.catch_warnings(),  # of a user's network that loads its weights
+    ):
+        warnings.simplefilter("ignore")
         module = make_encoder(signal, encoder).eval()
         extents = input_extents(module, signal)
         with FlopCounterMode(display=False) as counter, torch.no_grad():

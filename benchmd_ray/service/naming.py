@@ -94,6 +94,15 @@ def transferring(
         "upstream": None if pretrained is None else pretrained.model_sha256,
         "parts": versions_of(transfer_parts(settings)),
     }
+    if settings.transfer.mode != "knn":
+        del determinants["transfer"]["neighbours"]
+    else:  # nothing is trained
+        held = determinants["transfer"]
+        read = ("mode", "labels", "neighbours", "shuffle_labels")
+        determinants["transfer"] = {name: held[name] for name in read}
+        whole = settings.transfer.labels == "full" and not settings.transfer.shuffle_labels
+        if pretrained is not None and whole:  # nor is anything drawn
+            del determinants["seed"]
     if pretrained is not None:  # told apart even where the pretraining cannot be read
         determinants["upstream_parts"] = pretrained.description["determinants"].get("parts", {})
     setting = settings.transfer.setting
@@ -212,7 +221,8 @@ def _description(
     pretrained: Run | None = None,
 ) -> dict[str, Any]:
     """Content of ``run.json``."""
-    everything, decisive = as_dict(settings), [settings_among(determinants)]
+    everything = as_dict(settings)
+    decisive = [{name: everything[name] for name in settings_among(determinants)}]
     if pretrained is not None:  # both follow one start, or the transfer follows none
         decisive.append(settings_among(pretrained.description["determinants"]))
     # The run may be evaluated on another machine: where it ran is recorded, not set.

@@ -11,7 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.imagenet import StartWeights, imagenet_weights
+from benchmd_ray.models.networks import PART_OF
 from benchmd_ray.plugins import IMPORT_PATH
 from benchmd_ray.settings import EncoderSettings
 from benchmd_ray.signals import Signal
@@ -39,14 +41,20 @@ def own_encoder(technique: str) -> EncoderSettings | None:
     """The encoder of a technique whose weights were trained elsewhere; None for others.
 
     Raises:
-        BenchmdError: A folder cannot be read.
+        BenchmdError: A folder cannot be read, or the network is one of the package.
     """
     if technique.startswith(HUB):
         from benchmd_ray.models.hub_networks import hub_settings
 
         return hub_settings(_folder(technique))
     if technique.startswith(OWN):
-        return EncoderSettings(network=technique.removeprefix(OWN))
+        name = technique.removeprefix(OWN)
+        if name in PART_OF:
+            raise BenchmdError(
+                f"{name} is a network of the package, with random weights: expected one that was "
+                f"trained elsewhere. Take --technique scratch and --set encoder.network={name}."
+            )
+        return EncoderSettings(network=name)
     return None
 
 
@@ -76,7 +84,7 @@ def start_weights(
     from benchmd_ray.models.encoder import make_encoder
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # and leaves those of GPUs as they are
         network: nn.Module = make_encoder(signal, encoder)
     if technique.startswith(HUB):
         from benchmd_ray.models.hub_networks import HubNetwork, load_hub_weights

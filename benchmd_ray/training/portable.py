@@ -7,6 +7,7 @@ what was traced on, or a path of the machine that did so.
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -114,7 +115,9 @@ def write_torch(program: ExportedProgram, folder: Path) -> Outputs:
         What the file gives, loaded anew.
     """
     with _quiet():
-        torch.export.save(program, folder / TORCH)
+        data = io.BytesIO()  # a writer of files ends the process where a disk is full
+        torch.export.save(program, data)
+        (folder / TORCH).write_bytes(data.getvalue())
         loaded = torch.export.load(folder / TORCH).module()
     return lambda inputs: loaded(*inputs)
 

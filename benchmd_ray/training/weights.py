@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
 from benchmd_ray.data.normalise import Statistics
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files import replacing
 from benchmd_ray.integrity import (
     Damaged,
@@ -48,12 +48,11 @@ DESCRIBED: Kinds = {
     "task": (dict, type(None)),
     "statistics": (dict, type(None)),
     "augmentation": dict,
-    "nearest": (int, type(None)),
     "weights": str,
 }
 """What it says: the architecture with the source of a custom network, the signals and what is done
-to them, the task of a model with a head, how many neighbours vote where that is no linear one, and
-the SHA-256 of the weights."""
+to them, the task of a model with a head, and the SHA-256 of the weights; where the head is a
+`models.neighbours.Neighbours` also how many of them vote, ``nearest``."""
 
 
 def export_model(
@@ -86,7 +85,7 @@ def export_model(
         "task": None if task is None else asdict(task),
         "statistics": statistics,
         "augmentation": as_dict(augmentation or AugmentationSettings()),
-        "nearest": nearest,
+        **({} if nearest is None else {"nearest": nearest}),
         "weights": write_weights(folder / MODEL, weights),
     }
     write_hashed_json(folder / DESCRIPTION, description)
@@ -236,22 +235,37 @@ def _load_model(folder: Path) -> Classifier | Segmenter:
         )
     require_task(task, updated(EncoderSettings(), description["encoder"]))
     model: Classifier | Segmenter
-    if description["nearest"] is not None:
-        model = Classifier(encoder, len(task.classes), _neighbours(folder, description, task))
+    if "nearest" in description:
+        head = _neighbours(folder, description, task, encoder.width)
+        model = Classifier(encoder, len(task.classes), head)
     else:
         model = (Segmenter if task.segments else Classifier)(encoder, len(task.classes))
     load_weights(model, folder / MODEL, description["weights"])
     return model
 
 
-def _neighbours(folder: Path, description: Mapping[str, Any], task: Task) -> Neighbours:
-    """A head for as many training records as the weights hold; it has none of them yet."""
-    path = folder / MODEL
-    require_sha256(path, description["weights"], made_again(folder))
-    with safe_open(path, "pt") as held:
-        records, width = held.get_slice("head.features").get_shape()
-    features, targets = torch.zeros(records, width), torch.zeros(records, len(task.classes))
-    return Neighbours(features, targets, task.kind, description["nearest"])
+def _neighbours(folder: Path, description: Mapping[str, Any], task: Task, width: int) -> Neighbours:
+    """The head that holds the training records.
+
+    Raises:
+        Damaged: There are none, or others than the task and the encoder have.
+    """
+    path, remedy, nearest = folder / MODEL, made_again(folder), description["nearest"]
+    require_sha256(path, description["weights"], remedy)
+    if not isinstance(nearest, int) or nearest < 1:
+        raise Damaged(folder / DESCRIPTION, f"nearest is {shown(nearest)}, below 1", remedy)
+    try:
+        tensors = load_file(path)
+        features, targets = tensors["head.features"], tensors["head.targets"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise Damaged(path, f"it holds no training records ({error})", remedy) from error
+    wanted = (len(targets) if targets.ndim else 0, len(task.classes))
+    if not wanted[0] or features.shape != (wanted[0], width) or targets.shape != wanted:
+        what = f"training records of shapes {tuple(features.shape)} and {tuple(targets.shape)}"
+        raise Damaged(path, f"it holds {what}, expected ({width} features) and {wanted}", remedy)
+    if not torch.isin(targets, torch.tensor([-1.0, 0.0, 1.0])).all():
+        raise Damaged(path, "it holds targets other than 1, 0 and -1", remedy)
+    return Neighbours(features, targets, task.kind, nearest)
 
 
 def model_description(folder: Path) -> dict[str, Any]:

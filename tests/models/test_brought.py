@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from benchmd_ray import plugins
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models import hub_networks
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.settings import EncoderSettings
 from benchmd_ray.ssl import technique_named
@@ -158,7 +160,7 @@ def test_code_in_a_folder_is_never_run(saved, vit, tmp_path, kind):
     if kind == "vit":  # the library's own class is taken
         brought(technique, SIGNALS["cxr"])
     else:
-        with pytest.raises(BenchmdError, match="code in the folder is not run"):
+        with pytest.raises(BenchmdError, match=r"does not know.*Code in a folder is not run"):
             brought(technique, SIGNALS["cxr"])
     assert not ran.exists()
 
@@ -218,3 +220,115 @@ def test_a_function_makes_a_network_with_its_weights(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["runs/pretrain-ecg-mae-1", "s3://bucket/runs", "C:\\runs"])
 def test_a_folder_is_no_technique(text):
     assert brought_name(text) is None
+
+
+def edited(tmp_path, **changes):
+    """Changes the config of the folder `net`."""
+    path = tmp_path / "net" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Fails where an address is looked up."""
+
+    def refuse(*_, **__):
+        pytest.fail("the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr("builtins.input", refuse)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "vision-encoder-decoder", "auto_map": {"AutoModel": "/tmp/x--evil.Model"}},
+        {"model_type": "vision-encoder-decoder", "auto_map": {"AutoModel": "who/what--evil.Model"}},
+        {"model_type": "detr", "backbone": "resnet18", "use_pretrained_backbone": True},
+        {"model_type": "vit", "image_size": 0},
+        {"model_type": "vit", "num_channels": -1},
+        {"model_type": "vit", "num_hidden_layers": 40_000},
+        {"model_type": ["vit"]},
+        {"model_type": "videomae"},
+    ],
+)
+def test_a_hostile_config_asks_for_nothing_and_is_refused(no_network, config):
+    size = EncoderSettings(network="transformers", options={"config": json.dumps(config)})
+    with pytest.raises(BenchmdError):
+        make_encoder(SIGNALS["cxr"], size)
+
+
+def test_of_a_config_only_the_fields_of_its_class_are_kept(saved, vit, tmp_path, no_network):
+    technique = saved(vit)
+    before = own_encoder(technique)
+    edited(
+        tmp_path,
+        note="by ada on /home/ada/Doe^Jane",
+        attn_implementation="kernels-community/x",
+        quantization_config={"quant_method": "awq"},
+        transformers_weights="adapter_model.bin",
+        id2label={"0": "Doe^Jane"},
+    )
+    assert own_encoder(technique) == before
+    assert json.loads(before.options["config"])["hidden_size"] == 16
+    brought(technique, SIGNALS["cxr"])
+
+
+def test_a_masked_autoencoder_is_the_vit_that_it_trained(saved):
+    torch.manual_seed(0)
+    config = transformers.ViTMAEConfig(**{**VIT.to_dict(), "model_type": "vit_mae"})
+    own, signal = transformers.ViTMAEForPreTraining(config), SIGNALS["cxr"]
+    network, _ = brought(saved(own), signal)
+    whole = transformers.ViTMAEModel(
+        transformers.ViTMAEConfig(**{**config.to_dict(), "mask_ratio": 0.0})
+    )
+    whole.load_state_dict(own.vit.state_dict())
+    with torch.no_grad():
+        expected = whole.eval()(resized(images(signal), 3, 48)).last_hidden_state[:, 0]
+    torch.testing.assert_close(network(images(signal)).detach(), expected)
+
+
+def test_a_network_that_draws_is_refused(saved, monkeypatch):
+    monkeypatch.setattr(hub_networks, "SAME_AS", {})
+    config = transformers.ViTMAEConfig(**{**VIT.to_dict(), "model_type": "vit_mae"})
+    with pytest.raises(BenchmdError, match="gives other features of the same image each time"):
+        brought(saved(transformers.ViTMAEModel(config)), SIGNALS["cxr"])
+
+
+def test_damaged_weights_and_those_of_another_network_are_refused(saved, vit, tmp_path):
+    technique, folder, signal = saved(vit), tmp_path / "net", SIGNALS["cxr"]
+    file = folder / "model.safetensors"
+    data, held = file.read_bytes(), load_file(file)
+    file.write_bytes(data[:-100])
+    with pytest.raises(BenchmdError, match="transformers cannot read"):
+        brought(technique, signal)
+    save_file({k: v * float("nan") for k, v in held.items()}, file, {"format": "pt"})
+    with pytest.raises(BenchmdError, match="NaN or infinite"):
+        brought(technique, signal)
+    file.write_bytes(data)
+    edited(tmp_path, num_hidden_layers=1)
+    with pytest.raises(BenchmdError, match=r"does not have, such as .*\b1\b"):
+        brought(technique, signal)
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "evil.bin", "none.safetensors"])
+def test_an_index_names_files_of_its_folder_only(saved, vit, tmp_path, name):
+    technique = saved(vit)
+    saved(vit, "other")
+    (tmp_path / "net" / "model.safetensors").rename(tmp_path / "net" / "evil.bin")
+    index = {"metadata": {}, "weight_map": {"vit.embeddings.cls_token": name}}
+    (tmp_path / "net" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BenchmdError, match="no file of it"):
+        brought(technique, SIGNALS["cxr"])
+
+
+def test_weights_in_parts_are_read(saved, vit, tmp_path):
+    vit.eval().save_pretrained(tmp_path / "parts", max_shard_size="10KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    parts = brought(f"hf:{tmp_path / 'parts'}", SIGNALS["cxr"])[1]
+    assert parts.sha256 == brought(saved(vit), SIGNALS["cxr"])[1].sha256
+
+
+def test_a_network_of_the_package_was_not_trained_elsewhere():
+    with pytest.raises(BenchmdError, match=r"resnet18 is a network of the package"):
+        own_encoder("model:resnet18")

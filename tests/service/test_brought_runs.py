@@ -117,7 +117,9 @@ def test_your_own_module_is_transferred_where_you_name_it(ecg_catalogs, tmp_path
 def test_a_plan_takes_them_for_the_signals_that_they_fit(source, ecg_catalogs, folder, tmp_path):
     catalogs = (source, ecg_catalogs["ptb-xl"].path)
     names = (f"hf:{folder}", "scratch")
-    plan = make_plan(Choice(catalogs, techniques=names, settings=("knn",)), tmp_path / "runs")
+    plan = make_plan(
+        Choice(catalogs, techniques=names, settings=("knn",)), tmp_path / "runs", tflops=0.02
+    )
     found = {(item.modality, item.setting, item.name.split("/")[2]) for item in plan.items}
     assert found == {
         ("cxr", "pretrain", "hf:vit"),
@@ -126,6 +128,31 @@ def test_a_plan_takes_them_for_the_signals_that_they_fit(source, ecg_catalogs, f
         ("ecg", "knn", "scratch"),
     }
     assert "networks of transformers are for images" in " ".join(plan.notes)
+
+
+def test_two_folders_of_one_name_are_refused(source, folder, tmp_path):
+    other = Path(shutil.copytree(folder, tmp_path / "elsewhere" / "vit"))
+    names = (f"hf:{folder}", f"hf:{other}")
+    with pytest.raises(BenchmdError, match="two folders of encoders are called hf:vit"):
+        make_plan(
+            Choice((source,), techniques=names, settings=("knn",)), tmp_path / "runs", tflops=0.02
+        )
+
+
+def test_nearest_neighbours_of_one_encoder_are_one_run_of_all_seeds(source, folder, tmp_path):
+    def run(*changes):
+        base = transfer_settings(source, f"hf:{folder}")
+        settings = updated(base, {"transfer": {"mode": "knn"}, "execution": {"device": "cpu"}})
+        for change in changes:
+            settings = updated(settings, change)
+        return transfer_run(source, tmp_path / "runs", settings, upstream=f"hf:{folder}")
+
+    first = run()
+    unread = {"epochs": 3, "optimiser": {"lr": 0.5}, "layer_decay": 0.5}
+    assert run({"seed": 1}).folder == run({"transfer": unread}).folder == first.folder
+    assert run({"transfer": {"neighbours": 3}}).folder != first.folder
+    few = {"transfer": {"labels": "small"}}
+    assert run(few).folder != run(few, {"seed": 1}).folder
 
 
 def test_nothing_of_them_is_searched(source, folder):

@@ -58,11 +58,18 @@ def test_an_unknown_label_has_no_vote_on_its_class():
             assert found[row, label] == pytest.approx(np.clip(share, LEAST, 1 - LEAST), abs=1e-5)
 
 
-def test_a_class_that_no_neighbour_knows_has_no_share():
-    targets = torch.tensor([[-1.0, 1.0], [-1.0, 0.0]])
-    head = Neighbours(torch.eye(2), targets, "multi-label", 20)
-    share = head(torch.tensor([[1.0, 1.0]])).sigmoid()
-    assert share[0].tolist() == pytest.approx([LEAST, 0.5], rel=1e-3)
+def test_a_class_that_no_neighbour_knows_has_the_share_of_all_records():
+    targets = torch.tensor([[-1.0, 1.0, -1.0], [1.0, 0.0, -1.0], [0.0, 0.0, -1.0]])
+    head = Neighbours(torch.eye(3), targets, "multi-label", 1)
+    share = head(torch.tensor([[1.0, 0.0, 0.0]])).sigmoid()
+    assert share[0].tolist() == pytest.approx([0.5, 1 - LEAST, LEAST], rel=1e-3)
+
+
+def test_known_neighbours_vote_however_far_they_are():
+    targets = torch.tensor([[-1.0], [1.0], [1.0]])
+    features = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])
+    head = Neighbours(features, targets, "multi-label", 3)
+    assert head(features[:1]).sigmoid().item() == pytest.approx(1 - LEAST)
 
 
 @pytest.mark.parametrize("labels", ["full", "small"])
