@@ -27,8 +27,16 @@ FOUNDATION = {
     "run_files",
 }
 FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "repeating"}
-FOUNDATION |= {"sessions", "settings", "signals", "storage", "tasks", "telemetry"}
-FOUNDATION |= {"ranges", "training_log", "typed"}
+FOUNDATION |= {
+    "sessions",
+    "settings",
+    "settings_in_use",
+    "signals",
+    "storage",
+    "tasks",
+    "telemetry",
+}
+FOUNDATION |= {"ranges", "telemetry", "training_log", "typed"}
 ROOMS = {
     "storage": {"errors", "extras", "files", "repeating", "storage"},
     "data": FOUNDATION | {"cluster", "data"},

@@ -16,6 +16,12 @@ from benchmd_ray.models.networks import network_source
 from benchmd_ray.models.resnet import require_signals
 from benchmd_ray.models.xresnet import require_xresnet_signals
 from benchmd_ray.settings import EncoderSettings, Settings, default_settings, updated
+from benchmd_ray.settings_in_use import (
+    AUGMENTATION,
+    BUILT_IN,
+    METHOD_SETTINGS,
+    finetunes,
+)
 from benchmd_ray.training.augmentation import require_applicable
 from benchmd_ray.tuning.parameters import (
     KINDS,
@@ -30,28 +36,8 @@ from benchmd_ray.tuning.parameters import (
 
 CHOICE = ("kind", "values", "default", "when")
 RANGE = ("kind", "low", "high", "step", "default", "when")
-METHOD_SETTINGS = {
-    "pretrain.mixing_alpha": ("e-mix",),
-    "pretrain.temperature": ("e-mix",),
-    "pretrain.corruption_rate": ("shed",),
-    "pretrain.mask_rate": ("mae", "imagenet+mae"),
-}
-"""Settings that only some of the built-in techniques read."""
-BUILT_IN = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
 """Settings of the encoder that change nothing in its weights' shapes."""
-FINE_TUNING = (
-    "transfer.layer_decay",
-    "transfer.dropout",
-    "transfer.embedding_dropout",
-    "transfer.averaging",
-    "transfer.freeze",
-    "transfer.stochastic_depth",
-    "transfer.class_balance",
-)
-"""Settings that linear evaluation does not read."""
-AUGMENTATION = "transfer.augmentation."
-"""How the names of settings begin that it does not read either, and that not all signals have."""
 NEVER = {
     "seed": "seeds show how much a result varies, they are not chosen by it",
     "tuned": "it names the search that found the settings",
@@ -147,15 +133,11 @@ def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
     return None
 
 
-def _finetunes(name: str) -> bool:
-    return name in FINE_TUNING or name.startswith(AUGMENTATION)
-
-
 def _barred_in_transfer(name: str, group: str, scope: Scope) -> str | None:
     linear = scope.setting.split("-")[0] == "linear"
     if group == "pretrain":
         return "the trials of a search of transfer share one pretraining"
-    if linear and (group == "encoder" or _finetunes(name)):
+    if linear and (group == "encoder" or finetunes(name)):
         return "linear evaluation leaves the encoder as it is"
     if name == "transfer.freeze" and scope.technique == "scratch":
         return "nothing has been pretrained that could stay as it is"
