@@ -118,6 +118,7 @@ class Applied:
         """What the module gives of all records, on its device."""
         _require_alike(self.signal, rate, channels)
         taken = _records(signals, self.signal)
+        _require_grey_levels(taken, self.signal)
         held = _sizes(sizes, len(taken), self.signal)
         with torch.no_grad():
             parts = [
@@ -177,7 +178,7 @@ class FeatureEncoder(Applied):
 
         Raises:
             BenchmdError: The signals are of another shape, rate or channels than the model takes,
-                or not finite.
+                not finite, or grey levels scaled to [0, 1].
         """
         return _alike(signals, self.outputs(signals, rate, channels, sizes).float())
 
@@ -292,6 +293,23 @@ def _records(signals: Signals, signal: Signal) -> npt.NDArray[Any] | torch.Tenso
             "a first axis."
         )
     return held
+
+
+def _require_grey_levels(held: npt.NDArray[Any] | torch.Tensor, signal: Signal) -> None:
+    """Refuse grey levels that were scaled to [0, 1]; records that are black throughout are fine.
+
+    Raises:
+        BenchmdError: The model takes 0 to 255, and the largest value is above 0 and at most 1.
+    """
+    if signal.dtype != "uint8" or signal.unit != "grey level":
+        return
+    low, high = float(held.min()), float(held.max())
+    if low >= 0 and 0 < high <= 1:
+        raise BenchmdError(
+            f"the signals have values from {low:g} to {high:g}, and the model takes grey levels "
+            "from 0 to 255: give them as files have them, or multiply them by 255 if they were "
+            "divided by it."
+        )
 
 
 def _in_stored_shape(
