@@ -121,8 +121,9 @@ def make_pretraining(
     fixed: bool = True,
     finished: bool = True,
     parts: Mapping[str, int] | None = None,
+    **decisive: Any,
 ) -> Run:
-    """A pretraining run with its metrics, without weights."""
+    """A pretraining run with its metrics, without weights; `decisive` goes into determinants."""
     about = {
         "kind": "pretrain",
         "technique": technique,
@@ -133,7 +134,10 @@ def make_pretraining(
     }
     settings = _settings(modality, technique, seed, changes or {})
     description = _description(
-        settings, "pretrain", about, {"technique": technique, "parts": dict(parts or {})}
+        settings,
+        "pretrain",
+        about,
+        {"technique": technique, "parts": dict(parts or {}), **decisive},
     )
     run = open_run(
         store, f"pretrain-{about['modality']}-{technique.replace('+', '-')}", description

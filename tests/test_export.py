@@ -17,7 +17,7 @@ import wfdb
 import yaml
 from click.testing import CliRunner
 from safetensors.numpy import load_file
-from stores import make_pretraining, make_transfer, predict_all, write_done
+from stores import make_transfer, predict_all, write_done
 from torch import nn
 
 import benchmd_ray
@@ -30,7 +30,6 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.results.model_card import model_card
 from benchmd_ray.results.store import read_run
 from benchmd_ray.training.portable import noise, traced
 from benchmd_ray.training.weights import export_model
@@ -210,6 +209,7 @@ def test_the_card_says_what_the_data_are(exported):
     assert "CC BY 4.0" in body  # the licence on PTB-XL's page
     assert "the split that also chose the best epoch" in body
     assert re.search(r"`model\.pt2` differs from the model by at most \S+ on 8 records", body)
+    assert "Signals are a float32 tensor for `model.pt2`, of the shape above" in body
 
 
 @pytest.mark.slow
@@ -312,50 +312,32 @@ def test_padding_of_images_is_told_by_their_sizes(write_catalog, tmp_path):
     found = run_isolated(out, tmp_path, "probabilities", signals, sizes)
     expected = benchmd_ray.classifier(run).predict(signals, sizes=sizes)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    whole = benchmd_ray.classifier(run).predict(signals)
+    model = benchmd_ray.classifier(run)
+    whole = model.predict(signals)
     assert np.abs(whole[1:] - expected[1:]).max() > 1e-3  # padding matters
-
-
-@pytest.mark.parametrize(
-    ("provenance", "raw", "words"),
-    [
-        ("whole", [21837, 21837], "it was trained on all records of PTB-XL (ptb-xl)."),
-        ("sample", [500, 21837], "a sample of PTB-XL (ptb-xl), 500 of its 21,837 raw records."),
-        ("unofficial", [9, 9], "unofficial files of PTB-XL (ptb-xl), those of a mirror or of"),
-        ("synthetic", [9, 9], "synthetic records in the layout of PTB-XL (ptb-xl), drawn by"),
-    ],
-)
-def test_the_first_sentence_says_what_it_was_trained_on(tmp_path, provenance, raw, words):
-    run = make_transfer(tmp_path, provenance=provenance, raw=raw)
-    predict_all(run, {"ptb-xl": {"validation": 60}})
-    card = model_card(run, "probabilities", 7, takes_sizes=False, programs=())
-    first = card.split("---\n", 2)[2].split("\n\n")[1]
-    assert words in " ".join(first.split())
-    tags = yaml.safe_load(card.split("---")[1])["tags"]
-    assert (f"{provenance}-data" in tags) == (provenance != "whole")
-
-
-def test_few_patients_have_no_interval_on_the_card(tmp_path):
-    run = make_transfer(tmp_path)
-    predict_all(run, {"ptb-xl": {"validation": 14}})  # of seven patients
-    card = model_card(run, "probabilities", 7, takes_sizes=False, programs=())
-    assert "fewer than 10 have no interval" in card
-    scores = card[card.index("## Scores") : card.index("## Limits")]
-    assert not re.search(r"\d \[\d", scores)
-
-
-def test_names_that_are_markup_stay_text(tmp_path):
-    about = make_pretraining(tmp_path, "mae", source="<b>x</b>|y")
-    card = model_card(about, "features", 32, takes_sizes=False, programs=())
-    body = card.split("---", 2)[2]
-    assert "<b>" not in body
-    assert "&lt;b>x&lt;/b>\\|y" in body
+    for scaled in (signals / 255, torch.from_numpy(signals / 255)):
+        with pytest.raises(BenchmdError, match="from 0 to 1, and the model takes grey levels from"):
+            model.predict(scaled)
+    assert np.isfinite(model.predict(0 * signals)).all()  # black throughout
+    dark = np.concatenate([signals[:1] / 255, signals[1:]])
+    np.testing.assert_allclose(model.predict(dark)[1:], whole[1:], atol=1e-5)
 
 
 def test_features_of_patients_are_not_exported(tmp_path):
     run = make_transfer(tmp_path, changes={"transfer": {"mode": "knn"}})
     with pytest.raises(BenchmdError, match="features and labels of each training record"):
         benchmd_ray.export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_catalog_that_nothing_is_compared_on_is_refused(tmp_path):
+    run = make_transfer(tmp_path)
+    command = ["export", str(run.folder), "--out", str(tmp_path / "out"), "--catalog", "nothing"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert "--torch-export or --onnx, or leave --catalog out" in " ".join(result.output.split())
+    with pytest.raises(BenchmdError, match="the catalog would not be read"):
+        benchmd_ray.export(run, tmp_path / "out", catalog=tmp_path / "nothing")
     assert not (tmp_path / "out").exists()
 
 

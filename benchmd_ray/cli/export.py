@@ -44,5 +44,5 @@ def export(
 
     done = export_run(read_run(run), out, catalog=catalog, torch_export=torch_export, onnx=onnx)
     for each in done.programs:
-        click.echo(f"{each.file} differs by at most {each.difference:.1g} on {each.records}")
+        click.echo(f"{each.file} {each.checked}")
     click.echo(f"written: {done.folder}")

@@ -6,8 +6,8 @@ datasets say is written as text: nothing of it becomes HTML or another table cel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -15,12 +15,14 @@ import yaml
 
 from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.parts import package_versions
+from benchmd_ray.results.model_input import input_section
+from benchmd_ray.results.model_origin import Origin, origin_of
 from benchmd_ray.results.model_scores import provenances, score_sections
+from benchmd_ray.results.model_training import training_rows
 from benchmd_ray.results.report.table import text_of
 from benchmd_ray.results.store import Run
 from benchmd_ray.results.written import markdown
 from benchmd_ray.run_files import predictions_of
-from benchmd_ray.signals import Signal
 
 HUB_METRICS = ["roc_auc", "accuracy", "f1", "brier_score"]
 """Metrics of the scores, as the hub names them."""
@@ -31,20 +33,12 @@ TASKS = {
 }
 PROVENANCES = {
     "whole": "all records of {title}",
-    "sample": "a sample of {title}, {records:,} of its {whole:,} raw records",
+    "sample": "a sample of {title}, {records} raw records",
     "unofficial": "unofficial files of {title}, those of a mirror or of a third party",
     "synthetic": "synthetic records in the layout of {title}, drawn by a program and measured on "
     "nobody, so that its outputs say nothing about patients",
 }
 """What a model was trained on, by `data.provenance`."""
-NORMALISATIONS = {
-    "record-range": "each record is divided by its own maximum minus minimum",
-    "fixed-range": "a fixed range is mapped onto another, what lies beyond is clipped",
-    "window": "a window is mapped to [0, 1], what lies beyond is clipped",
-    "source-statistics": "mean and standard deviation of the training split, per channel",
-    "source-mean": "mean of the training split is removed, then divided by a fixed extent",
-    "none": "none",
-}
 LIMITS = """\
 It is for research: on how models move from one hospital to others, as a start for training, as a
 baseline. It is not a medical device and **not for diagnosis**, triage or any other decision about a
@@ -60,9 +54,18 @@ class Program:
 
     file: str
     difference: float
-    """Largest difference from the model's outputs."""
+    """Largest difference from the model's outputs, as a share of the largest where that is above
+    1."""
     records: str
     """On what, in words."""
+
+    @property
+    def checked(self) -> str:
+        """How it was checked, after its name."""
+        return (
+            f"differs from the model by at most {self.difference:.1g} on {self.records} (relative "
+            "to the largest output where that is above 1)"
+        )
 
 
 def model_card(
@@ -82,35 +85,37 @@ def model_card(
     """
     scores = score_sections(run)
     about = run.description
+    origin = origin_of(run)
     source = {about["source"]: str(about["provenance"])}
     datasets = source | {k: v for k, v in provenances(run).items() if k not in source}
+    signal, segments = run.modality.signal, run.modality.task.segments
     sections = {
-        "Input": _input(run.modality.signal, takes_sizes=takes_sizes),
+        "Input": input_section(signal, takes_sizes=takes_sizes, segments=segments),
         "Output": _output(run, output, width),
         "How to use it": _use(run, output, takes_sizes=takes_sizes, programs=programs),
-        "Data": _data(run, datasets),
-        "Training": _table("setting", _training(run)),
+        "Data": _data(run, datasets, origin),
+        "Training": _table("setting", training_rows(run, origin)),
         "Scores": scores or "Features have no scores of their own: transfers from it have.",
         "Limits and intended use": LIMITS,
         "Versions": _versions(about.get("versions", {})),
     }
-    head = yaml.safe_dump(_head(run, datasets), sort_keys=False, allow_unicode=True)
-    parts = [f"---\n{head}---\n", f"# {_plain(_title(run, output))}\n", _lead(run, output)]
+    head = yaml.safe_dump(_head(run, datasets, origin), sort_keys=False, allow_unicode=True)
+    parts = [f"---\n{head}---\n", f"# {_plain(_title(run, output))}\n", _lead(run, output, origin)]
     parts += [f"## {title}\n\n{text.strip()}\n" for title, text in sections.items()]
     return "\n".join(parts)
 
 
-def _head(run: Run, datasets: Mapping[str, str]) -> dict[str, Any]:
-    """Fields that the hub reads."""
+def _head(run: Run, datasets: Mapping[str, str], origin: Origin) -> dict[str, Any]:
+    """Fields that the hub reads; nothing is claimed of weights that were trained elsewhere."""
     about = run.description
     weakest = str(about["provenance"])
     tags = ["medical", "benchmd", about["modality"], about["technique"]]
+    tags += ["pretrained-elsewhere"] if origin.elsewhere else []
+    terms = {"license_name": "terms-of-the-datasets", "license_link": "README.md"}
     return {
-        "license": "other",
-        "license_name": "terms-of-the-datasets",
-        "license_link": "README.md",
+        **({"license": "unknown"} if origin.elsewhere else {"license": "other", **terms}),
         "tags": [*tags, *([] if weakest == "whole" else [f"{weakest}-data"])],
-        "datasets": list(datasets),
+        **({"datasets": list(datasets)} if origin.trains else {}),
         **({"metrics": HUB_METRICS} if predictions_of(run.folder) else {}),
     }
 
@@ -123,39 +128,19 @@ def _title(run: Run, output: str) -> str:
     )
 
 
-def _lead(run: Run, output: str) -> str:
-    """The first sentence says what the model was trained on."""
+def _lead(run: Run, output: str, origin: Origin) -> str:
+    """The first sentences say what the model was trained on, or that it was trained elsewhere."""
     about = run.description
-    records, whole = about["raw"]
-    said = PROVENANCES[about["provenance"]].format(
-        title=_plain(_name_of(about["source"])), records=records, whole=whole
+    data = PROVENANCES[about["provenance"]].format(
+        title=_plain(_name_of(about["source"])), records=_records(about["source"], *about["raw"])
     )
-    what = f"This model turns {_plain(about['modality'])} signals into {output}"
-    lines = [f"{what}; it was trained on {said}."]
-    if str(about["technique"]).startswith("imagenet"):
-        lines.append("It began with ImageNet weights of timm's ViT-Tiny, on terms of their own.")
-    lines.append("It is for research and **not for diagnosis**.\n")
+    named = replace(origin, name=_plain(origin.name), sha256=_plain(origin.sha256))
+    lines = [
+        f"This model turns {_plain(about['modality'])} signals into {output}.",
+        named.sentences(data),
+        "It is for research and **not for diagnosis**.\n",
+    ]
     return "\n".join(lines)
-
-
-def _input(signal: Signal, *, takes_sizes: bool) -> str:
-    shape = ", ".join(map(str, signal.stored_shape))
-    rows = {
-        "signals": f"float32 (records, {shape})",
-        "axes": f"record, {', '.join(signal.axes)}",
-        "unit": signal.unit,
-        **({"rate": f"{signal.rate:g} Hz"} if signal.rate else {}),
-        **({"channels": ", ".join(signal.channels)} if signal.channels else {}),
-        "normalisation": f"done by the model ({signal.normaliser}): "
-        f"{NORMALISATIONS[signal.normaliser]}",
-    }
-    if takes_sizes:
-        axes = ", ".join(signal.axes[1:])
-        rows["sizes"] = (
-            f"int64 (records, {len(signal.axes) - 1}): extents along {axes} within which a signal "
-            "is more than padding, which is on both sides; the whole shape where nothing is padded"
-        )
-    return _table("input", rows)
 
 
 def _output(run: Run, output: str, width: int) -> str:
@@ -185,6 +170,10 @@ def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program
     }
     make, call = ("classifier", "predict") if output == "probabilities" else ("encoder", "features")
     parts = [_code(*code[each.file]) for each in programs]
+    if programs:
+        kinds = {"model.pt2": "a float32 tensor", "model.onnx": "a float32 array"}
+        taken = " and ".join(f"{kinds[each.file]} for `{each.file}`" for each in programs)
+        parts.append(f"Signals are {taken}, of the shape above; `.eval()` is not needed.")
     parts.append(
         _code(
             "With benchmd_ray, which compares every file with its hash, and signals with what the "
@@ -200,10 +189,7 @@ def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program
             "a file that was forged, so load such files from people you trust only. Its SHA-256 is "
             "in `config.json`."
         )
-    parts += [
-        f"`{each.file}` differs from the model by at most {each.difference:.1g} on {each.records}."
-        for each in programs
-    ]
+    parts += [f"`{each.file}` {each.checked}." for each in programs]
     parts.append(
         "`model.safetensors` has the weights, and `config.json` the architecture, the input, the "
         "normaliser with its statistics, the classes and all that determined the training."
@@ -211,7 +197,7 @@ def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program
     return "\n\n".join(parts)
 
 
-def _data(run: Run, datasets: Mapping[str, str]) -> str:
+def _data(run: Run, datasets: Mapping[str, str], origin: Origin) -> str:
     """Datasets with their terms; the model's own terms are for who shares it to state."""
     rows, citations = [], []
     for name, provenance in datasets.items():
@@ -219,7 +205,7 @@ def _data(run: Run, datasets: Mapping[str, str]) -> str:
         rows.append(
             {
                 "dataset": text_of(name),
-                "used for": "training" if name == run.description["source"] else "scores",
+                "used for": origin.use if name == run.description["source"] else "scores",
                 "records": provenance,
                 "licence": _stated(card, "licence"),
                 "access": _stated(card, "access"),
@@ -229,38 +215,12 @@ def _data(run: Run, datasets: Mapping[str, str]) -> str:
         if card is not None and card.citation:
             citations.append(f"- {_plain(card.citation)}")
     policy = run.description["policy"]
+    weights = "of the encoder's weights and " if origin.elsewhere else ""
     said = (
         f"Splits and labels follow the policy {policy}. Whoever shares this model answers for the "
-        "terms of the training data, which bind what is made of them."
+        f"terms {weights}of the training data, which bind what is made of them."
     )
     return "\n\n".join([markdown(pd.DataFrame(rows)), said, "\n".join(dict.fromkeys(citations))])
-
-
-def _training(run: Run) -> dict[str, object]:
-    """What determined the weights, in a few rows; all of it is in ``config.json``."""
-    about = run.description
-    stage = "transfer" if about["kind"] == "transfer" else "pretrain"
-    flat = dict(_flat(about["determinants"].get(stage, {})))
-    return {
-        "run": run.folder.name,
-        "technique": about["technique"],
-        "setting": about["setting"],
-        "protocol": about["protocol"] or "custom",
-        **({"pretraining": about["upstream"]} if about.get("upstream") else {}),
-        "network": about["settings"]["encoder"]["network"],
-        "seed": about["seed"],
-        "precision": about["determinants"].get("precision"),
-        **{f"{stage}.{name}": value for name, value in flat.items() if value is not None},
-    }
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, object]]:
-    """Settings by their whole names, without strengths of augmentation that are off."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        elif not (above.startswith("augmentation.") and not value):
-            yield f"{above}{name}", value
 
 
 def _card_of(dataset: str) -> DatasetCard | None:
@@ -275,6 +235,16 @@ def _card_of(dataset: str) -> DatasetCard | None:
 def _name_of(dataset: str) -> str:
     card = _card_of(dataset)
     return f"{card.title} ({dataset})" if card is not None and card.title else dataset
+
+
+def _records(dataset: str, found: int, expected: int) -> str:
+    """How many raw records there are, and of how many: of a part, of the whole dataset's."""
+    card = _card_of(dataset)
+    layouts = [] if card is None else [*card.layouts.values()]
+    wholes = [layout.records for layout in layouts if not (layout.part or layout.mark)]
+    is_part = any(layout.part and layout.records == expected for layout in layouts)
+    whole = max(wholes, default=expected) if is_part else expected
+    return f"{found:,} of its {whole:,}" if found < whole else f"{found:,}"
 
 
 def _stated(card: DatasetCard | None, name: str) -> str:

@@ -53,14 +53,21 @@ def export_run(
     Args:
         run: A pretraining, or a transfer to classes.
         out: The folder; it is empty or not there.
-        catalog: Programs are compared with the model on its first records; None: on noise.
+        catalog: Programs are compared with the model on its first records; None: on noise. It is
+            refused where no program is written.
         torch_export: Write `portable.TORCH`, too.
         onnx: Write `portable.ONNX`, too.
 
     Raises:
         BenchmdError: The run is not finished, segments, holds training records or is damaged, the
-            folder holds something, or a program cannot be written or differs from the model.
+            folder holds something, a catalog is named without a program, or a program cannot be
+            written or differs from the model.
     """
+    if catalog is not None and not (torch_export or onnx):
+        raise BenchmdError(
+            "the catalog would not be read: it is what model.pt2 and model.onnx are compared on. "
+            "Ask for one of them with --torch-export or --onnx, or leave --catalog out."
+        )
     if onnx:
         require("--onnx", *EXTRAS["onnx"].packages)
     out = out.resolve()
