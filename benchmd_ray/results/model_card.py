@@ -154,12 +154,13 @@ def _output(run: Run, output: str, width: int) -> str:
 def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program]) -> str:
     given = "signals, sizes" if takes_sizes else "signals"
     named = ", ".join(f'"{name}": {name}' for name in given.split(", "))
+    tensors = "torch.as_tensor(signals), torch.as_tensor(sizes)" if takes_sizes else given
     code = {
         "model.pt2": (
             "With PyTorch and nothing else:",
             "import torch\n"
             'model = torch.export.load("model.pt2").module()\n'
-            f"{output} = model({given})",
+            f"{output} = model({tensors})",
         ),
         "model.onnx": (
             "With ONNX Runtime, on NumPy arrays:",

@@ -110,7 +110,4 @@ def _example(signal: Signal) -> str:
         return f"```python\n{WHOLE.format(extents=extents)}```"
     mode, planes = modes[channels]
     code = EXAMPLE.format(mode=mode, side=extents[0], channels=channels, planes=planes)
-    return (
-        f"An image of 8 bits becomes such arrays, which `torch.from_numpy` turns into tensors, by"
-        f"\n\n```python\n{code}```"
-    )
+    return f"An image of 8 bits becomes such arrays by\n\n```python\n{code}```"
