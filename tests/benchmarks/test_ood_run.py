@@ -610,6 +610,8 @@ def test_the_report_shows_detectors_controls_and_alarms(
 ):
     monkeypatch.setattr(scores_module, "FEWEST", 8)  # so that there are means to compare
     monkeypatch.setattr(scores_module, "_KNOWN", {})
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     from benchmd_ray.benchmarks.ood import report_rows
     from benchmd_ray.benchmarks.ood.report import (
         compared_table,
@@ -622,6 +624,7 @@ def test_the_report_shows_detectors_controls_and_alarms(
     from benchmd_ray.benchmarks.ood.report_rows import compared
     from benchmd_ray.results.canvas import styled
     from benchmd_ray.results.report.analysis import analyse
+    from benchmd_ray.results.report.figures_panels import footer
     from benchmd_ray.results.report.figures_parts import Report
     from benchmd_ray.results.report.page import page
 
@@ -640,6 +643,14 @@ def test_the_report_shows_detectors_controls_and_alarms(
     with styled():
         figures = list(draw(Report(analysis, {}, (), 50)))
     assert [one.name.split("-")[1] for one in figures] == ["ptb", "sets", "alarms", "gallery"]
+    (legend,) = figures[0].figure.legends
+    regimes = set(report_rows.frame(analysis).query("group == 'all'")["regime"])
+    expected = {f"calibrated on {each}" for each in regimes - {"none"}} | {"not calibrated"}
+    assert {text.get_text() for text in legend.get_texts()} == expected
+    footer(figures[0].figure, "below the panels")
+    FigureCanvasAgg(figures[0].figure).draw()
+    top = max(axes.get_tightbbox().y1 for axes in figures[0].figure.axes)
+    assert legend.get_window_extent().y0 >= top - 2  # it hides neither panels nor footer
     assert len(own) == 1
     for _, family in differences.groupby("use_case"):
         tested = family["p"].notna().sum()

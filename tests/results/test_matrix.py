@@ -85,6 +85,16 @@ def test_where_nothing_could_be_tested_all_are_alike(analysis):
     assert counts["best"] == len(SETTINGS) * sum(1 + len(SOURCES[k][1]) for k in ("ecg", "cxr"))
 
 
+def test_tuned_rows_are_said_not_to_compete_where_there_are_some(analysis, matrix):
+    said = "Tuned rows do not compete with the others."
+    assert said not in caption_of(written(matrix))
+    scores = mean_auroc(analysis)
+    tuned = scores[scores["technique"] == "mae"].assign(protocol="tuned 1a", value=0.999)
+    more = matrix_of(replace(analysis, scores=pd.concat([analysis.scores, tuned])))
+    assert said in caption_of(written(more))
+    assert set(more.frame[more.frame["protocol"] == "tuned 1a"]["mark"]) == {""}
+
+
 def test_one_technique_alone_is_not_the_best_of_anything():
     alone = invented(("eeg",), techniques=("mae",), settings=("linear",))
     assert set(matrix_of(alone).frame["mark"]) == {""}

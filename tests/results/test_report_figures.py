@@ -868,6 +868,38 @@ def test_runs_from_scratch_stand_beside_each_pretraining_of_a_protocol(images):
     assert report.detail(found[1]) == "finetune-full"
 
 
+@pytest.mark.parametrize(
+    ("found", "most"),
+    [
+        (("linear", "finetune-small"), "linear"),
+        (("knn", "finetune-large"), "knn"),
+        (("knn", "linear"), "linear"),
+        (("linear", "finetune-small", "finetune-full"), "finetune-full"),
+        (("finetune-small", "finetune-large", "finetune-medium"), "finetune-large"),
+        (("knn-small", "linear-medium", "finetune-small"), "linear-medium"),
+    ],
+)
+def test_a_figure_of_one_setting_has_that_of_the_most_labels_and_names_the_others(found, most):
+    analysis = invented(("eeg",), techniques=("scratch", "mae"), settings=found, seeds=1)
+    figure = only(draw_forests, analysis)["change"]
+    values = {float(x) for x in line(panels(figure)[0], "mae").get_xdata()}
+    rows = chosen(analysis.changes, metric="auroc", setting=most, technique="mae")
+    assert values <= set(rows["value"])
+    (said,) = re.findall(r"Not drawn, but in the tables: (.*?)\.", figure.caption)
+    assert set(said.split(", ")) == set(found) - {most}
+
+
+def test_studies_that_leave_out_other_settings_are_named():
+    frames = [
+        invented((kind,), techniques=("scratch", "mae"), settings=settings, seeds=1)
+        for kind, settings in (("ecg", ("linear", "finetune-small")), ("eeg", ("linear",)))
+    ]
+    names = ("scores", "changes", "gaps")
+    both = {name: pd.concat([getattr(one, name) for one in frames]) for name in names}
+    caption = only(draw_forests, made(**both))["change"].caption
+    assert "Not drawn, but in the tables: of ecg, ptb-xl finetune-small." in caption
+
+
 def test_only_the_source_s_own_validation_split_is_in_distribution(images):
     scores = images.scores
     test = scores[scores["role"] == "source"].assign(split="test")

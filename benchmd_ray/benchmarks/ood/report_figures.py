@@ -17,11 +17,18 @@ from benchmd_ray.benchmarks.ood.methods import USUAL
 from benchmd_ray.benchmarks.ood.report import HEADING, title_of
 from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, Network, frame, networks
 from benchmd_ray.benchmarks.ood.table import ALL, IN, about
-from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
+from benchmd_ray.results.canvas import TechniqueLook
+from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid, technique_legend
 from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled, techniques_of
 
 COLOURS = {"none": "#0072B2", "other-sources": "#D55E00", "same-source": "#999999"}
 MARKERS = {"none": "o", "other-sources": "s", "same-source": "^"}
+REGIMES = {
+    "none": "not calibrated",
+    "other-sources": "calibrated on other-sources",
+    "same-source": "calibrated on same-source",
+}
+"""Of the regimes, in the legend."""
 APART = {"none": 0.0, "other-sources": 0.15, "same-source": -0.15}
 """Where intervals of a detector are on its line, so that none hides another."""
 
@@ -74,7 +81,7 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
                 color=colour,
                 markersize=4,
                 linewidth=1,
-                label=regime,
+                label=REGIMES[regime],
             )
         axes.axvline(0.5, color=FAINT, linewidth=1, zorder=0)
         axes.set_yticks(range(len(order)), [title_of(name) for name in order], fontsize=SMALL)
@@ -82,10 +89,9 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
         axes.set_xlim(0, 1.02)
         axes.set_xlabel("AUROC")
         axes.set_title(f"{case} ({_sets(own)})", fontsize=9)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=3, fontsize=SMALL, title="calibrated on"
-    )
+    drawn = [regime for regime in COLOURS if regime in set(means["regime"])]
+    looks = {REGIMES[name]: TechniqueLook(COLOURS[name], MARKERS[name], "-") for name in drawn}
+    technique_legend(figure, list(looks), looks)
     caption = (
         "Mean over the sets of each use-case, with 95 % intervals over patients and seeds where "
         "there are enough patients; the line is chance. Points left of it are detectors that "

@@ -111,7 +111,8 @@ def draw_roc(report: Report, study: Study, place: tuple[str, str], setting: str)
         "one is the mean of the seeds' areas."
         if several
         else "",
-        f"In the title: {how_drawn(report)}. Other settings are in the tables.",
+        f"In the title: {how_drawn(report)}.",
+        report.not_drawn([study]),
         sizes(mean_auroc(scores)),
     )
     name = f"roc-{study.slug}-{place[0]}-{place[1]}"
@@ -149,6 +150,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
         f"{unit} per bin, logarithmic. Bins of several seeds are pooled, and counts their mean. In "
         "the title the expected calibration error, mean over classes, without an interval, as few "
         f"{unit} raise it.",
+        report.not_drawn([study]),
         sizes(mean_auroc(scores)),
     )
     name = f"reliability-{study.slug}-{place[0]}-{place[1]}"

@@ -67,7 +67,7 @@ def draw_changes(report: Report, studies: tuple[Study, ...], every: bool, name: 
     Args:
         report: What is drawn from.
         studies: A panel each.
-        every: Show all settings, not the one with the most labels alone.
+        every: Show all settings, not only the one with the most labels.
         name: Of the figure.
     """
     changes = judged(of_metric(report.analysis.changes))
@@ -201,6 +201,7 @@ def _forest(
     scores = mean_auroc(report.analysis.scores)
     caption = joined(
         said,
+        "" if every else report.not_drawn([study for study, _, _ in parts]),
         HOLLOW,
         caveat(whole),
         by_chance(int(whole["tested"].sum())),

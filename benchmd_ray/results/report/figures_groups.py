@@ -119,6 +119,7 @@ def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: s
         TESTS,
         _excluded(excluded),
         _not_drawn(groups, parts),
+        report.not_drawn([study]),
         sizes(of_setting(study, mean_auroc(report.analysis.scores), place, setting)),
     )
     return Titled(name, SECTION, title, caption, figure)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 TOGETHER = 8
 """Studies in one figure, at most."""
 STUDY = ("modality", "source", "policy", "protocol")
+MOST_LABELS = ("full", "large", "medium", "small")
+MOST_TRAINED = ("finetune", "linear", "knn")
+"""Labels and modes of transfer settings, the most first."""
 OVER_TARGETS = (
     *("setting", "technique", "value", "low", "high", "paper", "tested", "differs", "caution"),
 )
@@ -106,8 +109,19 @@ class Report:
 
     def detail(self, study: Study) -> str:
         """The setting of the figures that show only one: the one with the most labels."""
-        found = settings_of(study.of(self.analysis.scores))
-        return "finetune-full" if "finetune-full" in found else found[-1]
+        return min(settings_of(study.of(self.analysis.scores)), key=_by_labels)
+
+    def not_drawn(self, studies: Sequence[Study]) -> str:
+        """Names the settings that `detail` leaves out, as a sentence; empty: none."""
+        others: dict[tuple[str, ...], list[str]] = {}
+        for study in studies:
+            found, drawn = settings_of(study.of(self.analysis.scores)), self.detail(study)
+            others.setdefault(tuple(s for s in found if s != drawn), []).append(study.label)
+        if len(others) == 1:
+            names = ", ".join(next(iter(others)))
+            return f"Not drawn, but in the tables: {names}." * bool(names)
+        parts = [f"of {'; '.join(of)} {', '.join(names)}" for names, of in others.items() if names]
+        return f"Not drawn, but in the tables: {'; '.join(parts)}."
 
 
 def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[Study, ...]:
@@ -155,6 +169,16 @@ def techniques_of(frame: pd.DataFrame) -> list[str]:
 def settings_of(frame: pd.DataFrame) -> list[str]:
     """Transfer settings in the benchmark's order."""
     return ordered(frame["setting"], SETTINGS)
+
+
+def _by_labels(setting: str) -> tuple[int, int]:
+    """Sorts settings: first the most labels, and of the same labels the most that is trained."""
+    mode, _, labels = setting.partition("-")
+    return _place(MOST_LABELS, labels or "full"), _place(MOST_TRAINED, mode)
+
+
+def _place(known: Sequence[str], name: str) -> int:
+    return known.index(name) if name in known else len(known)
 
 
 def mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.notes import synthetic
-from benchmd_ray.results.report.protocols import is_ensemble
+from benchmd_ray.results.report.protocols import base_of, is_ensemble
 from benchmd_ray.results.report.table import DASH, Kind, shown, text_of
 from benchmd_ray.results.written import latex_text, markdown
 from benchmd_ray.results.written import text as plain_text
@@ -274,6 +274,7 @@ MARKED = (
     f"{ALIKE} cannot be told from it (p ≥ {LEVEL} after Holm's correction, or too few patients for "
     "a test)."
 )
+TUNED = "Tuned rows do not compete with the others."
 SUMMED = {
     "gap": "Gap: in distribution minus target, mean over the targets.",
     "rank": "Rank: mean over the targets, or over all datasets without one; 1 is the best.",
@@ -283,7 +284,9 @@ SUMMED = {
 def caption_of(text: Written) -> str:
     """What the cells are, and the sums that there are."""
     marked = any(each.mark for _, cells in text.rows for each in cells)
-    said = [CAPTION, MARKED if marked else "", *(SUMMED[name] for name in text.sums), text.warning]
+    tuned = marked and any(base_of(what[1]) == "tuned" for what, _ in text.rows)
+    sums = [SUMMED[name] for name in text.sums]
+    said = [CAPTION, MARKED if marked else "", TUNED if tuned else "", *sums, text.warning]
     return " ".join(filter(None, said))
 
 
