@@ -167,6 +167,30 @@ def test_a_command_that_cannot_work_says_why_and_exits_with_1(tmp_path, argument
     assert "Traceback" not in result.output
 
 
+def test_catalogs_just_below_a_folder_are_named(tmp_path):
+    for name in "edcba":
+        (tmp_path / "catalogs" / name).mkdir(parents=True)
+        (tmp_path / "catalogs" / name / "manifest.json").write_text("{}")
+    (tmp_path / "catalogs" / "aa").mkdir()
+    for command in (["catalog", "show"], ["transfer", "--catalog"]):
+        said = run(*command, tmp_path / "catalogs").output
+        named = re.findall(rf"{tmp_path}/catalogs/(\w+)", " ".join(said.split()))
+        assert named == ["a", "b", "c"]
+
+
+def test_a_folder_of_transformers_is_no_run_and_its_technique_is_named(tmp_path):
+    (tmp_path / "vit").mkdir()
+    (tmp_path / "vit" / "config.json").write_text('{"model_type": "vit"}')
+    said = run("transfer", "--catalog", "absent", "--from", tmp_path / "vit").output
+    assert f"did you mean hf:{tmp_path / 'vit'}?" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("command", ["list", "report", "compare"])
+def test_commands_that_read_runs_look_into_the_usual_store(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    assert "runs holds no run" in run(command).output
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_the_commands_lead_from_raw_files_to_a_table(tmp_path, synthetic_raw, ray_cluster):

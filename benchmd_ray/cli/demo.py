@@ -16,7 +16,7 @@ made: {out}/catalogs of raw files in {out}/raw, runs in {out}/runs
 open: {out}/report/report.html
 next: benchmd list {out}/runs                                the runs, their state and score
       benchmd catalog new NAME --from FOLDER                 data of your own (docs/own_data.md)
-      benchmd bench list                                     open benchmarks to start with (docs)
+      benchmd bench list                                     open benchmarks (`bench show NAME`)
       benchmd run --dry-run                                  the paper's benchmark, and for how long
       benchmd submit -- run --catalog … --store …            on a cluster (docs/cluster.md)"""
 """What the demo ends with: at most ten lines with what comes before."""
@@ -37,12 +37,12 @@ next: benchmd list {out}/runs                                the runs, their sta
 def demo(out: Path, modalities: tuple[str, ...], everything: bool, address: str | None) -> None:
     """Run the benchmark on small synthetic data, in three minutes on two cores.
 
-    From raw files to a report: pretraining, transfer, other hospitals, a search of settings and
-    out-of-distribution detection.
+    From raw files to a report: pretraining, transfer and other hospitals; of the first modality
+    (with --all, ECG) also a search of settings and out-of-distribution detection.
 
     \b
     benchmd demo                      # ECG
-    benchmd demo --modality cxr       # another modality
+    benchmd demo --modality cxr       # another modality, searched instead of ECG
     benchmd demo --all                # all seven, in some minutes more
     """
     from benchmd_ray.service.demo import USUAL

@@ -89,6 +89,8 @@ DATA = FolderType(_location, file_okay=True)
 """A catalog, a file, or a folder of files."""
 STORE = FolderType(_mirror)
 """For every option or argument that names a store or runs; on S3, the folder that mirrors it."""
+RUNS = Path("runs")
+"""The store where none is named."""
 UPSTREAM = UpstreamType(_mirror)
 """For an option that names what a transfer starts from."""
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -261,13 +263,18 @@ def execution_options(command: F) -> F:
         click.option(
             "--store",
             type=STORE,
-            default=Path("runs"),
+            default=RUNS,
             show_default=True,
             help="Folder of all runs (on a cluster, one that all nodes see), or s3://BUCKET/PREFIX.",
         ),
     ):
         command = option(command)
     return command
+
+
+def or_runs(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> Any:
+    """Stores and runs as an argument names them; where it names none, the usual store."""
+    return paths or (RUNS,)
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FOLDER, JSON, STORE, print_json, wandb_options
+from benchmd_ray.cli.options import FOLDER, JSON, STORE, or_runs, print_json, wandb_options
 from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ RESAMPLES = click.option(
 
 
 @main.command()
-@click.argument("paths", type=STORE, nargs=-1, required=True, metavar="RUNS...")
+@click.argument("paths", type=STORE, nargs=-1, callback=or_runs, metavar="[RUNS]...")
 @click.option(
     "--out", type=FOLDER, default=Path("report"), show_default=True, help="Folder for the report."
 )
@@ -58,8 +58,9 @@ def report(
 ) -> None:
     """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
 
-    The folder gets report.html, which needs nothing else, the tables as CSV, Markdown and LaTeX,
-    and the figures. Searches of the stores are reported too, with tuned runs next to the others.
+    Without RUNS it is of the folder runs. The folder gets report.html, which needs nothing else,
+    the tables as CSV, Markdown and LaTeX, and the figures. Searches of the stores are reported too,
+    with tuned runs next to the others.
 
     \b
     benchmd report runs
@@ -175,7 +176,7 @@ def print_table(table: Table | None) -> None:
 
 
 @main.command()
-@click.argument("paths", type=STORE, nargs=-1, required=True, metavar="RUNS...")
+@click.argument("paths", type=STORE, nargs=-1, callback=or_runs, metavar="[RUNS]...")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -187,6 +188,8 @@ def print_table(table: Table | None) -> None:
 @RESAMPLES
 def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resamples: int) -> None:
     """Compare RUNS (run folders or stores) with the numbers that the paper gives.
+
+    Without RUNS it is of the folder runs.
 
     Each cell that both have is shown with the paper's AUROC, ours with its interval, and whether
     the paper's lies inside. Not comparable are runs with other settings than the fixed protocol's,

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import JSON, STORE, print_json
+from benchmd_ray.cli.options import JSON, STORE, or_runs, print_json
 
 
 @main.command("list")
-@click.argument("stores", type=STORE, nargs=-1, required=True, metavar="STORE...")
+@click.argument("stores", type=STORE, nargs=-1, callback=or_runs, metavar="[STORE]...")
 @click.option(
     "--state",
     "states",
@@ -23,6 +23,8 @@ from benchmd_ray.cli.options import JSON, STORE, print_json
 @JSON
 def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: bool) -> None:
     """List the runs of each STORE: state, steps or epochs, seconds worked, score, name.
+
+    Without STORE they are those of the folder runs.
 
     The score is the best on the source's validation records, by which an epoch is kept.
 

@@ -41,6 +41,8 @@ MAX_MANIFEST_BYTES = 2**28
 FORMAT = 6
 """Version of the catalog's layout."""
 MANIFEST = "manifest.json"
+LOOKED_AT, NAMED = 50, 3
+"""Of the folders of one that is not a catalog: how many are looked at, and named at most."""
 AHEAD = 8
 """Shards of S3 that are fetched at once; so many are in memory."""
 REBUILD = "Remove the folder and build the catalog again."
@@ -290,6 +292,12 @@ def _require_allowed(path: Location) -> None:
         )
 
 
+def _catalogs_in(path: Location, folders: Sequence[str]) -> list[Location]:
+    """Some of the catalogs just below a folder; few are looked at, as each may be on S3."""
+    below = [path / name for name in sorted(folders)[:LOOKED_AT]]
+    return [folder for folder in below if read_again(folder / MANIFEST) is not None][:NAMED]
+
+
 def open_catalog(path: Location) -> Catalog:
     """Open a finished catalog.
 
@@ -302,8 +310,14 @@ def open_catalog(path: Location) -> Catalog:
     text = read_again(manifest)
     if text is None:
         state, what = "no catalog", "make one"
-        if SHARDS in entries(path)[1]:
+        folders = entries(path)[1]
+        if SHARDS in folders:
             state, what = "an unfinished catalog", "finish it"
+        elif below := _catalogs_in(path, folders):
+            raise BenchmdError(
+                f"{path} holds no catalog (no {MANIFEST}), but its folders do: name one of them, "
+                f"such as {', '.join(map(str, below))}."
+            )
         raise BenchmdError(
             f"{path} holds {state} (no {MANIFEST}). Run `benchmd catalog build` to {what}."
         )

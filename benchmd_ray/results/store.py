@@ -68,6 +68,8 @@ OPTIONAL: Kinds = {
     "weights": dict,
 }
 """What it may hold besides."""
+CONFIG_BYTES = 2**20
+"""How much of a ``config.json`` is looked at."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ class Run:
     description: dict[str, Any]
     """kind, technique, setting, modality, source with its raw records and options, policy, seed,
     fixed, settings, determinants."""
+
+    def __repr__(self) -> str:
+        """Its folder's name, what it is, and whether it is finished."""
+        names = ("kind", "technique", "setting", "source")
+        about = ", ".join(str(self.description[n]) for n in names if self.description.get(n))
+        return f"<run {self.folder.name}: {about}, {'' if self.finished else 'not '}finished>"
 
     @property
     def finished(self) -> bool:
@@ -268,10 +276,10 @@ def read_run(folder: Path) -> Run:
 def _read(folder: Path) -> Run:
     path = folder / RUN
     if not path.is_file():
-        raise BenchmdError(
-            f"{shown(folder)} is not a run (no {RUN}). Name a folder that `benchmd pretrain` or "
-            "`benchmd transfer` printed."
-        )
+        remedy = "Name a folder that `benchmd pretrain` or `benchmd transfer` printed."
+        if _of_transformers(folder):
+            remedy = f"It is one of transformers: did you mean hf:{shown(folder)}?"
+        raise BenchmdError(f"{shown(folder)} is not a run (no {RUN}). {remedy}")
     remedy = Run(folder, {}).remedy
     run = Run(folder, read_hashed_json(path, remedy, DESCRIBED))
     about = run.description
@@ -294,6 +302,15 @@ def _read(folder: Path) -> Run:
     return run
 
 
+def _of_transformers(folder: Path) -> bool:
+    """Whether a folder has a ``config.json`` as transformers writes it."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"model_type"' in file.read(CONFIG_BYTES)
+
+
 def read_stores(paths: list[Path]) -> Stored[Run]:
     """Runs in these folders, each a run or a store of runs.
 
@@ -311,8 +328,10 @@ def read_stores(paths: list[Path]) -> Stored[Run]:
             continue
         folders = sorted(p.parent for p in path.glob(f"*/{RUN}"))
         if not folders:
+            stores = sorted({run.parent.parent for run in path.glob(f"*/*/{RUN}")})
+            below = f" Did you mean {shown(stores[0])}?" if stores else ""
             raise BenchmdError(
-                f"{shown(path)} holds no run: name a run's folder or a store of runs."
+                f"{shown(path)} holds no run: name a run's folder or a store of runs.{below}"
             )
         for folder in folders:
             try:

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +11,15 @@ from stores import described
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import HISTORY, append, read_history, seconds_worked
-from benchmd_ray.results.store import Busy, open_run, read_run, require_weights, scoring, working
+from benchmd_ray.results.store import (
+    Busy,
+    open_run,
+    read_run,
+    read_stores,
+    require_weights,
+    scoring,
+    working,
+)
 
 
 def test_equal_determinants_give_the_same_folder_and_others_another(tmp_path):
@@ -51,6 +60,23 @@ def test_two_processes_do_not_work_on_one_run(tmp_path, held_elsewhere):
     other.wait()
     with working(run):
         pass
+
+
+def test_a_run_is_shown_by_its_name_and_state(tmp_path):
+    about = {"technique": "mae", "setting": "linear", "source": "ptb-xl"}
+    run = open_run(tmp_path, "r", described() | {"kind": "transfer"} | about)
+    expected = f"<run {run.folder.name}: transfer, mae, linear, ptb-xl, not finished>"
+    assert repr(run) == expected
+    with working(run):
+        pass
+    assert repr(run) == expected.replace("not finished", "finished")
+
+
+def test_a_store_just_below_is_named(tmp_path):
+    open_run(tmp_path / "demo" / "runs", "r", described())
+    found = re.escape("holds no run: name a run's folder or a store of runs. Did you mean ")
+    with pytest.raises(BenchmdError, match=found + re.escape(str(tmp_path / "demo" / "runs"))):
+        read_stores([tmp_path / "demo"])
 
 
 def test_half_written_files_of_a_killed_process_are_removed(tmp_path):
