@@ -71,7 +71,7 @@ class HubNetwork(nn.Module):
         """Make it with random weights.
 
         Raises:
-            BenchmdError: The signal is no image, transformers is not installed or has no such
+            BenchmdError: The signal is not an image, transformers is not installed or has no such
                 network, or the network takes no images.
         """
         super().__init__()
@@ -160,7 +160,7 @@ def load_hub_weights(network: HubNetwork, folder: Path) -> None:
     own = network.network
     with _staged(folder, own.config) as staged, _quiet() as transformers:  # type: ignore[arg-type]
         try:
-            held, info = transformers.AutoModel.from_pretrained(
+            loaded, info = transformers.AutoModel.from_pretrained(
                 staged,
                 config=own.config,
                 local_files_only=True,
@@ -185,7 +185,7 @@ def load_hub_weights(network: HubNetwork, folder: Path) -> None:
             f"{folder} holds {len(foreign)} weights that the network of its {CONFIG} does not "
             f"have, such as {foreign[0]}: expected the config that belongs to them."
         )
-    own.load_state_dict(_without_pooling(held).state_dict())
+    own.load_state_dict(_without_pooling(loaded).state_dict())
     _require_repeatable(network, folder)
 
 
@@ -274,7 +274,7 @@ def _config(text: str, where: str = "encoder.options.config") -> PreTrainedConfi
     """The config of a text, with nothing but what its class of transformers has of its own.
 
     Raises:
-        BenchmdError: It is no JSON object, transformers has none of that type, or refuses its
+        BenchmdError: It is not a JSON object, transformers has none of that type, or refuses its
             values.
     """
     try:
@@ -331,19 +331,19 @@ def _text_of(config: PreTrainedConfig) -> str:
     """A config as JSON: what its class has of its own."""
     with _quiet() as transformers:
         common = transformers.PreTrainedConfig().to_dict().keys()
-    held = {
+    fields = {
         key: value
         for key, value in config.to_dict().items()
         if key not in common and not BARRED.search(key) and _is_plain(value)
     }
-    return json.dumps(held | {"model_type": config.model_type}, sort_keys=True)
+    return json.dumps(fields | {"model_type": config.model_type}, sort_keys=True)
 
 
 def _network(config: PreTrainedConfig) -> nn.Module:
     """The network of a config, with random weights.
 
     Raises:
-        BenchmdError: It is none of images alone.
+        BenchmdError: It takes more than images.
     """
     with _quiet() as transformers:
         try:
@@ -356,7 +356,7 @@ def _network(config: PreTrainedConfig) -> nn.Module:
     if network.main_input_name != "pixel_values":
         raise BenchmdError(
             f"the model_type {config.model_type} takes {network.main_input_name}, expected images "
-            "(pixel_values): save the part for images alone, such as "
+            "(pixel_values): save the part for images, such as "
             "model.vision_model.save_pretrained(…)."
         )
     return network.float()

@@ -10,8 +10,8 @@ from benchmd_ray.signals import GROUPS, Signal
 
 NORMALISATIONS = {
     "record-range": "each record is divided by its own maximum minus minimum",
-    "fixed-range": "a fixed range is mapped onto another, what lies beyond is clipped",
-    "window": "a window is mapped to [0, 1], what lies beyond is clipped",
+    "fixed-range": "a fixed range is mapped onto another, values outside are clipped",
+    "window": "a window is mapped to [0, 1], values outside are clipped",
     "source-statistics": "mean and standard deviation of the training split, per channel",
     "source-mean": "mean of the training split is removed, then divided by a fixed extent",
     "none": "none",

@@ -97,9 +97,9 @@ def transferring(
     if settings.transfer.mode != "knn":
         del determinants["transfer"]["neighbours"]
     else:  # nothing is trained
-        held = determinants["transfer"]
+        stated = determinants["transfer"]
         read = ("mode", "labels", "neighbours", "shuffle_labels")
-        determinants["transfer"] = {name: held[name] for name in read}
+        determinants["transfer"] = {name: stated[name] for name in read}
         whole = settings.transfer.labels == "full" and not settings.transfer.shuffle_labels
         if pretrained is not None and whole:  # nor is anything drawn
             del determinants["seed"]
