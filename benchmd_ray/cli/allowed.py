@@ -153,13 +153,13 @@ class Command(click.Command):
 
 def _named(params: Mapping[str, Any]) -> Iterator[str]:
     """What could be an import path among the values of parameters."""
-    from benchmd_ray.ssl import OWN
+    from benchmd_ray.ssl import HUB, OWN
 
     for key in NAMES:
         given = params.get(key) or ()
         for text in given if isinstance(given, tuple) else (str(given),):
             name = text.rpartition("=")[2].strip()
-            if ":" in name:
+            if ":" in name and not name.startswith(HUB):  # a folder
                 yield name.removeprefix(OWN)
     for key in FILES:
         path = params.get(key)

@@ -8,13 +8,14 @@ a run as they are, which transfers start from.
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.imagenet import StartWeights, imagenet_weights
-from benchmd_ray.models.networks import PART_OF
-from benchmd_ray.plugins import IMPORT_PATH
+from benchmd_ray.models.networks import KIND, PART_OF
+from benchmd_ray.plugins import GROUPS, IMPORT_PATH
 from benchmd_ray.settings import EncoderSettings
 from benchmd_ray.signals import Signal
 from benchmd_ray.ssl import HUB, OWN, technique_named
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 
 def brought_name(text: str) -> str | None:
     """The technique that a user names: by its own name or, of a function, by its import path."""
-    if text.startswith((HUB, OWN)):
+    installed = text.removeprefix(OWN) in entry_points(group=GROUPS[KIND]).names
+    if text.startswith(HUB) or (text.startswith(OWN) and installed):
         return text
-    return OWN + text if IMPORT_PATH.fullmatch(text) else None
+    if IMPORT_PATH.fullmatch(text):  # also of a module that is called model
+        return OWN + text
+    return text if text.startswith(OWN) else None
 
 
 def technique_label(technique: str) -> str:

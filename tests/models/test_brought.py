@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from benchmd_ray import plugins
+from benchmd_ray.cli.allowed import _named
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models import hub_networks
 from benchmd_ray.models.encoder import make_encoder
@@ -215,6 +216,19 @@ def test_a_function_makes_a_network_with_its_weights(tmp_path, monkeypatch):
     network, again = brought(technique, signal)
     assert start.sha256 == again.sha256  # random weights come from a seed
     assert network(images(signal)).shape == (3, network.width) == (3, 4)
+
+
+def test_a_module_may_be_called_model():
+    assert brought_name("model:build") == "model:model:build"
+    assert brought_name("model:model:build") == "model:model:build"
+    assert brought_name("my_models:build") == "model:my_models:build"
+    assert brought_name("hf:vit") == "hf:vit"
+
+
+def test_a_folder_allows_no_module_of_its_name(monkeypatch):
+    monkeypatch.setenv(plugins.ALLOWED, "")
+    given = {"upstream": "hf:vit", "techniques": ("hf:vit", "model:my_models:build")}
+    assert list(_named(given)) == ["my_models:build"]
 
 
 @pytest.mark.parametrize("text", ["runs/pretrain-ecg-mae-1", "s3://bucket/runs", "C:\\runs"])
