@@ -278,7 +278,7 @@ def test_a_job_that_cannot_work_is_refused_before_anything_starts(make_job, monk
     monkeypatch.setattr(module, "_launch_on_ray", pytest.fail)
     with pytest.raises(BenchmdError, match=r"batch_size is 7 and execution\.workers 2"):
         launch(make_job("a", "execution.workers=2", "pretrain.batch_size=7", technique="mae"))
-    with pytest.raises(BenchmdError, match=r"linear evaluation .* runs on one worker"):
+    with pytest.raises(BenchmdError, match=r"mode=linear encodes each .* runs on one worker"):
         launch(make_job("b", "execution.workers=2", "transfer.mode=linear"))
 
 
